@@ -1,0 +1,51 @@
+"""The layers: parameters, buffers, training and evaluation, masks; one family a file."""
+
+from powernorm.norms.base import BatchStatisticsNorm, Norm
+from powernorm.norms.batch import BatchNorm, PowerNormV
+from powernorm.norms.masks import current_padding_mask, padding_mask
+from powernorm.norms.models import penalty, rescale_backward_statistics
+from powernorm.norms.moving_average import MovingAverageBatchNorm
+from powernorm.norms.power import PowerNorm
+from powernorm.norms.registry import NORMS, NormInfo, build_norm, check_norm_options, norm_info
+from powernorm.norms.regularized import RegularizedBatchNorm
+from powernorm.norms.renorm import BatchRenorm
+from powernorm.norms.token import (
+    AdaNorm,
+    DetachNorm,
+    DynamicTanh,
+    GroupNorm,
+    GroupScaling,
+    Identity,
+    LayerNorm,
+    RMSNorm,
+    SimpleLayerNorm,
+)
+
+__all__ = [
+    "NORMS",
+    "AdaNorm",
+    "BatchNorm",
+    "BatchRenorm",
+    "BatchStatisticsNorm",
+    "DetachNorm",
+    "DynamicTanh",
+    "GroupNorm",
+    "GroupScaling",
+    "Identity",
+    "LayerNorm",
+    "MovingAverageBatchNorm",
+    "Norm",
+    "NormInfo",
+    "PowerNorm",
+    "PowerNormV",
+    "RMSNorm",
+    "RegularizedBatchNorm",
+    "SimpleLayerNorm",
+    "build_norm",
+    "check_norm_options",
+    "current_padding_mask",
+    "norm_info",
+    "padding_mask",
+    "penalty",
+    "rescale_backward_statistics",
+]

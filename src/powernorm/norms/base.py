@@ -1,0 +1,305 @@
+"""The contract of every norm, and what the norms with batch statistics share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms.arguments import Variant, check_groups, check_share, feature_count
+from powernorm.norms.masks import check_padding_mask, current_padding_mask
+from powernorm.norms.recomputation import CallRecords
+from powernorm.ops.moments import Moments
+from powernorm.ops.processes import group_name_of
+from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
+from powernorm.ops.reference.token import group_scaling
+
+
+class Norm(nn.Module):
+    """A normalisation over the last dimension: (..., C) in and out, same dtype.
+
+    Args:
+        num_features: C, an integer or a 1-tuple as torch's `normalized_shape`.
+        eps: added inside the root, > 0.
+    """
+
+    num_features: int
+    eps: float
+
+    def __init__(self, num_features: int | tuple[int, ...], eps: float) -> None:
+        super().__init__()
+        self.num_features = feature_count(num_features)
+        if not eps > 0:
+            raise InputError(f"eps is {eps!r}, expected a number above 0, for example 1e-5")
+        self.eps = eps
+
+    @property
+    def is_static(self) -> bool:
+        """Is the layer in evaluation an affine map per feature, which can be folded away?"""
+        return False
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """(a, c) with `y = a ⊙ x + c` in evaluation, each (C,) in float64.
+
+        Raises:
+            InputError: the layer is not static.
+        """
+        raise InputError(
+            f"{type(self).__name__} depends on each token in evaluation: it is no affine map per "
+            "feature and cannot be folded"
+        )
+
+    def check_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
+        """Raise an InputError unless input and mask fit the layer."""
+        if x.ndim == 0 or x.shape[-1] != self.num_features:
+            raise InputError(
+                f"{type(self).__name__} was built for {self.num_features} features in the last "
+                f"dimension, got an input of shape {tuple(x.shape)}"
+            )
+        if not x.is_floating_point():
+            raise InputError(
+                f"{type(self).__name__} got an input of dtype {x.dtype}, expected a floating "
+                "point type: convert with x.float()"
+            )
+        if padding_mask is not None:
+            check_padding_mask(padding_mask, x)
+
+
+class AffineNorm(Norm):
+    """A norm with learned γ (`weight`) and β (`bias`), each (C,), or neither."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        eps: float,
+        affine: bool,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(num_features, eps)
+        shape = (self.num_features,)
+        if affine:
+            self.weight = nn.Parameter(torch.ones(shape, device=device, dtype=dtype))
+        else:
+            self.register_parameter("weight", None)
+        if affine and bias:
+            self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+
+    def scale_and_shift(self, y: Tensor) -> Tensor:
+        """γ ⊙ y + β in the type of y; y itself without γ and β."""
+        if self.weight is None:
+            return y
+        return scale_and_shift(y.to(accumulation_dtype(y)), self.weight, self.bias).to(y.dtype)
+
+    def reset_parameters(self) -> None:
+        """γ to 1, β to 0."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        """Features, eps and whether γ and β are learned."""
+        return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
+
+
+class BatchStatisticsNorm(AffineNorm):
+    """What the norms with statistics over the valid tokens of a batch share.
+
+    Subclasses name their buffers and compute; here are groups, masks, processes, the types of
+    buffers and the counters.
+
+    Args:
+        num_features: C.
+        eps: added inside the root.
+        momentum: weight of the new batch in running statistics, in (0, 1].
+        affine: learn γ and β.
+        groups: GroupScaling with this many groups in front of the norm; None leaves it out.
+        sync: take statistics over all processes of the group.
+        process_group: the group; None is the default one where torch.distributed runs.
+        device: of parameters and buffers.
+        dtype: of parameters; buffers are float32, or float64 for float64 parameters.
+
+    State:
+        num_batches_tracked: batches that moved the running statistics, 0-d int64.
+        num_nonfinite_batches: batches of which some feature's statistics were NaN or infinite and
+            were left out, 0-d int64.
+    """
+
+    centered: bool = True
+    variant: Variant = "paper"
+    num_batches_tracked: Tensor
+    num_nonfinite_batches: Tensor
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        eps: float,
+        momentum: float,
+        affine: bool,
+        groups: int | None,
+        sync: bool,
+        process_group: dist.ProcessGroup | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, True, device, dtype)
+        self.momentum = check_share("momentum", momentum)
+        self.groups = check_groups(groups, self.num_features)
+        self.sync = sync
+        self.process_group = process_group
+        self._records = CallRecords()
+        self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        for name in ("num_batches_tracked", "num_nonfinite_batches"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
+
+    def add_statistic(self, name: str, value: float, device: Any, *leading: int) -> None:
+        """Register a running statistic of shape (*leading, C), starting at `value`."""
+        shape = (*leading, self.num_features)
+        self.register_buffer(
+            name, torch.full(shape, value, dtype=self._buffer_dtype, device=device)
+        )
+
+    @property
+    def is_static(self) -> bool:
+        """True without GroupScaling."""
+        return self.groups is None
+
+    @property
+    def group_name(self) -> str:
+        """Name of the process group that shares statistics, `""` for none."""
+        return group_name_of(self.process_group, self.sync)
+
+    def batch_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
+        """Moments of what the layer normalises, over the valid tokens of this process.
+
+        Args:
+            x: the layer's input, (..., C).
+            padding_mask: True = padding; None means the mask of the scope.
+        """
+        mask = padding_mask if padding_mask is not None else current_padding_mask()
+        with torch.no_grad():
+            return Moments.of(self.scaled(x), mask)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """The input after GroupScaling, where the layer has it."""
+        return x if self.groups is None else group_scaling(x, self.groups, self.eps)
+
+    def prepare(
+        self, x: Tensor, padding_mask: Tensor | None, *state: Tensor
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """Check a call and give (input after GroupScaling, mask, state to normalise by)."""
+        mask = padding_mask if padding_mask is not None else current_padding_mask()
+        self.check_input(x, mask)
+        if self.training and not torch.compiler.is_compiling():
+            mask, state = self._records.replay(x, mask, state)
+        return self.scaled(x), mask, state
+
+    @property
+    def floor(self) -> bool:
+        """Is eps a floor of the second moment (released) rather than added to it (paper)?"""
+        return self.variant == "released"
+
+    def hide_padding(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """The input; the released variants with a floor set padding to 0 before anything else."""
+        if not self.floor or padding_mask is None:
+            return x
+        return x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
+
+    def reset_running_stats(self) -> None:
+        """Running statistics and counters back to their start."""
+        self.num_batches_tracked.zero_()
+        self.num_nonfinite_batches.zero_()
+
+    def reset_parameters(self) -> None:
+        """γ, β and the running statistics back to their start."""
+        super().reset_parameters()
+        self.reset_running_stats()
+
+    @torch.no_grad()
+    def move_statistics(
+        self, present: Tensor, *updates: tuple[Tensor, Tensor, float | Tensor]
+    ) -> None:
+        """Move buffers towards new values where those are finite, and count.
+
+        Args:
+            present: 0-d bool; False leaves all as it was (no valid token, or a recomputation).
+            updates: (buffer, new value, weight of the new value).
+        """
+        nonfinite = torch.zeros_like(present)
+        for buffer, value, weight in updates:
+            finite = torch.isfinite(value)
+            moved = buffer + weight * (value.to(buffer.dtype) - buffer)
+            buffer.copy_(torch.where(finite & present, moved, buffer))
+            nonfinite = nonfinite | ~finite.all()
+        # In place: rebinding fails in a compiled and checkpointed region.
+        self.num_batches_tracked.add_(present)
+        self.num_nonfinite_batches.add_(present & nonfinite)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # An average with momentum 0.01 stalls in bfloat16: buffers stay float32 through .half().
+        wide = {
+            name: buffer
+            for name, buffer in self._buffers.items()
+            if buffer is not None and buffer.is_floating_point()
+        }
+        super()._apply(fn, recurse)
+        for name, before in wide.items():
+            after = cast(Tensor, self._buffers[name])
+            if after.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = (
+                    torch.empty_like(before, device=after.device)
+                    if before.is_meta or after.is_meta
+                    else before.to(after.device)
+                )
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        self.adopt_keys(state_dict, prefix)
+        # torch's BatchNorm and the released layers have no such counter.
+        state_dict.setdefault(f"{prefix}num_nonfinite_batches", self.num_nonfinite_batches)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """Rename, in place, what a checkpoint of a released layer calls otherwise."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # A process group cannot be copied; the copy uses the same one.
+        memo[id(self.process_group)] = self.process_group
+        reduced = cast(tuple[Any, ...], self.__reduce_ex__(4))
+        from copy import deepcopy
+
+        copied = reduced[0](*reduced[1])
+        memo[id(self)] = copied
+        copied.__setstate__(deepcopy(reduced[2], memo))
+        return cast(Self, copied)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_records"] = CallRecords()
+        return state
+
+    def extra_repr(self) -> str:
+        """Features, eps, momentum, affine, groups."""
+        groups = "" if self.groups is None else f", groups={self.groups}"
+        return f"{super().extra_repr()}, momentum={self.momentum}{groups}"
+
+
+def rename_key(
+    state_dict: dict[str, Tensor], old: str, new: str, shape: tuple[int, ...], factor: float = 1.0
+) -> None:
+    """Move an entry to another key, shape and scale, where the old key is there."""
+    if old in state_dict:
+        value = state_dict.pop(old)
+        state_dict[new] = value.reshape(shape) * factor if factor != 1.0 else value.reshape(shape)

@@ -1,0 +1,202 @@
+"""BatchNorm and PowerNormV: statistics of the batch, exact gradient."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from powernorm.norms.arguments import Variant, check_variant
+from powernorm.norms.base import rename_key
+from powernorm.norms.families import CenteredNorm, UncenteredNorm
+
+
+class BatchNorm(CenteredNorm):
+    """Batch normalisation over the valid tokens of a batch (Ioffe and Szegedy 2015).
+
+    In training `y = γ (x - μ_B)/sqrt(σ²_B + eps) + β`, with mean and biased variance per feature
+    over all valid tokens (Shen et al. 2020, Algorithm 1; Wang et al. 2022, eq. 1-3) and the exact
+    gradient through both; in evaluation the running statistics take their place. Padded
+    positions get the same affine map and add nothing to a statistic.
+
+    Args:
+        num_features: C.
+        eps: added to the variance.
+        momentum: weight of the new batch in the running statistics, in (0, 1].
+        affine: learn γ and β.
+        groups: GroupScaling with this many groups in front; None leaves it out.
+        variant: `paper`, or `released` for the behaviour of Wang et al.'s code: padding is set to
+            0 before anything else, eps is a floor of the variance, the running variance divides
+            by M (there with momentum 0.05).
+        sync: statistics over all processes (as SyncBatchNorm).
+        process_group: the processes; None is the default group where torch.distributed runs.
+        device: of parameters and buffers.
+        dtype: of parameters.
+
+    Shape:
+        x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
+
+    Raises:
+        InputError: sizes, types or arguments that do not fit.
+
+    State:
+        running_mean, running_var (M - 1, as torch), num_batches_tracked, num_nonfinite_batches;
+        moved in the training-mode forward, once a micro-batch, not by a recomputed forward. A
+        batch without valid tokens is normalised by the running statistics and moves nothing; a
+        feature whose statistics are not finite keeps its running ones.
+
+    Numerics:
+        Statistics in float32 (float64 for float64 input), variance in two passes.
+
+    Distributed:
+        One all-reduce of (n, Σx, Σx²) in float64 in the forward, one of the gradient's sums in
+        the backward; ranks may hold different numbers of tokens, or none.
+
+    >>> norm = BatchNorm(4)
+    >>> y = norm(torch.randn(2, 3, 4))
+    >>> norm.is_static
+    True
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        groups: int | None = None,
+        variant: Variant = "paper",
+        sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            groups=groups,
+            sync=sync,
+            process_group=process_group,
+            device=device,
+            dtype=dtype,
+        )
+        self.variant = check_variant(variant)
+        self.add_statistics(device)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C); see the class."""
+        if not self.training:
+            return self.evaluate(x, padding_mask)
+        x, mask, _ = self.prepare(x, padding_mask)
+        y, mean, var, count, _, _, _, fresh, _ = torch.ops.powernorm.batch_norm(
+            self.hide_padding(x, mask),
+            mask,
+            self.weight,
+            self.bias,
+            self.running_mean,
+            self.running_var,
+            None,
+            None,
+            self.eps,
+            self.floor,
+            self.group_name,
+        )
+        self.move_statistics(
+            fresh,
+            (self.running_mean, mean.detach(), self.momentum),
+            (self.running_var, self.running_target(var.detach(), count), self.momentum),
+        )
+        return y  # type: ignore[no-any-return]
+
+
+class PowerNormV(UncenteredNorm):
+    """PowerNorm-V: BatchNorm without the mean (Shen et al. 2020, Definition 1, eq. 4-6).
+
+    In training `y = γ x/sqrt(ψ_B² + eps) + β` with `ψ_B²` the mean of x² per feature over the valid
+    tokens, and the exact gradient; in evaluation running ψ² takes its place.
+
+    Args:
+        num_features: C.
+        eps: added to ψ².
+        momentum: weight of the new batch in ψ², in (0, 1]; the paper's 1 - α.
+        affine: learn γ and β.
+        groups: GroupScaling with this many groups in front (Shen et al., App. A); None without.
+        variant: `paper`, or `released`: padding is set to 0 before anything else and eps is a
+            floor of ψ² (there with momentum 0.05).
+        sync: statistics over all processes.
+        process_group: the processes; None is the default group where torch.distributed runs.
+        device: of parameters and buffers.
+        dtype: of parameters.
+
+    Shape:
+        x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
+
+    State:
+        running_second_moment (ψ²), num_batches_tracked, num_nonfinite_batches, moved in the
+        training-mode forward as BatchNorm's.
+
+    >>> norm = PowerNormV(4)
+    >>> y = norm(torch.randn(2, 3, 4))
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        groups: int | None = None,
+        variant: Variant = "paper",
+        sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            groups=groups,
+            sync=sync,
+            process_group=process_group,
+            device=device,
+            dtype=dtype,
+        )
+        self.variant = check_variant(variant)
+        self.add_statistic("running_second_moment", 1.0, device)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C); see the class."""
+        if not self.training:
+            return self.evaluate(x, padding_mask)
+        x, mask, _ = self.prepare(x, padding_mask)
+        y, _, second_moment, _, _, _, _, fresh, _ = torch.ops.powernorm.batch_norm(
+            self.hide_padding(x, mask),
+            mask,
+            self.weight,
+            self.bias,
+            None,
+            self.running_second_moment,
+            None,
+            None,
+            self.eps,
+            self.floor,
+            self.group_name,
+        )
+        update = (self.running_second_moment, second_moment.detach(), self.momentum)
+        self.move_statistics(fresh, update)
+        return y  # type: ignore[no-any-return]
+
+    def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """The released layer calls ψ² `running_var`."""
+        rename_key(
+            state_dict,
+            f"{prefix}running_var",
+            f"{prefix}running_second_moment",
+            (self.num_features,),
+        )

@@ -1,0 +1,126 @@
+"""State that moves in the backward: the layers whose training reads their running statistics.
+
+Such a layer hands its op a *carrier*: a leaf tensor that is neither parameter nor buffer and takes
+no part in the result. The op's backward returns the sums of the batch as the carrier's gradient,
+autograd adds them over all uses of the layer, and a hook on the leaf, run once a backward, reduces
+them over the processes and moves the buffers, outside op and graph. A forward alone therefore
+changes nothing, so a recomputed forward (activation checkpointing) sees what the first one saw,
+in eager and compiled mode alike.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from powernorm.norms.base import BatchStatisticsNorm
+from powernorm.ops.processes import all_reduce_sum
+
+
+class BackwardStateNorm(BatchStatisticsNorm):
+    """A batch-statistics norm whose buffers move in the backward.
+
+    Limits: a training-mode forward without a backward changes no state; `torch.autograd.grad`
+    with respect to other tensors does not either; a layer used several times inside *reentrant*
+    activation checkpointing moves its statistics once a use.
+    """
+
+    num_sums: int
+    """Rows of the carrier: how many (C,) sums the op's backward delivers."""
+
+    _carrier: Tensor
+    _stage: int
+
+    @property
+    def thresholds(self) -> tuple[int, ...]:
+        """Numbers of tracked batches at which the layer's behaviour changes, ascending."""
+        return ()
+
+    @abstractmethod
+    def absorb(self, sums: Tensor) -> None:
+        """Move the buffers by one step.
+
+        Args:
+            sums: (num_sums, C) float64, over all uses and processes.
+        """
+
+    def arm(self) -> None:
+        """Make the carrier and its hook; at the end of a subclass's constructor."""
+        device = self.num_batches_tracked.device
+        carrier = torch.zeros(
+            (self.num_sums, self.num_features),
+            dtype=torch.float64,
+            device=device,
+            requires_grad=True,
+        )
+        layer = weakref.ref(self)
+        carrier.register_post_accumulate_grad_hook(lambda leaf: _deliver(layer, leaf))
+        self._carrier = carrier
+        self._recount()
+
+    def carrier_for(self, x: Tensor) -> Tensor | None:
+        """The carrier for a forward, None where no backward will come through here."""
+        if not torch.compiler.is_compiling():
+            if self._carrier.device != x.device:
+                self.arm()
+            elif self._counter is not self.num_batches_tracked:
+                self._recount()  # a loader put another tensor in the buffer's place
+        reaches = x.requires_grad or (self.weight is not None and self.weight.requires_grad)
+        return self._carrier if self.training and torch.is_grad_enabled() and reaches else None
+
+    @property
+    def stage(self) -> int:
+        """How many thresholds have been passed: a mirror on the host, so no sync is needed."""
+        return self._stage
+
+    def advance(self) -> None:
+        """Count one step in the mirror; the last thing a subclass's `absorb` does."""
+        self._steps += 1
+        if self._stage < len(self.thresholds) and self._steps >= self.thresholds[self._stage]:
+            # Steps without a valid token do not count. The mirror may run ahead of the buffer,
+            # never behind, so one look at the threshold keeps the two together.
+            self._recount()
+
+    def _recount(self) -> None:
+        self._counter = self.num_batches_tracked
+        self._steps = 0 if self._counter.is_meta else int(self._counter)
+        self._stage = sum(self._steps >= threshold for threshold in self.thresholds)
+
+    def reset_running_stats(self) -> None:
+        """Running statistics and counters back to their start."""
+        super().reset_running_stats()
+        self._recount()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.arm()
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._recount()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        for name in ("_carrier", "_counter"):
+            state.pop(name)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.arm()
+
+
+def _deliver(layer: weakref.ref[BackwardStateNorm], leaf: Tensor) -> None:
+    sums, leaf.grad = leaf.grad, None
+    norm = layer()
+    if norm is None or sums is None:
+        return
+    with torch.no_grad():
+        norm.absorb(all_reduce_sum(sums.detach(), norm.group_name))
+        norm.advance()

@@ -1,0 +1,72 @@
+"""Functions over all norms of a model: the penalty of RBN, the units of the backward statistics."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms.moving_average import MovingAverageBatchNorm
+from powernorm.norms.power import PowerNorm
+from powernorm.norms.regularized import RegularizedBatchNorm
+
+Reduction = Literal["mean", "token_sum"]
+
+
+def penalty(
+    model: nn.Module, reduction: Reduction = "mean", num_tokens: int | Tensor | None = None
+) -> Tensor:
+    """The penalty of all RegularizedBatchNorm layers, in the units of the loss it is added to.
+
+    λ of Wang et al. 2022 belongs to a cross entropy *summed* over tokens. Added to a mean it has
+    to be divided by the number of tokens: at 4,096 tokens λ = 60 is 0.015.
+
+    Args:
+        model: any module; layers that appear twice count once.
+        reduction: how the loss is reduced: `mean` over tokens (the usual trainer) or `token_sum`.
+        num_tokens: tokens that the mean is taken over (of all processes); needed for `mean`, not
+            used for `token_sum`.
+
+    Returns:
+        0-d tensor to add to the loss, once an update; zero where the model has no such layer.
+
+    Raises:
+        InputError: `mean` without num_tokens; a layer without a training-mode forward before; a
+            forward inside reentrant activation checkpointing.
+    """
+    if reduction not in ("mean", "token_sum"):
+        raise InputError(f"reduction is {reduction!r}, expected 'mean' or 'token_sum'")
+    terms = [m.penalty() for m in model.modules() if isinstance(m, RegularizedBatchNorm)]
+    if not terms:
+        return torch.zeros(())
+    total = torch.stack([term.to(terms[0].device) for term in terms]).sum()
+    if reduction == "token_sum":
+        return total
+    if num_tokens is None:
+        raise InputError(
+            "reduction='mean' needs num_tokens, the number of tokens that the loss is the mean "
+            "of; for a loss summed over tokens pass reduction='token_sum'"
+        )
+    return total / num_tokens
+
+
+def rescale_backward_statistics(model: nn.Module, factor: float) -> None:
+    """Multiply the running gradient statistics (ν) of all layers by a factor.
+
+    ν is in units of the loss. Call this when those units change: when a loss scale doubles pass
+    2, when a loss that was a sum becomes a mean over N tokens pass 1/N.
+
+    Args:
+        model: any module.
+        factor: new unit over old unit, a finite number above 0.
+
+    Raises:
+        InputError: a factor that is not finite or not above 0.
+    """
+    if not 0 < factor < float("inf"):
+        raise InputError(f"factor is {factor!r}, expected a finite number above 0")
+    for module in model.modules():
+        if isinstance(module, PowerNorm | MovingAverageBatchNorm):
+            module.rescale_backward_statistics(factor)

@@ -1,0 +1,161 @@
+"""MABN: statistics of the last K batches, forward and backward."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from powernorm.norms.arguments import check_count
+from powernorm.norms.base import rename_key
+from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.families import UncenteredNorm
+
+
+class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
+    """Moving Average Batch Normalization (Yan et al. 2020), over the valid tokens.
+
+    Forward `z = x/sqrt(χ + eps)`, `y = γ r z + β`, with χ the mean of ψ_B² over the last `window`
+    batches, this one included, and r the ratio of χ's root to the running root, clipped to
+    [1/5, 5] and constant in the backward. Backward `∂L/∂x = (g r - z m)/sqrt(χ + eps)` with m the
+    mean of mean(g r z) over the same window. In the first `window` steps and the warm-up the
+    batch's own statistics are used. The original also centres the weight of the layer that feeds
+    the norm, which is not this layer's business.
+
+    Args:
+        num_features: C.
+        window: K ≥ 1, number of batches averaged.
+        momentum: weight of χ in the slow running ψ², in (0, 1].
+        warmup_steps: steps with the batch's own statistics (at least `window`).
+        ratio_start: steps with r = 1 (at least the warm-up); 1,000 in the released code.
+        eps: added to χ.
+        affine: learn γ and β.
+        groups: GroupScaling with this many groups in front; None leaves it out (Wang et al. 2022
+            found MABN unstable without it).
+        sync: statistics over all processes.
+        process_group: the processes; None is the default group where torch.distributed runs.
+        device: of parameters and buffers.
+        dtype: of parameters.
+
+    Shape:
+        x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
+
+    State:
+        running_second_moment (C,), window_second_moment and window_gradient_moment (K, C) newest
+        last, counters; moved in the *backward*. window_gradient_moment is in units of the loss:
+        see `rescale_backward_statistics`.
+
+    >>> norm = MovingAverageBatchNorm(4, window=8, warmup_steps=100)
+    >>> norm(torch.randn(2, 3, 4)).sum().backward()
+    """
+
+    num_sums = 3
+    window_second_moment: Tensor
+    window_gradient_moment: Tensor
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        window: int = 16,
+        momentum: float = 0.02,
+        warmup_steps: int = 100,
+        ratio_start: int = 1000,
+        eps: float = 1e-5,
+        affine: bool = True,
+        groups: int | None = None,
+        sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            groups=groups,
+            sync=sync,
+            process_group=process_group,
+            device=device,
+            dtype=dtype,
+        )
+        self.window = check_count("window", window, 1)
+        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.ratio_start = check_count("ratio_start", ratio_start, 0)
+        self.add_statistic("running_second_moment", 1.0, device)
+        self.add_statistic("window_second_moment", 1.0, device, window)
+        self.add_statistic("window_gradient_moment", 0.0, device, window)
+        self.arm()
+
+    @property
+    def thresholds(self) -> tuple[int, ...]:
+        """End of own statistics (t ≤ K or t < warm-up), start of r."""
+        own = max(self.window, self.warmup_steps - 1)
+        return own, max(own, self.ratio_start, self.warmup_steps)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C); see the class."""
+        if not self.training:
+            return self.evaluate(x, padding_mask)
+        x, mask, state = self.prepare(
+            x,
+            padding_mask,
+            self.running_second_moment,
+            self.window_second_moment,
+            self.window_gradient_moment,
+        )
+        y, *_ = torch.ops.powernorm.moving_average_norm(
+            x,
+            mask,
+            self.weight,
+            self.bias,
+            *state,
+            self.carrier_for(x),
+            self.eps,
+            self.stage == 0,
+            self.stage == 2,
+            self.group_name,
+        )
+        return y  # type: ignore[no-any-return]
+
+    def absorb(self, sums: Tensor) -> None:
+        """One step of windows and running ψ² from (n, Σx², Σ g r z)."""
+        count, squares, products = sums.unbind()
+        size = count.clamp(min=1)
+        batch = squares / size
+        second = torch.cat([self.window_second_moment[1:], batch[None]])
+        gradient = torch.cat([self.window_gradient_moment[1:], (products / size)[None]])
+        used = batch if self.stage == 0 else second.mean(0)
+        self.move_statistics(
+            count.amax() > 0,
+            (self.running_second_moment, used, self.momentum),
+            # A feature whose batch was not finite keeps its whole window.
+            (self.window_second_moment, second + 0 * batch, 1.0),
+            (self.window_gradient_moment, gradient + 0 * products, 1.0),
+        )
+
+    def reset_running_stats(self) -> None:
+        """ψ² to 1, windows and counters to their start."""
+        self.window_second_moment.fill_(1)
+        self.window_gradient_moment.zero_()
+        super().reset_running_stats()
+
+    def rescale_backward_statistics(self, factor: float) -> None:
+        """Multiply the gradient window, which is in units of the loss, by a factor."""
+        self.window_gradient_moment.mul_(factor)
+
+    def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """`running_var`, `buffer_x2`, `buffer_gz` and `iters` of the released layer."""
+        features = (self.num_features,)
+        windows = (self.window, *features)
+        rename_key(
+            state_dict, f"{prefix}running_var", f"{prefix}running_second_moment", features
+        )
+        for old, new in (("buffer_x2", "second"), ("buffer_gz", "gradient")):
+            rename_key(state_dict, f"{prefix}{old}", f"{prefix}window_{new}_moment", windows)
+        rename_key(state_dict, f"{prefix}iters", f"{prefix}num_batches_tracked", ())
+
+    def extra_repr(self) -> str:
+        """Features, window and warm-up."""
+        return f"{super().extra_repr()}, window={self.window}, warmup_steps={self.warmup_steps}"

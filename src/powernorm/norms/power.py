@@ -1,0 +1,230 @@
+"""PowerNorm: normalise by the running quadratic mean, in training too."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.norms.arguments import Variant, check_count, check_share, check_variant
+from powernorm.norms.base import rename_key
+from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.families import UncenteredNorm
+
+Decay = Literal["plain", "floored"]
+
+
+class PowerNorm(UncenteredNorm, BackwardStateNorm):
+    """PowerNorm (Shen et al. 2020, Definition 3, Algorithm 2, eq. 8-13).
+
+    Forward `y = γ x/sqrt(ψ² + eps) + β` with the *running* quadratic mean ψ², backward
+    `∂L/∂x = (g - ν x̂)/sqrt(ψ² + eps)` with `g = γ ∂L/∂y` and the running moment ν of `g x̂`. After
+    each step, over valid tokens, `ψ² += m (mean x² - ψ²)` and
+    `ν ← ν (1 - m_b Γ) + m_b Λ` with `Γ = mean x̂²`, `Λ = mean g x̂`. During the first
+    `warmup_steps` steps the batch's own ψ_B takes the place of ψ, and ψ² is the plain average of
+    ψ_B² so far (App. A). The backward is on purpose not the forward's derivative.
+
+    Args:
+        num_features: C.
+        eps: added to ψ².
+        momentum: weight m of the new batch in ψ², in (0, 1]; the paper's 1 - α forward.
+        backward_momentum: m_b, the paper's 1 - α backward.
+        warmup_steps: steps with the batch's own statistics; the paper sets it to the warm-up of
+            the learning rate. Make it a fraction of a short run.
+        groups: GroupScaling with this many groups in front (the paper's layer-scale). None leaves
+            it out: then the layer is static in evaluation, but plain PowerNorm can break down;
+            stabilise it with `max_ratio` or `decay="floored"`.
+        max_ratio: keep the ψ used within [ψ_B/r, r ψ_B] (r = 5 as in MABN); costs a second pass
+            and a collective in the forward. None leaves it unbounded.
+        decay: `floored` keeps ν's factor 1 - m_b Γ at 0 or above, at no cost; `plain` is the
+            paper's. None means floored where `max_ratio` is set, else plain. While neither bound
+            is active the layer is the paper's to the last bit.
+        affine: learn γ and β.
+        variant: `paper`, or `released` for what the published code computes: the batch's ψ_B
+            divides every gradient, ψ² takes two updates a warm-up step, and the gradient moments
+            count padding.
+        sync: statistics over all processes.
+        process_group: the processes; None is the default group where torch.distributed runs.
+        device: of parameters and buffers.
+        dtype: of parameters.
+
+    Shape:
+        x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
+
+    Raises:
+        InputError: sizes, types or arguments that do not fit.
+
+    State:
+        running_second_moment (ψ², starts at 1), running_gradient_moment (ν, starts at 0),
+        num_batches_tracked, num_nonfinite_batches; all move in the *backward*. A training-mode
+        forward alone changes nothing (re-estimate statistics with `calibrate`). ν is in units of
+        the loss: see `rescale_backward_statistics`.
+
+    Numerics:
+        Sums in float32 per batch, merged in float64. No valid token: ψ is used, nothing moves.
+
+    Distributed:
+        One all-reduce of the sums in the backward; none in the forward after the warm-up
+        (unless `max_ratio`).
+
+    Fidelity:
+        Golden data of both variants are reproduced to 1e-10 in float64.
+
+    >>> norm = PowerNorm(8, warmup_steps=100)
+    >>> norm(torch.randn(2, 3, 8)).sum().backward()
+    >>> int(norm.num_batches_tracked)
+    1
+    """
+
+    num_sums = 5
+    running_gradient_moment: Tensor
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        backward_momentum: float = 0.1,
+        warmup_steps: int = 4000,
+        groups: int | None = 1,
+        max_ratio: float | None = None,
+        decay: Decay | None = None,
+        affine: bool = True,
+        variant: Variant = "paper",
+        sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            groups=groups,
+            sync=sync,
+            process_group=process_group,
+            device=device,
+            dtype=dtype,
+        )
+        self.variant = check_variant(variant)
+        self.backward_momentum = check_share("backward_momentum", backward_momentum)
+        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.max_ratio = _check_ratio(max_ratio)
+        self.decay = _check_decay(decay, max_ratio)
+        if variant == "released" and (self.max_ratio is not None or self.decay == "floored"):
+            raise InputError(
+                "variant='released' reproduces the published layer and cannot be stabilised: "
+                "drop max_ratio and decay, or take variant='paper'"
+            )
+        self.add_statistic("running_second_moment", 1.0, device)
+        self.add_statistic("running_gradient_moment", 0.0, device)
+        self.arm()
+
+    @property
+    def floor(self) -> bool:
+        """False: both variants add eps to ψ²."""
+        return False
+
+    @property
+    def thresholds(self) -> tuple[int, ...]:
+        """The end of the warm-up."""
+        return (self.warmup_steps,)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C); see the class."""
+        if not self.training:
+            return self.evaluate(x, padding_mask)
+        x, mask, (second_moment, gradient_moment) = self.prepare(
+            x, padding_mask, self.running_second_moment, self.running_gradient_moment
+        )
+        y, *_ = torch.ops.powernorm.power_norm(
+            x,
+            mask,
+            self.weight,
+            self.bias,
+            second_moment,
+            gradient_moment,
+            self.carrier_for(x),
+            self.eps,
+            self.stage == 0,
+            self.max_ratio or 0.0,
+            self.variant == "released",
+            self.group_name,
+        )
+        return cast(Tensor, y)
+
+    def absorb(self, sums: Tensor) -> None:
+        """One step of ψ² and ν from (n, Σx², n of the gradient sums, Σx̂², Σ g x̂)."""
+        count, squares, gradient_count, normalized_squares, products = sums.unbind()
+        present = count.amax() > 0
+        batch = squares / count.clamp(min=1)
+        gamma = normalized_squares / gradient_count.clamp(min=1)
+        lambda_ = products / gradient_count.clamp(min=1)
+        factor = 1 - self.backward_momentum * gamma
+        if self.decay == "floored":
+            factor = factor.clamp(min=0)
+        nu = self.running_gradient_moment * factor + self.backward_momentum * lambda_
+        self.move_statistics(
+            present,
+            (self.running_second_moment, *self._second_moment_step(batch)),
+            (self.running_gradient_moment, nu, 1.0),
+        )
+
+    def _second_moment_step(self, batch: Tensor) -> tuple[Tensor, float | Tensor]:
+        """(new value, its weight) for ψ²."""
+        if self.stage > 0:
+            return batch, self.momentum
+        step = (self.num_batches_tracked + 1).double()
+        if self.variant == "paper":
+            return batch, 1 / step
+        # Released: the plain average is taken of the already mixed value, then mixed again; and
+        # it ends one step before the warm-up does.
+        running = self.running_second_moment.double()
+        average = ((step - 1) * running + batch) / step
+        running = torch.where(step < self.warmup_steps, average, running)
+        return running + self.momentum * (batch - running), 1.0
+
+    def reset_running_stats(self) -> None:
+        """ψ² to 1, ν to 0, counters to 0."""
+        self.running_gradient_moment.zero_()
+        super().reset_running_stats()
+
+    def rescale_backward_statistics(self, factor: float) -> None:
+        """Multiply ν, which is in units of the loss, by a factor."""
+        self.running_gradient_moment.mul_(factor)
+
+    def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """`running_phi`, `ema_gz` (= ν/(1 - α_b)) and `iters` of the released layer."""
+        shape = (self.num_features,)
+        ema = f"{prefix}ema_gz"
+        rename_key(state_dict, f"{prefix}running_phi", f"{prefix}running_second_moment", shape)
+        rename_key(
+            state_dict, ema, f"{prefix}running_gradient_moment", shape, self.backward_momentum
+        )
+        rename_key(state_dict, f"{prefix}iters", f"{prefix}num_batches_tracked", ())
+
+    def extra_repr(self) -> str:
+        """Features and the settings of the update."""
+        return (
+            f"{super().extra_repr()}, backward_momentum={self.backward_momentum}, "
+            f"warmup_steps={self.warmup_steps}, max_ratio={self.max_ratio}, decay={self.decay!r}"
+        )
+
+
+def _check_ratio(max_ratio: float | None) -> float | None:
+    if max_ratio is not None and not max_ratio >= 1:
+        raise InputError(f"max_ratio is {max_ratio!r}, expected None or a number of at least 1")
+    return max_ratio
+
+
+def _check_decay(decay: str | None, max_ratio: float | None) -> Decay:
+    if decay is None:
+        return "plain" if max_ratio is None else "floored"
+    if decay not in ("plain", "floored"):
+        raise InputError(f"decay is {decay!r}, expected 'plain', 'floored' or None")
+    return cast(Decay, decay)

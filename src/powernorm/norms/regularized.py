@@ -1,0 +1,173 @@
+"""Regularized BatchNorm: BatchNorm with a penalty on the gap of batch and running statistics."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.norms.arguments import Variant, check_variant
+from powernorm.norms.families import CenteredBackwardNorm
+
+
+class RegularizedBatchNorm(CenteredBackwardNorm):
+    """Regularized BatchNorm (Wang et al. 2022, Section 4.1).
+
+    BatchNorm over the valid tokens, and a penalty to be added to the loss,
+    `λ_mean Σ_c (μ_run - μ_B)² + λ_var Σ_c |σ²_run - σ²_B|`, in which the running statistics are
+    those after this step's update and constants. Get it from `penalty()` here or, over a whole
+    model and with the right scale, from `powernorm.penalty`.
+
+    Args:
+        num_features: C.
+        mean_penalty: λ_mean ≥ 0.
+        var_penalty: λ_var ≥ 0.
+        eps: added to the variance.
+        momentum: weight of the new batch in the running statistics, in (0, 1].
+        affine: learn γ and β.
+        groups: GroupScaling with this many groups in front; None leaves it out.
+        variant: `paper`, or `released` (see BatchNorm).
+        sync: statistics over all processes.
+        process_group: the processes; None is the default group where torch.distributed runs.
+        device: of parameters and buffers.
+        dtype: of parameters.
+
+    Shape:
+        x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
+
+    State:
+        As BatchNorm's, but moved in the *backward*, because the penalty reads them.
+
+    >>> norm = RegularizedBatchNorm(4)
+    >>> loss = norm(torch.randn(2, 3, 4)).square().mean()
+    >>> (loss + norm.penalty()).backward()
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        mean_penalty: float = 0.1,
+        var_penalty: float = 0.01,
+        eps: float = 1e-5,
+        momentum: float = 0.05,
+        affine: bool = True,
+        groups: int | None = None,
+        variant: Variant = "paper",
+        sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            groups=groups,
+            sync=sync,
+            process_group=process_group,
+            device=device,
+            dtype=dtype,
+        )
+        self.variant = check_variant(variant)
+        for name, value in (("mean_penalty", mean_penalty), ("var_penalty", var_penalty)):
+            if not value >= 0:
+                raise InputError(f"{name} is {value!r}, expected a number of at least 0")
+        self.mean_penalty = mean_penalty
+        self.var_penalty = var_penalty
+        self.add_statistics(device)
+        self._forget()
+        self.arm()
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C); see the class."""
+        if not self.training:
+            return self.evaluate(x, padding_mask)
+        x, mask, (running_mean, running_var) = self.prepare(
+            x, padding_mask, self.running_mean, self.running_var
+        )
+        y, mean, var, count, _, _, _, fresh, _ = torch.ops.powernorm.batch_norm(
+            self.hide_padding(x, mask),
+            mask,
+            self.weight,
+            self.bias,
+            running_mean,
+            running_var,
+            self.carrier_for(x),
+            None,
+            self.eps,
+            self.floor,
+            self.group_name,
+        )
+        if self.mean_penalty or self.var_penalty:
+            self._remember(mean, var, count, running_mean, running_var)
+        return y  # type: ignore[no-any-return]
+
+    def penalty(self) -> Tensor:
+        """The penalty of the training-mode forwards since it was last asked for, 0-d.
+
+        A layer used several times in one step gives the sum over its uses. Asked again without a
+        forward in between it gives the same value.
+
+        Raises:
+            InputError: no training-mode forward came before, or the forward ran without
+                gradients inside reentrant activation checkpointing, where the penalty would have
+                no gradient and silently do nothing.
+        """
+        if not (self.mean_penalty or self.var_penalty):
+            return self.running_mean.new_zeros(())
+        if self._pending is None:
+            raise InputError(
+                "penalty() has no training-mode forward to speak of: call it after the model's "
+                "forward and before the backward, in training mode"
+            )
+        if self._without_gradient and torch.is_grad_enabled():
+            raise InputError(
+                "the layer's forward ran without gradients, so its penalty would do nothing; "
+                "under activation checkpointing pass use_reentrant=False"
+            )
+        self._read = True
+        return self._pending
+
+    def _remember(
+        self, mean: Tensor, var: Tensor, count: Tensor, running_mean: Tensor, running_var: Tensor
+    ) -> None:
+        # Through `snapshot`, an opaque op: a compiled backward must not read the buffer again
+        # after the hook has moved it.
+        snapshot = torch.ops.powernorm.snapshot
+        weight = (count > 0).to(mean.dtype) * self.momentum
+        old_mean, old_var = snapshot(running_mean), snapshot(running_var)
+        new_mean = old_mean + weight * (mean.detach() - old_mean)
+        new_var = old_var + weight * (self.running_target(var.detach(), count) - old_var)
+        value = (
+            self.mean_penalty * (new_mean - mean).square().sum()
+            + self.var_penalty * (new_var - var).abs().sum()
+        )
+        fresh = self._pending is None or self._read
+        self._pending = value if fresh else self._pending + value
+        self._without_gradient = not torch.is_grad_enabled()
+        self._read = False
+
+    def _forget(self) -> None:
+        self._pending: Tensor | None = None
+        self._without_gradient = False
+        self._read = False
+
+    def absorb(self, sums: Tensor) -> None:
+        """One step of the running statistics; what the penalty was of is over."""
+        self._forget()
+        super().absorb(sums)
+
+    def __getstate__(self) -> dict[str, object]:
+        state = super().__getstate__()
+        state["_pending"] = None
+        return state
+
+    def extra_repr(self) -> str:
+        """Features and the penalties."""
+        return (
+            f"{super().extra_repr()}, mean_penalty={self.mean_penalty}, "
+            f"var_penalty={self.var_penalty}"
+        )

@@ -1,0 +1,116 @@
+"""Batch Renormalization: BatchNorm corrected towards the running statistics."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.norms.arguments import check_count
+from powernorm.norms.families import CenteredBackwardNorm
+
+
+class BatchRenorm(CenteredBackwardNorm):
+    """Batch Renormalization over the valid tokens (Ioffe 2017, Algorithm 1).
+
+    `x̂ = r (x - μ_B)/σ_B + d` with `r = clip(σ_B/σ, 1/max_r, max_r)` and
+    `d = clip((μ_B - μ)/σ, -max_d, max_d)`, where μ, σ are the running statistics; r and d are
+    constants in the backward, which is therefore not the forward's derivative. For `warmup_steps`
+    steps r = 1 and d = 0 (BatchNorm), then the bounds grow linearly over `ramp_steps`
+    (Wang et al. 2022, App. F: one epoch of BatchNorm, then to 3 and 5).
+
+    Args:
+        num_features: C.
+        max_r: final bound of r, ≥ 1.
+        max_d: final bound of d, ≥ 0.
+        warmup_steps: steps of plain BatchNorm.
+        ramp_steps: steps over which the bounds grow after that; 0 lets them jump.
+        eps: added to the variance.
+        momentum: weight of the new batch in the running statistics, in (0, 1].
+        affine: learn γ and β.
+        groups: GroupScaling with this many groups in front; None leaves it out.
+        sync: statistics over all processes.
+        process_group: the processes; None is the default group where torch.distributed runs.
+        device: of parameters and buffers.
+        dtype: of parameters.
+
+    Shape:
+        x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
+
+    State:
+        As BatchNorm's, but moved in the *backward*, because training reads them.
+
+    >>> norm = BatchRenorm(4, 3.0, 5.0, warmup_steps=10, ramp_steps=100)
+    >>> y = norm(torch.randn(2, 3, 4))
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        max_r: float = 3.0,
+        max_d: float = 5.0,
+        *,
+        warmup_steps: int = 1000,
+        ramp_steps: int = 4000,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        groups: int | None = None,
+        sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            groups=groups,
+            sync=sync,
+            process_group=process_group,
+            device=device,
+            dtype=dtype,
+        )
+        if not max_r >= 1:
+            raise InputError(f"max_r is {max_r!r}, expected a number of at least 1")
+        if not max_d >= 0:
+            raise InputError(f"max_d is {max_d!r}, expected a number of at least 0")
+        self.max_r, self.max_d = max_r, max_d
+        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.ramp_steps = check_count("ramp_steps", ramp_steps, 0)
+        self.add_statistics(device)
+        self.arm()
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C); see the class."""
+        if not self.training:
+            return self.evaluate(x, padding_mask)
+        x, mask, (running_mean, running_var, step) = self.prepare(
+            x, padding_mask, self.running_mean, self.running_var, self.num_batches_tracked
+        )
+        y, *_ = torch.ops.powernorm.batch_norm(
+            x,
+            mask,
+            self.weight,
+            self.bias,
+            running_mean,
+            running_var,
+            self.carrier_for(x),
+            self._limits(step),
+            self.eps,
+            False,
+            self.group_name,
+        )
+        return y  # type: ignore[no-any-return]
+
+    def _limits(self, step: Tensor) -> Tensor:
+        """(r_max, d_max) of this step, on the device: no host sync, no recompilation."""
+        past = torch.ops.powernorm.snapshot(step).to(torch.float32) - self.warmup_steps
+        share = ((past + 1) / max(self.ramp_steps, 1)).clamp(0, 1)
+        return torch.stack([1 + share * (self.max_r - 1), share * self.max_d])
+
+    def extra_repr(self) -> str:
+        """Features and the bounds."""
+        return f"{super().extra_repr()}, max_r={self.max_r}, max_d={self.max_d}"

@@ -1,0 +1,424 @@
+"""Norms of one token by its own features: no state, the same in training and evaluation.
+
+All take `padding_mask` for the common contract; it changes nothing, because no token looks at
+another.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms.arguments import Variant, check_groups, check_variant
+from powernorm.norms.base import AffineNorm
+from powernorm.ops.reference import token
+
+
+class _StandardizingNorm(AffineNorm):
+    """LayerNorm's statistics, in the papers' and the released form."""
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        eps: float,
+        variant: Variant,
+        affine: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, True, device, dtype)
+        self.variant = check_variant(variant)
+        if variant == "released" and self.num_features == 1:
+            raise InputError(
+                "variant='released' divides by C - 1 and needs at least 2 features, got 1: take "
+                "variant='paper'"
+            )
+
+    @property
+    def released(self) -> bool:
+        """Divide the variance by C - 1 and add eps to the standard deviation?"""
+        return self.variant == "released"
+
+    def extra_repr(self) -> str:
+        """Features, eps and variant."""
+        return f"{super().extra_repr()}, variant={self.variant!r}"
+
+
+class SimpleLayerNorm(_StandardizingNorm):
+    """LayerNorm without γ and β (Xu et al. 2019, Section 3.1): `y = (x - μ)/σ` per token.
+
+    Args:
+        num_features: C.
+        eps: inside the root; `released`: added to σ.
+        variant: `paper`, or `released`: the variance divides by C - 1, eps is added to σ.
+        affine: learn γ and β (not in the paper).
+        device: of the parameters, where affine.
+        dtype: of the parameters, where affine.
+
+    Shape:
+        x (..., C), output as x.
+
+    >>> SimpleLayerNorm(2)(torch.tensor([[1.0, 3.0]])).round(decimals=3)
+    tensor([[-1.,  1.]])
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        eps: float = 1e-5,
+        variant: Variant = "paper",
+        affine: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, variant, affine, device, dtype)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C)."""
+        self.check_input(x, padding_mask)
+        return self.scale_and_shift(token.simple_layer_norm(x, self.eps, self.released))
+
+
+class DetachNorm(_StandardizingNorm):
+    """SimpleLayerNorm whose statistics are constants in the backward (Xu et al. 2019, eq. 4).
+
+    The forward is SimpleLayerNorm's; it isolates what the derivatives of μ and σ do for training.
+
+    Args:
+        num_features: C.
+        detach_mean: no gradient through μ.
+        detach_std: no gradient through σ.
+        eps: inside the root; `released`: added to σ.
+        variant: `paper` or `released`, see SimpleLayerNorm.
+        affine: learn γ and β (not in the paper).
+        device: of the parameters, where affine.
+        dtype: of the parameters, where affine.
+
+    Shape:
+        x (..., C), output as x.
+
+    >>> x = torch.randn(3, 4)
+    >>> torch.equal(DetachNorm(4)(x), SimpleLayerNorm(4)(x))
+    True
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        detach_mean: bool = True,
+        detach_std: bool = True,
+        *,
+        eps: float = 1e-5,
+        variant: Variant = "paper",
+        affine: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, variant, affine, device, dtype)
+        self.detach_mean = detach_mean
+        self.detach_std = detach_std
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C)."""
+        self.check_input(x, padding_mask)
+        y = token.simple_layer_norm(
+            x, self.eps, self.released, self.detach_mean, self.detach_std
+        )
+        return self.scale_and_shift(y)
+
+    def extra_repr(self) -> str:
+        """Features and which statistics are detached."""
+        return (
+            f"{super().extra_repr()}, detach_mean={self.detach_mean}, "
+            f"detach_std={self.detach_std}"
+        )
+
+
+class AdaNorm(_StandardizingNorm):
+    """AdaNorm (Xu et al. 2019, eq. 9): `z = C (1 - k y) ⊙ y`, the factor constant in backward.
+
+    In place of γ and β the layer scales each value by how far it lies from the token's mean.
+
+    Args:
+        num_features: number of features (the paper's H).
+        scale: C; the released translation runs use 2.
+        k: strength of the scaling; the paper finds 1/10.
+        eps: inside the root; `released`: added to σ.
+        variant: `paper` or `released`, see SimpleLayerNorm.
+        affine: learn γ and β (not in the paper).
+        device: of the parameters, where affine.
+        dtype: of the parameters, where affine.
+
+    Shape:
+        x (..., num_features), output as x.
+
+    >>> AdaNorm(4)(torch.randn(2, 3, 4)).shape
+    torch.Size([2, 3, 4])
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        scale: float = 1.0,
+        k: float = 0.1,
+        *,
+        eps: float = 1e-5,
+        variant: Variant = "paper",
+        affine: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, variant, affine, device, dtype)
+        self.scale = scale
+        self.k = k
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C)."""
+        self.check_input(x, padding_mask)
+        y = token.ada_norm(x, self.scale, self.k, self.eps, self.released)
+        return self.scale_and_shift(y)
+
+    def extra_repr(self) -> str:
+        """Features, scale and k."""
+        return f"{super().extra_repr()}, scale={self.scale}, k={self.k}"
+
+
+class LayerNorm(AffineNorm):
+    """torch's LayerNorm with this library's signature: `y = γ (x - μ)/σ + β` per token.
+
+    Args:
+        num_features: C.
+        eps: added to the variance.
+        affine: learn γ and β.
+        bias: learn β, where affine.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        x (..., C), output as x.
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        eps: float = 1e-5,
+        affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, bias, device, dtype)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C)."""
+        self.check_input(x, padding_mask)
+        return token.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(AffineNorm):
+    """RMSNorm (Zhang and Sennrich 2019): `y = γ x/sqrt(mean x² + eps)` per token.
+
+    Args:
+        num_features: C.
+        eps: added to the mean square.
+        affine: learn γ (there is no β).
+        device: of the parameter.
+        dtype: of the parameter.
+
+    Shape:
+        x (..., C), output as x.
+
+    >>> RMSNorm(2)(torch.tensor([[3.0, 4.0]])).round(decimals=3)
+    tensor([[0.8490, 1.1310]], grad_fn=<RoundBackward1>)
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, False, device, dtype)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C)."""
+        self.check_input(x, padding_mask)
+        return token.rms_norm(x, self.weight, self.eps)
+
+
+class GroupScaling(AffineNorm):
+    """Divide each token's feature groups by their root mean square (Shen et al. 2020, App. A).
+
+    The "layer-scale" that Shen et al. put in front of every norm of their comparison; an option
+    `groups` of the batch-statistics norms.
+
+    Args:
+        num_features: C.
+        groups: number of equal groups of features; 1, or the number of heads.
+        eps: added to the mean square.
+        affine: learn γ and β (not in the paper).
+        device: of the parameters, where affine.
+        dtype: of the parameters, where affine.
+
+    Shape:
+        x (..., C), output as x.
+
+    >>> GroupScaling(4, groups=2)(torch.tensor([1.0, 1.0, 5.0, 5.0])).round(decimals=3)
+    tensor([1., 1., 1., 1.])
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        groups: int = 1,
+        *,
+        eps: float = 1e-5,
+        affine: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, True, device, dtype)
+        self.groups = check_groups(groups, self.num_features) or 1
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Scale (..., C)."""
+        self.check_input(x, padding_mask)
+        return self.scale_and_shift(token.group_scaling(x, self.groups, self.eps))
+
+    def extra_repr(self) -> str:
+        """Features and groups."""
+        return f"{self.num_features}, groups={self.groups}, eps={self.eps}"
+
+
+class GroupNorm(AffineNorm):
+    """GroupNorm over the features of one token (Wu and He 2018), not over its neighbours.
+
+    Args:
+        num_features: C.
+        groups: number of equal groups of features.
+        eps: added to the variance.
+        affine: learn γ and β.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        x (..., C), output as x.
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        groups: int = 1,
+        *,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, True, device, dtype)
+        self.groups = check_groups(groups, self.num_features) or 1
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Normalise (..., C)."""
+        self.check_input(x, padding_mask)
+        return token.group_norm(x, self.groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Features and groups."""
+        return f"{super().extra_repr()}, groups={self.groups}"
+
+
+class DynamicTanh(AffineNorm):
+    """DynamicTanh (Zhu et al. 2025): `y = γ tanh(α x) + β`, no statistics at all.
+
+    Args:
+        num_features: C.
+        alpha: start of the learned scalar α.
+        affine: learn γ and β (α is always learned).
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        x (..., C), output as x.
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        alpha: float = 0.5,
+        *,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        # No root here, hence no eps of its own; the contract's is not used.
+        super().__init__(num_features, 1e-5, affine, True, device, dtype)
+        self.initial_alpha = alpha
+        self.alpha = nn.Parameter(torch.full((), alpha, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Squash (..., C)."""
+        self.check_input(x, padding_mask)
+        return token.dynamic_tanh(x, self.alpha, self.weight, self.bias)
+
+    def reset_parameters(self) -> None:
+        """α, γ and β back to their start."""
+        super().reset_parameters()
+        nn.init.constant_(self.alpha, self.initial_alpha)
+
+    def extra_repr(self) -> str:
+        """Features and the start of α."""
+        return (
+            f"{self.num_features}, alpha={self.initial_alpha}, affine={self.weight is not None}"
+        )
+
+
+class Identity(AffineNorm):
+    """No normalisation: `y = x`; the "w/o Norm" row of comparisons.
+
+    Args:
+        num_features: C.
+        affine: learn γ and β, `y = γ x + β`.
+        device: of the parameters, where affine.
+        dtype: of the parameters, where affine.
+
+    Shape:
+        x (..., C), output as x.
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        affine: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        # No root here, hence no eps of its own; the contract's is not used.
+        super().__init__(num_features, 1e-5, affine, True, device, dtype)
+
+    @property
+    def is_static(self) -> bool:
+        """True."""
+        return True
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """(γ, β), or (1, 0)."""
+        ones = torch.ones(self.num_features, dtype=torch.float64)
+        scale = ones if self.weight is None else self.weight.double()
+        return scale, torch.zeros_like(scale) if self.bias is None else self.bias.double()
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """The input itself, or γ x + β."""
+        self.check_input(x, padding_mask)
+        return self.scale_and_shift(x)
+
+    def extra_repr(self) -> str:
+        """Features."""
+        return f"{self.num_features}, affine={self.weight is not None}"

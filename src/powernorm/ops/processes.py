@@ -1,0 +1,42 @@
+"""Sums over the processes of a data-parallel job.
+
+The ops take the group's *name*, a string, because a custom operator cannot take a ProcessGroup.
+The empty name means one process: nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def group_name_of(group: dist.ProcessGroup | None, sync: bool) -> str:
+    """The name under which the ops find a process group, `""` where nothing is exchanged.
+
+    Args:
+        group: a process group, or None for the default group.
+        sync: False keeps statistics local.
+    """
+    if not sync or not dist.is_available() or not dist.is_initialized():
+        return ""
+    chosen = dist.group.WORLD if group is None else group
+    if chosen is None or chosen.size() == 1:
+        return ""
+    return str(chosen.group_name)
+
+
+def all_reduce_sum(tensor: Tensor, group_name: str) -> Tensor:
+    """The sum of a tensor over all processes of a group, as a new tensor."""
+    if not group_name:
+        return tensor
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=_resolve(group_name))
+    return total
+
+
+def _resolve(group_name: str) -> dist.ProcessGroup:
+    # Registered by torch for its own functional collectives; the name is unique in a process.
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(group_name)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The mathematics in plain torch: readable, eager, the oracle of every faster backend."""

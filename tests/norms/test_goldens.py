@@ -1,0 +1,252 @@
+"""Every golden file, step by step: outputs, gradients, penalties and states."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import powernorm
+
+FOLDER = Path(__file__).parents[1] / "goldens"
+TOLERANCE = 1e-10
+
+
+def batch_first(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array.swapaxes(0, 1)))
+
+
+class Golden:
+    """One file in this library's layout."""
+
+    def __init__(self, name: str) -> None:
+        self.arrays = np.load(FOLDER / f"{name}.npz")
+        self.meta: dict[str, Any] = ast.literal_eval(str(self.arrays["meta"]))
+        self.num_steps = self.arrays["x"].shape[0]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.arrays.files
+
+    def tokens(self, key: str, step: int) -> Tensor:
+        return batch_first(self.arrays[key][step])
+
+    def mask(self, step: int) -> Tensor | None:
+        return torch.from_numpy(self.arrays["pad_mask"][step]) if "pad_mask" in self else None
+
+    def row(self, key: str, step: int) -> Tensor:
+        return torch.from_numpy(np.asarray(self.arrays[key][step]))
+
+    def load_affine(self, norm: torch.nn.Module) -> None:
+        with torch.no_grad():
+            norm.weight.copy_(torch.from_numpy(self.arrays["weight"]))
+            norm.bias.copy_(torch.from_numpy(self.arrays["bias"]))
+
+
+def check(what: str, ours: Tensor, expected: Tensor) -> None:
+    error = float((ours.detach() - expected).abs().max())
+    assert error <= TOLERANCE, f"{what}: {error:.1e}"
+
+
+def replay(golden: Golden, norm: torch.nn.Module, states: dict[str, Callable[[], Tensor]]) -> None:
+    """Run all steps of a file and compare everything in it."""
+    for step in range(golden.num_steps):
+        x = golden.tokens("x", step).requires_grad_()
+        mask = golden.mask(step)
+        norm.zero_grad()
+        y = norm(x, mask)
+        loss = (y * golden.tokens("grad_out", step)).sum()
+        if "penalty" in golden and isinstance(norm, powernorm.RegularizedBatchNorm):
+            value = powernorm.penalty(norm, reduction="token_sum")
+            check(f"penalty {step}", value, golden.row("penalty", step))
+            loss = loss + value
+        loss.backward()
+        check(f"y {step}", y, golden.tokens("y", step))
+        check(f"grad_x {step}", x.grad, golden.tokens("grad_x", step))
+        if "grad_weight" in golden:
+            check(f"grad_weight {step}", norm.weight.grad, golden.row("grad_weight", step))
+            check(f"grad_bias {step}", norm.bias.grad, golden.row("grad_bias", step))
+        for key, state in states.items():
+            check(f"{key} {step}", state(), golden.row(key, step))
+    norm.eval()
+    last = golden.num_steps - 1
+    y = norm(golden.tokens("x", last), golden.mask(last))
+    check("y_eval_last", y, batch_first(golden.arrays["y_eval_last"]))
+
+
+def names(pattern: str) -> list[str]:
+    found = sorted(path.stem for path in FOLDER.glob(pattern))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("name", names("powernorm_paper_*.npz"))
+def test_powernorm_paper(name: str) -> None:
+    golden = Golden(name)
+    meta = golden.meta
+    norm = powernorm.PowerNorm(
+        12,
+        eps=meta["eps"],
+        momentum=1 - meta["af"],
+        backward_momentum=1 - meta["ab"],
+        warmup_steps=meta["warm"],
+        groups=meta.get("groups"),
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+    replay(
+        golden,
+        norm,
+        {
+            "psi2": lambda: norm.running_second_moment,
+            "nu": lambda: norm.running_gradient_moment,
+        },
+    )
+
+
+@pytest.mark.parametrize("name", names("powernorm_released_*.npz"))
+def test_powernorm_released(name: str) -> None:
+    golden = Golden(name)
+    meta = golden.meta
+    norm = powernorm.PowerNorm(
+        12,
+        eps=meta["eps"],
+        momentum=1 - meta["alpha_fwd"],
+        backward_momentum=1 - meta["alpha_bkw"],
+        warmup_steps=meta["warmup_iters"],
+        groups=meta["group_num"] if meta["group_scaling"] else None,
+        variant="released",
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+    replay(
+        golden,
+        norm,
+        {
+            "buf_running_phi": lambda: norm.running_second_moment,
+            "buf_ema_gz": lambda: norm.running_gradient_moment / norm.backward_momentum,
+            "buf_iters": lambda: norm.num_batches_tracked.reshape(1),
+        },
+    )
+
+
+def test_power_norm_v() -> None:
+    golden = Golden("powernorm_v_masked")
+    norm = powernorm.PowerNormV(
+        12,
+        eps=golden.meta["eps"],
+        momentum=golden.meta["momentum"],
+        variant="released",
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+    replay(golden, norm, {"buf_running_var": lambda: norm.running_second_moment})
+
+
+def test_batch_norm() -> None:
+    golden = Golden("batchnorm_masked")
+    norm = powernorm.BatchNorm(
+        12,
+        eps=golden.meta["eps"],
+        momentum=golden.meta["momentum"],
+        variant="released",
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+    replay(
+        golden,
+        norm,
+        {
+            "buf_running_mean": lambda: norm.running_mean,
+            "buf_running_var": lambda: norm.running_var,
+        },
+    )
+
+
+@pytest.mark.parametrize("name", names("rbn_*.npz"))
+def test_regularized_batch_norm(name: str) -> None:
+    golden = Golden(name)
+    norm = powernorm.RegularizedBatchNorm(
+        12,
+        mean_penalty=golden.meta["penalty_mean"],
+        var_penalty=golden.meta["penalty_var"],
+        eps=golden.meta["eps"],
+        momentum=golden.meta["momentum"],
+        variant="released",
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+    replay(
+        golden,
+        norm,
+        {
+            "buf_running_mean": lambda: norm.running_mean,
+            "buf_running_var": lambda: norm.running_var,
+        },
+    )
+
+
+def test_mabn() -> None:
+    golden = Golden("mabn_released")
+    norm = powernorm.MovingAverageBatchNorm(
+        12,
+        window=golden.meta["buffer_size"],
+        momentum=1 - golden.meta["momentum"],
+        warmup_steps=golden.meta["warmup_iters"],
+        eps=golden.meta["eps"],
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+    replay(golden, norm, {"buf_running_var": lambda: norm.running_second_moment})
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        (
+            "adanorm_released",
+            lambda m: powernorm.AdaNorm(12, m["scale"], m["k"], eps=m["eps"], variant="released"),
+        ),
+        (
+            "layernorm_simple_released",
+            lambda m: powernorm.SimpleLayerNorm(12, eps=m["eps"], variant="released"),
+        ),
+        *(
+            (
+                f"detachnorm_released_{which}",
+                lambda m: powernorm.DetachNorm(
+                    12,
+                    bool(m["mean_detach"]),
+                    bool(m["std_detach"]),
+                    eps=m["eps"],
+                    variant="released",
+                ),
+            )
+            for which in ("both", "mean", "std")
+        ),
+    ],
+)
+def test_token_norms(name: str, build: Callable[[dict[str, Any]], torch.nn.Module]) -> None:
+    golden = Golden(name)
+    replay(golden, build(golden.meta), {})
+
+
+def test_every_file_is_replayed() -> None:
+    """A golden file that no test names would be dead weight."""
+    replayed = {
+        *names("powernorm_paper_*.npz"),
+        *names("powernorm_released_*.npz"),
+        *names("rbn_*.npz"),
+        *names("detachnorm_*.npz"),
+        "powernorm_v_masked",
+        "batchnorm_masked",
+        "mabn_released",
+        "adanorm_released",
+        "layernorm_simple_released",
+    }
+    assert replayed == set(names("*.npz"))
