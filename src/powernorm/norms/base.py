@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_share, feature_count
 from powernorm.norms.masks import check_padding_mask, current_padding_mask
-from powernorm.norms.recomputation import CallRecords
+from powernorm.norms.recomputation import CallRecords, Seen
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import group_name_of
 from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
@@ -198,13 +198,25 @@ class BatchStatisticsNorm(AffineNorm):
 
     def prepare(
         self, x: Tensor, padding_mask: Tensor | None, *state: Tensor
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        """Check a call and give (input after GroupScaling, mask, state to normalise by)."""
+    ) -> tuple[Tensor, Seen]:
+        """Check a call and give the input after GroupScaling and what to normalise it by.
+
+        Args:
+            x: the layer's input.
+            padding_mask: as given to the forward.
+            state: the buffers that training reads.
+        """
         mask = padding_mask if padding_mask is not None else current_padding_mask()
         self.check_input(x, mask)
+        seen = Seen(mask, self.stage, state)
         if self.training and not torch.compiler.is_compiling():
-            mask, state = self._records.replay(x, mask, state)
-        return self.scaled(x), mask, state
+            seen = self._records.replay(x, seen)
+        return self.scaled(x), seen
+
+    @property
+    def stage(self) -> int:
+        """Which of its behaviours the layer is in; the warm-up of most comes first, as 0."""
+        return 0
 
     @property
     def floor(self) -> bool:

@@ -90,10 +90,10 @@ class BatchNorm(CenteredNorm):
         """Normalise (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask)
-        x, mask, _ = self.prepare(x, padding_mask)
+        x, seen = self.prepare(x, padding_mask)
         y, mean, var, count, _, _, _, fresh, _ = torch.ops.powernorm.batch_norm(
-            self.hide_padding(x, mask),
-            mask,
+            self.hide_padding(x, seen.padding_mask),
+            seen.padding_mask,
             self.weight,
             self.bias,
             self.running_mean,
@@ -174,10 +174,10 @@ class PowerNormV(UncenteredNorm):
         """Normalise (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask)
-        x, mask, _ = self.prepare(x, padding_mask)
+        x, seen = self.prepare(x, padding_mask)
         y, _, second_moment, _, _, _, _, fresh, _ = torch.ops.powernorm.batch_norm(
-            self.hide_padding(x, mask),
-            mask,
+            self.hide_padding(x, seen.padding_mask),
+            seen.padding_mask,
             self.weight,
             self.bias,
             None,

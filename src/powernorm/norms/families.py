@@ -27,8 +27,8 @@ class CenteredNorm(BatchStatisticsNorm):
 
     def evaluate(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Normalise by the running statistics."""
-        x, mask, _ = self.prepare(x, padding_mask)
-        x = self.hide_padding(x, mask)
+        x, seen = self.prepare(x, padding_mask)
+        x = self.hide_padding(x, seen.padding_mask)
         dtype = accumulation_dtype(x)
         rstd = reciprocal_root(self.running_var.to(dtype), self.eps, self.floor)
         # Centred before it is scaled: a x + c cancels where |mean| >> std.
@@ -92,10 +92,10 @@ class UncenteredNorm(BatchStatisticsNorm):
 
     def evaluate(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Divide by the running quadratic mean."""
-        x, mask, _ = self.prepare(x, padding_mask)
+        x, seen = self.prepare(x, padding_mask)
         dtype = accumulation_dtype(x)
         rstd = reciprocal_root(self.running_second_moment.to(dtype), self.eps, self.floor)
-        x = self.hide_padding(x, mask)
+        x = self.hide_padding(x, seen.padding_mask)
         return scale_and_shift(x.to(dtype) * rstd, self.weight, self.bias).to(x.dtype)
 
     def affine(self) -> tuple[Tensor, Tensor]:

@@ -98,7 +98,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         """Normalise (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask)
-        x, mask, state = self.prepare(
+        x, seen = self.prepare(
             x,
             padding_mask,
             self.running_second_moment,
@@ -107,14 +107,14 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         )
         y, *_ = torch.ops.powernorm.moving_average_norm(
             x,
-            mask,
+            seen.padding_mask,
             self.weight,
             self.bias,
-            *state,
+            *seen.state,
             self.carrier_for(x),
             self.eps,
-            self.stage == 0,
-            self.stage == 2,
+            seen.stage == 0,
+            seen.stage == 2,
             self.group_name,
         )
         return y  # type: ignore[no-any-return]

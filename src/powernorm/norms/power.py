@@ -139,19 +139,18 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         """Normalise (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask)
-        x, mask, (second_moment, gradient_moment) = self.prepare(
+        x, seen = self.prepare(
             x, padding_mask, self.running_second_moment, self.running_gradient_moment
         )
         y, *_ = torch.ops.powernorm.power_norm(
             x,
-            mask,
+            seen.padding_mask,
             self.weight,
             self.bias,
-            second_moment,
-            gradient_moment,
+            *seen.state,
             self.carrier_for(x),
             self.eps,
-            self.stage == 0,
+            seen.stage == 0,
             self.max_ratio or 0.0,
             self.variant == "released",
             self.group_name,

@@ -8,7 +8,7 @@ those statistics (another backward may have moved them in between).
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,12 +19,20 @@ _MAX_RECORDS = 64
 """More forwards than this between a forward and its backward lose the oldest record."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a call normalises by, besides its input."""
+
+    padding_mask: Tensor | None
+    stage: int
+    state: tuple[Tensor, ...]
+
+
 @dataclass
 class _Record:
     shape: torch.Size
     print: Tensor
-    padding_mask: Tensor | None
-    state: tuple[Tensor, ...]
+    seen: Seen
     used: bool = field(default=False)
 
 
@@ -34,23 +42,20 @@ class CallRecords:
     def __init__(self) -> None:
         self._records: deque[_Record] = deque(maxlen=_MAX_RECORDS)
 
-    def replay(
-        self, x: Tensor, padding_mask: Tensor | None, state: tuple[Tensor, ...]
-    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """(mask, state) that this call shall use: its own, or those of the call it repeats."""
+    def replay(self, x: Tensor, seen: Seen) -> Seen:
+        """What this call shall normalise by: its own, or what the call that it repeats saw."""
         if in_backward():
             record = self._find(x)
             if record is None:
-                return padding_mask, state
-            return (padding_mask if padding_mask is not None else record.padding_mask), record.state
+                return seen
+            explicit = seen.padding_mask is not None
+            return replace(record.seen, padding_mask=seen.padding_mask) if explicit else record.seen
         if _may_be_repeated():
-            for _ in range(len(self._records)):
-                if not self._records[0].used:
-                    break
+            while self._records and self._records[0].used:
                 self._records.popleft()
-            copies = tuple(tensor.clone() for tensor in state)
-            self._records.append(_Record(x.shape, _print_of(x), padding_mask, copies))
-        return padding_mask, state
+            state = tuple(tensor.clone() for tensor in seen.state)
+            self._records.append(_Record(x.shape, _print_of(x), replace(seen, state=state)))
+        return seen
 
     def _find(self, x: Tensor) -> _Record | None:
         fitting = [record for record in self._records if record.shape == x.shape]

@@ -85,12 +85,11 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         """Normalise (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask)
-        x, mask, (running_mean, running_var) = self.prepare(
-            x, padding_mask, self.running_mean, self.running_var
-        )
+        x, seen = self.prepare(x, padding_mask, self.running_mean, self.running_var)
+        running_mean, running_var = seen.state
         y, mean, var, count, _, _, _, fresh, _ = torch.ops.powernorm.batch_norm(
-            self.hide_padding(x, mask),
-            mask,
+            self.hide_padding(x, seen.padding_mask),
+            seen.padding_mask,
             self.weight,
             self.bias,
             running_mean,

@@ -87,12 +87,13 @@ class BatchRenorm(CenteredBackwardNorm):
         """Normalise (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask)
-        x, mask, (running_mean, running_var, step) = self.prepare(
+        x, seen = self.prepare(
             x, padding_mask, self.running_mean, self.running_var, self.num_batches_tracked
         )
+        running_mean, running_var, step = seen.state
         y, *_ = torch.ops.powernorm.batch_norm(
             x,
-            mask,
+            seen.padding_mask,
             self.weight,
             self.bias,
             running_mean,

@@ -47,11 +47,22 @@ def reciprocal_root(second_moment: Tensor, eps: float, floor: bool) -> Tensor:
     return torch.rsqrt(second_moment.clamp(min=eps) if floor else second_moment + eps)
 
 
+def products(grad: Tensor, values: Tensor, valid: Tensor | None) -> Tensor:
+    """grad ⊙ values, over padding too, but 0 where padding holds anything and grad is 0.
+
+    The loss may look at padded outputs, then they count; it usually does not, and then an
+    infinity in the padding must not turn a sum into NaN.
+    """
+    if valid is None:
+        return grad * values
+    return torch.where(valid | (grad != 0), grad * values, 0.0)
+
+
 def affine_gradients(
-    grad_y: Tensor, normalized: Tensor, weight: Tensor | None
+    grad_y: Tensor, normalized: Tensor, weight: Tensor | None, valid: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(g = γ ∂L/∂y, ∂L/∂γ, ∂L/∂β); the last two over all positions, padding included."""
-    grad_weight = (grad_y * normalized).sum(0)
+    grad_weight = products(grad_y, normalized, valid).sum(0)
     grad_bias = grad_y.sum(0)
     g = grad_y if weight is None else grad_y * weight.to(grad_y.dtype)
     return g, grad_weight, grad_bias

@@ -16,6 +16,7 @@ from powernorm.ops.reference.arrays import (
     affine_gradients,
     count_of,
     keep,
+    products,
     reciprocal_root,
     scale_and_shift,
     tokens_of,
@@ -164,14 +165,14 @@ def batch_norm_backward(
     tokens, valid = tokens_of(x), validity_of(padding_mask)
     normalized = (tokens - mean) * rstd
     renormalized = normalized * r + d if r.numel() else normalized
-    g, grad_weight, grad_bias = affine_gradients(tokens_of(grad_y), renormalized, weight)
+    g, grad_weight, grad_bias = affine_gradients(tokens_of(grad_y), renormalized, weight, valid)
     if r.numel():
         g = g * r
     zero = torch.zeros_like(rstd)
     sums = torch.stack(
         [
             g.sum(0),
-            (g * normalized).sum(0),
+            products(g, normalized, valid).sum(0),
             zero if grad_mean is None else grad_mean,
             zero if grad_var is None else grad_var,
         ]

@@ -12,6 +12,7 @@ from powernorm.ops.reference.arrays import (
     affine_gradients,
     count_of,
     keep,
+    products,
     scale_and_shift,
     tokens_of,
     validity_of,
@@ -111,9 +112,9 @@ def moving_average_norm_backward(
     """
     tokens, valid = tokens_of(x), validity_of(padding_mask)
     z = tokens * rstd
-    g, grad_weight, grad_bias = affine_gradients(tokens_of(grad_y), z * ratio, weight)
+    g, grad_weight, grad_bias = affine_gradients(tokens_of(grad_y), z * ratio, weight, valid)
     g = g * ratio
-    local = (g * z).sum(0).double()
+    local = products(g, z, valid).sum(0).double()
     current = (all_reduce_sum(local, group_name) / count.clamp(min=1)).to(tokens.dtype)
     moment = current if own_statistics else (history + current) / window
     moment = torch.where(count > 0, moment, 0.0)

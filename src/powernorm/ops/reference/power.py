@@ -99,9 +99,11 @@ def power_norm_backward(
     released variant counts padding in the sums and subtracts ν x̂ there as well.
     """
     tokens = tokens_of(x)
-    valid = None if released else validity_of(padding_mask)
+    valid = validity_of(padding_mask)
     normalized = tokens * rstd
-    g, grad_weight, grad_bias = affine_gradients(tokens_of(grad_y), normalized, weight)
+    g, grad_weight, grad_bias = affine_gradients(tokens_of(grad_y), normalized, weight, valid)
+    if released:
+        valid = None
     kept = keep(normalized, valid)
     grad_x = (g - nu * kept) * backward_rstd
     squares = kept.square().sum(0).double()

@@ -1,0 +1,103 @@
+"""Activation checkpointing in eager mode: the second forward sees what the first one saw."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import powernorm
+from cases import STATEFUL, Case, case_id, states
+
+every_stateful = pytest.mark.parametrize("case", STATEFUL, ids=case_id)
+kinds = pytest.mark.parametrize("use_reentrant", [False, True])
+
+
+class Layer(nn.Module):
+    """A norm in a foreign model: nobody hands it a mask."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.into, self.norm = nn.Linear(8, 8), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.into(x))
+        return y.tanh()
+
+
+def build(case: Case) -> Layer:
+    torch.manual_seed(0)
+    return Layer(case.build())
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(3, 5, 8, generator=generator) * (1 + seed)
+    return x.requires_grad_(), torch.rand(3, 5, generator=generator) < 0.3
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    for (name, x), y in zip(a.named_parameters(), b.parameters(), strict=True):
+        assert torch.equal(x.grad, y.grad), name
+    for name, value in states(a).items():
+        assert torch.equal(value, b.get_buffer(name)), name
+
+
+@every_stateful
+@kinds
+def test_equals_the_plain_run(case: Case, use_reentrant: bool) -> None:
+    plain, repeated = build(case), build(case)
+    for t in range(4):
+        x, mask = batch(t)
+        with powernorm.padding_mask(mask):
+            expected = plain(x)
+            y = checkpoint(repeated, x, use_reentrant=use_reentrant)
+        assert torch.equal(y, expected)
+        expected.square().sum().backward()
+        y.square().sum().backward()  # outside the scope of the mask
+    assert_same(plain, repeated)
+
+
+@every_stateful
+@kinds
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_several_forwards_before_their_backwards(
+    case: Case, use_reentrant: bool, order: tuple[int, ...]
+) -> None:
+    plain, repeated = build(case), build(case)
+    for start in (0, 3):
+        expected, losses = [], []
+        for t in range(start, start + 3):
+            x, mask = batch(t)
+            with powernorm.padding_mask(mask):
+                expected.append(plain(x).square().sum())
+                losses.append(
+                    checkpoint(repeated, x, use_reentrant=use_reentrant).square().sum()
+                )
+        for i in order:
+            expected[i].backward()
+            losses[i].backward()
+    assert_same(plain, repeated)
+
+
+def test_penalty_under_reentrant_checkpointing_raises() -> None:
+    norm = powernorm.RegularizedBatchNorm(8)
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    y = checkpoint(norm, x, use_reentrant=True)
+    with pytest.raises(powernorm.InputError, match="use_reentrant=False"):
+        powernorm.penalty(norm, num_tokens=6)
+    y.sum().backward()
+
+
+def test_penalty_under_checkpointing_has_its_gradient() -> None:
+    grads = []
+    for wrapped in (False, True):
+        torch.manual_seed(0)
+        layer = Layer(powernorm.RegularizedBatchNorm(8, mean_penalty=1.0, var_penalty=0.5))
+        for t in range(2):
+            x, _ = batch(t)
+            y = checkpoint(layer, x, use_reentrant=False) if wrapped else layer(x)
+            (y.sum() + powernorm.penalty(layer, num_tokens=15)).backward()
+        grads.append(layer.into.weight.grad)
+    assert torch.equal(*grads)

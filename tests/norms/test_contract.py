@@ -1,0 +1,403 @@
+"""What every norm promises: shapes, types, masks, gradients, state; one suite for the table."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch.autograd.gradcheck import GradcheckError
+
+import powernorm
+from cases import BATCH_FORWARD, CASES, PAPER, STATEFUL, Case, case_id, is_stateful, states, step
+
+every_case = pytest.mark.parametrize("case", CASES, ids=case_id)
+stateful_case = pytest.mark.parametrize("case", STATEFUL, ids=case_id)
+
+
+def tokens(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) * 2 + 0.3
+
+
+def mask_of(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, generator=generator) < 0.3
+
+
+@every_case
+@pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8), (2, 3, 4, 8), (1, 1, 8), (8,)])
+@pytest.mark.parametrize("training", [True, False])
+def test_shape_and_type_stay(case: Case, shape: tuple[int, ...], training: bool) -> None:
+    norm = case.build().train(training)
+    x = tokens(*shape).requires_grad_()
+    y = norm(x)
+    assert y.shape == x.shape
+    assert y.dtype == x.dtype
+    assert y.isfinite().all()
+    y.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@every_case
+def test_takes_a_1_tuple_as_torch_and_timm_pass_it(case: Case) -> None:
+    assert case.build((8,)).num_features == 8  # type: ignore[arg-type]
+    with pytest.raises(powernorm.InputError, match="last dimension"):
+        case.build((4, 8))  # type: ignore[arg-type]
+
+
+@every_case
+def test_non_contiguous_input(case: Case) -> None:
+    x = tokens(4, 3, 8)
+    mask = mask_of(4, 3)
+    for view in (x.transpose(0, 1), tokens(4, 3, 16)[..., ::2], tokens(8, 6).t().reshape(6, 8)):
+        view_mask = None if view.ndim == 2 else mask[: view.shape[0], : view.shape[1]]
+        if view_mask is not None and view_mask.shape != view.shape[:-1]:
+            view_mask = mask.t()
+        y, grad = step(case.build(), view, view_mask)
+        expected = step(case.build(), view.contiguous(), view_mask)
+        torch.testing.assert_close(y, expected[0])
+        torch.testing.assert_close(grad, expected[1])
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision(case: Case, dtype: torch.dtype) -> None:
+    """The result is the float32 one rounded; buffers stay float32."""
+    low = case.build().to(dtype)
+    wide = case.build()
+    wide.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in low.state_dict().items()})
+    for seed in range(3):
+        x = tokens(3, 5, 8, seed=seed, dtype=dtype)
+        y, grad = step(low, x, mask_of(3, 5))
+        expected, expected_grad = step(wide, x.float(), mask_of(3, 5))
+        assert y.dtype == grad.dtype == dtype
+        tolerance = 3 * torch.finfo(dtype).eps
+        torch.testing.assert_close(y.float(), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(grad.float(), expected_grad, rtol=8 * tolerance, atol=8 * tolerance)
+    for name, buffer in low.named_buffers():
+        if buffer.is_floating_point():
+            assert buffer.dtype == torch.float32, name
+            torch.testing.assert_close(buffer, wide.get_buffer(name), rtol=0.02, atol=0.02)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(case: Case, dtype: torch.dtype) -> None:
+    norm = case.build()
+    linear = torch.nn.Linear(8, 8)
+    for seed in range(2):
+        with torch.autocast("cpu", dtype=dtype):
+            y = norm(linear(tokens(2, 4, 8, seed=seed)), mask_of(2, 4))
+        assert y.dtype == dtype
+        y.float().square().mean().backward()
+    assert linear.weight.grad.isfinite().all()
+    assert all(b.dtype in (torch.float32, torch.int64) for b in norm.buffers())
+
+
+@stateful_case
+def test_buffers_follow_double_and_come_back(case: Case) -> None:
+    norm = case.build()
+    step(norm, tokens(2, 3, 8), None)
+    before = states(norm)
+    norm.double()
+    y, _ = step(norm, tokens(2, 3, 8, dtype=torch.float64), None)
+    assert y.dtype == torch.float64
+    assert all(b.dtype in (torch.float64, torch.int64) for b in norm.buffers())
+    norm.float().half().float()
+    assert all(b.dtype in (torch.float32, torch.int64) for b in norm.buffers())
+    assert any(not torch.equal(before[n], b) for n, b in norm.named_buffers())
+
+
+@every_case
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradient(case: Case, masked: bool) -> None:
+    """Exact for random cotangents, at padded outputs too; not exact where the paper says so."""
+    norm = case.build(dtype=torch.float64)
+    if case.name not in ("bn", "pnv"):
+        step(norm, tokens(2, 5, 8, seed=9, dtype=torch.float64), None)  # ν, r, d off their start
+    x = tokens(2, 5, 8, dtype=torch.float64).requires_grad_()
+    mask = mask_of(2, 5) if masked else None
+    parameters = tuple(norm.parameters())
+
+    def run(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return norm(x, mask)
+
+    if case.exact_gradient:
+        assert torch.autograd.gradcheck(run, (x, *parameters))
+    else:
+        with pytest.raises(GradcheckError):
+            torch.autograd.gradcheck(run, (x,))
+
+
+def test_mabn_beyond_its_own_statistics_is_a_surrogate() -> None:
+    norm = powernorm.MovingAverageBatchNorm(8, window=2, warmup_steps=0, dtype=torch.float64)
+    for seed in range(3):
+        step(norm, tokens(2, 5, 8, seed=seed, dtype=torch.float64), None)
+    x = tokens(2, 5, 8, dtype=torch.float64).requires_grad_()
+    with pytest.raises(GradcheckError):
+        torch.autograd.gradcheck(norm, (x,))
+
+
+@stateful_case
+def test_double_backward_raises_clearly(case: Case) -> None:
+    x = tokens(2, 5, 8).requires_grad_()
+    (grad,) = torch.autograd.grad(case.build()(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in STATEFUL if c in PAPER or c.name != "pn"], ids=case_id
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_is_deletion(case: Case, seed: int) -> None:
+    """Valid tokens see what they would see without padding, whatever the padding holds."""
+    padded, deleted = case.build(), case.build()
+    for t in range(4):
+        x, mask = tokens(3, 6, 8, seed=10 * seed + t), mask_of(3, 6, seed=10 * seed + t)
+        garbage = torch.where(mask.unsqueeze(-1), torch.tensor(1e6), x)
+        y, grad = step(padded, garbage, mask, seed=t)
+        generator = torch.Generator().manual_seed(t)
+        cotangent = torch.randn(3, 6, 8, generator=generator, dtype=torch.float64).float()
+        rest = x[~mask].requires_grad_()
+        expected = deleted(rest)
+        (expected * cotangent[~mask]).sum().backward()
+        torch.testing.assert_close(y[~mask], expected.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(grad[~mask], rest.grad, rtol=1e-4, atol=1e-5)
+    for name, buffer in padded.named_buffers():
+        torch.testing.assert_close(buffer, deleted.get_buffer(name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    # GroupScaling in front is a norm of the padded token alone, and that is not finite.
+    "case", [c for c in STATEFUL if c.build().groups is None], ids=case_id
+)
+@pytest.mark.parametrize("garbage", [float("inf"), float("nan")])
+def test_nonfinite_padding_does_not_spread(case: Case, garbage: float) -> None:
+    norm = case.build()
+    for seed in range(3):
+        x, mask = tokens(3, 6, 8, seed=seed), mask_of(3, 6, seed=seed)
+        y, grad = step(norm, x.masked_fill(mask.unsqueeze(-1), garbage), mask)
+        assert y[~mask].isfinite().all()
+        assert grad.isfinite().all()
+        assert all(b.isfinite().all() for b in norm.buffers())
+        assert all(p.grad.isfinite().all() for p in norm.parameters())
+    assert int(norm.num_nonfinite_batches) == 0
+    assert int(norm.num_batches_tracked) == 3
+
+
+@pytest.mark.parametrize("case", PAPER, ids=case_id)
+def test_padded_positions_get_the_same_affine_map(case: Case) -> None:
+    norm = case.build()
+    x, mask = tokens(1, 6, 8), torch.tensor([[False] * 4 + [True] * 2])
+    x[0, 5] = x[0, 0]
+    y = norm(x, mask)
+    torch.testing.assert_close(y[0, 5], y[0, 0])
+
+
+@stateful_case
+@pytest.mark.parametrize("after", [0, 3])
+def test_no_valid_token(case: Case, after: int) -> None:
+    """Running statistics are used, nothing moves, nothing is NaN."""
+    norm = case.build()
+    for seed in range(after):
+        step(norm, tokens(2, 3, 8, seed=seed), None)
+    before = states(norm)
+    x, mask = tokens(2, 3, 8), torch.ones(2, 3, dtype=torch.bool)
+    _, grad = step(norm, x, mask)
+    assert grad.isfinite().all()
+    for name, buffer in norm.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+    y = norm(x, mask)
+    assert y.isfinite().all()
+    if not after or case.name not in ("mabn", "brn"):  # these two correct by r and d as well
+        torch.testing.assert_close(y, norm.eval()(x, mask))
+
+
+@every_case
+@pytest.mark.parametrize("shape", [(0, 3, 8), (2, 0, 8), (0, 8)])
+def test_empty_input(case: Case, shape: tuple[int, ...]) -> None:
+    norm = case.build()
+    before = states(norm)
+    y, grad = step(norm, torch.zeros(shape), None)
+    assert y.shape == grad.shape == shape
+    for name, buffer in norm.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+    assert all(p.grad is None or not p.grad.any() for p in norm.parameters())
+
+
+@stateful_case
+def test_one_token_has_a_variance(case: Case) -> None:
+    norm = case.build()
+    y, grad = step(norm, tokens(1, 8), None)
+    assert y.isfinite().all()
+    assert grad.isfinite().all()
+    assert all(b.isfinite().all() for b in norm.buffers())
+    assert int(norm.num_nonfinite_batches) == 0
+
+
+@stateful_case
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_nonfinite_batch_is_counted_and_left_out(case: Case, poison: float) -> None:
+    norm = case.build()
+    step(norm, tokens(2, 3, 8), None)
+    before = states(norm)
+    x = tokens(2, 3, 8, seed=1)
+    x[0, 0, 2] = poison
+    step(norm, x, None)
+    after = states(norm)
+    assert int(after["num_nonfinite_batches"]) == 1
+    groups = norm.groups
+    hurt = range(8) if groups is None else range(0, 8 // groups)
+    for name, buffer in after.items():
+        assert buffer.isfinite().all(), name
+        if name.startswith(("running", "window")):
+            assert torch.equal(buffer[..., 2], before[name][..., 2]), name
+            if groups is None and case.name not in ("brn", "rbn"):
+                others = [c for c in hurt if c != 2]
+                assert not torch.equal(buffer[..., others], before[name][..., others]), name
+    step(norm, tokens(2, 3, 8, seed=2), None)
+    assert all(b.isfinite().all() for b in norm.buffers())
+
+
+@stateful_case
+def test_checkpoint_resumes_exactly(case: Case) -> None:
+    whole, first = case.build(), case.build()
+    for t in range(3):
+        for norm in (whole, first):
+            step(norm, tokens(2, 3, 8, seed=t), mask_of(2, 3, seed=t))
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = case.build()
+    second.load_state_dict(torch.load(file))
+    for t in range(3, 7):
+        a = step(whole, tokens(2, 3, 8, seed=t), None)
+        b = step(second, tokens(2, 3, 8, seed=t), None)
+        assert torch.equal(a[0], b[0])
+        assert torch.equal(a[1], b[1])
+    assert all(torch.equal(b, second.get_buffer(n)) for n, b in whole.named_buffers())
+
+
+@every_case
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "assign"])
+def test_copies_train_on_their_own(case: Case, copied: str) -> None:
+    norm, reference = case.build(), case.build()
+    for each in (norm, reference):
+        step(each, tokens(2, 3, 8), None)
+    if copied == "deepcopy":
+        twin = copy.deepcopy(norm)
+    elif copied == "pickle":
+        twin = pickle.loads(pickle.dumps(norm))
+    else:
+        # What loaders do that build on the meta device.
+        twin = case.build(device="meta") if case.stateful else case.build()
+        twin.load_state_dict(copy.deepcopy(norm.state_dict()), assign=True)
+    for t in range(1, 5):
+        a = step(twin, tokens(2, 3, 8, seed=t), None)
+        b = step(reference, tokens(2, 3, 8, seed=t), None)
+        assert torch.equal(a[0], b[0])
+        assert torch.equal(a[1], b[1])
+    for name, buffer in reference.named_buffers():
+        assert torch.equal(buffer, twin.get_buffer(name)), name
+        if name == "num_batches_tracked":
+            assert int(norm.get_buffer(name)) == 1
+
+
+@stateful_case
+def test_training_forward_without_gradients(case: Case) -> None:
+    """Norms that read running state move it in the backward only; the others in the forward."""
+    norm = case.build()
+    before = states(norm)
+    with torch.no_grad():
+        norm(tokens(2, 3, 8))
+    moved = any(not torch.equal(b, before[n]) for n, b in norm.named_buffers())
+    assert moved == (case in BATCH_FORWARD)
+
+
+@stateful_case
+def test_accumulation_moves_statistics_once_a_micro_batch(case: Case) -> None:
+    norm = case.build()
+    for t in range(3):
+        step(norm, tokens(2, 3, 8, seed=t), None)
+    assert int(norm.num_batches_tracked) == 3
+
+
+@stateful_case
+def test_two_uses_in_one_step_are_one_batch_or_two(case: Case) -> None:
+    """A shared layer: forward-state norms count each use, backward-state norms merge them."""
+    norm, merged = case.build(), case.build()
+    a, b = tokens(2, 3, 8).requires_grad_(), tokens(2, 3, 8, seed=1).requires_grad_()
+    (norm(a).sum() + norm(b).sum()).backward()
+    if case in BATCH_FORWARD:
+        assert int(norm.num_batches_tracked) == 2
+        return
+    assert int(norm.num_batches_tracked) == 1
+    if norm.centered or case.name != "mabn":
+        merged(torch.cat([a, b])).sum().backward()
+        for name in ("running_mean", "running_var", "running_second_moment"):
+            if hasattr(norm, name):
+                torch.testing.assert_close(getattr(norm, name), getattr(merged, name))
+
+
+@stateful_case
+def test_reset(case: Case) -> None:
+    norm, fresh = case.build(), powernorm.build_norm(case.name, 8, **case.options)
+    for t in range(4):
+        step(norm, tokens(2, 3, 8, seed=t), None)
+    norm.reset_parameters()
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(norm.state_dict()[name], value), name
+    a, b = step(norm, tokens(2, 3, 8), None), step(fresh, tokens(2, 3, 8), None)
+    assert torch.equal(a[0], b[0])
+
+
+@every_case
+def test_static_norms_give_their_affine_map(case: Case) -> None:
+    norm = case.build()
+    for t in range(3):
+        step(norm, tokens(2, 3, 8, seed=t), None)
+    norm.eval()
+    if not norm.is_static:
+        with pytest.raises(powernorm.InputError, match="cannot be folded"):
+            norm.affine()
+        return
+    a, c = norm.affine()
+    x = tokens(2, 3, 8, dtype=torch.float64)
+    y = norm.double()(x)
+    torch.testing.assert_close(a * x + c, y, rtol=1e-6, atol=1e-6)
+
+
+@every_case
+def test_bad_input_names_value_and_mend(case: Case) -> None:
+    norm = case.build()
+    with pytest.raises(powernorm.InputError, match=r"built for 8 features.*\(2, 7\)"):
+        norm(torch.zeros(2, 7))
+    with pytest.raises(powernorm.InputError, match=r"int64.*x\.float\(\)"):
+        norm(torch.zeros(2, 8, dtype=torch.long))
+    with pytest.raises(powernorm.InputError, match=r"\(3, 2\), expected \(2, 3\)"):
+        norm(torch.zeros(2, 3, 8), torch.zeros(3, 2, dtype=torch.bool))
+    with pytest.raises(powernorm.InputError, match="attention_mask == 0"):
+        norm(torch.zeros(2, 3, 8), torch.ones(2, 3, dtype=torch.long))
+    if case.stateful:
+        with powernorm.padding_mask(torch.zeros(2, dtype=torch.bool)), pytest.raises(
+            powernorm.InputError, match="padding_mask has shape"
+        ):
+            norm(torch.zeros(2, 3, 8))
+
+
+@every_case
+def test_repr_says_its_settings(case: Case) -> None:
+    assert "8" in case.build().extra_repr()
+
+
+def test_every_norm_has_a_case() -> None:
+    assert {case.name for case in CASES} == set(powernorm.NORMS)
+    for case in CASES:
+        assert case.stateful == is_stateful(case.build())
+        if "groups" not in case.options or case.name in ("gs", "gn"):
+            defaults = powernorm.build_norm(case.name, 8)
+            assert defaults.is_static == powernorm.NORMS[case.name].static

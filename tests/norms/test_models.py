@@ -1,0 +1,208 @@
+"""Functions over a model's norms, the registry, masks of scopes, checkpoints of released code."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import powernorm
+from cases import step
+from powernorm.norms import check_norm_options, current_padding_mask
+
+
+def test_penalty_is_the_formula() -> None:
+    torch.manual_seed(0)
+    norm = powernorm.RegularizedBatchNorm(8, mean_penalty=0.3, var_penalty=0.2, momentum=0.1)
+    x = torch.randn(4, 5, 8, dtype=torch.float64).float().requires_grad_()
+    norm(x)
+    flat = x.reshape(-1, 8)
+    mean, var = flat.mean(0), flat.var(0, unbiased=False)
+    target_mean = (0.1 * mean).detach()
+    target_var = (0.9 + 0.1 * flat.var(0)).detach()
+    expected = 0.3 * (target_mean - mean).square().sum() + 0.2 * (target_var - var).abs().sum()
+    (ours_grad,) = torch.autograd.grad(norm.penalty(), x, retain_graph=True)
+    (expected_grad,) = torch.autograd.grad(expected, x)
+    torch.testing.assert_close(norm.penalty(), expected)
+    torch.testing.assert_close(ours_grad, expected_grad)
+
+
+def test_penalty_targets_are_the_buffers_after_the_step() -> None:
+    norm = powernorm.RegularizedBatchNorm(8, mean_penalty=1.0, var_penalty=0.0)
+    x = torch.randn(4, 5, 8, requires_grad=True)
+    y = norm(x)
+    value = norm.penalty()
+    (y.sum() + value).backward()
+    expected = (norm.running_mean - x.detach().reshape(-1, 8).mean(0)).square().sum()
+    torch.testing.assert_close(value.detach(), expected)
+
+
+def test_penalty_scale() -> None:
+    model = nn.Sequential(powernorm.RegularizedBatchNorm(8), powernorm.RegularizedBatchNorm(8))
+    model(torch.randn(4, 5, 8))
+    total = powernorm.penalty(model, reduction="token_sum")
+    torch.testing.assert_close(total, model[0].penalty() + model[1].penalty())
+    torch.testing.assert_close(powernorm.penalty(model, "mean", num_tokens=20), total / 20)
+    with pytest.raises(powernorm.InputError, match="num_tokens"):
+        powernorm.penalty(model)
+    with pytest.raises(powernorm.InputError, match="'sum'"):
+        powernorm.penalty(model, reduction="sum")  # type: ignore[arg-type]
+    assert float(powernorm.penalty(nn.Linear(2, 2), num_tokens=1)) == 0
+
+
+def test_penalty_of_a_shared_layer_and_of_micro_batches() -> None:
+    norm = powernorm.RegularizedBatchNorm(8)
+    with pytest.raises(powernorm.InputError, match="no training-mode forward"):
+        norm.penalty()
+    a, b = torch.randn(6, 8, requires_grad=True), torch.randn(6, 8, requires_grad=True)
+    norm(a)
+    first = norm.penalty()
+    norm(b)
+    second = norm.penalty()  # asked in between: only what came since
+    both = powernorm.RegularizedBatchNorm(8)
+    both(a), both(b)  # two uses, asked once
+    torch.testing.assert_close(both.penalty(), first + second)
+    (norm(a).sum() + norm.penalty()).backward()
+    with pytest.raises(powernorm.InputError, match="no training-mode forward"):
+        norm.penalty()
+
+
+def test_no_penalty_without_valid_tokens() -> None:
+    norm = powernorm.RegularizedBatchNorm(8)
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    norm(x, torch.ones(2, 3, dtype=torch.bool))
+    assert norm.penalty().item() == 0
+    (grad,) = torch.autograd.grad(norm.penalty(), x)
+    assert not grad.any()
+
+
+@pytest.mark.parametrize("name", ["pn", "mabn"])
+def test_rescaled_backward_statistics_fit_a_rescaled_loss(name: str) -> None:
+    """When the loss scale doubles in mid-run, the gradient doubles and nothing else happens."""
+    options = {"warmup_steps": 0} | ({"window": 2, "ratio_start": 0} if name == "mabn" else {})
+    plain, scaled = (powernorm.build_norm(name, 8, **options) for _ in range(2))
+    for t in range(8):
+        x = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(t))
+        factor = 1.0 if t < 4 else 1024.0
+        if t == 4:
+            powernorm.rescale_backward_statistics(scaled, 1024.0)
+        cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(100 + t))
+        grads = []
+        for norm, scale in ((plain, 1.0), (scaled, factor)):
+            own = x.clone().requires_grad_()
+            norm(own).backward(cotangent * scale)
+            grads.append(own.grad / scale)
+        torch.testing.assert_close(*grads)
+    with pytest.raises(powernorm.InputError, match="inf"):
+        powernorm.rescale_backward_statistics(plain, float("inf"))
+
+
+def test_unknown_names_and_options() -> None:
+    with pytest.raises(powernorm.InputError, match=r"unknown norm 'bnn', known are ln, .*'bn'"):
+        powernorm.build_norm("bnn", 8)
+    with pytest.raises(powernorm.InputError, match="no option 'alpha', it takes eps, momentum"):
+        powernorm.build_norm("pn", 8, alpha=0.9)
+    with pytest.raises(powernorm.InputError, match=r"momentum of bn is 'x' \(str\)"):
+        check_norm_options("bn", {"momentum": "x"})
+    with pytest.raises(powernorm.InputError, match=r"warmup_steps of pn is 1.5 \(float\)"):
+        check_norm_options("pn", {"warmup_steps": 1.5})
+    check_norm_options("pn", {"groups": None, "max_ratio": 5, "variant": "paper"})
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: powernorm.BatchNorm(8, momentum=0.0), "momentum is 0.0"),
+        (lambda: powernorm.BatchNorm(8, eps=0.0), "eps is 0.0"),
+        (lambda: powernorm.BatchNorm(0), "num_features is 0"),
+        (lambda: powernorm.BatchNorm(8, groups=3), "groups is 3, expected None or a divisor of the 8"),
+        (lambda: powernorm.PowerNorm(8, warmup_steps=-1), "warmup_steps is -1"),
+        (lambda: powernorm.PowerNorm(8, max_ratio=0.5), "max_ratio is 0.5"),
+        (lambda: powernorm.PowerNorm(8, decay="no"), "decay is 'no'"),  # type: ignore[arg-type]
+        (lambda: powernorm.PowerNorm(8, variant="new"), "variant is 'new'"),  # type: ignore[arg-type]
+        (lambda: powernorm.PowerNorm(8, variant="released", max_ratio=5.0), "cannot be stabilised"),
+        (lambda: powernorm.RegularizedBatchNorm(8, mean_penalty=-1.0), "mean_penalty is -1.0"),
+        (lambda: powernorm.BatchRenorm(8, 0.5, 1.0), "max_r is 0.5"),
+        (lambda: powernorm.BatchRenorm(8, 2.0, -1.0), "max_d is -1.0"),
+        (lambda: powernorm.MovingAverageBatchNorm(8, window=0), "window is 0"),
+        (lambda: powernorm.SimpleLayerNorm(1, variant="released"), "at least 2 features"),
+    ],
+)
+def test_bad_arguments(build: object, message: str) -> None:
+    with pytest.raises(powernorm.InputError, match=message):
+        build()  # type: ignore[operator]
+
+
+def test_mask_scopes_nest_and_belong_to_their_thread() -> None:
+    outer, inner = torch.zeros(2, 3, dtype=torch.bool), torch.ones(2, 3, dtype=torch.bool)
+    seen: list[Tensor | None] = []
+    with powernorm.padding_mask(outer):
+        with powernorm.padding_mask(inner):
+            assert current_padding_mask() is inner
+            with powernorm.padding_mask(None):
+                assert current_padding_mask() is None
+        assert current_padding_mask() is outer
+        thread = threading.Thread(target=lambda: seen.append(current_padding_mask()))
+        thread.start()
+        thread.join()
+        with pytest.raises(RuntimeError, match="boom"), powernorm.padding_mask(inner):
+            raise RuntimeError("boom")
+        assert current_padding_mask() is outer
+    assert current_padding_mask() is None
+    assert seen == [None]
+
+
+def test_explicit_mask_wins_over_the_scope() -> None:
+    x = torch.randn(2, 3, 8)
+    explicit = torch.tensor([[False, True, True], [False, False, True]])
+    a, b = powernorm.BatchNorm(8), powernorm.BatchNorm(8)
+    with powernorm.padding_mask(~explicit):
+        torch.testing.assert_close(a(x, explicit), b.train()(x, explicit))
+    torch.testing.assert_close(a.running_mean, x[~explicit].mean(0) * 0.1)
+
+
+def test_agrees_with_torch_batch_norm_and_loads_its_checkpoint() -> None:
+    ours, theirs = powernorm.BatchNorm(8), nn.BatchNorm1d(8)
+    for t in range(3):
+        x = torch.randn(16, 8, generator=torch.Generator().manual_seed(t)) * 3 + 2
+        torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    fresh = powernorm.BatchNorm(8)
+    fresh.load_state_dict(theirs.state_dict())
+    x = torch.randn(16, 8)
+    torch.testing.assert_close(fresh.eval()(x), theirs.eval()(x))
+
+
+def test_loads_a_checkpoint_of_the_released_power_norm() -> None:
+    norm = powernorm.PowerNorm(8, backward_momentum=0.05, warmup_steps=3)
+    for t in range(5):
+        step(norm, torch.randn(4, 8, generator=torch.Generator().manual_seed(t)), None)
+    released = {
+        "weight": norm.weight.detach(),
+        "bias": norm.bias.detach(),
+        "running_phi": norm.running_second_moment.reshape(1, 8, 1, 1),
+        "ema_gz": norm.running_gradient_moment.reshape(1, 8, 1, 1) / 0.05,
+        "iters": norm.num_batches_tracked.reshape(1),
+    }
+    fresh = powernorm.PowerNorm(8, backward_momentum=0.05, warmup_steps=3)
+    fresh.load_state_dict(released)
+    assert int(fresh.num_batches_tracked) == 5
+    torch.testing.assert_close(fresh.running_gradient_moment, norm.running_gradient_moment)
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(step(fresh, x, None), step(norm, x, None))
+
+
+def test_loads_a_checkpoint_of_the_released_batch_norm() -> None:
+    norm = powernorm.RegularizedBatchNorm(8)
+    state = dict(norm.state_dict(), batch_mean=torch.zeros(8), batch_var=torch.ones(8))
+    state["running_mean"] = torch.full((1, 8, 1, 1), 3.0)
+    norm.load_state_dict(state)
+    assert torch.equal(norm.running_mean, torch.full((8,), 3.0))
+
+
+def test_converting_to_sync_batch_norm_leaves_ours_alone() -> None:
+    model = nn.Sequential(powernorm.BatchNorm(8), powernorm.PowerNorm(8))
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert type(converted[0]) is powernorm.BatchNorm

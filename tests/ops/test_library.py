@@ -1,0 +1,87 @@
+"""The registered ops: torch's own checks, and statistics where float32 is at its limit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import powernorm
+from powernorm.ops import Moments
+
+OPS = torch.ops.powernorm
+
+
+def features(value: float | None = None, *leading: int) -> Tensor:
+    shape = (*leading, 8)
+    return torch.rand(shape) + 0.5 if value is None else torch.full(shape, value)
+
+
+def samples() -> list[tuple[object, tuple[object, ...]]]:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    mask = torch.rand(2, 5) < 0.3
+    weight, bias = features().requires_grad_(), features().requires_grad_()
+    carrier3 = torch.zeros(3, 8, dtype=torch.float64, requires_grad=True)
+    carrier5 = torch.zeros(5, 8, dtype=torch.float64, requires_grad=True)
+    limits = torch.tensor([3.0, 5.0])
+    return [
+        (OPS.batch_norm.default, (x, mask, weight, bias, features(), features(), carrier3, None, 1e-5, False, "")),
+        (OPS.batch_norm.default, (x, None, None, None, None, features(), None, None, 1e-5, True, "")),
+        (OPS.batch_norm.default, (x, mask, weight, bias, features(), features(), carrier3, limits, 1e-5, False, "")),
+        (OPS.power_norm.default, (x, mask, weight, bias, features(), features(), carrier5, 1e-5, False, 0.0, False, "")),
+        (OPS.power_norm.default, (x, None, weight, bias, features(), features(), None, 1e-5, True, 5.0, False, "")),
+        (OPS.moving_average_norm.default, (x, mask, weight, bias, features(), features(None, 3), features(None, 3), carrier3, 1e-5, False, True, "")),
+        (OPS.snapshot.default, (features(),)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", range(7))
+def test_opcheck(index: int) -> None:
+    op, args = samples()[index]
+    torch.library.opcheck(op, args)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e2, 1e4])
+@pytest.mark.parametrize("width", [1, 3, 17, 513])
+def test_statistics_of_offset_data(offset: float, width: int) -> None:
+    """Mean 1e4 and std 1 in float32: a one-pass sum of squares would lose the variance."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4096, width, generator=generator, dtype=torch.float64) + offset
+    norm = powernorm.BatchNorm(width, momentum=1.0)
+    rounded = x.float().double()
+    y = norm(x.float())
+    torch.testing.assert_close(norm.running_var.double(), rounded.var(0), rtol=1e-5, atol=0)
+    expected = (rounded - rounded.mean(0)) / rounded.std(0, unbiased=False)
+    theirs = torch.nn.functional.batch_norm(x.float(), None, None, training=True)
+    error = (y.double() - expected).abs().max()
+    reference_error = (theirs.double() - expected).abs().max()
+    assert error <= 2 * reference_error + 1e-5
+
+
+rows = st.lists(st.integers(0, 6), min_size=1, max_size=5)
+
+
+@given(rows, st.integers(0, 2**31))
+@settings(max_examples=50, deadline=None)
+def test_moments_merge_in_any_order(sizes: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(n, 3, generator=generator, dtype=torch.float64) + 100 for n in sizes]
+    masks = [torch.rand(n, generator=generator) < 0.4 for n in sizes]
+    moments = [Moments.of(x, m) for x, m in zip(parts, masks, strict=True)]
+    left = Moments.zero(3)
+    for m in moments:
+        left = left.merge(m)
+    right = Moments.zero(3)
+    for m in reversed(moments):
+        right = m.merge(right)
+    valid = torch.cat([x[~m] for x, m in zip(parts, masks, strict=True)])
+    assert float(left.count) == len(valid)
+    for name in ("mean", "var", "second_moment"):
+        torch.testing.assert_close(getattr(left, name), getattr(right, name), rtol=1e-9, atol=1e-9)
+    if len(valid):
+        torch.testing.assert_close(left.mean, valid.mean(0))
+        torch.testing.assert_close(left.second_moment, valid.square().mean(0))
+        torch.testing.assert_close(left.var, valid.var(0, unbiased=False), rtol=1e-6, atol=1e-9)

@@ -1,0 +1,317 @@
+"""Every command as a subprocess, as a user starts it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report.synthetic import write_comparison
+
+SECONDS = 240
+"""After which a subprocess counts as hung; far more than it needs."""
+
+SMALL = (
+    *("--set", "data.vocabulary_size=300"),
+    *("--set", "data.sequence_length=8"),
+    *("--set", "data.batch_size=4"),
+    *("--set", "model.num_features=8"),
+    *("--set", "model.feedforward_features=8"),
+)
+"""Over the smoke preset: so small that the start of the process is most of it."""
+
+
+def arguments(*parts: str | Path) -> list[str]:
+    return [
+        sys.executable,
+        "-W",
+        "error::DeprecationWarning:powernorm",
+        "-m",
+        "powernorm",
+        *map(str, parts),
+    ]
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {
+        "POWERNORM_CACHE": str(tmp_path / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "80",
+    }
+
+
+class Outcome:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def refused(self) -> str:
+        """The one line of an error."""
+        assert self.code == 2, self.err
+        assert self.out == ""
+        assert re.fullmatch(r"error: [^\n]+\n", self.err), self.err
+        return self.err
+
+
+def powernorm(tmp_path: Path, *parts: str | Path) -> Outcome:
+    done = subprocess.run(
+        arguments(*parts),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        timeout=SECONDS,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "numbers.txt"
+    lines = (
+        f"The number {n} comes before {n + 1} and is {'even' if n % 2 == 0 else 'odd'}."
+        for n in range(600)
+    )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> tuple[Path, Outcome]:
+    """The folder of a comparison that ran to its end, and what it printed."""
+    home = tmp_path_factory.mktemp("compared")
+    outcome = powernorm(
+        home, "compare", "lm", "--preset", "smoke", "--norms", "ln,pn", "--data", text_file, *SMALL
+    )
+    return home / "runs" / "lm-smoke", outcome
+
+
+def test_help_needs_no_heavy_import() -> None:
+    code = (
+        "import sys\n"
+        "from powernorm.cli import main\n"
+        "sys.argv = ['powernorm', *{parts!r}]\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {{'torch', 'lightning', 'matplotlib', 'tokenizers', 'numpy'}} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    for parts in (["--help"], ["compare", "--help"], ["report", "--help"], ["--version"]):
+        subprocess.run(
+            [sys.executable, "-c", code.format(parts=parts)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=SECONDS,
+        )
+
+
+def test_help_names_every_command_and_option(tmp_path: Path) -> None:
+    text = powernorm(tmp_path, "--help").out
+    assert all(command in text for command in ("compare", "norms", "report", "--version"))
+    text = powernorm(tmp_path, "compare", "--help").out
+    options = ("norms", "placement", "preset", "seeds", "data", "out", "set", "force", "resume")
+    assert all(f"--{option}" in text for option in options)
+    assert "smoke, demo, full" in text
+
+
+def test_version(tmp_path: Path) -> None:
+    outcome = powernorm(tmp_path, "--version")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert re.fullmatch(r"powernorm \d+\.\d+\.\d+\S*\n", outcome.out)
+
+
+def test_installed_command() -> None:
+    script = Path(sys.executable).with_name("powernorm")
+    done = subprocess.run(
+        [script, "--version"], capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+    assert done.stdout.startswith("powernorm ")
+
+
+def test_table_of_norms(tmp_path: Path) -> None:
+    from powernorm.norms import NORMS
+
+    outcome = powernorm(tmp_path, "norms")
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    names = [line.split()[0] for line in lines if line[:1].strip()]
+    assert names == ["name", *NORMS, "static:"]
+    assert "MovingAverageBatchNorm" in outcome.out
+    for heading in ("layer", "averages over", "static", "paper"):
+        assert heading in lines[0]
+
+
+def test_compare(compared: tuple[Path, Outcome]) -> None:
+    folder, outcome = compared
+    assert outcome.code == 0, outcome.err
+    for text in (
+        "ln",
+        "pn",
+        "unigram",
+        "bigram",
+        "test perplexity",
+        "gap to ln",
+        "TID",
+        "tokens/s",
+    ):
+        assert text in outcome.out
+    assert outcome.out.endswith(f"report: {Path('runs/lm-smoke/report.html')}\n")
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert [(run["norm"], run["status"]) for run in results["runs"]] == [
+        ("ln", "finished"),
+        ("pn", "finished"),
+    ]
+    assert results["runs"][1]["tid"]["var_last"] > 0
+    assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_output_without_a_terminal_has_no_control_characters(
+    compared: tuple[Path, Outcome],
+) -> None:
+    _, outcome = compared
+    for text in (outcome.out, outcome.err):
+        assert all(character.isprintable() or character == "\n" for character in text)
+    assert max(map(len, outcome.out.splitlines())) <= 80
+
+
+def test_report_again(tmp_path: Path, compared: tuple[Path, Outcome]) -> None:
+    folder, _ = compared
+    page = folder / "report.html"
+    before = page.read_bytes()
+    page.unlink()
+    outcome = powernorm(tmp_path, "report", folder)
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"report: {page}\n", "")
+    assert page.read_bytes() == before
+
+
+def test_folder_with_other_runs(text_file: Path, compared: tuple[Path, Outcome]) -> None:
+    folder, _ = compared
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    options = (
+        "--preset",
+        "smoke",
+        "--norms",
+        "ln,pn",
+        "--data",
+        text_file,
+        *SMALL,
+        "--out",
+        folder,
+    )
+    refusal = powernorm(folder.parent, "compare", "lm", *options).refused()
+    assert str(folder) in refusal
+    assert "--force" in refusal
+    refusal = powernorm(
+        folder.parent, "compare", "lm", *options, "--resume", "--set", "model.dropout=0.5"
+    ).refused()
+    assert "model.dropout 0.0 → 0.5" in refusal
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--norms", "ln,pm"], "unknown norm 'pm', known are ln, ln-simple"),
+        (["--preset", "huge"], "no preset 'huge': choose one of smoke, demo, full"),
+        (["--set", "optimizer.learning_rat=1"], "did you mean optimizer.learning_rate"),
+        (["--set", "training.max_steps=few"], "training.max_steps=few .* expected a whole number"),
+        (["--set", "dropout"], "'dropout' is not of the form key=value"),
+        (["--set", "norm_options.pn.warmup=3"], "no option 'warmup', it takes"),
+        (["--placement", "middle"], "model.placement=middle .* pre, post"),
+        (["--data", "missing.txt"], "missing.txt does not exist"),
+        (["--data", "empty.txt"], "empty.txt"),
+        (["--out", "empty.txt"], "empty.txt is a file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_of_compare(tmp_path: Path, options: list[str], message: str) -> None:
+    (tmp_path / "empty.txt").touch()
+    preset = [] if "--preset" in options else ["--preset", "smoke"]
+    refusal = powernorm(tmp_path, "compare", "lm", *preset, *options).refused()
+    assert re.search(message, refusal), refusal
+    assert not (tmp_path / "runs").exists()
+
+
+def test_unknown_task(tmp_path: Path) -> None:
+    assert "no task 'mt': choose one of lm" in powernorm(tmp_path, "compare", "mt").refused()
+
+
+def test_wrong_option(tmp_path: Path) -> None:
+    outcome = powernorm(tmp_path, "compare", "lm", "--norm", "ln")
+    assert outcome.code == 2
+    assert "--norms" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_bad_input_of_report(tmp_path: Path) -> None:
+    assert "is not a folder" in powernorm(tmp_path, "report", "missing").refused()
+    folder = write_comparison(tmp_path / "demo", norms=("bn",), seeds=(0,))
+    with (folder / "bn-pre-seed0" / "metrics.csv").open("a", encoding="utf-8") as stream:
+        stream.write("oops\n")
+    refusal = powernorm(tmp_path, "report", folder).refused()
+    assert "metrics.csv, line 102: 1 cells, expected 8" in refusal
+
+
+@pytest.mark.parametrize("package", ["typer", "lightning", "matplotlib", "rich"])
+def test_missing_extra_is_named(tmp_path: Path, package: str) -> None:
+    code = (
+        "import sys\n"
+        f"sys.modules[{package!r}] = None\n"
+        "sys.argv = ['powernorm', 'compare', 'lm', '--preset', 'smoke']\n"
+        "from powernorm.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        timeout=SECONDS,
+        check=False,
+    )
+    refusal = Outcome(done.returncode, done.stdout, done.stderr).refused()
+    assert package in refusal
+    assert "pip install 'powernorm[train]'" in refusal
+
+
+def test_interrupted_comparison_goes_on(tmp_path: Path, text_file: Path) -> None:
+    options = (
+        *("compare", "lm", "--preset", "smoke", "--norms", "ln", "--data", text_file, *SMALL),
+        *("--set", "training.max_steps=1000", "--set", "training.validate_every=50"),
+        *("--out", "my runs"),
+    )
+    process = subprocess.Popen(
+        arguments(*options, "--force"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "step 50," in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    (said,) = [line for line in err.splitlines() if line.startswith("interrupted: ")]
+    assert "my runs keeps the runs that are over" in said
+    command = said.partition("go on with: powernorm ")[2]
+    assert command.endswith("--out 'my runs' --resume")
+    assert "--force" not in command
+    folder = tmp_path / "my runs"
+    (run,) = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
+    assert run["status"] == "interrupted"
+    outcome = powernorm(tmp_path, *options, "--resume")
+    assert outcome.code == 0, outcome.err
+    assert re.search(r"1000 steps, from step \d*[1-9]\d*\n", outcome.err)
+    (run,) = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
+    assert run["status"] == "finished"
+    assert (folder / "report.html").exists()
