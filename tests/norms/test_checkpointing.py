@@ -72,9 +72,7 @@ def test_several_forwards_before_their_backwards(
             x, mask = batch(t)
             with powernorm.padding_mask(mask):
                 expected.append(plain(x).square().sum())
-                losses.append(
-                    checkpoint(repeated, x, use_reentrant=use_reentrant).square().sum()
-                )
+                losses.append(checkpoint(repeated, x, use_reentrant=use_reentrant).square().sum())
         for i in order:
             expected[i].backward()
             losses[i].backward()

@@ -117,7 +117,10 @@ def test_unknown_names_and_options() -> None:
         (lambda: powernorm.BatchNorm(8, momentum=0.0), "momentum is 0.0"),
         (lambda: powernorm.BatchNorm(8, eps=0.0), "eps is 0.0"),
         (lambda: powernorm.BatchNorm(0), "num_features is 0"),
-        (lambda: powernorm.BatchNorm(8, groups=3), "groups is 3, expected None or a divisor of the 8"),
+        (
+            lambda: powernorm.BatchNorm(8, groups=3),
+            "groups is 3, expected None or a divisor of the 8",
+        ),
         (lambda: powernorm.PowerNorm(8, warmup_steps=-1), "warmup_steps is -1"),
         (lambda: powernorm.PowerNorm(8, max_ratio=0.5), "max_ratio is 0.5"),
         (lambda: powernorm.PowerNorm(8, decay="no"), "decay is 'no'"),  # type: ignore[arg-type]

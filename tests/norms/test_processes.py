@@ -76,7 +76,9 @@ def whole(case: Case, world_size: int) -> dict[str, Any]:
 
 def compare(case: Case, expected: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
     def close(a: Tensor, b: Tensor, what: str) -> None:
-        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5, msg=lambda m: f"{case.id} {what} {m}")
+        torch.testing.assert_close(
+            a, b, rtol=2e-5, atol=2e-5, msg=lambda m: f"{case.id} {what} {m}"
+        )
 
     for step in range(STEPS):
         for key in ("y", "grad_x"):

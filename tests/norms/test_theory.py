@@ -124,7 +124,9 @@ def test_stabilised_power_norm_is_bounded(kind: str) -> None:
     batches = adversarial(kind, 300)
     both = powernorm.build_norm("pn-static", 8, warmup_steps=0, dtype=torch.float64)
     assert largest_gradient_statistic(both, batches) < 10
-    floored = powernorm.PowerNorm(8, groups=None, warmup_steps=0, decay="floored", dtype=torch.float64)
+    floored = powernorm.PowerNorm(
+        8, groups=None, warmup_steps=0, decay="floored", dtype=torch.float64
+    )
     assert largest_gradient_statistic(floored, batches) < 1e3
 
 

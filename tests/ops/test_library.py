@@ -27,15 +27,19 @@ def samples() -> list[tuple[object, tuple[object, ...]]]:
     carrier3 = torch.zeros(3, 8, dtype=torch.float64, requires_grad=True)
     carrier5 = torch.zeros(5, 8, dtype=torch.float64, requires_grad=True)
     limits = torch.tensor([3.0, 5.0])
+    affine = (x, mask, weight, bias)
+    centred = (*affine, features(), features())
+    batch, power, moving = OPS.batch_norm, OPS.power_norm, OPS.moving_average_norm
+    windows = (features(), features(None, 3), features(None, 3))
     return [
-        (OPS.batch_norm.default, (x, mask, weight, bias, features(), features(), carrier3, None, 1e-5, False, "")),
-        (OPS.batch_norm.default, (x, None, None, None, None, features(), None, None, 1e-5, True, "")),
-        (OPS.batch_norm.default, (x, mask, weight, bias, features(), features(), carrier3, limits, 1e-5, False, "")),
-        (OPS.power_norm.default, (x, mask, weight, bias, features(), features(), carrier5, 1e-5, False, 0.0, False, "")),
-        (OPS.power_norm.default, (x, None, weight, bias, features(), features(), None, 1e-5, True, 5.0, False, "")),
-        (OPS.moving_average_norm.default, (x, mask, weight, bias, features(), features(None, 3), features(None, 3), carrier3, 1e-5, False, True, "")),
+        (batch.default, (*centred, carrier3, None, 1e-5, False, "")),
+        (batch.default, (x, None, None, None, None, features(), None, None, 1e-5, True, "")),
+        (batch.default, (*centred, carrier3, limits, 1e-5, False, "")),
+        (power.default, (*centred, carrier5, 1e-5, False, 0.0, False, "")),
+        (power.default, (*centred, None, 1e-5, True, 5.0, False, "")),
+        (moving.default, (*affine, *windows, carrier3, 1e-5, False, True, "")),
         (OPS.snapshot.default, (features(),)),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("index", range(7))

@@ -45,6 +45,7 @@ def check_variant(variant: str) -> Variant:
 
 
 def feature_count(num_features: int | tuple[int, ...]) -> int:
+    """C from an integer or a 1-tuple (torch's `normalized_shape`), or an InputError."""
     if isinstance(num_features, tuple | list | torch.Size):
         if len(num_features) != 1:
             raise InputError(

@@ -266,7 +266,7 @@ class BatchStatisticsNorm(AffineNorm):
             for name, buffer in self._buffers.items()
             if buffer is not None and buffer.is_floating_point()
         }
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, before in wide.items():
             after = cast(Tensor, self._buffers[name])
             if after.dtype in (torch.float16, torch.bfloat16):

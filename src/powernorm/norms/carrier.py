@@ -112,7 +112,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.arm()
 
 

@@ -149,9 +149,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         """`running_var`, `buffer_x2`, `buffer_gz` and `iters` of the released layer."""
         features = (self.num_features,)
         windows = (self.window, *features)
-        rename_key(
-            state_dict, f"{prefix}running_var", f"{prefix}running_second_moment", features
-        )
+        rename_key(state_dict, f"{prefix}running_var", f"{prefix}running_second_moment", features)
         for old, new in (("buffer_x2", "second"), ("buffer_gz", "gradient")):
             rename_key(state_dict, f"{prefix}{old}", f"{prefix}window_{new}_moment", windows)
         rename_key(state_dict, f"{prefix}iters", f"{prefix}num_batches_tracked", ())

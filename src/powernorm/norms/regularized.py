@@ -44,6 +44,10 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     >>> (loss + norm.penalty()).backward()
     """
 
+    _pending: Tensor | None
+    _without_gradient: bool
+    _read: bool
+
     def __init__(
         self,
         num_features: int | tuple[int, ...],
@@ -87,7 +91,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             return self.evaluate(x, padding_mask)
         x, seen = self.prepare(x, padding_mask, self.running_mean, self.running_var)
         running_mean, running_var = seen.state
-        y, mean, var, count, _, _, _, fresh, _ = torch.ops.powernorm.batch_norm(
+        y, mean, var, count, *_ = torch.ops.powernorm.batch_norm(
             self.hide_padding(x, seen.padding_mask),
             seen.padding_mask,
             self.weight,
@@ -144,13 +148,13 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             self.mean_penalty * (new_mean - mean).square().sum()
             + self.var_penalty * (new_var - var).abs().sum()
         )
-        fresh = self._pending is None or self._read
-        self._pending = value if fresh else self._pending + value
+        earlier = None if self._read else self._pending
+        self._pending = value if earlier is None else earlier + value
         self._without_gradient = not torch.is_grad_enabled()
         self._read = False
 
     def _forget(self) -> None:
-        self._pending: Tensor | None = None
+        self._pending = None
         self._without_gradient = False
         self._read = False
 

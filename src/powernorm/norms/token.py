@@ -123,16 +123,13 @@ class DetachNorm(_StandardizingNorm):
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Normalise (..., C)."""
         self.check_input(x, padding_mask)
-        y = token.simple_layer_norm(
-            x, self.eps, self.released, self.detach_mean, self.detach_std
-        )
+        y = token.simple_layer_norm(x, self.eps, self.released, self.detach_mean, self.detach_std)
         return self.scale_and_shift(y)
 
     def extra_repr(self) -> str:
         """Features and which statistics are detached."""
         return (
-            f"{super().extra_repr()}, detach_mean={self.detach_mean}, "
-            f"detach_std={self.detach_std}"
+            f"{super().extra_repr()}, detach_mean={self.detach_mean}, detach_std={self.detach_std}"
         )
 
 
@@ -374,9 +371,7 @@ class DynamicTanh(AffineNorm):
 
     def extra_repr(self) -> str:
         """Features and the start of α."""
-        return (
-            f"{self.num_features}, alpha={self.initial_alpha}, affine={self.weight is not None}"
-        )
+        return f"{self.num_features}, alpha={self.initial_alpha}, affine={self.weight is not None}"
 
 
 class Identity(AffineNorm):

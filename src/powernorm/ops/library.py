@@ -21,7 +21,7 @@ from torch import Tensor
 from powernorm.ops.reference import batch, moving_average, power
 from powernorm.ops.reference.arrays import accumulation_dtype
 
-_LIBRARY = torch.library.Library("powernorm", "DEF")  # noqa: TOR901 - lives as long as the process
+_LIBRARY = torch.library.Library("powernorm", "DEF")
 
 
 def _define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:

@@ -37,6 +37,7 @@ def all_reduce_sum(tensor: Tensor, group_name: str) -> Tensor:
 
 def _resolve(group_name: str) -> dist.ProcessGroup:
     # Registered by torch for its own functional collectives; the name is unique in a process.
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    # Imported late: torch may be built without distributed.
+    from torch._C._distributed_c10d import _resolve_process_group
 
     return _resolve_process_group(group_name)  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def reciprocal_root(second_moment: Tensor, eps: float, floor: bool) -> Tensor:
 
 
 def products(grad: Tensor, values: Tensor, valid: Tensor | None) -> Tensor:
-    """grad ⊙ values, over padding too, but 0 where padding holds anything and grad is 0.
+    """Grad ⊙ values, over padding too, but 0 where padding holds anything and grad is 0.
 
     The loss may look at padded outputs, then they count; it usually does not, and then an
     infinity in the padding must not turn a sum into NaN.

@@ -32,7 +32,7 @@ class BatchNormOutput(NamedTuple):
     """Mean used, (C,): the batch's, the running one without valid tokens, 0 if uncentred."""
     var: Tensor
     """Biased variance (centred) or quadratic mean (uncentred) used, (C,)."""
-    count: Tensor
+    num_valid: Tensor
     """Number of valid tokens, 0-d."""
     rstd: Tensor
     """1/sqrt(var + eps), (C,)."""

@@ -34,7 +34,7 @@ class MovingAverageOutput(NamedTuple):
     """χ: quadratic mean used, (C,)."""
     history: Tensor
     """Sum of the window's gradient moments that stay when this step's enters, (C,)."""
-    count: Tensor
+    num_valid: Tensor
     """Number of valid tokens over the group, 0-d."""
     sums: Tensor
     """(2, C) float64, of this process alone: n, Σx² over valid tokens."""

@@ -58,7 +58,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 def group_scaling(x: Tensor, groups: int, eps: float) -> Tensor:
     """`x / sqrt(mean_group x² + eps)` per token and group of features (Shen et al., App. A)."""
-    wide = x.to(accumulation_dtype(x)).unflatten(-1, (groups, -1))
+    wide = x.to(accumulation_dtype(x)).reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return scaled.flatten(-2).to(x.dtype)
 
@@ -67,14 +67,14 @@ def group_norm(
     x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Each token's features in groups, each group to mean 0 and variance 1 (Wu and He 2018)."""
-    wide = x.to(accumulation_dtype(x)).unflatten(-1, (groups, -1))
+    wide = x.to(accumulation_dtype(x)).reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
     centered = wide - wide.mean(-1, keepdim=True)
     scaled = centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps)
     return scale_and_shift(scaled.flatten(-2), weight, bias).to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """torch's LayerNorm over the features."""
+    """Torch's LayerNorm over the features."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
