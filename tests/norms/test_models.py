@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import powernorm
 from cases import step
-from powernorm.norms import check_norm_options, current_padding_mask
+from powernorm.norms import center_weight, check_norm_options, current_padding_mask
 
 
 def test_penalty_is_the_formula() -> None:
@@ -209,3 +209,13 @@ def test_converting_to_sync_batch_norm_leaves_ours_alone() -> None:
     model = nn.Sequential(powernorm.BatchNorm(8), powernorm.PowerNorm(8))
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     assert type(converted[0]) is powernorm.BatchNorm
+
+
+@pytest.mark.parametrize("module", [nn.Linear(6, 4), nn.Conv1d(6, 4, 3)])
+def test_centred_weight(module: nn.Module) -> None:
+    center_weight(module)
+    torch.testing.assert_close(module.weight.flatten(1).mean(1), torch.zeros(4))
+    module.weight.square().sum().backward()
+    assert module.parametrizations.weight.original.grad is not None
+    with pytest.raises(powernorm.InputError, match="LayerNorm"):
+        center_weight(nn.LayerNorm(3))

@@ -4,7 +4,7 @@ from powernorm.norms.base import BatchStatisticsNorm, Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.masks import current_padding_mask, padding_mask
 from powernorm.norms.models import penalty, rescale_backward_statistics
-from powernorm.norms.moving_average import MovingAverageBatchNorm
+from powernorm.norms.moving_average import MovingAverageBatchNorm, center_weight
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.registry import NORMS, NormInfo, build_norm, check_norm_options, norm_info
 from powernorm.norms.regularized import RegularizedBatchNorm
@@ -42,6 +42,7 @@ __all__ = [
     "RegularizedBatchNorm",
     "SimpleLayerNorm",
     "build_norm",
+    "center_weight",
     "check_norm_options",
     "current_padding_mask",
     "norm_info",

@@ -4,12 +4,41 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+from powernorm.errors import InputError
 from powernorm.norms.arguments import check_count
 from powernorm.norms.base import rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
+
+
+class _CenteredWeight(nn.Module):
+    """W with the mean of each output's weights taken out."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight - weight.flatten(1).mean(1).view(-1, *[1] * (weight.ndim - 1))
+
+
+def center_weight(module: nn.Linear | nn.modules.conv._ConvNd) -> None:
+    """Centre the weight of a layer that feeds a MABN (Yan et al. 2020), in place and for good.
+
+    Without a mean in the norm, this keeps the mean of its input small. The raw weight stays the
+    trained parameter (`module.parametrizations.weight.original`); undo with
+    `torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`.
+
+    Args:
+        module: Linear (out, in) or Conv; the mean is taken over all but the first dimension.
+
+    Raises:
+        InputError: a module of another kind.
+    """
+    if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+        raise InputError(
+            f"center_weight got a {type(module).__name__}, expected a Linear or a Conv layer"
+        )
+    parametrize.register_parametrization(module, "weight", _CenteredWeight())
 
 
 class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
@@ -19,8 +48,8 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
     batches, this one included, and r the ratio of χ's root to the running root, clipped to
     [1/5, 5] and constant in the backward. Backward `∂L/∂x = (g r - z m)/sqrt(χ + eps)` with m the
     mean of mean(g r z) over the same window. In the first `window` steps and the warm-up the
-    batch's own statistics are used. The original also centres the weight of the layer that feeds
-    the norm, which is not this layer's business.
+    batch's own statistics are used. Yan et al. also centre the weight of the layer that feeds the
+    norm: `center_weight(linear)`.
 
     Args:
         num_features: C.

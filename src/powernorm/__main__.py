@@ -1,0 +1,5 @@
+"""`python -m powernorm`."""
+
+from powernorm.cli import main
+
+main()

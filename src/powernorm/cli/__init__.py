@@ -1,0 +1,40 @@
+"""The command `powernorm`: how it starts and how it ends.
+
+The commands are in `powernorm.cli.commands`, imported late, so that a missing extra gives one line
+that names it.
+"""
+
+import sys
+from typing import Final, NoReturn
+
+from powernorm.errors import InputError
+
+BAD_INPUT: Final = 2
+"""Exit code after an InputError or a wrong option."""
+
+EXTRA: Final = "powernorm[train]"
+_EXTRA_PACKAGES: Final = frozenset(
+    {"lightning", "matplotlib", "rich", "tensorboard", "tokenizers", "torchmetrics", "typer"}
+)
+
+
+def main() -> NoReturn:
+    """Runs the command line and exits: 0 done, 2 bad input, 130 interrupted."""
+    try:
+        from powernorm.cli.commands import app
+
+        app(prog_name="powernorm")
+    except InputError as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA_PACKAGES:
+            raise
+        _fail(f"this command needs the package {package}; install it with: pip install '{EXTRA}'")
+    sys.exit(0)
+
+
+def _fail(message: str) -> NoReturn:
+    # One line, whatever the message quotes from a file.
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    sys.exit(BAD_INPUT)

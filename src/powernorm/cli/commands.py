@@ -1,0 +1,149 @@
+"""The commands: parse, call the library, print. Heavy imports happen inside the command."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+import powernorm
+from powernorm.recipes import RECIPES, recipe
+from powernorm.training.overrides import override
+
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as the shells have it."""
+
+app = typer.Typer(
+    help="Normalization for Transformers beyond LayerNorm.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"powernorm {powernorm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def compare(
+    task: Annotated[str, typer.Argument(help=f"What to train: {', '.join(RECIPES)}.")],
+    norms: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,…", help="Short names (see `powernorm norms`); else the preset's."
+        ),
+    ] = None,
+    placement: Annotated[
+        str | None, typer.Option(metavar="pre|post", help="Where the norms stand.")
+    ] = None,
+    preset: Annotated[
+        str,
+        typer.Option(metavar="NAME", help=f"Size of the experiment: {', '.join(RECIPES['lm'])}."),
+    ] = "demo",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Train with seeds 0 … N-1.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="A text file, or a folder with ….train.txt, ….valid.txt and ….test.txt; else the "
+            "text that comes with powernorm.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the runs go; else runs/TASK-PRESET."),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting; may be given several times."
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete the runs that DIR holds first.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the runs that DIR holds.")
+    ] = False,
+) -> None:
+    """Train the same model with each norm and compare them.
+
+    Ends in a table and in DIR/report.html.
+    """
+    options = {
+        "norms": norms,
+        "model.placement": placement,
+        "seeds": None if seeds is None else ",".join(map(str, range(seeds))),
+        "data.path": data,
+    }
+    chosen = [f"{key}={value}" for key, value in options.items() if value is not None]
+    config = override(recipe(task, preset), [*chosen, *(assignments or [])])
+    folder = out or Path("runs") / f"{task}-{preset}"
+    try:
+        from rich.console import Console
+
+        # Before the training that takes minutes: a missing extra must not show up after it.
+        from powernorm.report import print_comparison, read_comparison, write_report
+        from powernorm.training.comparison import compare as run_comparison
+        from powernorm.training.progress import ComparisonProgress
+
+        with ComparisonProgress(Console(stderr=True)) as progress:
+            run_comparison(config, folder, resume=resume, force=force, on_event=progress)
+    except KeyboardInterrupt:
+        _say_what_is_kept(folder)
+    page = write_report(folder)
+    print_comparison(Console(), read_comparison(folder))
+    typer.echo(f"report: {page}")
+
+
+@app.command()
+def norms() -> None:
+    """Show the table of norms."""
+    from powernorm.cli.norm_table import print_norms
+
+    print_norms()
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The --out folder of a comparison.")],
+) -> None:
+    """Build report.html again from the run folders alone."""
+    from powernorm.report import write_report
+
+    typer.echo(f"report: {write_report(folder)}")
+
+
+def _say_what_is_kept(folder: Path) -> NoReturn:
+    command = shlex.join(
+        ["powernorm", *(part for part in sys.argv[1:] if part not in ("--force", "--resume"))]
+    )
+    if folder.exists():
+        typer.echo(
+            f"interrupted: {folder} keeps the runs that are over and the last checkpoint; "
+            f"go on with: {command} --resume",
+            err=True,
+        )
+    else:
+        typer.echo(f"interrupted: nothing was trained yet; start with: {command}", err=True)
+    raise typer.Exit(INTERRUPTED)

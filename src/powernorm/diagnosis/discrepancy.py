@@ -1,0 +1,189 @@
+"""Two-pass Training Inference Discrepancy (TID) of Wang et al. 2022."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+
+from powernorm.diagnosis.distances import Statistics, discrepancies
+from powernorm.diagnosis.observation import observed_layers, short_name, watch
+from powernorm.diagnosis.untouched import untouched
+from powernorm.errors import InputError
+from powernorm.norms import BatchStatisticsNorm
+from powernorm.ops.moments import Moments
+from powernorm.runs import TID
+
+Forward = Callable[[nn.Module, Any], object]
+"""Runs the model on one batch; what it returns is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDiscrepancy:
+    """TID of one layer as fractions; no mean part for a layer that does not centre."""
+
+    layer: str
+    norm: str
+    mean_tid: float | None
+    var_tid: float
+
+    def to_row(self) -> dict[str, str | float | None]:
+        """The values by name."""
+        return {
+            "layer": self.layer,
+            "norm": self.norm,
+            "mean_tid": self.mean_tid,
+            "var_tid": self.var_tid,
+        }
+
+
+@dataclass(frozen=True)
+class DiscrepancyReport:
+    """TID of every layer that was called, in the order of the model.
+
+    Attributes:
+        layers: one entry a layer.
+        unobserved: names of layers with batch statistics that no batch went through.
+    """
+
+    layers: Sequence[LayerDiscrepancy]
+    unobserved: Sequence[str] = ()
+
+    def summary(self) -> TID | None:
+        """The last layer and the average over layers (W22, Tables 1, 4, 6); None without layers."""
+        if not self.layers:
+            return None
+        last = self.layers[-1]
+        means = [layer.mean_tid for layer in self.layers if layer.mean_tid is not None]
+        return TID(
+            mean_last=last.mean_tid,
+            var_last=last.var_tid,
+            mean_avg=fmean(means) if means else None,
+            var_avg=fmean(layer.var_tid for layer in self.layers),
+        )
+
+    def to_rows(self) -> list[dict[str, str | float | None]]:
+        """One dictionary a layer: layer, norm, mean_tid, var_tid."""
+        return [layer.to_row() for layer in self.layers]
+
+
+class _Pool:
+    """Pass 1: the statistics of all valid tokens of all batches."""
+
+    def __init__(self) -> None:
+        self.moments: Moments | None = None
+
+    def add(self, batch: Moments) -> None:
+        self.moments = batch if self.moments is None else self.moments.merge(batch)
+
+
+class _Expectation:
+    """Pass 2: the mean over batches of the distance to the population."""
+
+    def __init__(self, layer: BatchStatisticsNorm, population: Moments) -> None:
+        self.eps = layer.eps
+        self.population = Statistics.of(population, centered=layer.centered)
+        self.sums = population.total.new_zeros(3)
+
+    def add(self, batch: Moments) -> None:
+        parts = torch.stack(discrepancies(batch, self.population, self.eps))
+        present = batch.count > 0
+        # A batch without valid tokens has no statistics and is no part of the expectation.
+        self.sums[:2] += torch.where(present, parts, 0.0)
+        self.sums[2] += present
+
+
+def training_inference_discrepancy(
+    model: nn.Module, batches: Iterable[Any], forward: Forward | None = None
+) -> DiscrepancyReport:
+    """How far a batch's statistics lie from the population's, layer by layer.
+
+    Wang et al. 2022, Definition 1: `mean_tid = E_B mean_c |μ_B - μ|/σ_B` and `var_tid = E_B mean_c
+    |σ_B - σ|/σ_B` with biased σ_B; layers that do not centre have `E_B mean_c |ψ_B - ψ|/ψ_B`
+    only. The first pass pools the population over all valid tokens, the second takes the
+    expectation over batches. In both the norm layers normalise as in training, and everything else
+    as in evaluation (dropout off). Weights, buffers, modes and torch's random numbers are the same
+    afterwards, also after an exception.
+
+    Args:
+        model: holds layers of `BatchStatisticsNorm`; without any the report is empty.
+        batches: gone through twice, so no generator; each batch on the model's device.
+        forward: runs the model on a batch. None calls `model(batch)` for a tensor,
+            `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
+
+    Raises:
+        InputError: batches that can be gone through only once, no batch, no valid token, or a
+            forward that calls none of the layers.
+
+    Distributed:
+        Statistics are those of this process's batches; layers that share statistics still
+        exchange them, so every process has to call this with equally many batches.
+    """
+    layers = observed_layers(model)
+    if not layers:
+        return DiscrepancyReport(())
+    if iter(batches) is batches:
+        raise InputError(
+            f"batches is a {type(batches).__name__}, which can be gone through only once; two "
+            "passes are needed: give a list or a DataLoader"
+        )
+    run = forward or _call
+    with untouched(model, layers.values()):
+        pools = {name: _Pool() for name in layers}
+        _go_through(model, batches, run, {layers[name]: pool.add for name, pool in pools.items()})
+        populations = {name: pool.moments for name, pool in pools.items() if pool.moments}
+        if not populations:
+            raise InputError(
+                f"none of the {len(layers)} layers with batch statistics was called "
+                f"(the first is {next(iter(layers))!r}); give a `forward` that runs the model"
+            )
+        expectations = {
+            name: _Expectation(layers[name], population) for name, population in populations.items()
+        }
+        _go_through(
+            model, batches, run, {layers[name]: item.add for name, item in expectations.items()}
+        )
+    return DiscrepancyReport(
+        tuple(_result(name, layers[name], item) for name, item in expectations.items()),
+        tuple(name for name in layers if name not in populations),
+    )
+
+
+def _go_through(
+    model: nn.Module,
+    batches: Iterable[Any],
+    run: Forward,
+    receivers: Mapping[BatchStatisticsNorm, Callable[[Moments], None]],
+) -> None:
+    handles = [watch(layer, receive, lambda: True) for layer, receive in receivers.items()]
+    empty = True
+    try:
+        for batch in batches:
+            empty = False
+            run(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if empty:
+        raise InputError("batches is empty; TID needs at least one batch, better dozens")
+
+
+def _call(model: nn.Module, batch: Any) -> object:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, tuple | list):
+        return model(*batch)
+    return model(batch)
+
+
+def _result(name: str, layer: BatchStatisticsNorm, item: _Expectation) -> LayerDiscrepancy:
+    mean_sum, var_sum, count = item.sums.tolist()
+    if not count:
+        raise InputError(
+            f"the batches hold no valid token for layer {name!r}: every position is padding; check "
+            "that padding_mask is True at padding, not at tokens"
+        )
+    mean = mean_sum / count if layer.centered else None
+    return LayerDiscrepancy(name, short_name(layer), mean, var_sum / count)

@@ -1,0 +1,80 @@
+"""How far a batch's statistics lie from others: TID and plain distances, per layer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from powernorm.norms import BatchStatisticsNorm
+from powernorm.ops.moments import Moments
+
+_CONSTANT = 1e-12
+"""A feature whose variance is below this share of its quadratic mean is constant in the batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """What a layer normalises by, each (C,) in float64: running, or of a population.
+
+    Attributes:
+        mean: None for a layer that does not centre.
+        square: the biased or running variance; the quadratic mean ψ² where `mean` is None.
+    """
+
+    mean: Tensor | None
+    square: Tensor
+
+    @classmethod
+    def running(cls, layer: BatchStatisticsNorm) -> "Statistics":
+        """The layer's running statistics as they are now."""
+        if layer.centered:
+            return cls(
+                layer.get_buffer("running_mean").double(), layer.get_buffer("running_var").double()
+            )
+        return cls(None, layer.get_buffer("running_second_moment").double())
+
+    @classmethod
+    def of(cls, moments: Moments, *, centered: bool) -> "Statistics":
+        """The statistics of a set of tokens."""
+        if centered:
+            return cls(moments.mean, moments.var)
+        return cls(None, moments.second_moment)
+
+
+def discrepancies(batch: Moments, reference: Statistics, eps: float) -> tuple[Tensor, Tensor]:
+    """TID of one batch: the mean over features of |μ_B - μ|/σ_B and of |σ_B - σ|/σ_B.
+
+    Wang et al. 2022, Definition 1, before its expectation over batches; σ_B is biased. Without
+    centring the second is |ψ_B - ψ|/ψ_B. Where a feature is constant in the batch, so that σ_B
+    is 0 or rounding noise, sqrt(eps) stands in the denominator: what the layer divides by then.
+
+    Args:
+        batch: of the valid tokens of a batch.
+        reference: running or population statistics.
+        eps: the layer's.
+
+    Returns:
+        (mean part, variance part), 0-d float64 fractions; the mean part of a layer that does not
+        centre is NaN.
+    """
+    centered = reference.mean is not None
+    own = Statistics.of(batch, centered=centered)
+    deviation = own.square.sqrt()
+    constant = own.square <= _CONSTANT * batch.second_moment
+    denominator = torch.where(constant, eps**0.5, deviation)
+    var_part = ((deviation - reference.square.sqrt()).abs() / denominator).mean()
+    if own.mean is None or reference.mean is None:
+        return torch.full_like(var_part, torch.nan), var_part
+    return ((own.mean - reference.mean).abs() / denominator).mean(), var_part
+
+
+def fluctuations(batch: Moments, reference: Statistics) -> tuple[Tensor, Tensor]:
+    """Distances (1/d)·‖μ_B - μ‖ and (1/d)·‖σ²_B - σ²‖ (ψ² without centring), 0-d float64.
+
+    Shen et al. 2020, Figures 2 and 4; the first is NaN for a layer that does not centre.
+    """
+    own = Statistics.of(batch, centered=reference.mean is not None)
+    var_part = torch.linalg.vector_norm(own.square - reference.square) / own.square.shape[0]
+    if own.mean is None or reference.mean is None:
+        return torch.full_like(var_part, torch.nan), var_part
+    return torch.linalg.vector_norm(own.mean - reference.mean) / own.mean.shape[0], var_part

@@ -1,0 +1,86 @@
+"""Finding the layers with batch statistics and seeing what goes into them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from powernorm.errors import InputError
+from powernorm.norms import NORMS, BatchStatisticsNorm
+from powernorm.ops.moments import Moments
+from powernorm.ops.reference.batch import in_backward
+
+_COMPILED = "_orig_mod"
+"""Name under which `torch.compile` keeps the module that it wraps."""
+
+
+def observed_layers(model: nn.Module) -> dict[str, BatchStatisticsNorm]:
+    """The layers with batch statistics by name, in the order of the model, each once."""
+    return {
+        ".".join(part for part in name.split(".") if part != _COMPILED): module
+        for name, module in model.named_modules()
+        if isinstance(module, BatchStatisticsNorm)
+    }
+
+
+def short_name(layer: BatchStatisticsNorm) -> str:
+    """The layer's short name; of names for one class, the one whose options fit most closely."""
+    fitting = [
+        info
+        for info in NORMS.values()
+        if info.layer is type(layer)
+        and all(getattr(layer, option, None) == value for option, value in info.presets.items())
+    ]
+    if not fitting:
+        return type(layer).__name__
+    return max(fitting, key=lambda info: len(info.presets)).name
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model or a part of it was given to `torch.compile` or compiled in place."""
+    return any(
+        _COMPILED in module._modules or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
+def check_not_compiled(model: nn.Module, purpose: str) -> None:
+    """Raises where hooks would be silently ignored.
+
+    Raises:
+        InputError: the model is compiled.
+    """
+    if is_compiled(model):
+        raise InputError(
+            f"{type(model).__name__} is compiled already, and compiled code ignores hooks that "
+            f"come later: attach {purpose} to the model before torch.compile"
+        )
+
+
+def watch(
+    layer: BatchStatisticsNorm, receive: Callable[[Moments], None], wanted: Callable[[], bool]
+) -> RemovableHandle:
+    """Calls `receive` with the moments of every training-mode input of the layer.
+
+    Padding is what the call itself says (its `padding_mask` or the mask of the scope).
+
+    Args:
+        layer: the layer; it is not changed.
+        receive: gets the moments on the layer's device; nothing waits for the device.
+        wanted: asked before each call; the moments are computed only if it says so.
+    """
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training and wanted() and not _recomputing():
+            x: Tensor = args[0] if args else kwargs["x"]
+            mask: Tensor | None = args[1] if len(args) > 1 else kwargs.get("padding_mask")
+            receive(layer.batch_moments(x, mask))
+
+    return layer.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _recomputing() -> bool:
+    """Whether activation checkpointing repeats a forward; the scope of its mask is closed then."""
+    return not torch.compiler.is_compiling() and in_backward()

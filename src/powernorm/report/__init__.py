@@ -1,0 +1,20 @@
+"""From run folders to tables, figures and one self-contained page; reads files only."""
+
+from powernorm.report.loading import read_comparison
+from powernorm.report.page import render_page, write_report
+from powernorm.report.records import Comparison, Run
+from powernorm.report.summary import SummaryRow, summarize
+from powernorm.report.tables import markdown_table
+from powernorm.report.terminal import print_comparison
+
+__all__ = [
+    "Comparison",
+    "Run",
+    "SummaryRow",
+    "markdown_table",
+    "print_comparison",
+    "read_comparison",
+    "render_page",
+    "summarize",
+    "write_report",
+]

@@ -1,0 +1,196 @@
+"""Lines over training: one a run, one colour a norm."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from statistics import fmean
+from typing import Final
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
+
+from powernorm.report.drawing import (
+    figure,
+    inline_svg,
+    line_style,
+    plain_axes,
+    reference_style,
+)
+from powernorm.report.markup import Markup
+from powernorm.report.numerals import printable
+from powernorm.report.records import Run
+
+MAX_POINTS: Final = 300
+"""Points of a drawn line; longer logs are averaged in blocks."""
+
+_LOST: Final = frozenset({"diverged", "nonfinite", "failed"})
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: NaN where a value is missing or not finite."""
+
+    norm: str
+    x: Sequence[float]
+    y: Sequence[float]
+    lost: bool
+    """Whether the run broke down, so that its end deserves a mark."""
+
+
+def series_of(runs: Iterable[Run], column: str) -> list[Series]:
+    """A column of `metrics.csv` against tokens, one line a run that has it."""
+    lines = []
+    for run in runs:
+        points = [
+            (row["tokens"], row[column])
+            for row in run.curve
+            if row.get("tokens") is not None and row.get(column) is not None
+        ]
+        lines += _line(run, points)
+    return lines
+
+
+def mean_tid_series(runs: Iterable[Run]) -> list[Series]:
+    """Variance TID in percent, averaged over layers, against steps."""
+    lines = []
+    for run in runs:
+        steps: dict[float, list[float]] = {}
+        for sample in run.samples:
+            value = sample.values.get("var_tid")
+            if value is not None:
+                steps.setdefault(sample.step, []).append(100 * value)
+        lines += _line(run, [(step, fmean(values)) for step, values in sorted(steps.items())])
+    return lines
+
+
+def fluctuation_series(runs: Iterable[Run]) -> list[Series]:
+    """Distance of batch to running variance in the first layer, against steps."""
+    lines = []
+    for run in runs:
+        first = run.samples[0].layer if run.samples else ""
+        points = {
+            float(sample.step): sample.values.get("var_distance")
+            for sample in run.samples
+            if sample.layer == first and sample.values.get("var_distance") is not None
+        }
+        lines += _line(run, sorted(points.items()))
+    return lines
+
+
+def _line(run: Run, points: Sequence[tuple[float | None, float | None]]) -> list[Series]:
+    known = [(x, y if isfinite(y) else nan) for x, y in points if x is not None and y is not None]
+    if not known:
+        return []
+    blocks = _blocks(known)
+    return [
+        Series(run.norm, [x for x, _ in blocks], [y for _, y in blocks], run.shown_status in _LOST)
+    ]
+
+
+def _blocks(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most `MAX_POINTS` points, each the mean of a block; NaN stays NaN."""
+    size = -(-len(points) // MAX_POINTS)
+    chunks = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(fmean(x for x, _ in chunk), fmean(y for _, y in chunk)) for chunk in chunks]
+
+
+def draw_curves(
+    series: Sequence[Series],
+    *,
+    order: Sequence[str],
+    title: str,
+    y_label: str,
+    logarithmic: bool,
+    baselines: Mapping[str, float],
+    prefix: str,
+    description: str,
+    x_label: str = "tokens",
+) -> Markup:
+    """All lines in one frame, with a legend of the norms below it.
+
+    Args:
+        series: the lines.
+        order: all norms of the comparison, so that each has the same colour in every figure.
+        title: of the frame.
+        y_label: quantity and unit.
+        logarithmic: whether the y axis is.
+        baselines: horizontal lines by name.
+        prefix: of the ids in the SVG.
+        description: for readers who cannot see the figure.
+        x_label: of the x axis.
+    """
+    norms = [norm for norm in order if any(line.norm == norm for line in series)]
+    with figure(3.1 + 0.22 * -(-len(norms) // 5)) as drawn:
+        axes = drawn.subplots()
+        plain_axes(axes, title, x_label, y_label)
+        for line in series:
+            _draw_line(axes, line, order.index(line.norm), labelled=_is_first(line, series))
+        colour, dashes = reference_style()
+        for name, value in baselines.items():
+            axes.axhline(value, color=colour, linestyle=dashes, linewidth=1)
+            axes.annotate(
+                printable(name),
+                (1, value),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 2),
+                textcoords="offset points",
+                horizontalalignment="right",
+                fontsize=9,
+                annotation_clip=True,
+            )
+        _scale(axes, series, list(baselines.values()), logarithmic)
+        drawn.legend(
+            *axes.get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=5,
+            handlelength=1.8,
+            columnspacing=1.2,
+        )
+        return inline_svg(drawn, prefix, description)
+
+
+def _is_first(line: Series, series: Sequence[Series]) -> bool:
+    return next(other for other in series if other.norm == line.norm) is line
+
+
+def _draw_line(axes: Axes, line: Series, index: int, *, labelled: bool) -> None:
+    colour, dashes = line_style(index)
+    # A label that starts with an underscore would be left out of the legend.
+    label = printable(line.norm).lstrip("_") or "norm"
+    axes.plot(
+        line.x,
+        line.y,
+        color=colour,
+        linestyle=dashes,
+        linewidth=1.5,
+        marker="." if len(line.x) < 3 else "",
+        label=label if labelled else "_",
+    )
+    known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(y)]
+    if line.lost and known:
+        axes.plot(*known[-1], color=colour, marker="x", markersize=8, markeredgewidth=2, label="_")
+
+
+def _scale(
+    axes: Axes, series: Sequence[Series], baselines: Sequence[float], logarithmic: bool
+) -> None:
+    values = _framing_values(series) + list(baselines)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(axes.xaxis.get_major_locator())
+    axes.locator_params(axis="x", nbins=5)
+    positive = [value for value in values if value > 0]
+    if logarithmic and positive:
+        axes.set_yscale("log")
+        axes.set_ylim(min(positive) / 1.15, max(positive) * 1.15)
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    elif values:
+        margin = 0.05 * (max(values) - min(values)) or 0.5
+        axes.set_ylim(min(values) - margin, max(values) + margin)
+
+
+def _framing_values(series: Sequence[Series]) -> list[float]:
+    """The values that must be seen: those of sound runs, or all where there is none."""
+    sound = [line for line in series if not line.lost] or series
+    return [value for line in sound for value in line.y if isfinite(value)]

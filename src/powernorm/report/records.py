@@ -1,0 +1,93 @@
+"""A comparison as the report sees it: plain values read from the run folders."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from powernorm.runs import TID, Status
+
+ShownStatus = Status | Literal["unfinished"]
+"""`unfinished`: a run folder without a result, so a run that is still going or was killed."""
+
+KNOWN_STATUSES: tuple[str, ...] = get_args(Status)
+
+MetricRow = Mapping[str, float | None]
+"""One line of `metrics.csv` by column; None where the cell is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormSample:
+    """One line of `norms.csv`: one layer at one monitored step."""
+
+    step: int
+    layer: str
+    norm: str
+    values: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its result as far as there is one, and its logged rows."""
+
+    norm: str
+    placement: str
+    seed: int
+    status: ShownStatus
+    folder: str
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    tid: TID | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    parameters: int | None = None
+    message: str = ""
+    curve: Sequence[MetricRow] = ()
+    samples: Sequence[NormSample] = ()
+
+    @property
+    def shown_status(self) -> ShownStatus:
+        """The status, where a "finished" run with a perplexity that is no number is not one."""
+        numbers = (value for value in self.metrics.values() if value is not None)
+        if self.status == "finished" and not all(isfinite(value) for value in numbers):
+            return "nonfinite"
+        return self.status
+
+    @property
+    def finished(self) -> bool:
+        """Whether its numbers may enter an average."""
+        return self.shown_status == "finished"
+
+    @property
+    def nonfinite_batches(self) -> int | None:
+        """Batches whose statistics were not finite, in the layer that met most of them."""
+        counts = [sample.values.get("num_nonfinite_batches") for sample in self.samples]
+        known = [int(count) for count in counts if count is not None]
+        return max(known) if known else None
+
+
+@dataclass(frozen=True)
+class BaselineRow:
+    """A model without a network over the same subwords."""
+
+    name: str
+    metrics: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs of a comparison folder with the settings that they share."""
+
+    folder: Path
+    task: str
+    preset: str
+    placement: str
+    settings: Mapping[str, Any]
+    data: Mapping[str, Any]
+    baselines: Sequence[BaselineRow]
+    runs: Sequence[Run]
+
+    @property
+    def norms(self) -> list[str]:
+        """Short names of the norms, each once, in the order of the runs."""
+        return list(dict.fromkeys(run.norm for run in self.runs))

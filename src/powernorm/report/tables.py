@@ -1,0 +1,163 @@
+"""The table of a comparison as text: one list of columns for terminal, page and Markdown."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from powernorm.report import numerals
+from powernorm.report.records import Comparison, Run
+from powernorm.report.summary import Spread, SummaryRow
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, what it means, and the text of a row's cell."""
+
+    key: str
+    heading: str
+    meaning: str
+    text: Callable[[SummaryRow], str]
+    numeric: bool = True
+
+
+def _perplexity(row: SummaryRow, value: Spread | None) -> str:
+    if value is None:
+        return numerals.NOTHING if row.complete else numerals.mark(row.statuses)
+    partial = "" if row.complete else " *"
+    return numerals.spread(value) + partial
+
+
+def _tid(row: SummaryRow, layers: str) -> str:
+    tid: Mapping[str, float | None] = row.tid or {}
+    parts = [tid.get(f"mean_{layers}"), tid.get(f"var_{layers}")]
+    if all(part is None for part in parts):
+        return numerals.NOTHING
+    return " / ".join(numerals.percent(part) for part in parts)
+
+
+COLUMNS: Final[Sequence[Column]] = (
+    Column(
+        "norm",
+        "norm",
+        "Short name of the normalization layer; unigram and bigram are models without a network "
+        "over the same subwords, which every norm has to beat.",
+        lambda row: numerals.printable(row.label),
+        numeric=False,
+    ),
+    Column(
+        "parameters",
+        "parameters",
+        "Trainable parameters of the whole model.",
+        lambda row: numerals.count(row.parameters),
+    ),
+    Column(
+        "valid",
+        "valid perplexity",
+        "Perplexity per word on the validation text: mean ± sample standard deviation over seeds. "
+        "Lower is better. An asterisk says that not all runs finished: the number averages only "
+        "those that did.",
+        lambda row: _perplexity(row, row.valid),
+    ),
+    Column(
+        "test",
+        "test perplexity",
+        "The same on the test text, which no choice was made on.",
+        lambda row: _perplexity(row, row.test),
+    ),
+    Column(
+        "gap",
+        "gap to ln",
+        "Test perplexity minus that of LayerNorm, mean over the seeds that finished with both, and "
+        "the same in percent. Negative is better than LayerNorm.",
+        lambda row: numerals.gap(row.gap),
+    ),
+    Column(
+        "tid_last",
+        "TID last, %",
+        "Training Inference Discrepancy of the last norm layer, mean / variance, in percent: how "
+        "far a batch's statistics lie from the population's, relative to the batch's deviation, "
+        "two passes over the data, mean over seeds. A norm that does not centre has no mean part. "
+        "Per-token norms have none.",
+        lambda row: _tid(row, "last"),
+    ),
+    Column(
+        "tid_avg",
+        "TID average, %",
+        "The same, averaged over the norm layers.",
+        lambda row: _tid(row, "avg"),
+    ),
+    Column(
+        "speed",
+        "tokens/s",
+        "Training throughput on this machine, mean over seeds.",
+        lambda row: numerals.count(row.tokens_per_second),
+    ),
+    Column(
+        "status",
+        "runs",
+        "What became of the runs. NaN: the loss became NaN or infinite; diverged: it rose above "
+        "the unigram baseline for good; interrupted: stopped by the user; failed: an error; "
+        "unfinished: no result yet. Only finished runs enter an average.",
+        lambda row: numerals.outcome(row.statuses),
+        numeric=False,
+    ),
+)
+
+
+def cells(row: SummaryRow, columns: Sequence[Column] = COLUMNS) -> list[str]:
+    """The row's texts, one a column."""
+    return [column.text(row) for column in columns]
+
+
+FOOTNOTE: Final = "* Not every run finished: the average is over those that did."
+
+
+RUN_HEADINGS: Final[Sequence[str]] = (
+    "norm",
+    "seed",
+    "status",
+    "valid perplexity",
+    "test perplexity",
+    "time",
+    "tokens/s",
+    "non-finite batches",
+    "note",
+)
+
+
+def run_cells(run: Run) -> list[str]:
+    """One run's texts under `RUN_HEADINGS`; nothing is averaged and nothing left out."""
+    return [
+        numerals.printable(run.norm),
+        str(run.seed),
+        numerals.STATUS_WORDS[run.shown_status],
+        numerals.number(run.metrics.get("valid_perplexity")),
+        numerals.number(run.metrics.get("test_perplexity")),
+        numerals.duration(run.seconds),
+        numerals.count(run.tokens_per_second),
+        numerals.NOTHING if run.nonfinite_batches is None else str(run.nonfinite_batches),
+        numerals.printable(run.message) or numerals.NOTHING,
+    ]
+
+
+def markdown_table(rows: Sequence[SummaryRow]) -> str:
+    """The table in GitHub's Markdown."""
+    lines = [
+        [column.heading for column in COLUMNS],
+        ["---:" if column.numeric else ":---" for column in COLUMNS],
+        *(cells(row) for row in rows),
+    ]
+    return "\n".join("| " + " | ".join(map(_markdown_cell, line)) + " |" for line in lines) + "\n"
+
+
+def _markdown_cell(text: str) -> str:
+    # Backslash first, or the escapes of the others would be escaped again.
+    for character in "\\|*_`<>[]":
+        text = text.replace(character, "\\" + character)
+    return text.replace("\n", " ")
+
+
+def headline(comparison: Comparison) -> str:
+    """One line that names the comparison."""
+    parts = (comparison.task, comparison.preset, f"{comparison.placement}-norm")
+    return " · ".join(numerals.printable(part) for part in parts if part)

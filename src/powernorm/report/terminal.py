@@ -1,0 +1,97 @@
+"""The table of a comparison in a terminal of any width."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from powernorm.report.numerals import NOTHING
+from powernorm.report.records import Comparison
+from powernorm.report.summary import SummaryRow, best_rows, summarize
+from powernorm.report.tables import COLUMNS, FOOTNOTE, Column, cells, headline
+
+_MAX_CELL: Final = 26
+"""A longer cell (only the last column has them) may break into lines."""
+
+_FRAME: Final = 3
+"""Width of the frame and padding that a column adds."""
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Prints one wide table, or several narrow ones where the terminal has no room for it.
+
+    No column is ever left out.
+    """
+    rows = summarize(comparison)
+    title: str | None = headline(comparison)
+    for columns in _fitting_parts(console.width, rows):
+        console.print(_table(_rows_with_content(rows, columns), columns, title))
+        title = None
+    if any(row.valid is not None and not row.complete for row in rows):
+        console.print(Text(FOOTNOTE))
+
+
+def _fitting_parts(width: int, rows: Sequence[SummaryRow]) -> list[list[Column]]:
+    """The columns in as few tables as fit, each of which begins with the norm."""
+    label, *others = COLUMNS
+    parts = [[label]]
+    for column in others:
+        wider = [*parts[-1], column]
+        if len(parts[-1]) > 1 and _width(wider, rows) > width:
+            parts.append([label, column])
+        else:
+            parts[-1] = wider
+    return parts
+
+
+def _width(columns: Sequence[Column], rows: Sequence[SummaryRow]) -> int:
+    widest = (
+        max([cell_len(column.heading), *(cell_len(column.text(row)) for row in rows)])
+        for column in columns
+    )
+    return 1 + sum(min(width, _MAX_CELL) + _FRAME for width in widest)
+
+
+def _rows_with_content(
+    rows: Sequence[SummaryRow], columns: Sequence[Column]
+) -> Sequence[SummaryRow]:
+    """Without the baselines where these columns say nothing of them."""
+    return [
+        row
+        for row in rows
+        if not row.is_baseline or any(text != NOTHING for text in cells(row, columns)[1:])
+    ]
+
+
+def _table(rows: Sequence[SummaryRow], columns: Sequence[Column], title: str | None) -> Table:
+    # Text, never str: a name from a file must not be taken for rich's markup.
+    table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(
+            Text(column.heading),
+            justify="right" if column.numeric else "left",
+            overflow="fold",
+        )
+    best = best_rows(rows)
+    for index, row in enumerate(rows):
+        style = "bold" if row.label in best else "dim" if row.is_baseline else ""
+        table.add_row(
+            *(Text(cell, style=_cell_style(row, column)) for column, cell in _pairs(row, columns)),
+            style=style,
+            end_section=index + 1 < len(rows)
+            and rows[index + 1].is_baseline
+            and not row.is_baseline,
+        )
+    return table
+
+
+def _pairs(row: SummaryRow, columns: Sequence[Column]) -> list[tuple[Column, str]]:
+    return list(zip(columns, cells(row, columns), strict=True))
+
+
+def _cell_style(row: SummaryRow, column: Column) -> str:
+    marked = column.key in {"valid", "test", "status"} and not row.complete
+    return "red" if marked else ""

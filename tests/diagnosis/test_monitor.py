@@ -1,0 +1,246 @@
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from diagnosis.models import BATCH_STATISTICS_NORMS, Batch, Masked, batches, inputs_of
+from powernorm.diagnosis import NormMonitor, NormRow
+from powernorm.errors import InputError
+from powernorm.norms import BatchNorm, BatchStatisticsNorm, build_norm
+from powernorm.runs import NORMS_COLUMNS
+
+
+def train(model: nn.Module, batch: Batch) -> None:
+    """Forward and backward with a step of the weights."""
+    model(*batch).square().sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 1e-3 * parameter.grad
+            parameter.grad = None
+
+
+def expected(layer: BatchStatisticsNorm, tokens: Tensor) -> dict[str, float | None]:
+    """SPEC 5 online and S20's distances, written out."""
+    if layer.centered:
+        deviation, mean = tokens.std(0, correction=0), tokens.mean(0)
+        running, variance = layer.running_mean, layer.running_var
+        return {
+            "mean_tid": ((mean - running).abs() / deviation).mean().item(),
+            "var_tid": ((deviation - variance.sqrt()).abs() / deviation).mean().item(),
+            "mean_distance": ((mean - running).norm() / len(mean)).item(),
+            "var_distance": ((deviation.square() - variance).norm() / len(mean)).item(),
+        }
+    square = tokens.square().mean(0)
+    second = layer.running_second_moment
+    return {
+        "mean_tid": None,
+        "var_tid": ((square.sqrt() - second.sqrt()).abs() / square.sqrt()).mean().item(),
+        "mean_distance": None,
+        "var_distance": ((square - second).norm() / len(square)).item(),
+    }
+
+
+def close(row: NormRow, values: dict[str, float | None]) -> None:
+    for name, value in values.items():
+        assert row[name] == (None if value is None else pytest.approx(value, rel=1e-9)), name
+
+
+@pytest.mark.parametrize("norm", BATCH_STATISTICS_NORMS)
+def test_rows_equal_the_definition(norm: str) -> None:
+    torch.manual_seed(0)
+    model = Masked(norm)
+    monitor = NormMonitor(model, every=2)
+    for step, batch in enumerate(batches(6)):
+        monitor.start_step(step)
+        with inputs_of([model.lower, model.upper]) as seen:
+            train(model, batch)
+        rows = monitor.finish_step(step)
+        if step % 2:
+            assert rows == []
+            continue
+        assert [row["layer"] for row in rows] == ["lower", "upper"]
+        for row, layer in zip(rows, (model.lower, model.upper), strict=True):
+            assert tuple(row) == NORMS_COLUMNS
+            assert (row["step"], row["norm"]) == (step, norm)
+            assert row["num_nonfinite_batches"] == 0
+            close(row, expected(layer, seen[layer][0]))
+
+
+@pytest.mark.parametrize(
+    ("golden", "norm"),
+    [("batchnorm_masked", "bn"), ("rbn_diff", "rbn"), ("rbn_diff_mean_only", "rbn")],
+)
+def test_online_tid_of_the_released_code(golden: str, norm: str) -> None:
+    arrays = np.load(Path(__file__).parents[1] / "goldens" / f"{golden}.npz")
+    features = arrays["x"].shape[-1]
+    layer = build_norm(norm, features, variant="released", momentum=0.05, dtype=torch.float64)
+    monitor = NormMonitor(nn.Sequential(layer), every=1)
+    for step, (x, mask, tid) in enumerate(
+        zip(arrays["x"], arrays["pad_mask"], arrays["tid"], strict=True)
+    ):
+        monitor.start_step(step)
+        # The files are (length, batch, features).
+        x = torch.from_numpy(x).transpose(0, 1).requires_grad_()
+        layer(x, torch.from_numpy(mask)).sum().backward()
+        (row,) = monitor.finish_step(step)
+        assert row["mean_tid"] == pytest.approx(tid[0], abs=1e-10)
+        assert row["var_tid"] == pytest.approx(tid[1], abs=1e-10)
+
+
+def test_training_is_the_same_with_a_monitor() -> None:
+    torch.manual_seed(0)
+    watched = Masked("rbn")
+    torch.manual_seed(0)
+    alone = Masked("rbn")
+    monitor = NormMonitor(watched, every=1)
+    for step, batch in enumerate(batches()):
+        torch.manual_seed(step)
+        monitor.start_step(step)
+        train(watched, batch)
+        assert len(monitor.finish_step(step)) == 2
+        torch.manual_seed(step)
+        train(alone, batch)
+    for name, tensor in alone.state_dict().items():
+        assert torch.equal(watched.state_dict()[name], tensor), name
+
+
+def test_several_calls_in_a_step_are_averaged() -> None:
+    model = Masked("bn")
+    monitor = NormMonitor(model, every=1)
+    monitor.start_step(0)
+    data = batches(2)
+    with inputs_of([model.lower]) as seen:
+        for batch in data:
+            model(*batch)
+    row = monitor.finish_step(0)[0]
+    parts = [expected(model.lower, tokens) for tokens in seen[model.lower]]
+    close(row, {name: (parts[0][name] + parts[1][name]) / 2 for name in parts[0]})
+
+
+def test_evaluation_in_the_middle_of_a_step_is_not_seen() -> None:
+    model = Masked("bn")
+    monitor = NormMonitor(model, every=1)
+    monitor.start_step(0)
+    data = batches(2)
+    with inputs_of([model.lower]) as seen:
+        model(*data[0])
+    model.eval()
+    model(*data[1])
+    close(monitor.finish_step(0)[0], expected(model.lower, seen[model.lower][0]))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputed_forward_counts_once(use_reentrant: bool) -> None:
+    model = Masked("bn")
+    monitor = NormMonitor(model, every=1)
+    x, mask = batches(2)[1]
+    with inputs_of([model.lower]) as seen:
+        monitor.start_step(0)
+        y = checkpoint(model, x.requires_grad_(), mask, use_reentrant=use_reentrant)
+        y.sum().backward()
+    assert len(seen[model.lower]) == 2
+    close(monitor.finish_step(0)[0], expected(model.lower, seen[model.lower][0]))
+
+
+def test_nonfinite_batches_are_counted_and_shown() -> None:
+    model = nn.Sequential(BatchNorm(2))
+    monitor = NormMonitor(model, every=1)
+    monitor.start_step(0)
+    model(torch.tensor([[1.0, 2.0], [float("nan"), 3.0]]))
+    (row,) = monitor.finish_step(0)
+    assert row["num_nonfinite_batches"] == 1
+    assert row["mean_tid"] != row["mean_tid"]
+
+
+def test_batch_without_tokens_has_empty_cells() -> None:
+    model = nn.Sequential(BatchNorm(2))
+    monitor = NormMonitor(model, every=1)
+    monitor.start_step(3)
+    model(torch.zeros(0, 2))
+    (row,) = monitor.finish_step(3)
+    assert [row[name] for name in NORMS_COLUMNS[3:7]] == [None] * 4
+    assert row["step"] == 3
+
+
+def test_detached_monitor_leaves_no_hook() -> None:
+    model = Masked("pn")
+    monitor = NormMonitor(model, every=1)
+    assert any(module._forward_pre_hooks for module in model.modules())
+    monitor.start_step(0)
+    model(*batches(1)[0])
+    monitor.detach()
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks_with_kwargs for module in model.modules())
+    assert monitor.finish_step(0) == []
+
+
+def test_nothing_is_kept_between_observations() -> None:
+    model = Masked("bn")
+    monitor = NormMonitor(model, every=100)
+    for step in range(1, 50):
+        monitor.start_step(step)
+        model(*batches(1)[0])
+        assert monitor._seen == {}
+        assert monitor.finish_step(step) == []
+
+
+def test_model_without_batch_statistics_has_no_rows() -> None:
+    model = nn.Sequential(build_norm("ln", 4))
+    monitor = NormMonitor(model, every=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monitor.start_step(0)
+        model(torch.randn(2, 4))
+        assert monitor.finish_step(0) == []
+
+
+def test_warns_once_where_hooks_do_not_fire() -> None:
+    monitor = NormMonitor(Masked("bn"), every=1)
+    monitor.start_step(0)
+    with pytest.warns(RuntimeWarning, match="saw none of its 2 layers in step 0"):
+        monitor.finish_step(0)
+    monitor.start_step(1)
+    assert monitor.finish_step(1) == []
+
+
+@pytest.mark.parametrize("how", ["function", "method", "inside"])
+def test_compiled_model_is_refused(how: str) -> None:
+    model: nn.Module = Masked("bn")
+    if how == "function":
+        model = torch.compile(model, backend="eager")
+    elif how == "method":
+        model.compile(backend="eager")
+    else:
+        model = nn.Sequential(torch.compile(model, backend="eager"))
+    with pytest.raises(InputError, match="before torch"):
+        NormMonitor(model, every=1)
+
+
+@pytest.mark.parametrize("norm", ["bn", "pn"])
+def test_attached_before_compiling_sees_what_eager_sees(norm: str) -> None:
+    torch.manual_seed(0)
+    eager = Masked(norm)
+    torch.manual_seed(0)
+    model = Masked(norm)
+    eager.dropout.p = model.dropout.p = 0.0
+    monitors = [NormMonitor(eager, every=2), NormMonitor(model, every=2)]
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    batch = batches(2)[1]
+    for step in range(4):
+        rows = []
+        for runner, monitor in zip((eager, compiled), monitors, strict=True):
+            monitor.start_step(step)
+            train(runner, batch)
+            rows.append(monitor.finish_step(step))
+        assert len(rows[0]) == len(rows[1]) == (2 if step % 2 == 0 else 0)
+        for one, other in zip(*rows, strict=True):
+            close(other, {name: one[name] for name in NORMS_COLUMNS[3:7]})
+
+
+def test_bad_interval() -> None:
+    with pytest.raises(InputError, match="every is 0"):
+        NormMonitor(Masked("bn"), every=0)

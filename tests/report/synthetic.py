@@ -1,0 +1,197 @@
+"""A comparison folder like a real one, without training: 5 norms × 2 seeds, with casualties."""
+
+import csv
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from powernorm.runs import (
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_COLUMNS,
+    NORMS_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    run_name,
+)
+
+NORMS = ("ln", "bn", "rbn", "pn", "adanorm")
+SEEDS = (0, 1)
+LAYERS = (
+    *(f"model.blocks.{block}.{part}_norm" for block in range(3) for part in ("attention", "feed")),
+    "model.final_norm",
+)
+HAS_STATISTICS = {"bn": True, "rbn": True, "pn": False}
+"""Norms with batch statistics: whether they centre."""
+
+PERPLEXITY = {"ln": 100.0, "bn": 130.0, "rbn": 112.0, "pn": 104.0, "adanorm": 98.0}
+STEPS = range(10, 1010, 10)
+TOKENS_A_STEP = 2048
+
+
+def status_of(norm: str, seed: int) -> str:
+    """bn loses one seed to divergence, pn one to NaN."""
+    return {("bn", 1): "diverged", ("pn", 1): "nonfinite"}.get((norm, seed), "finished")
+
+
+def write_comparison(
+    folder: Path,
+    *,
+    norms: tuple[str, ...] = NORMS,
+    seeds: tuple[int, ...] = SEEDS,
+    extra_settings: dict[str, Any] | None = None,
+) -> Path:
+    """Writes `results.json` and the run folders; returns `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [_write_run(folder, norm, seed) for norm in norms for seed in seeds]
+    settings = {
+        "task": "lm",
+        "preset": "demo",
+        "norms": list(norms),
+        "seeds": list(seeds),
+        "model": {"num_features": 128, "num_layers": 3, "placement": "pre"},
+        "norm_options": {"rbn": {"mean_penalty": 0.01}, "pn": {}},
+        "versions": {"python": "3.11.9", "torch": "2.13.0", "powernorm": "0.1.0"},
+        "machine": {"processor": "x86_64 <two cores>", "threads": 2},
+    } | (extra_settings or {})
+    results = {
+        "format": 1,
+        "task": "lm",
+        "preset": "demo",
+        "placement": "pre",
+        "settings": settings,
+        "data": {
+            "name": "lm_sotu",
+            "source": 'State of the Union addresses & "messages" <1790-2021>',
+            "licence": "CC0",
+            "words": {"train": 1_600_000, "valid": 90_000, "test": 90_000},
+        },
+        "baselines": [
+            _baseline("unigram", 900.0),
+            _baseline("bigram", 240.0),
+        ],
+        "runs": runs,
+    }
+    (folder / RESULTS_FILE).write_text(json.dumps(results, indent=1), encoding="utf-8")
+    return folder
+
+
+def _baseline(name: str, perplexity: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "metrics": {"valid_perplexity": perplexity, "test_perplexity": perplexity + 10},
+    }
+
+
+def _write_run(folder: Path, norm: str, seed: int) -> dict[str, Any]:
+    run = folder / run_name(norm, "pre", seed)
+    run.mkdir()
+    status = status_of(norm, seed)
+    last = {"finished": 1000, "diverged": 700, "nonfinite": 430}[status]
+    dice = random.Random(f"{norm}{seed}")
+    _write_rows(run / METRICS_FILE, METRICS_COLUMNS, _metric_rows(norm, seed, status, last, dice))
+    if norm in HAS_STATISTICS:
+        rows = _norm_rows(
+            norm, last, dice, centered=HAS_STATISTICS[norm], lost=status != "finished"
+        )
+        _write_rows(run / NORMS_FILE, NORMS_COLUMNS, rows)
+    result = _result(norm, seed, status)
+    (run / RESULT_FILE).write_text(json.dumps(result), encoding="utf-8")
+    return result
+
+
+def _result(norm: str, seed: int, status: str) -> dict[str, Any]:
+    perplexity = PERPLEXITY[norm] + 2 * seed
+    finished = status == "finished"
+    known = {"diverged": 5000.0, "nonfinite": None}.get(status, perplexity)
+    centered = HAS_STATISTICS.get(norm)
+    result: dict[str, Any] = {
+        "norm": norm,
+        "seed": seed,
+        "placement": "pre",
+        "status": status,
+        "metrics": {
+            "valid_perplexity": known,
+            "test_perplexity": known,
+            "valid_loss": None if known is None else math.log(known),
+            "test_loss": None if known is None else math.log(known),
+        },
+        "tid": {
+            "mean_last": 0.02 if centered else None,
+            "var_last": 0.05,
+            "mean_avg": 0.01 if centered else None,
+            "var_avg": 0.025,
+        }
+        if centered is not None and finished
+        else None,
+        "seconds": 48.0 + seed,
+        "tokens_per_second": 42_000.0 + 500 * seed,
+        "parameters": 1_234_567,
+        "folder": run_name(norm, "pre", seed),
+    }
+    if not finished:
+        result["message"] = f"stopped: {status} <b>here</b>"
+    return result
+
+
+def _metric_rows(
+    norm: str, seed: int, status: str, last: int, dice: random.Random
+) -> list[dict[str, object]]:
+    floor = math.log(PERPLEXITY[norm] + 2 * seed) - 0.6
+    rows: list[dict[str, object]] = []
+    for step in STEPS:
+        if step > last:
+            break
+        loss = floor + 3.6 * math.exp(-step / 180) + dice.gauss(0, 0.03)
+        if status == "diverged" and step > 500:
+            loss += (step - 500) / 40
+        if status == "nonfinite" and step == last:
+            loss = math.nan
+        row: dict[str, object] = {
+            "step": step,
+            "epoch": step // 400,
+            "tokens": step * TOKENS_A_STEP,
+            "seconds": step * 0.048,
+            "learning_rate": 1e-3 * min(1.0, step / 100),
+            "train_loss": loss,
+        }
+        if step % 100 == 0:
+            row |= {"valid_loss": loss + 0.1, "valid_perplexity": math.exp(min(loss + 0.7, 20))}
+        rows.append(row)
+    return rows
+
+
+def _norm_rows(
+    norm: str, last: int, dice: random.Random, *, centered: bool, lost: bool
+) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for step in STEPS:
+        if step > last:
+            break
+        for depth, layer in enumerate(LAYERS):
+            tid = (
+                0.004 * (depth + 1) * (1 + 3 * math.exp(-step / 100)) * dice.lognormvariate(0, 0.2)
+            )
+            broken = lost and step >= last - 20 and depth >= 4
+            rows.append(
+                {
+                    "step": step,
+                    "layer": layer,
+                    "norm": norm,
+                    "mean_tid": (math.nan if broken else tid) if centered else "",
+                    "var_tid": math.nan if broken else 2.5 * tid,
+                    "mean_distance": 0.1 * tid if centered else "",
+                    "var_distance": 0.2 * tid,
+                    "num_nonfinite_batches": 3 if broken else 0,
+                }
+            )
+    return rows
+
+
+def _write_rows(path: Path, columns: tuple[str, ...], rows: list[dict[str, object]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

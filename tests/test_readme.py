@@ -1,0 +1,42 @@
+"""The README's and the documentation's Python blocks run; its table is the registry's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import powernorm
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "block", "exec"), {"__name__": "__main__"})
+
+
+def test_table_of_norms_is_the_registry() -> None:
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| (.+?) \| (.+?) \| (yes|no) \| (.+?) \|$",
+        (ROOT / "README.md").read_text(),
+        re.M,
+    )
+    assert rows == [
+        (info.name, info.title, info.averages_over, "yes" if info.static else "no", info.paper)
+        for info in powernorm.NORMS.values()
+    ]
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
