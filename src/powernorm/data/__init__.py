@@ -1,0 +1,5 @@
+"""Texts and how they become batches: corpora, readers, subwords, segments, count baselines.
+
+This package imports nothing heavy by itself: the modules that need torch or tokenizers import
+them when they are imported.
+"""

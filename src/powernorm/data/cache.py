@@ -1,0 +1,67 @@
+"""A folder of results that cost time to make, found again by what they were made from."""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LOGGER = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """Return `$POWERNORM_CACHE`, or `powernorm` in `$XDG_CACHE_HOME` or in `~/.cache`."""
+    chosen = os.environ.get("POWERNORM_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "powernorm"
+
+
+def cache_key(**parts: Any) -> str:
+    """Return a file name for what the parts, all JSON values, determine."""
+    packed = json.dumps(parts, sort_keys=True).encode()
+    return hashlib.sha256(packed).hexdigest()[:32]
+
+
+def read_cached(name: str) -> bytes | None:
+    """Return the content of a cached file, None where there is none that can be read."""
+    try:
+        return (cache_folder() / name).read_bytes()
+    except OSError:
+        return None
+
+
+def write_cached(name: str, content: bytes) -> None:
+    """Write a file of the cache in one step, so that no reader ever sees half of it.
+
+    A cache that cannot be written costs time and nothing else: it is logged, not raised.
+    """
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, content)
+    except OSError as error:
+        LOGGER.warning("The cache %s cannot be written (%s).", folder, error.strerror)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under another name in the same folder and then rename it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        # mkstemp keeps the file to its owner; others shall read it as they do its neighbours.
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,102 @@
+"""A decoder-only Transformer language model whose norms come from a factory."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.models.choices import Activation, Placement
+from powernorm.models.initialisation import initialise
+from powernorm.models.layers import NormFactory, TransformerLayer
+
+
+class LanguageModel(nn.Module):
+    """Predicts each token from those before it.
+
+    Embedding of tokens (scaled by √features) and positions, causal layers, and logits through the
+    transposed token embedding. With placement `pre` one more norm follows the last layer. In eval
+    no output depends on a later token, whatever the norm; in training, statistics over the batch
+    do carry information between positions.
+
+    Args:
+        vocabulary_size: number of tokens.
+        norm: makes every norm of the model.
+        max_length: longest sequence.
+        num_features: size of the features.
+        num_layers: number of layers.
+        num_heads: heads of each attention.
+        feedforward_features: size inside the feed-forward networks.
+        placement: where the norms stand.
+        activation: of the feed-forward networks.
+        dropout: of the embedding and in the layers, in training.
+        seed: of the initial weights, which are the same for every norm.
+
+    Shape:
+        - tokens: int64, (batch, length) with length ≤ max_length
+        - padding_mask: bool, (batch, length), True = padding
+        - output: logits, (batch, length, vocabulary_size)
+
+    Raises:
+        InputError: `num_heads` does not divide `num_features`, or a sequence is too long.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        norm: NormFactory,
+        *,
+        max_length: int,
+        num_features: int = 128,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        feedforward_features: int = 512,
+        placement: Placement = "pre",
+        activation: Activation = "gelu",
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.max_length = max_length
+        self.embedding_scale = math.sqrt(num_features)
+        self.embedding = nn.Embedding(vocabulary_size, num_features)
+        self.positions = nn.Embedding(max_length, num_features)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                num_features,
+                num_heads,
+                feedforward_features,
+                norm,
+                placement=placement,
+                activation=activation,
+                dropout=dropout,
+                causal=True,
+            )
+            for _ in range(num_layers)
+        )
+        self.final_norm = norm(num_features) if placement == "pre" else None
+        initialise(self, seed)
+
+    def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return the logits of the token after each position."""
+        x = self.features(tokens, padding_mask)
+        return F.linear(x, self.embedding.weight)
+
+    def features(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return what the logits are made from, (batch, length, features)."""
+        length = tokens.shape[-1]
+        if length > self.max_length:
+            raise InputError(
+                f"A sequence of {length} tokens is longer than max_length={self.max_length}: cut "
+                "it or build the model with a larger max_length."
+            )
+        positions = torch.arange(length, device=tokens.device)
+        x: Tensor = self.embedding(tokens) * self.embedding_scale + self.positions(positions)
+        x = self.dropout(x)
+        for layer in self.layers:
+            x = layer(x, padding_mask)
+        if self.final_norm is not None:
+            x = self.final_norm(x, padding_mask)
+        return x

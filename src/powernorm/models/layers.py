@@ -1,0 +1,117 @@
+"""The parts of a Transformer layer: feed-forward network, residual sub-layer, both together."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from powernorm.models.attention import MultiHeadAttention
+from powernorm.models.choices import Activation, Placement
+
+NormFactory = Callable[[int], nn.Module]
+"""Makes the norm of a number of features, whose forward takes `(x, padding_mask)`."""
+
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
+
+
+class FeedForward(nn.Sequential):
+    """Linear, activation, dropout, Linear, at every position alike.
+
+    Args:
+        num_features: size of input and output.
+        hidden_features: size in between.
+        activation: the non-linearity.
+        dropout: after the non-linearity, in training.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        hidden_features: int,
+        *,
+        activation: Activation = "gelu",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(
+            nn.Linear(num_features, hidden_features),
+            ACTIVATIONS[activation](),
+            nn.Dropout(dropout),
+            nn.Linear(hidden_features, num_features),
+        )
+
+
+class Residual(nn.Module):
+    """The frame of a sub-layer f: `x + f(norm(x))` (pre) or `norm(x + f(x))` (post).
+
+    Args:
+        num_features: size of the features.
+        norm: makes the norm.
+        placement: where the norm stands.
+        dropout: of f's output, in training.
+    """
+
+    def __init__(
+        self, num_features: int, norm: NormFactory, *, placement: Placement, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.placement = placement
+        self.norm = norm(num_features)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """Apply `sublayer` inside the frame; x: (batch, length, features)."""
+        if self.placement == "pre":
+            branch: Tensor = self.dropout(sublayer(self._normalised(x, padding_mask)))
+            return x + branch
+        return self._normalised(x + self.dropout(sublayer(x)), padding_mask)
+
+    def _normalised(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        normalised: Tensor = self.norm(x, padding_mask)
+        return normalised
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention and feed-forward network, each in its residual frame.
+
+    Args:
+        num_features: size of the features.
+        num_heads: heads of the attention.
+        feedforward_features: size inside the feed-forward network.
+        norm: makes each of the two norms.
+        placement: where the norms stand.
+        activation: of the feed-forward network.
+        dropout: after the activation and after both sub-layers, in training.
+        causal: a position sees no later one.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_heads: int,
+        feedforward_features: int,
+        norm: NormFactory,
+        *,
+        placement: Placement = "pre",
+        activation: Activation = "gelu",
+        dropout: float = 0.0,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        self.attention = MultiHeadAttention(num_features, num_heads, causal=causal)
+        self.attention_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
+        self.feedforward = FeedForward(
+            num_features, feedforward_features, activation=activation, dropout=dropout
+        )
+        self.feedforward_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return the layer's output, (batch, length, features)."""
+
+        def attend(inner: Tensor) -> Tensor:
+            attended: Tensor = self.attention(inner, padding_mask=padding_mask)
+            return attended
+
+        x = self.attention_frame(x, attend, padding_mask)
+        y: Tensor = self.feedforward_frame(x, self.feedforward, padding_mask)
+        return y

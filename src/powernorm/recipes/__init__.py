@@ -1,0 +1,38 @@
+"""The experiments by task and preset: functions that return typed configurations.
+
+>>> recipe("lm", "demo").norms
+('ln', 'bn', 'rbn', 'pn', 'adanorm')
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from powernorm.errors import InputError
+from powernorm.recipes import language_modeling
+from powernorm.training.config import ComparisonConfig
+
+__all__ = ["RECIPES", "recipe"]
+
+Recipe = Callable[[], ComparisonConfig]
+
+RECIPES: Final[Mapping[str, Mapping[str, Recipe]]] = MappingProxyType(
+    {"lm": MappingProxyType(language_modeling.PRESETS)}
+)
+"""Recipes by task and preset."""
+
+
+def recipe(task: str, preset: str) -> ComparisonConfig:
+    """Return the configuration of a preset.
+
+    Raises:
+        InputError: unknown task or preset; lists the known ones.
+    """
+    if task not in RECIPES:
+        raise InputError(f"There is no task {task!r}: choose one of {', '.join(RECIPES)}.")
+    presets = RECIPES[task]
+    if preset not in presets:
+        raise InputError(
+            f"The task {task} has no preset {preset!r}: choose one of {', '.join(presets)}."
+        )
+    return presets[preset]()

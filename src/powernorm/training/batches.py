@@ -1,0 +1,93 @@
+"""The Lightning side of the data: loaders that know where they are."""
+
+from collections.abc import Iterator
+
+import lightning.pytorch as pl
+
+from powernorm.data.corpus import Split
+from powernorm.data.segments import Batch, EvaluationSegments, TrainingSegments
+from powernorm.data.subwords import EncodedCorpus
+from powernorm.training.config import ComparisonConfig
+
+
+class RunLoader:
+    """All micro-batches of a run as one pass, which can go on from any of them.
+
+    To Lightning the whole run is one epoch: where the text begins anew is the business of
+    `TrainingSegments`, and a checkpoint in the middle of an epoch is no special case.
+
+    Args:
+        segments: the batches by position.
+        num_batches: micro-batches of the whole run.
+    """
+
+    def __init__(self, segments: TrainingSegments, num_batches: int) -> None:
+        self.segments = segments
+        self._num_batches = num_batches
+        self._position = 0
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches of the whole run."""
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the micro-batches that are still to come."""
+        while self._position < self._num_batches:
+            batch = self.segments.batch(self._position)
+            self._position += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position, for the checkpoint."""
+        return {"position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on after the checkpoint's position."""
+        self._position = state["position"]
+
+
+class LanguageModelData(pl.LightningDataModule):
+    """The batches of one run, the same for every norm of that seed.
+
+    Args:
+        encoded: the corpus over its subwords.
+        config: lengths, sizes and number of steps.
+        seed: of the order of the segments.
+
+    Raises:
+        InputError: the train split is shorter than one batch.
+    """
+
+    def __init__(self, encoded: EncodedCorpus, config: ComparisonConfig, seed: int) -> None:
+        super().__init__()
+        self._encoded = encoded
+        self._config = config
+        self.segments = TrainingSegments(
+            encoded.splits["train"].tokens,
+            length=config.data.sequence_length,
+            batch_size=config.data.batch_size,
+            seed=seed,
+        )
+
+    def train_dataloader(self) -> RunLoader:
+        """Return the micro-batches of the run."""
+        config = self._config
+        return RunLoader(self.segments, config.training.max_steps * config.optimizer.accumulation)
+
+    def val_dataloader(self) -> EvaluationSegments:
+        """Return the part of the valid split that is read during the run."""
+        return self.evaluation("valid", max_tokens=self._config.training.validation_tokens)
+
+    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationSegments:
+        """Return the batches of a split, whole or about `max_tokens` of it."""
+        return EvaluationSegments(
+            self._encoded.splits[split].tokens,
+            length=self._config.data.sequence_length,
+            batch_size=self._config.data.evaluation_batch_size,
+            max_tokens=max_tokens,
+        )
+
+    def words_per_token(self, split: Split) -> float:
+        """Return the ratio that turns nats per token into nats per word."""
+        part = self._encoded.splits[split]
+        return part.num_words / part.num_tokens

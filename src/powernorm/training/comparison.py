@@ -1,0 +1,254 @@
+"""The comparison of norms: every norm and seed trained alike, and what came of it."""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from powernorm.data.baselines import BigramModel, UnigramModel, baseline_metrics
+from powernorm.data.corpus import Corpus, embedded_corpus
+from powernorm.data.readers import read_corpus
+from powernorm.data.subwords import EncodedCorpus, encode_corpus
+from powernorm.errors import InputError
+from powernorm.norms import build_norm, check_norm_options
+from powernorm.runs import (
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    Baseline,
+    ComparisonResults,
+    RunResult,
+    run_name,
+)
+from powernorm.training.batches import LanguageModelData
+from powernorm.training.checkpoints import LAST
+from powernorm.training.config import ComparisonConfig, options_of
+from powernorm.training.events import DataPrepared, Listener, RunEnded, ignore
+from powernorm.training.run_folders import (
+    check_same_settings,
+    find_runs,
+    prepare_folder,
+    read_json,
+    read_result,
+    write_json,
+)
+from powernorm.training.running import TENSORBOARD_FOLDER, Run, RunTrainer, choose_device
+from powernorm.training.settings import comparison_settings, data_facts, run_settings
+
+LOGGER = logging.getLogger(__name__)
+
+OVER: Final = ("finished", "diverged", "nonfinite")
+"""Statuses of runs that `resume` leaves as they are."""
+
+
+def compare(
+    config: ComparisonConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    on_event: Listener | None = None,
+) -> ComparisonResults:
+    """Train the same model with every norm and seed, and write the runs and their results.
+
+    `out` receives a folder for each run and `results.json`, rewritten after every run
+    (`powernorm.runs` says what is in them). A run whose loss becomes NaN, or that diverges or
+    fails, is marked so, and the others go on.
+
+    Args:
+        config: what to train; `powernorm.recipes` has presets.
+        out: folder of the comparison.
+        resume: leave runs that are over as they are, and go on with interrupted ones from their
+            last checkpoint, exactly as if they had not been interrupted.
+        force: delete the runs that `out` holds first.
+        on_event: is called with every `powernorm.training.events.Event`.
+
+    Returns:
+        The contents of `results.json`.
+
+    Raises:
+        InputError: a setting, the text or `out` cannot be used, before anything is trained; or a
+            checkpoint to go on from is damaged.
+        KeyboardInterrupt: after the interrupted run has been marked in `results.json`.
+    """
+    check_norms(config)
+    device = choose_device(config)
+    encoded = encode_corpus(_corpus(config), config.data.vocabulary_size)
+    for seed in config.seeds:
+        LanguageModelData(encoded, config, seed)
+    prepare_folder(out, resume=resume, force=force)
+    comparison = _Comparison(config, out, encoded, on_event or ignore)
+    # The runs seed torch's generators; the caller's shall be as before.
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        _threads(config.training.num_threads),
+    ):
+        return comparison.run()
+
+
+def check_norms(config: ComparisonConfig) -> None:
+    """Check the names and options of all norms of a configuration by building each once.
+
+    Raises:
+        InputError: an unknown norm, an unknown option, or one that does not fit the model.
+    """
+    for norm in dict.fromkeys([*config.norms, *config.norm_options]):
+        options = options_of(config, norm)
+        check_norm_options(norm, options)
+        build_norm(norm, config.model.num_features, **options)
+
+
+@contextmanager
+def _threads(num_threads: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _corpus(config: ComparisonConfig) -> Corpus:
+    path = config.data.path
+    return embedded_corpus() if path is None else read_corpus(Path(path))
+
+
+class _Comparison:
+    """The runs of one call of `compare` and the results that they share."""
+
+    def __init__(
+        self, config: ComparisonConfig, out: Path, encoded: EncodedCorpus, listener: Listener
+    ) -> None:
+        self._config = config
+        self._out = out
+        self._encoded = encoded
+        self._listener = listener
+        self._results = self._old_results()
+        self._baselines = _baselines(encoded)
+
+    def run(self) -> ComparisonResults:
+        self._listener(
+            DataPrepared(
+                self._encoded.corpus.name,
+                self._encoded.splits["train"].num_words,
+                self._encoded.vocabulary_size,
+                tuple(self._baselines),
+            )
+        )
+        self._write_results()
+        for run in self._runs():
+            old = self._results.get(run.folder.name)
+            if old is not None and old["status"] in OVER:
+                self._listener(RunEnded(old, skipped=True))
+            else:
+                self._train(run)
+        return self._write_results()
+
+    def _runs(self) -> list[Run]:
+        """Return the runs in the order of training: all norms of a seed before the next seed."""
+        config = self._config
+        pairs = [(norm, seed) for seed in config.seeds for norm in config.norms]
+        unigram_loss = self._baselines[0]["metrics"]["valid_loss"]
+        return [
+            Run(
+                config=config,
+                norm=norm,
+                seed=seed,
+                folder=self._folder(norm, seed),
+                encoded=self._encoded,
+                unigram_loss=float("inf") if unigram_loss is None else unigram_loss,
+                index=index,
+                num_runs=len(pairs),
+            )
+            for index, (norm, seed) in enumerate(pairs, start=1)
+        ]
+
+    def _folder(self, norm: str, seed: int) -> Path:
+        return self._out / run_name(norm, self._config.model.placement, seed)
+
+    def _old_results(self) -> dict[str, RunResult]:
+        """Return the results that are there, after checking that all runs had these settings."""
+        results = {}
+        for folder in find_runs(self._out):
+            old = read_json(folder / CONFIG_FILE)
+            norm, seed = str(old.get("norm")), old.get("seed")
+            seed = seed if isinstance(seed, int) else 0
+            check_same_settings(folder, old, run_settings(self._config, norm, seed, self._encoded))
+            result = read_result(folder)
+            if result is not None:
+                results[folder.name] = result
+        return results
+
+    def _train(self, run: Run) -> None:
+        _clear_unless_resumable(run.folder)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        settings = run_settings(self._config, run.norm, run.seed, self._encoded)
+        write_json(run.folder / CONFIG_FILE, settings)
+        trainer = RunTrainer(run, self._listener)
+        try:
+            result = trainer.result()
+        except KeyboardInterrupt:
+            result = trainer.partial_result("interrupted")
+            result["message"] = "interrupted; --resume goes on from the last checkpoint"
+            self._keep(run, result)
+            raise
+        except InputError:
+            raise
+        except Exception as error:
+            # One norm that breaks must not cost the others; the table shows it as failed.
+            LOGGER.exception("The run %s failed.", run.folder.name)
+            result = trainer.partial_result("failed")
+            result["message"] = f"{type(error).__name__}: {error}"
+        self._keep(run, result)
+        self._listener(RunEnded(result, skipped=False))
+
+    def _keep(self, run: Run, result: RunResult) -> None:
+        write_json(run.folder / RESULT_FILE, result)
+        self._results[run.folder.name] = result
+        self._write_results()
+
+    def _write_results(self) -> ComparisonResults:
+        config = self._config
+        results = ComparisonResults(
+            format=1,
+            task=config.task,
+            preset=config.preset,
+            placement=config.model.placement,
+            settings=comparison_settings(config),
+            data=data_facts(self._encoded),
+            baselines=self._baselines,
+            runs=self._ordered_results(),
+        )
+        write_json(self._out / RESULTS_FILE, results)
+        return results
+
+    def _ordered_results(self) -> list[RunResult]:
+        """Return the results by norm, then seed; those of an earlier call with others last."""
+        names = [
+            self._folder(norm, seed).name
+            for norm in self._config.norms
+            for seed in self._config.seeds
+        ]
+        ordered = dict.fromkeys([*names, *self._results])
+        return [self._results[name] for name in ordered if name in self._results]
+
+
+def _baselines(encoded: EncodedCorpus) -> list[Baseline]:
+    train, valid = encoded.splits["train"].tokens, encoded.splits["valid"].tokens
+    size = encoded.vocabulary_size
+    unigram = baseline_metrics(UnigramModel(train, size), encoded)
+    bigram = baseline_metrics(BigramModel(train, valid, size), encoded)
+    return [Baseline(name="unigram", metrics=unigram), Baseline(name="bigram", metrics=bigram)]
+
+
+def _clear_unless_resumable(folder: Path) -> None:
+    """Delete what a run left that never reached a checkpoint; a resumable one stays as it is."""
+    if (folder / CHECKPOINTS_FOLDER / LAST).exists():
+        return
+    if (folder / CONFIG_FILE).exists() or (folder / TENSORBOARD_FOLDER).exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,80 @@
+"""Likelihood of a text under a model, without training it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from powernorm.data.segments import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The cost of a text in nats."""
+
+    nll: float
+    """Negative log-likelihood of all tokens together."""
+    num_tokens: int
+    words_per_token: float
+    """Of the text's split."""
+
+    @property
+    def loss(self) -> float:
+        """Return the nats per token."""
+        return self.nll / self.num_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Return exp(nats per word), which does not depend on the subwords; may be infinite."""
+        return word_perplexity(self.loss, self.words_per_token)
+
+
+def word_perplexity(loss: float, words_per_token: float) -> float:
+    """Return exp(nats per word) of a loss in nats per token; infinite where it overflows."""
+    nats_per_word = loss / words_per_token
+    return math.exp(nats_per_word) if nats_per_word < 700 or math.isnan(loss) else math.inf
+
+
+def token_nll(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the summed negative log-likelihood of the targets, 0-d float32.
+
+    Args:
+        logits: (batch, length, vocabulary).
+        targets: int64, (batch, length).
+    """
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], *, words_per_token: float, device: torch.device
+) -> Likelihood:
+    """Return the likelihood of all batches in evaluation mode, in float32.
+
+    The model's mode is as before afterwards.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        # float64: a split has too many tokens for a float32 sum.
+        nll = torch.zeros((), dtype=_sum_dtype(device), device=device)
+        num_tokens = 0
+        for batch in batches:
+            nll += token_nll(model(batch.tokens.to(device)), batch.targets.to(device))
+            num_tokens += batch.targets.numel()
+    finally:
+        model.train(was_training)
+    return Likelihood(float(nll), num_tokens, words_per_token)
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return the value for a JSON file, which has no infinity and no NaN."""
+    return value if math.isfinite(value) else None
+
+
+def _sum_dtype(device: torch.device) -> Any:
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,70 @@
+"""What a comparison tells whoever watches it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from powernorm.runs import Baseline, RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class DataPrepared:
+    """The text is read, encoded and counted."""
+
+    name: str
+    num_train_words: int
+    vocabulary_size: int
+    baselines: tuple[Baseline, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """A norm and seed begin, or go on after an interruption."""
+
+    norm: str
+    seed: int
+    index: int
+    """From 1."""
+    num_runs: int
+    max_steps: int
+    first_step: int
+    """Updates that were done before; 0 for a new run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsDone:
+    """Some more updates are done."""
+
+    norm: str
+    seed: int
+    step: int
+    train_loss: float
+    """Mean over the updates since the last event, nats per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """The model was evaluated during the run."""
+
+    norm: str
+    seed: int
+    step: int
+    valid_loss: float
+    valid_perplexity: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """A run has its result."""
+
+    result: RunResult
+    skipped: bool
+    """It had ended before and was only read."""
+
+
+Event = DataPrepared | RunStarted | StepsDone | Validated | RunEnded
+Listener = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Do nothing: the listener of whoever gives none."""
+    del event

@@ -1,0 +1,143 @@
+"""The LightningModule of the language model: loss, optimiser, validation."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from powernorm.data.segments import Batch
+from powernorm.models.language_model import LanguageModel
+from powernorm.norms import build_norm, penalty
+from powernorm.training.config import ComparisonConfig, OptimizerConfig, options_of
+from powernorm.training.evaluation import token_nll, word_perplexity
+from powernorm.training.schedules import rate_factor
+
+
+def build_language_model(
+    config: ComparisonConfig, norm: str, vocabulary_size: int, seed: int
+) -> LanguageModel:
+    """Build the model of one run; equal seeds give equal weights to all norms.
+
+    Raises:
+        InputError: unknown norm, or options that do not fit it or the model.
+    """
+    options = options_of(config, norm)
+    shape = config.model
+    return LanguageModel(
+        vocabulary_size,
+        partial(_build_norm, norm, options),
+        max_length=config.data.sequence_length,
+        num_features=shape.num_features,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        feedforward_features=shape.feedforward_features,
+        placement=shape.placement,
+        activation=shape.activation,
+        dropout=shape.dropout,
+        seed=seed,
+    )
+
+
+def _build_norm(norm: str, options: dict[str, Any], num_features: int) -> nn.Module:
+    return build_norm(norm, num_features, **options)
+
+
+class LanguageModeling(pl.LightningModule):
+    """Trains a language model by mean cross entropy, plus the penalty of RBN layers.
+
+    The penalty belongs to a loss summed over tokens (SPEC of the norms' `penalty`), so here, where
+    the loss is a mean, it is divided by the number of tokens of the micro-batch. Lightning divides
+    what `training_step` returns by the number of accumulated micro-batches, so that an update sees
+    (Σ cross entropies + Σ penalties) / (tokens of the update).
+
+    Args:
+        model: gives logits for tokens.
+        config: optimiser, schedule and smoothing.
+        words_per_token: of the valid split, for its perplexity.
+    """
+
+    def __init__(
+        self, model: LanguageModel, config: ComparisonConfig, words_per_token: float
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._config = config
+        self._words_per_token = words_per_token
+        self._valid_nll = torch.zeros(())
+        self._valid_tokens = 0
+        self.valid_loss = float("nan")
+        """Nats per token of the latest validation."""
+        self.valid_perplexity = float("nan")
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return `loss`, which is minimised, and `cross_entropy`, which is logged."""
+        del batch_idx
+        logits = self.model(batch.tokens).float().flatten(0, 1)
+        targets = batch.targets.flatten()
+        smoothing = self._config.training.label_smoothing
+        minimised = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+        with torch.no_grad():
+            plain = F.cross_entropy(logits, targets) if smoothing else minimised.detach()
+        added = penalty(self.model, reduction="mean", num_tokens=targets.numel())
+        return {"loss": minimised + added, "cross_entropy": plain}
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin new sums."""
+        self._valid_nll = torch.zeros((), device=self.device)
+        self._valid_tokens = 0
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Add a batch to the sums."""
+        del batch_idx
+        self._valid_nll += token_nll(self.model(batch.tokens), batch.targets)
+        self._valid_tokens += batch.targets.numel()
+
+    def on_validation_epoch_end(self) -> None:
+        """Publish the loss per token and the perplexity per word."""
+        self.valid_loss = float(self._valid_nll) / self._valid_tokens
+        self.valid_perplexity = word_perplexity(self.valid_loss, self._words_per_token)
+        self.log("valid_loss", self.valid_loss, logger=False)
+
+    def configure_optimizers(self) -> Any:
+        """Return Adam and the schedule, which moves with every update."""
+        optimizer = build_optimizer(self.model, self._config.optimizer, fused=self._may_fuse())
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._factor())
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def _factor(self) -> Callable[[int], float]:
+        config = self._config
+        return lambda step: rate_factor(config.schedule, step, config.training.max_steps)
+
+    def _may_fuse(self) -> bool:
+        # A fused Adam undoes the loss scale by itself, so Lightning refuses to clip before it under
+        # autocast.
+        return self._config.training.precision == "float32"
+
+
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, *, fused: bool = False
+) -> torch.optim.AdamW:
+    """Return Adam (AdamW where there is weight decay) over all parameters.
+
+    Weight decay applies to matrices only: it would pull the weights of a norm towards 0, which
+    means another thing for every norm.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=fused,
+    )

@@ -1,0 +1,81 @@
+"""The CSV files of a run folder: appended while training, cut back when a run goes on."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+STEP = "step"
+
+
+class CsvLog:
+    """A CSV file with a header and a `step` column.
+
+    Args:
+        path: the file; its folder exists.
+        columns: the header, `step` among them.
+        last_step: keep the rows up to this step of a file that exists, to append to them; None
+            starts the file anew.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], last_step: int | None = None) -> None:
+        kept = [] if last_step is None else _rows_until(path, last_step)
+        self._file = path.open("w", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, columns)
+        self._writer.writeheader()
+        for row in kept:
+            self._writer.writerow({name: row.get(name) for name in columns})
+        self._file.flush()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row; columns that it leaves out, and None, make empty cells."""
+        self._writer.writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class MergedLog:
+    """A CsvLog in which all cells that come for one step share a row.
+
+    Args:
+        log: receives a row as soon as one of a later step comes, or at `flush`.
+    """
+
+    def __init__(self, log: CsvLog) -> None:
+        self._log = log
+        self._row: dict[str, Any] = {}
+
+    def add(self, step: int, cells: Mapping[str, Any]) -> None:
+        """Add cells to the row of `step`."""
+        if self._row and self._row[STEP] != step:
+            self.flush()
+        self._row |= {STEP: step, **cells}
+
+    def flush(self) -> None:
+        """Write the row that is being gathered, if there is one."""
+        if self._row:
+            self._log.write(self._row)
+            self._row = {}
+
+
+def _rows_until(path: Path, last_step: int) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [row for row in rows if (row.get(STEP) or "").isdigit() and int(row[STEP]) <= last_step]

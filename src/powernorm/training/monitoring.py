@@ -1,0 +1,120 @@
+"""Lightning callbacks around the norms: their statistics on record, ν in the units of the loss."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+from powernorm.data.segments import Batch
+from powernorm.diagnosis import NormMonitor
+from powernorm.norms import rescale_backward_statistics
+from powernorm.runs import NORMS_COLUMNS, NORMS_FILE
+from powernorm.training.logs import CsvLog
+
+
+class NormLog(pl.Callback):
+    """Fills norms.csv with what the monitor sees.
+
+    Args:
+        model: the model inside the LightningModule, so that layers have its names for them.
+        folder: the run's.
+        every: updates from one observation to the next; 0 leaves the file with its header only.
+        accumulation: micro-batches in an update.
+    """
+
+    def __init__(self, model: nn.Module, folder: Path, *, every: int, accumulation: int) -> None:
+        self._model = model
+        self._path = folder / NORMS_FILE
+        self._every = every
+        self._accumulation = accumulation
+        self._monitor: NormMonitor | None = None
+        self._csv: CsvLog | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open the file and attach the monitor."""
+        del pl_module
+        step = trainer.global_step
+        self._csv = CsvLog(self._path, NORMS_COLUMNS, step if step else None)
+        if self._every:
+            self._monitor = NormMonitor(self._model, self._every)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        """Arm the monitor at the first micro-batch of an update."""
+        del pl_module, batch
+        if self._monitor is not None and batch_idx % self._accumulation == 0:
+            self._monitor.start_step(trainer.global_step + 1)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Write what was seen, after the last micro-batch of an update."""
+        del pl_module, outputs, batch
+        if self._monitor is None or self._csv is None or (batch_idx + 1) % self._accumulation:
+            return
+        for row in self._monitor.finish_step(trainer.global_step):
+            self._csv.write(row)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Detach and close."""
+        del trainer, pl_module
+        self._close()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Detach and close."""
+        del trainer, pl_module, exception
+        self._close()
+
+    def _close(self) -> None:
+        if self._monitor is not None:
+            self._monitor.detach()
+        if self._csv is not None:
+            self._csv.close()
+        self._monitor = self._csv = None
+
+
+class LossScaleFollower(pl.Callback):
+    """Keeps ν of PowerNorm and MABN in the units of the scaled loss in float16 training.
+
+    ν averages gradients of the loss times the scale; when the scale doubles, the next gradient is
+    twice as large and ν has to be so too.
+
+    Args:
+        model: holds the norms.
+        scaler: of the precision plugin.
+    """
+
+    def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+        self._model = model
+        self._scaler = scaler
+        self._scale: float | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the scale, that of the checkpoint for a run that goes on."""
+        del trainer, pl_module
+        self._scale = self._scaler.get_scale()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Rescale where the scale has changed."""
+        del trainer, pl_module, outputs, batch, batch_idx
+        scale = self._scaler.get_scale()
+        if self._scale is not None and scale != self._scale:
+            rescale_backward_statistics(self._model, scale / self._scale)
+        self._scale = scale

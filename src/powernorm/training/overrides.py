@@ -1,0 +1,209 @@
+"""Setting fields of a configuration by dotted keys, as `--set section.key=value` does."""
+
+import difflib
+import json
+import math
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+from powernorm.errors import InputError
+from powernorm.training.config import ComparisonConfig, OptionValue
+
+NONE_WORDS: Final = ("none", "null")
+BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False}
+FREE_SECTION: Final = "norm_options"
+FIXED_KEYS: Final = ("task", "preset")
+"""Chosen by the recipe; changing them would only mislabel the results."""
+
+
+def override(config: ComparisonConfig, assignments: Iterable[str]) -> ComparisonConfig:
+    """Return the configuration with every `key=value` applied, from left to right.
+
+    Keys: `section.key` (`optimizer.learning_rate=1e-3`), `norms=ln,bn`, `seeds=0,1` and
+    `norm_options.NORM.OPTION` (`norm_options.rbn.mean_penalty=10`), whose value is read as a JSON
+    scalar and checked when the norm is built.
+
+    Raises:
+        InputError: an assignment has no `=`, its key is unknown or its value has the wrong type.
+    """
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise InputError(
+                f"{assignment!r} is not of the form key=value, e.g. training.max_steps=500."
+            )
+        config = _assign(config, key.strip(), text.strip())
+    return config
+
+
+def known_keys() -> list[str]:
+    """Return every dotted key that `override` takes, in the configuration's order."""
+    keys = []
+    for name, hint in _hints(ComparisonConfig).items():
+        if is_dataclass(hint):
+            keys += [f"{name}.{item.name}" for item in fields(hint)]
+        elif name == FREE_SECTION:
+            keys.append(f"{name}.NORM.OPTION")
+        elif name not in FIXED_KEYS:
+            keys.append(name)
+    return keys
+
+
+def from_json(values: Mapping[str, Any]) -> ComparisonConfig:
+    """Return the configuration that `to_json` wrote.
+
+    Raises:
+        InputError: a key is unknown or missing, or a value has the wrong type.
+    """
+    built: ComparisonConfig = _build(ComparisonConfig, values, "")
+    return built
+
+
+def _assign(config: ComparisonConfig, key: str, text: str) -> ComparisonConfig:
+    parts = key.split(".")
+    if parts[0] == FREE_SECTION:
+        return _assign_option(config, key, text)
+    if key not in known_keys():
+        raise _unknown_key(key)
+    if len(parts) == 1:
+        value = _parse(text, _hints(ComparisonConfig)[key], key)
+        return replace(config, **{key: value})
+    section, name = parts
+    old = getattr(config, section)
+    value = _parse(text, _hints(type(old))[name], key)
+    return replace(config, **{section: replace(old, **{name: value})})
+
+
+def _assign_option(config: ComparisonConfig, key: str, text: str) -> ComparisonConfig:
+    parts = key.split(".")
+    if len(parts) != 3 or not all(parts):
+        raise InputError(
+            f"{key!r} does not name an option of a norm: write {FREE_SECTION}.NORM.OPTION=value, "
+            f"e.g. {FREE_SECTION}.pn.warmup_steps=100."
+        )
+    _, norm, option = parts
+    options = {name: dict(chosen) for name, chosen in config.norm_options.items()}
+    options.setdefault(norm, {})[option] = _scalar(text)
+    return replace(config, norm_options=options)
+
+
+def _scalar(text: str) -> OptionValue:
+    lowered = text.lower()
+    if lowered in NONE_WORDS:
+        return None
+    if lowered in BOOLEAN_WORDS:
+        return BOOLEAN_WORDS[lowered]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    # A float that is not finite has no place in the JSON files of the runs: leave it a text, which
+    # no norm takes for a number.
+    is_usable = isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_usable else text
+
+
+def _unknown_key(key: str) -> InputError:
+    keys = known_keys()
+    section = [known for known in keys if known.startswith(f"{key.split('.')[0]}.")]
+    near = difflib.get_close_matches(key, keys, n=3, cutoff=0.6)
+    # A bare "learning_rate" is far from "optimizer.learning_rate" as a string.
+    near += [known for known in keys if known.split(".")[-1] == key.split(".")[-1]]
+    if near:
+        offered = ", ".join(dict.fromkeys(near))
+        return InputError(f"{key!r} is not a setting; did you mean {offered}?")
+    return InputError(f"{key!r} is not a setting; known are {', '.join(section or keys)}.")
+
+
+def _hints(owner: Any) -> dict[str, Any]:
+    return get_type_hints(owner)
+
+
+def _parse(text: str, hint: Any, key: str) -> Any:
+    """Read `text` as the type `hint` of a configuration field."""
+    if _is_optional(hint):
+        if text.lower() in NONE_WORDS:
+            return None
+        hint = _without_none(hint)
+    if get_origin(hint) is tuple:
+        item = get_args(hint)[0]
+        return tuple(_parse(part.strip(), item, key) for part in text.split(",") if part.strip())
+    if hint is str:
+        return text
+    if get_origin(hint) is Literal:
+        return _checked(text, hint, key)
+    if hint is bool:
+        return _checked(BOOLEAN_WORDS.get(text.lower()), hint, key, shown=text)
+    try:
+        return hint(text)
+    except ValueError:
+        raise _wrong_type(key, text, hint) from None
+
+
+def _build(owner: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    hints = _hints(owner)
+    unknown = sorted(set(values) - set(hints))
+    missing = sorted(set(hints) - set(values))
+    if unknown or missing:
+        what = f"has unknown {', '.join(unknown)}" if unknown else f"lacks {', '.join(missing)}"
+        raise InputError(
+            f"The saved configuration {prefix.rstrip('.')}{' ' if prefix else ''}{what}: "
+            "it was written by another version of powernorm."
+        )
+    return owner(**{name: _restored(values[name], hints[name], prefix + name) for name in hints})
+
+
+def _restored(value: Any, hint: Any, key: str) -> Any:
+    if is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise _wrong_type(key, value, dict)
+        return _build(hint, value, f"{key}.")
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_checked(item, get_args(hint)[0], key) for item in value)
+    if key == FREE_SECTION:
+        if not (isinstance(value, Mapping) and all(isinstance(v, Mapping) for v in value.values())):
+            raise _wrong_type(key, value, dict)
+        return {name: dict(chosen) for name, chosen in value.items()}
+    return _checked(value, hint, key)
+
+
+def _checked(value: Any, hint: Any, key: str, *, shown: Any = None) -> Any:
+    if _is_optional(hint):
+        if value is None:
+            return None
+        hint = _without_none(hint)
+    if get_origin(hint) is Literal:
+        accepted = value in get_args(hint)
+    elif hint is float:
+        accepted = isinstance(value, int | float) and not isinstance(value, bool)
+        value = float(value) if accepted else value
+    elif get_origin(hint) is not None:
+        accepted = False
+    else:
+        accepted = type(value) is hint
+    if not accepted:
+        raise _wrong_type(key, value if shown is None else shown, hint)
+    return value
+
+
+def _wrong_type(key: str, value: Any, hint: Any) -> InputError:
+    return InputError(f"{key}={value} has the wrong type: expected {_describe(hint)}.")
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(str(choice) for choice in get_args(hint))
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return words.get(hint, "a section of settings")
+
+
+def _is_optional(hint: Any) -> bool:
+    is_union = get_origin(hint) in (Union, types.UnionType)
+    return is_union and type(None) in get_args(hint)
+
+
+def _without_none(hint: Any) -> Any:
+    (kept,) = [item for item in get_args(hint) if item is not type(None)]
+    return kept

@@ -1,0 +1,149 @@
+"""Progress of a comparison in the terminal, or line by line where there is none."""
+
+from types import TracebackType
+from typing import Final, Self, assert_never
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from powernorm.runs import RunResult
+from powernorm.training.events import (
+    DataPrepared,
+    Event,
+    RunEnded,
+    RunStarted,
+    StepsDone,
+    Validated,
+)
+
+STYLES: Final = {"finished": "green", "interrupted": "yellow"}
+
+
+class ComparisonProgress:
+    """A listener for `compare` that shows one bar for the run at hand and a line for each ended.
+
+    Where the console is no terminal (a file, a pipe) there is no bar, and each validation makes a
+    line instead.
+
+    Args:
+        console: where to show it.
+
+    >>> from io import StringIO
+    >>> text = StringIO()
+    >>> with ComparisonProgress(Console(file=text)) as progress:
+    ...     progress(Validated("pn", 0, 100, 4.5, 1234.5))
+    >>> print(text.getvalue().strip())
+    pn seed 0: step 100, valid loss 4.500, perplexity 1,234.5
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        match event:
+            case DataPrepared():
+                self._show_data(event)
+            case RunStarted():
+                self._begin(event)
+            case StepsDone():
+                self._advance(event.step, f"loss {event.train_loss:.3f}")
+            case Validated():
+                self._show_validation(event)
+            case RunEnded():
+                self._end(event)
+            case _:
+                assert_never(event)
+
+    def _show_data(self, event: DataPrepared) -> None:
+        baselines = ", ".join(
+            f"{row['name']} {_number(row['metrics'].get('valid_perplexity'))}"
+            for row in event.baselines
+        )
+        self._print(
+            f"{escape(event.name)}: {event.num_train_words:,} words to train on, "
+            f"{event.vocabulary_size:,} subwords; valid perplexity of {baselines}"
+        )
+
+    def _begin(self, event: RunStarted) -> None:
+        name = f"[{event.index}/{event.num_runs}] {event.norm} seed {event.seed}"
+        resumed = f", from step {event.first_step}" if event.first_step else ""
+        if self._console.is_terminal:
+            self._task = self._bar.add_task(
+                escape(name), total=event.max_steps, completed=event.first_step, note=""
+            )
+        else:
+            self._print(f"{escape(name)}: {event.max_steps} steps{resumed}")
+
+    def _advance(self, step: int, note: str) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, completed=step, note=note, refresh=True)
+
+    def _show_validation(self, event: Validated) -> None:
+        perplexity = _number(event.valid_perplexity)
+        if self._console.is_terminal:
+            self._advance(event.step, f"valid perplexity {perplexity}")
+        else:
+            self._print(
+                f"{event.norm} seed {event.seed}: step {event.step}, valid loss "
+                f"{event.valid_loss:.3f}, perplexity {perplexity}"
+            )
+
+    def _end(self, event: RunEnded) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._bar.refresh()
+            self._task = None
+        self._print(_summary(event.result, skipped=event.skipped))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _summary(result: RunResult, *, skipped: bool) -> str:
+    style = STYLES.get(result["status"], "red")
+    line = f"{result['norm']} seed {result['seed']}: [{style}]{result['status']}[/{style}]"
+    perplexity = result["metrics"].get("test_perplexity")
+    if perplexity is not None:
+        line += f", test perplexity {_number(perplexity)}"
+    line += f", {result['seconds']:.0f} s"
+    if result["tokens_per_second"] is not None:
+        line += f", {result['tokens_per_second']:,.0f} tokens/s"
+    if "message" in result:
+        line += f" ({escape(result['message'])})"
+    return line + (", from before" if skipped else "")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"

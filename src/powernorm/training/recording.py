@@ -1,0 +1,195 @@
+"""Writes down what happens while a run trains, and stops it when its loss is lost."""
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from powernorm.data.segments import Batch
+from powernorm.runs import METRICS_COLUMNS, METRICS_FILE
+from powernorm.training.config import ComparisonConfig
+from powernorm.training.evaluation import finite_or_none
+from powernorm.training.events import Listener, StepsDone, Validated
+from powernorm.training.language_modeling import LanguageModeling
+from powernorm.training.logs import CsvLog, MergedLog
+from powernorm.training.throughput import Throughput
+
+
+class Recorder(pl.Callback):
+    """Fills metrics.csv and TensorBoard, tells the listener and keeps the run's history.
+
+    A run whose loss was NaN or infinite at every micro-batch between two rows of the log is
+    stopped: single ones happen in float16, where the step is skipped, but broken weights stay.
+
+    Args:
+        folder: the run's.
+        config: of the comparison.
+        norm: short name, for the events.
+        seed: of the run, for the events.
+        batches_per_epoch: micro-batches after which the text begins anew.
+        listener: is told about steps and validations.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: ComparisonConfig,
+        norm: str,
+        seed: int,
+        batches_per_epoch: int,
+        listener: Listener,
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._norm = norm
+        self._seed = seed
+        self._batches_per_epoch = batches_per_epoch
+        self._listener = listener
+        self._throughput = Throughput()
+        self._seconds_before = 0.0
+        self._started = time.perf_counter()
+        self._csv: CsvLog | None = None
+        self._log: MergedLog | None = None
+        self._losses: list[Tensor] = []
+        self._learning_rate = 0.0
+        self.valid_losses: list[float] = []
+        """Of every validation of the run so far, earlier sittings included."""
+        self.is_nonfinite = False
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds that the run took so far, over all its sittings."""
+        return self._seconds_before + time.perf_counter() - self._started
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Return the speed of training steps in this run."""
+        return self._throughput.tokens_per_second
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a run that goes on has to know."""
+        return {
+            "seconds": self.seconds,
+            "valid_losses": list(self.valid_losses),
+            "measured_seconds": self._throughput.seconds,
+            "measured_tokens": self._throughput.tokens,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self._seconds_before = state_dict["seconds"]
+        self.valid_losses = list(state_dict["valid_losses"])
+        self._throughput.seconds = state_dict["measured_seconds"]
+        self._throughput.tokens = state_dict["measured_tokens"]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open the log; a run that goes on keeps the rows up to its checkpoint."""
+        del pl_module
+        step = trainer.global_step
+        self._csv = CsvLog(self._folder / METRICS_FILE, METRICS_COLUMNS, step if step else None)
+        self._log = MergedLog(self._csv)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        """Start the clock."""
+        del trainer, pl_module, batch, batch_idx
+        self._throughput.begin_batch()
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Note the rate of this update; the schedule moves on before the row is written."""
+        del trainer, pl_module
+        self._learning_rate = optimizer.param_groups[0]["lr"]
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Gather the loss; write a row where one is due."""
+        del pl_module
+        self._throughput.end_batch(batch.targets.numel())
+        self._losses.append(outputs["cross_entropy"])
+        if (batch_idx + 1) % self._config.optimizer.accumulation:
+            return
+        settings = self._config.training
+        is_last = trainer.global_step >= settings.max_steps
+        if trainer.global_step % settings.log_every == 0 or is_last:
+            self._write_training(trainer, batch_idx)
+        if is_last:
+            # Lightning validates before it obeys, so that the last weights are always measured.
+            trainer.should_stop = True
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop the clock."""
+        del trainer, pl_module
+        self._throughput.pause()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the validation and tell the listener."""
+        assert isinstance(pl_module, LanguageModeling)
+        loss, perplexity = pl_module.valid_loss, pl_module.valid_perplexity
+        self.valid_losses.append(loss)
+        cells = {"valid_loss": loss, "valid_perplexity": perplexity}
+        self._write(trainer, trainer.global_step, cells)
+        if self._log is not None:
+            self._log.flush()
+        step = trainer.global_step
+        self._listener(Validated(self._norm, self._seed, step, loss, perplexity))
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Close the log."""
+        del trainer, pl_module
+        self._close()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Close the log with what there is."""
+        del trainer, pl_module, exception
+        self._close()
+
+    def _write_training(self, trainer: pl.Trainer, batch_idx: int) -> None:
+        losses = torch.stack(self._losses)
+        self._losses.clear()
+        loss = float(losses.mean())
+        step = trainer.global_step
+        cells = {
+            "epoch": batch_idx // self._batches_per_epoch,
+            "learning_rate": self._learning_rate,
+            "train_loss": loss,
+        }
+        self._write(trainer, step, cells)
+        self._listener(StepsDone(self._norm, self._seed, step, loss))
+        if not math.isfinite(loss) and not bool(losses.isfinite().any()):
+            self.is_nonfinite = True
+            trainer.should_stop = True
+
+    def _write(self, trainer: pl.Trainer, step: int, cells: Mapping[str, float]) -> None:
+        data = self._config.data
+        per_update = data.batch_size * data.sequence_length * self._config.optimizer.accumulation
+        position = {"tokens": step * per_update, "seconds": round(self.seconds, 3)}
+        if self._log is not None:
+            self._log.add(step, {**position, **cells})
+        shown = {name: value for name, value in cells.items() if finite_or_none(value) is not None}
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_metrics(shown, step)
+
+    def _close(self) -> None:
+        self._throughput.pause()
+        if self._log is not None and self._csv is not None:
+            self._log.flush()
+            self._csv.close()
+        self._log = self._csv = None

@@ -1,0 +1,136 @@
+"""Files of runs and comparisons: written in one step, read back, never overwritten by accident."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+from powernorm.data.cache import write_atomically
+from powernorm.errors import InputError
+from powernorm.runs import CONFIG_FILE, REPORT_FILE, RESULT_FILE, RESULTS_FILE, RunResult
+
+MAX_DIFFERENCES: Final = 5
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file in one step.
+
+    Raises:
+        InputError: the folder cannot be written.
+        ValueError: a number is NaN or infinite, for which JSON has no word.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}): give a folder that can be with --out."
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the contents of a JSON file that `write_json` wrote.
+
+    Raises:
+        InputError: the file is missing, damaged or no JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): remove {path.parent}.") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no JSON object: remove {path.parent}.")
+    return value
+
+
+def find_runs(out: Path) -> list[Path]:
+    """Return the run folders of a comparison, by name."""
+    if not out.is_dir():
+        return []
+    return sorted(path for path in out.iterdir() if (path / CONFIG_FILE).is_file())
+
+
+def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
+    """Make the folder of a comparison ready, or refuse it.
+
+    With `force`, run folders and results that are there are deleted, and nothing else.
+
+    Raises:
+        InputError: `out` is a file or cannot be written; it holds runs and neither `resume` nor
+            `force` is set, or both are.
+    """
+    if resume and force:
+        raise InputError(
+            "--resume goes on with the runs that are there and --force deletes them: choose one."
+        )
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: give a folder with --out.")
+    runs = find_runs(out)
+    results = [path for path in (out / RESULTS_FILE, out / REPORT_FILE) if path.exists()]
+    if (runs or results) and not (resume or force):
+        found = ", ".join(path.name for path in [*runs, *results][:MAX_DIFFERENCES])
+        raise InputError(
+            f"{out} holds other runs ({found}): give another --out, --resume to go on with them or "
+            "--force to delete them."
+        )
+    if force:
+        for path in runs:
+            shutil.rmtree(path)
+        for path in results:
+            path.unlink()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{out} cannot be made ({error.strerror}): give a folder that can be with --out."
+        ) from error
+
+
+def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Check that a run was made with the settings that it would be made with now.
+
+    The path of the text is not compared: the settings hold a fingerprint of its contents.
+
+    Raises:
+        InputError: they differ; the message names where, the old value and the new.
+    """
+    before, now = _flat(old), _flat(new)
+    differing = [
+        f"{key} {before.get(key)} → {now.get(key)}"
+        for key in sorted((before.keys() | now.keys()) - {"data.path"})
+        if before.get(key) != now.get(key)
+    ]
+    if differing:
+        more = "" if len(differing) <= MAX_DIFFERENCES else " and more"
+        raise InputError(
+            f"{folder} was made with other settings ({', '.join(differing[:MAX_DIFFERENCES])}"
+            f"{more}): use the same ones, another --out, or --force to delete it."
+        )
+
+
+def read_result(folder: Path) -> RunResult | None:
+    """Return the result of a run folder, None while it has none.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = folder / RESULT_FILE
+    if not path.exists():
+        return None
+    result = read_json(path)
+    missing = RunResult.__required_keys__ - result.keys()
+    if missing:
+        raise InputError(f"{path} lacks {', '.join(sorted(missing))}: remove {folder}.")
+    return cast(RunResult, result)
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, by dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = item
+    return flat

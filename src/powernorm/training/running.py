@@ -1,0 +1,257 @@
+"""One run: a norm and a seed, trained, evaluated and diagnosed in a folder of its own."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import MixedPrecision, Precision
+from torch import nn
+
+from powernorm.data.subwords import EncodedCorpus
+from powernorm.diagnosis import training_inference_discrepancy
+from powernorm.errors import InputError
+from powernorm.models.language_model import LanguageModel
+from powernorm.runs import CHECKPOINTS_FOLDER, TID, RunResult, Status
+from powernorm.training.batches import LanguageModelData
+from powernorm.training.checkpoints import BEST, LAST, Checkpoints, RandomState, read_checkpoint
+from powernorm.training.config import ComparisonConfig
+from powernorm.training.evaluation import evaluate, finite_or_none
+from powernorm.training.events import Listener, RunStarted
+from powernorm.training.language_modeling import LanguageModeling, build_language_model
+from powernorm.training.monitoring import LossScaleFollower, NormLog
+from powernorm.training.quietness import quiet_lightning, raised_interrupts
+from powernorm.training.recording import Recorder
+
+TENSORBOARD_FOLDER = "tensorboard"
+METRICS = ("valid_perplexity", "test_perplexity", "valid_loss", "test_loss")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of a comparison is made from."""
+
+    config: ComparisonConfig
+    norm: str
+    seed: int
+    folder: Path
+    encoded: EncodedCorpus
+    unigram_loss: float
+    """Of the valid split, nats per token: above it nothing was learned."""
+    index: int = 1
+    num_runs: int = 1
+
+
+class RunTrainer:
+    """Trains, evaluates and diagnoses one run.
+
+    Args:
+        run: what to do.
+        listener: is told about the progress.
+
+    Raises:
+        InputError: the norm's options do not fit, or the train split is shorter than a batch.
+    """
+
+    def __init__(self, run: Run, listener: Listener) -> None:
+        self.run = run
+        config = run.config
+        self._listener = listener
+        self.device = choose_device(config)
+        self.data = LanguageModelData(run.encoded, config, run.seed)
+        self.model = build_language_model(config, run.norm, run.encoded.vocabulary_size, run.seed)
+        self.module = LanguageModeling(self.model, config, self.data.words_per_token("valid"))
+        self.recorder = Recorder(
+            run.folder, config, run.norm, run.seed, self.data.segments.batches_per_epoch, listener
+        )
+        self.num_steps = 0
+
+    def result(self) -> RunResult:
+        """Train to the end, from the last checkpoint if there is one, and return the result.
+
+        Raises:
+            InputError: the checkpoint is damaged.
+            KeyboardInterrupt: the user stopped the run; its last checkpoint is there.
+        """
+        self._train()
+        status = self._status()
+        metrics: dict[str, float | None] = dict.fromkeys(METRICS)
+        tid = None
+        if status != "nonfinite":
+            if status == "finished":
+                self._load_best()
+            self.model.to(self.device)
+            metrics = self._metrics()
+            tid = self._tid()
+        result = self.partial_result(status)
+        result["metrics"] = metrics
+        result["tid"] = tid
+        if status != "finished":
+            result["message"] = _explain(status, self.num_steps)
+        elif self.num_steps < self.run.config.training.max_steps:
+            result["message"] = f"stopped early after step {self.num_steps}"
+        return result
+
+    def partial_result(self, status: Status) -> RunResult:
+        """Return a result without measurements, for a run that did not get to them."""
+        run = self.run
+        return RunResult(
+            norm=run.norm,
+            seed=run.seed,
+            placement=run.config.model.placement,
+            status=status,
+            metrics=dict.fromkeys(METRICS),
+            tid=None,
+            seconds=round(self.recorder.seconds, 3),
+            tokens_per_second=self.recorder.tokens_per_second,
+            parameters=sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+            folder=run.folder.name,
+        )
+
+    def _train(self) -> None:
+        run = self.run
+        training = run.config.training
+        last = run.folder / CHECKPOINTS_FOLDER / LAST
+        first_step = read_checkpoint(last)["global_step"] if last.exists() else 0
+        self._listener(
+            RunStarted(run.norm, run.seed, run.index, run.num_runs, training.max_steps, first_step)
+        )
+        with quiet_lightning(), raised_interrupts():
+            torch.manual_seed(run.seed)
+            trainer = self._trainer(first_step)
+            trainer.fit(
+                self.module,
+                datamodule=self.data,
+                ckpt_path=last if first_step else None,
+                weights_only=True,
+            )
+            self.num_steps = trainer.global_step
+
+    def _trainer(self, first_step: int) -> pl.Trainer:
+        config = self.run.config
+        precision = _precision_plugin(config, self.device)
+        return pl.Trainer(
+            accelerator="gpu" if self.device.type == "cuda" else "cpu",
+            devices=1,
+            plugins=[precision],
+            logger=TensorBoardLogger(
+                self.run.folder,
+                name=TENSORBOARD_FOLDER,
+                version="",
+                purge_step=first_step or None,
+            ),
+            callbacks=self._callbacks(precision),
+            max_steps=config.training.max_steps,
+            max_epochs=1,
+            val_check_interval=config.training.validate_every * config.optimizer.accumulation,
+            check_val_every_n_epoch=None,
+            accumulate_grad_batches=config.optimizer.accumulation,
+            gradient_clip_val=config.optimizer.clip_norm,
+            num_sanity_val_steps=0,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+
+    def _callbacks(self, precision: Precision) -> list[pl.Callback]:
+        run, config = self.run, self.run.config
+        callbacks: list[pl.Callback] = [RandomState(), self.recorder]
+        callbacks.append(
+            NormLog(
+                self.model,
+                run.folder,
+                every=config.training.monitor_every,
+                accumulation=config.optimizer.accumulation,
+            )
+        )
+        if isinstance(precision, MixedPrecision) and precision.scaler is not None:
+            callbacks.append(LossScaleFollower(self.model, precision.scaler))
+        if config.training.patience is not None:
+            # A loss that is not finite is the recorder's business, which marks the run.
+            callbacks.append(
+                EarlyStopping("valid_loss", patience=config.training.patience, check_finite=False)
+            )
+        return [*callbacks, Checkpoints(run.folder / CHECKPOINTS_FOLDER)]
+
+    def _status(self) -> Status:
+        losses = self.recorder.valid_losses
+        if self.recorder.is_nonfinite or not losses or not math.isfinite(losses[-1]):
+            return "nonfinite"
+        has_learned = min(losses) < self.run.unigram_loss
+        is_worse_than_uniform = losses[-1] > math.log(self.run.encoded.vocabulary_size)
+        # A short run may end above the unigram without ever having come down to it.
+        if losses[-1] > self.run.unigram_loss and (has_learned or is_worse_than_uniform):
+            return "diverged"
+        return "finished"
+
+    def _load_best(self) -> None:
+        best = self.run.folder / CHECKPOINTS_FOLDER / BEST
+        self.module.load_state_dict(read_checkpoint(best)["state_dict"])
+
+    def _metrics(self) -> dict[str, float | None]:
+        metrics: dict[str, float | None] = {}
+        for split in ("valid", "test"):
+            likelihood = evaluate(
+                self.model,
+                self.data.evaluation(split),
+                words_per_token=self.data.words_per_token(split),
+                device=self.device,
+            )
+            metrics[f"{split}_perplexity"] = finite_or_none(likelihood.perplexity)
+            metrics[f"{split}_loss"] = finite_or_none(likelihood.loss)
+        return {name: metrics[name] for name in METRICS}
+
+    def _tid(self) -> TID | None:
+        num_batches = self.run.config.training.tid_batches
+        if not num_batches:
+            return None
+        segments = self.data.segments
+        batches = [segments.batch(i).tokens.to(self.device) for i in range(num_batches)]
+        tid = training_inference_discrepancy(self.model, batches, _forward).summary()
+        return tid if tid is not None and _is_finite(tid) else None
+
+
+def choose_device(config: ComparisonConfig) -> torch.device:
+    """Return the device that the configuration asks for.
+
+    Raises:
+        InputError: a GPU is asked for and there is none.
+    """
+    wanted = config.training.accelerator
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InputError(
+            "training.accelerator=gpu, but torch finds no CUDA device: use auto or cpu."
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _precision_plugin(config: ComparisonConfig, device: torch.device) -> Precision:
+    if config.training.precision == "bfloat16":
+        return MixedPrecision("bf16-mixed", device.type)
+    if config.training.precision == "float16":
+        # Handed over as an object: from the name, Lightning quietly makes bfloat16 of it on a CPU.
+        return MixedPrecision("16-mixed", device.type, torch.amp.GradScaler(device.type))
+    return Precision()
+
+
+def _is_finite(tid: TID) -> bool:
+    values = (tid["mean_last"], tid["var_last"], tid["mean_avg"], tid["var_avg"])
+    return all(math.isfinite(value) for value in values if value is not None)
+
+
+def _forward(model: nn.Module, tokens: Any) -> object:
+    """Run the layers only: the logits are no part of any norm."""
+    assert isinstance(model, LanguageModel)
+    return model.features(tokens)
+
+
+def _explain(status: Status, step: int) -> str:
+    if status == "diverged":
+        return "the valid loss ended above that of the unigram baseline"
+    return f"the loss was NaN or infinite; stopped at step {step}"

@@ -1,0 +1,72 @@
+"""What a run and a comparison say about how they were made."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+import torch
+
+from powernorm.data.corpus import SPLITS
+from powernorm.data.subwords import EncodedCorpus
+from powernorm.training.config import ComparisonConfig, options_of, to_json
+
+PACKAGES: Final = ("powernorm", "torch", "lightning", "tokenizers")
+
+
+def run_settings(
+    config: ComparisonConfig, norm: str, seed: int, encoded: EncodedCorpus
+) -> dict[str, Any]:
+    """Return everything that the outcome of one run depends on, for its config.json."""
+    settings = to_json(config)
+    del settings["norms"], settings["seeds"]
+    return {
+        **settings,
+        "norm": norm,
+        "seed": seed,
+        "norm_options": dict(options_of(config, norm)),
+        "data_fingerprint": encoded.fingerprint,
+    }
+
+
+def comparison_settings(config: ComparisonConfig) -> dict[str, Any]:
+    """Return the configuration with the resolved options of the norms, versions and machine."""
+    return {
+        **to_json(config),
+        "norm_options": {norm: dict(options_of(config, norm)) for norm in config.norms},
+        "versions": {"python": platform.python_version()}
+        | {package: _version(package) for package in PACKAGES},
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "num_cpus": os.cpu_count(),
+            "num_threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+
+
+def data_facts(encoded: EncodedCorpus) -> dict[str, Any]:
+    """Return name, source, licence and sizes of the text."""
+    corpus = encoded.corpus
+    return {
+        "name": corpus.name,
+        "source": corpus.source,
+        "licence": corpus.licence,
+        "vocabulary_size": encoded.vocabulary_size,
+        "splits": {
+            split: {
+                "documents": len(corpus.documents[split]),
+                "words": encoded.splits[split].num_words,
+                "tokens": encoded.splits[split].num_tokens,
+            }
+            for split in SPLITS
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,181 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from powernorm.errors import InputError
+from powernorm.norms import NORMS, build_norm
+from powernorm.training.config import (
+    WARMED_UP_NORMS,
+    ComparisonConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainingConfig,
+    options_of,
+    to_json,
+)
+from powernorm.training.overrides import from_json, known_keys, override
+
+CONFIG = ComparisonConfig(
+    task="lm", preset="test", norm_options={"rbn": {"mean_penalty": 1.0}, "pn": {"groups": None}}
+)
+
+
+def test_json_round_trip() -> None:
+    text = json.dumps(to_json(CONFIG))
+    assert from_json(json.loads(text)) == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("assignment", "section", "name", "value"),
+    [
+        ("optimizer.learning_rate=1e-3", "optimizer", "learning_rate", 1e-3),
+        ("optimizer.clip_norm=none", "optimizer", "clip_norm", None),
+        ("optimizer.clip_norm=2", "optimizer", "clip_norm", 2.0),
+        ("training.max_steps = 7", "training", "max_steps", 7),
+        ("training.patience=3", "training", "patience", 3),
+        ("schedule.name=inverse_sqrt", "schedule", "name", "inverse_sqrt"),
+        ("model.placement=post", "model", "placement", "post"),
+        ("data.path=some/where=else", "data", "path", "some/where=else"),
+    ],
+)
+def test_override_of_a_field(assignment: str, section: str, name: str, value: object) -> None:
+    changed = override(CONFIG, [assignment])
+    got = getattr(getattr(changed, section), name)
+    assert got == value
+    assert type(got) is type(value)
+    before, after = to_json(CONFIG), to_json(changed)
+    before[section][name] = after[section][name]
+    assert before == after, "nothing else changes"
+
+
+def test_override_of_lists_and_norm_options() -> None:
+    changed = override(
+        CONFIG,
+        [
+            "norms=ln, pn,",
+            "seeds=3,4",
+            "norm_options.rbn.mean_penalty=10",
+            "norm_options.rbn.var_penalty=0.5",
+            "norm_options.pn.max_ratio=none",
+            "norm_options.bn.affine=true",
+            "norm_options.pn.variant=released",
+            "norm_options.mabn.window=NaN",
+            "norm_options.brn.max_d=[1]",
+        ],
+    )
+    assert changed.norms == ("ln", "pn")
+    assert changed.seeds == (3, 4)
+    assert changed.norm_options == {
+        "rbn": {"mean_penalty": 10, "var_penalty": 0.5},
+        "pn": {"groups": None, "max_ratio": None, "variant": "released"},
+        "bn": {"affine": True},
+        "mabn": {"window": "NaN"},
+        "brn": {"max_d": "[1]"},
+    }
+    assert CONFIG.norm_options == {"rbn": {"mean_penalty": 1.0}, "pn": {"groups": None}}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("max_steps", "'max_steps' is not of the form key=value"),
+        ("=3", "not of the form key=value"),
+        ("learning_rate=1", "did you mean optimizer.learning_rate"),
+        ("optimizer.learning_rte=1", "did you mean optimizer.learning_rate"),
+        ("model.zzz=1", "known are model.num_features, model.num_layers"),
+        ("zzz=1", "known are norms, seeds, data.path"),
+        ("preset=full", "'preset' is not a setting"),
+        ("model=3", "'model' is not a setting; .*model.num_features"),
+        ("training.max_steps=1.5", "training.max_steps=1.5 has the wrong type: .* whole number"),
+        ("optimizer.learning_rate=fast", "learning_rate=fast has the wrong type: expected a num"),
+        ("model.activation=silu", "expected one of gelu, relu"),
+        ("seeds=1,x", "seeds=x has the wrong type: expected a whole number"),
+        ("norm_options.pn=3", "write norm_options.NORM.OPTION=value"),
+        ("training.max_steps=0", "training.max_steps=0 is too small: give at least 1"),
+        ("optimizer.learning_rate=nan", "must be a finite number above 0"),
+        ("optimizer.learning_rate=inf", "must be a finite number above 0"),
+        ("optimizer.weight_decay=-1", "must be a finite number, 0 or above"),
+        ("model.dropout=1", "0 ≤ value < 1"),
+        ("schedule.warmup_fraction=1.1", "0 ≤ value ≤ 1"),
+        ("data.vocabulary_size=256", "give at least 257"),
+        ("model.num_heads=3", "model.num_heads=3 does not divide model.num_features=128"),
+        ("seeds=-1", "seeds=-1 is too small"),
+        ("seeds=1,1", "seeds names 1 more than once"),
+        ("norms=ln,bn,ln", "norms names ln more than once"),
+        ("norms=", "norms is empty"),
+    ],
+)
+def test_bad_overrides_are_named(assignment: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        override(CONFIG, [assignment])
+
+
+def test_every_known_key_can_be_set() -> None:
+    flat = {f"{s}.{k}": v for s, part in to_json(CONFIG).items() if isinstance(part, dict)
+            for k, v in part.items() if s != "norm_options"}  # fmt: skip
+    assert set(known_keys()) == {*flat, "norms", "seeds", "norm_options.NORM.OPTION"}
+    for key, value in flat.items():
+        assert override(CONFIG, [f"{key}={'none' if value is None else value}"]) == CONFIG, key
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": {}}, "optimizer lacks accumulation"),
+        ({"speed": 3}, "has unknown speed"),
+        ({"seeds": ["1"]}, "seeds=1 has the wrong type"),
+        ({"norm_options": 3}, "norm_options=3 has the wrong type"),
+        ({"model": 3}, "model=3 has the wrong type"),
+        ({"task": None}, "task=None has the wrong type: expected a text"),
+    ],
+)
+def test_foreign_json_is_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_json(to_json(CONFIG) | change)
+
+
+def test_choices_are_checked_when_built_in_code_too() -> None:
+    with pytest.raises(InputError, match=r"schedule\.name='step' is not known"):
+        ScheduleConfig(name="step")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"model\.placement='middle' is not known"):
+        ModelConfig(placement="middle")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"training\.patience=0 is too small"):
+        TrainingConfig(patience=0)
+    with pytest.raises(InputError, match=r"data\.sequence_length=1 is too small"):
+        DataConfig(sequence_length=1)
+
+
+def test_warmups_of_norms_are_fractions_of_the_run() -> None:
+    config = ComparisonConfig(
+        task="lm",
+        preset="test",
+        optimizer=OptimizerConfig(accumulation=2),
+        training=TrainingConfig(max_steps=300, norm_warmup_fraction=0.1),
+        norm_options={"pn": {"groups": 2}, "mabn": {"warmup_steps": 5}},
+    )
+    # Running statistics move with every micro-batch, so these count micro-batches.
+    assert options_of(config, "pn") == {"warmup_steps": 60, "groups": 2}
+    assert options_of(config, "brn") == {"warmup_steps": 60, "ramp_steps": 60}
+    assert options_of(config, "mabn") == {"warmup_steps": 5, "ratio_start": 60}
+    assert options_of(config, "ln") == {}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_resolved_options_fit_every_norm(norm: str) -> None:
+    config = ComparisonConfig(task="lm", preset="test")
+    layer = build_norm(norm, 8, **options_of(config, norm))
+    # A norm that has a warm-up of its own has to be in the table, or it would outlast the run.
+    assert hasattr(layer, "warmup_steps") == (norm in WARMED_UP_NORMS)
+
+
+def test_configurations_import_nothing_heavy() -> None:
+    code = (
+        "import sys, powernorm.recipes, powernorm.training.config, powernorm.training.overrides;"
+        "print([m for m in ('torch', 'lightning', 'tokenizers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

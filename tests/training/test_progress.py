@@ -1,0 +1,75 @@
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from powernorm.runs import Baseline, RunResult, Status
+from powernorm.training.events import (
+    DataPrepared,
+    Event,
+    RunEnded,
+    RunStarted,
+    StepsDone,
+    Validated,
+)
+from powernorm.training.progress import ComparisonProgress
+
+
+def result(status: Status, perplexity: float | None) -> RunResult:
+    return RunResult(
+        norm="pn",
+        seed=1,
+        placement="pre",
+        status=status,
+        metrics={"test_perplexity": perplexity},
+        tid=None,
+        seconds=12.3,
+        tokens_per_second=None if perplexity is None else 25000.4,
+        parameters=5,
+        folder="pn-pre-seed1",
+    )
+
+
+def shown(*events: Event, terminal: bool) -> str:
+    text = StringIO()
+    console = Console(file=text, force_terminal=terminal, width=120, color_system=None)
+    with ComparisonProgress(console) as progress:
+        for event in events:
+            progress(event)
+    return text.getvalue()
+
+
+BASELINES = (Baseline(name="unigram", metrics={"valid_perplexity": 31996.5}),)
+EVENTS = (
+    DataPrepared("lm_sotu", 1_619_562, 2000, BASELINES),
+    RunStarted("pn", 1, 2, 5, 400, 100),
+    StepsDone("pn", 1, 110, 4.25),
+    Validated("pn", 1, 200, 4.0, 1234.5),
+    RunEnded(result("finished", 1100.25), skipped=False),
+)
+
+
+def test_without_a_terminal_every_event_that_matters_is_a_plain_line() -> None:
+    assert shown(*EVENTS, terminal=False).splitlines() == [
+        "lm_sotu: 1,619,562 words to train on, 2,000 subwords; "
+        "valid perplexity of unigram 31,996.5",
+        "[2/5] pn seed 1: 400 steps, from step 100",
+        "pn seed 1: step 200, valid loss 4.000, perplexity 1,234.5",
+        "pn seed 1: finished, test perplexity 1,100.2, 12 s, 25,000 tokens/s",
+    ]
+
+
+def test_a_terminal_shows_a_bar_and_keeps_the_summary() -> None:
+    text = shown(*EVENTS, terminal=True)
+    assert "[2/5] pn seed 1" in text
+    assert "200/400" in text
+    assert "valid perplexity 1,234.5" in text
+    assert "25,000 tokens/s" in text
+
+
+@pytest.mark.parametrize("status", ["nonfinite", "diverged", "failed", "interrupted"])
+def test_runs_that_went_wrong_say_so(status: Status) -> None:
+    ended = result(status, None)
+    ended["message"] = "RuntimeError: [bold]brackets[/bold]"
+    text = shown(RunEnded(ended, skipped=True), terminal=False).strip()
+    assert text == f"pn seed 1: {status}, 12 s (RuntimeError: [bold]brackets[/bold]), from before"
