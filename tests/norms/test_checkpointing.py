@@ -99,3 +99,84 @@ def test_penalty_under_checkpointing_has_its_gradient() -> None:
             (y.sum() + powernorm.penalty(layer, num_tokens=15)).backward()
         grads.append(layer.into.weight.grad)
     assert torch.equal(*grads)
+
+
+def test_nested_checkpoints_and_two_masks() -> None:
+    def outer(layer: Layer, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(layer, x, use_reentrant=False)
+        return y * 2
+
+    plain, repeated = (build(Case("bn")) for _ in range(2))
+    losses = []
+    for t in range(2):
+        x, mask = batch(t)
+        with powernorm.padding_mask(mask):
+            expected = 2 * plain(x)
+            y = checkpoint(outer, repeated, x, use_reentrant=False)
+        losses.append((expected.square().sum(), y.square().sum()))
+    for expected_loss, loss in losses:
+        expected_loss.backward()
+        loss.backward()
+    assert_same(plain, repeated)
+
+
+def test_a_second_backward_sees_the_same_mask() -> None:
+    plain, repeated = (build(Case("bn")) for _ in range(2))
+    outputs = []
+    for t in range(2):
+        x, mask = batch(t)
+        with powernorm.padding_mask(mask):
+            outputs.append((plain(x), checkpoint(repeated, x, use_reentrant=False)))
+    for y in outputs[0]:
+        y.square().sum().backward(retain_graph=True)
+        y.square().sum().backward()
+    assert_same(plain, repeated)
+
+
+@pytest.mark.parametrize("name", ["pn", "brn"])
+def test_a_pass_without_gradients_in_between_changes_nothing(name: str) -> None:
+    case = Case(name, {"warmup_steps": 0})
+    plain, repeated = build(case), build(case)
+    for _ in range(4):
+        x, _ = batch(1)
+        with torch.no_grad():
+            repeated(x)
+        plain(x).square().sum().backward()
+        checkpoint(repeated, x, use_reentrant=False).square().sum().backward()
+    assert_same(plain, repeated)
+
+
+def test_released_variant_in_evaluation_inside_a_checkpoint() -> None:
+    norm = powernorm.BatchNorm(8, variant="released").eval()
+    x, mask = batch(0)
+    with powernorm.padding_mask(mask):
+        y = checkpoint(norm, x, use_reentrant=False)
+    y.sum().backward()
+    assert not x.grad[mask].any()
+
+
+def test_penalty_is_counted_once_where_no_hook_clears_it() -> None:
+    values = []
+    for wrapped in (False, True):
+        torch.manual_seed(0)
+        norm = powernorm.RegularizedBatchNorm(8)
+        linear = nn.Linear(8, 8)
+        own = []
+        for t in range(4):
+            x, _ = batch(t)
+            call = nn.Sequential(norm, linear)
+            y = checkpoint(call, x, use_reentrant=False) if wrapped else call(x)
+            loss = y.sum() + norm.penalty()
+            own.append(norm.penalty().item())
+            torch.autograd.grad(loss, list(linear.parameters()))
+        values.append(own)
+    assert values[0] == values[1]
+
+
+def test_a_shared_layer_half_of_it_blind_raises() -> None:
+    norm = powernorm.RegularizedBatchNorm(8)
+    x, _ = batch(0)
+    y = checkpoint(norm, x, use_reentrant=True) + norm(x)
+    with pytest.raises(powernorm.InputError, match="use_reentrant=False"):
+        norm.penalty()
+    y.sum().backward()

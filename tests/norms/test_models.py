@@ -119,7 +119,7 @@ def test_unknown_names_and_options() -> None:
         (lambda: powernorm.BatchNorm(0), "num_features is 0"),
         (
             lambda: powernorm.BatchNorm(8, groups=3),
-            "groups is 3, expected None or a divisor of the 8",
+            "groups is 3, expected a divisor of the 8",
         ),
         (lambda: powernorm.PowerNorm(8, warmup_steps=-1), "warmup_steps is -1"),
         (lambda: powernorm.PowerNorm(8, max_ratio=0.5), "max_ratio is 0.5"),
@@ -219,3 +219,123 @@ def test_centred_weight(module: nn.Module) -> None:
     assert module.parametrizations.weight.original.grad is not None
     with pytest.raises(powernorm.InputError, match="LayerNorm"):
         center_weight(nn.LayerNorm(3))
+
+
+def test_penalty_forgets_what_it_should_and_nothing_else() -> None:
+    norm = powernorm.RegularizedBatchNorm(8)
+    a, b = (torch.randn(6, 8, requires_grad=True) for _ in range(2))
+    with torch.no_grad():
+        for _ in range(5):
+            norm(a)
+    norm.train()
+    loss_a = norm(a).sum() + norm.penalty()
+    single = norm.penalty().item()
+    loss_b = norm(b).sum()
+    loss_a.backward()  # B's penalty has not been asked for yet
+    (loss_b + norm.penalty()).backward()
+    fresh = powernorm.RegularizedBatchNorm(8)
+    fresh(a)
+    assert fresh.penalty().item() == single
+    assert not norm.has_penalty
+
+
+def test_penalty_chain_does_not_grow_when_nobody_asks() -> None:
+    norm = powernorm.RegularizedBatchNorm(8)
+    for _ in range(3):
+        norm(torch.randn(6, 8, requires_grad=True)).sum().backward()
+        assert not norm.has_penalty
+
+
+def test_penalty_of_frozen_and_skipped_layers() -> None:
+    model = nn.ModuleList(powernorm.RegularizedBatchNorm(8) for _ in range(3))
+    model[0].eval()
+    x = torch.randn(6, 8)
+    model[0](x), model[1](x)
+    torch.testing.assert_close(powernorm.penalty(model, "token_sum"), model[1].penalty())
+    with pytest.raises(powernorm.InputError, match="num_tokens is 0"):
+        powernorm.penalty(model, num_tokens=0)
+    assert powernorm.penalty(model, num_tokens=torch.tensor(0)).isfinite()
+    with pytest.raises(powernorm.InputError, match="no training-mode forward"):
+        powernorm.penalty(nn.ModuleList([powernorm.RegularizedBatchNorm(8)]), num_tokens=1)
+
+
+@pytest.mark.parametrize("name", ["pn", "rbn", "brn", "mabn"])
+def test_state_moves_behind_raw_input_and_frozen_weights(name: str) -> None:
+    norm = powernorm.build_norm(name, 8, affine=False)
+    head = nn.Linear(8, 2)
+    head(norm(torch.randn(6, 8))).sum().backward()
+    assert int(norm.num_batches_tracked) == 1
+
+
+def test_one_batch_out_of_range_does_not_poison_the_buffers() -> None:
+    norm = powernorm.BatchNorm(2)
+    norm(torch.randn(8, 2, dtype=torch.float64) * 1e25)
+    norm(torch.randn(8, 2))
+    assert norm.running_var.isfinite().all()
+    assert int(norm.num_nonfinite_batches) == 1
+
+
+def test_buffers_written_from_outside_end_the_warm_up() -> None:
+    """A data-parallel wrapper broadcasts buffers in place; every rank must see the same stage."""
+    norm = powernorm.PowerNorm(8, warmup_steps=5)
+    step(norm, torch.randn(4, 8), None)
+    with torch.no_grad():
+        norm.num_batches_tracked.fill_(10)
+    norm(torch.randn(4, 8))
+    assert norm.stage == 1
+    fresh = powernorm.PowerNorm(8, warmup_steps=3)
+    for t in range(3):
+        with torch.no_grad():
+            fresh.num_batches_tracked.add_(0)  # a broadcast of the same value
+        assert fresh.stage == 0
+        step(fresh, torch.randn(4, 8), None)
+        assert int(fresh.num_batches_tracked) == t + 1
+    assert fresh.stage == 1
+
+
+def test_steps_without_tokens_do_not_count_towards_the_warm_up() -> None:
+    norm = powernorm.PowerNorm(8, warmup_steps=2)
+    padding = torch.ones(4, dtype=torch.bool)
+    for mask in (None, padding, padding, padding):
+        step(norm, torch.randn(4, 8), mask)
+    assert norm.stage == 0
+    step(norm, torch.randn(4, 8), None)
+    assert norm.stage == 1
+
+
+def test_loading_on_the_meta_device_leaves_no_meta_buffer() -> None:
+    norm = powernorm.BatchNorm(4, device="meta")
+    norm.load_state_dict(nn.BatchNorm1d(4).state_dict(), assign=True)
+    assert all(b.device.type == "cpu" for b in norm.buffers())
+    used = powernorm.BatchNorm(4)
+    used(torch.full((3, 4), float("nan")))
+    used.load_state_dict(nn.BatchNorm1d(4).state_dict())
+    assert int(used.num_nonfinite_batches) == 0
+
+
+def test_checkpoint_of_another_width_names_the_key() -> None:
+    with pytest.raises(RuntimeError, match="size mismatch for running_mean"):
+        powernorm.BatchNorm(4).load_state_dict(powernorm.BatchNorm(8).state_dict())
+
+
+def test_loads_a_checkpoint_of_the_released_mabn() -> None:
+    norm = powernorm.MovingAverageBatchNorm(8, window=2, warmup_steps=0)
+    for t in range(4):
+        step(norm, torch.randn(4, 8, generator=torch.Generator().manual_seed(t)), None)
+    released = {
+        "weight": norm.weight.detach(),
+        "bias": norm.bias.detach(),
+        "running_var": norm.running_second_moment.reshape(1, 8, 1, 1),
+        "buffer_x2": norm.window_second_moment.reshape(2, 8),
+        "buffer_gz": norm.window_gradient_moment.reshape(2, 8),
+        "iters": norm.num_batches_tracked.reshape(1),
+    }
+    fresh = powernorm.MovingAverageBatchNorm(8, window=2, warmup_steps=0)
+    fresh.load_state_dict(released)
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(step(fresh, x, None), step(norm, x, None))
+
+
+def test_float_masks_are_told_how_to_mend() -> None:
+    with pytest.raises(powernorm.InputError, match="mask < 0"):
+        powernorm.BatchNorm(8)(torch.zeros(2, 3, 8), torch.zeros(2, 3))

@@ -4,6 +4,7 @@ The commands are in `powernorm.cli.commands`, imported late, so that a missing e
 that names it.
 """
 
+import os
 import sys
 from typing import Final, NoReturn
 
@@ -20,6 +21,9 @@ _EXTRA_PACKAGES: Final = frozenset(
 
 def main() -> NoReturn:
     """Runs the command line and exits: 0 done, 2 bad input, 130 interrupted."""
+    # Waiting OpenMP threads shall sleep, not spin: on a machine whose cores are busy with something
+    # else too, spinning makes small models several times slower. Read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from powernorm.cli.commands import app
 

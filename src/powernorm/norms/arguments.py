@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Literal, cast
 
 import torch
@@ -11,9 +13,33 @@ from powernorm.errors import InputError
 Variant = Literal["paper", "released"]
 
 
+def check_number(
+    name: str, value: float, *, above: float | None = None, at_least: float | None = None
+) -> float:
+    """A finite number above or of at least a bound, or an InputError that names it."""
+    bound = ""
+    if above is not None:
+        bound = f" above {above}"
+    elif at_least is not None:
+        bound = f" of at least {at_least}"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = is_number and math.isfinite(value)
+    fits = fits and (above is None or value > above) and (at_least is None or value >= at_least)
+    if not fits:
+        raise InputError(f"{name} is {value!r}, expected a finite number{bound}")
+    return value
+
+
+def check_flag(name: str, value: bool) -> bool:
+    """True or False, or an InputError that names it."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}, expected True or False")
+    return value
+
+
 def check_share(name: str, value: float) -> float:
     """A weight in (0, 1], or an InputError that names it."""
-    if not 0 < value <= 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise InputError(
             f"{name} is {value!r}, expected a number in (0, 1]: it is the weight of the new batch "
             "(the papers' α is 1 - momentum)"
@@ -21,20 +47,27 @@ def check_share(name: str, value: float) -> float:
     return value
 
 
-def check_groups(groups: int | None, num_features: int) -> int | None:
-    """A number of groups that divides the features, or None; else an InputError."""
-    if groups is not None and (groups < 1 or num_features % groups):
-        raise InputError(
-            f"groups is {groups!r}, expected None or a divisor of the {num_features} features"
-        )
+def check_groups(groups: int, num_features: int) -> int:
+    """A number of groups that divides the features, or an InputError."""
+    if (
+        isinstance(groups, bool)
+        or not isinstance(groups, int)
+        or groups < 1
+        or num_features % groups
+    ):
+        raise InputError(f"groups is {groups!r}, expected a divisor of the {num_features} features")
     return groups
 
 
 def check_count(name: str, value: int, least: int) -> int:
     """An integer of at least `least`, or an InputError that names it."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = least - 1
+    if isinstance(value, bool) or count < least:
         raise InputError(f"{name} is {value!r}, expected an integer of at least {least}")
-    return value
+    return count
 
 
 def check_variant(variant: str) -> Variant:

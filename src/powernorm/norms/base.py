@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, Self, cast
 
 import torch
@@ -10,7 +12,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import Variant, check_groups, check_share, feature_count
+from powernorm.norms.arguments import (
+    Variant,
+    check_flag,
+    check_groups,
+    check_number,
+    check_share,
+    feature_count,
+)
 from powernorm.norms.masks import check_padding_mask, current_padding_mask
 from powernorm.norms.recomputation import CallRecords, Seen
 from powernorm.ops.moments import Moments
@@ -33,9 +42,7 @@ class Norm(nn.Module):
     def __init__(self, num_features: int | tuple[int, ...], eps: float) -> None:
         super().__init__()
         self.num_features = feature_count(num_features)
-        if not eps > 0:
-            raise InputError(f"eps is {eps!r}, expected a number above 0, for example 1e-5")
-        self.eps = eps
+        self.eps = check_number("eps", eps, above=0)
 
     @property
     def is_static(self) -> bool:
@@ -85,6 +92,7 @@ class AffineNorm(Norm):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__(num_features, eps)
+        check_flag("affine", affine)
         shape = (self.num_features,)
         if affine:
             self.weight = nn.Parameter(torch.ones(shape, device=device, dtype=dtype))
@@ -125,7 +133,9 @@ class BatchStatisticsNorm(AffineNorm):
         momentum: weight of the new batch in running statistics, in (0, 1].
         affine: learn γ and β.
         groups: GroupScaling with this many groups in front of the norm; None leaves it out.
-        sync: take statistics over all processes of the group.
+        sync: take statistics over all processes of the group. With False under
+            DistributedDataParallel pass `broadcast_buffers=False` too, or rank 0's statistics
+            overwrite the others'.
         process_group: the group; None is the default one where torch.distributed runs.
         device: of parameters and buffers.
         dtype: of parameters; buffers are float32, or float64 for float64 parameters.
@@ -156,7 +166,7 @@ class BatchStatisticsNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine, True, device, dtype)
         self.momentum = check_share("momentum", momentum)
-        self.groups = check_groups(groups, self.num_features)
+        self.groups = None if groups is None else check_groups(groups, self.num_features)
         self.sync = sync
         self.process_group = process_group
         self._records = CallRecords()
@@ -209,7 +219,9 @@ class BatchStatisticsNorm(AffineNorm):
         mask = padding_mask if padding_mask is not None else current_padding_mask()
         self.check_input(x, mask)
         seen = Seen(mask, self.stage, state)
-        if self.training and not torch.compiler.is_compiling():
+        # Evaluation reads a mask in the released variants only, and repeats it only with gradients.
+        repeatable = self.training or (self.floor and torch.is_grad_enabled())
+        if repeatable and not torch.compiler.is_compiling():
             seen = self._records.replay(x, seen)
         return self.scaled(x), seen
 
@@ -251,8 +263,8 @@ class BatchStatisticsNorm(AffineNorm):
         """
         nonfinite = torch.zeros_like(present)
         for buffer, value, weight in updates:
-            finite = torch.isfinite(value)
             moved = buffer + weight * (value.to(buffer.dtype) - buffer)
+            finite = torch.isfinite(value) & torch.isfinite(moved)
             buffer.copy_(torch.where(finite & present, moved, buffer))
             nonfinite = nonfinite | ~finite.all()
         # In place: rebinding fails in a compiled and checkpointed region.
@@ -271,16 +283,20 @@ class BatchStatisticsNorm(AffineNorm):
             after = cast(Tensor, self._buffers[name])
             if after.dtype in (torch.float16, torch.bfloat16):
                 self._buffers[name] = (
-                    torch.empty_like(before, device=after.device)
+                    torch.empty_like(before, device=after.device, dtype=torch.float32)
                     if before.is_meta or after.is_meta
-                    else before.to(after.device)
+                    else before.to(after.device, torch.float32)
                 )
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         self.adopt_keys(state_dict, prefix)
         # torch's BatchNorm and the released layers have no such counter.
-        state_dict.setdefault(f"{prefix}num_nonfinite_batches", self.num_nonfinite_batches)
+        own = [value for key, value in state_dict.items() if key.startswith(prefix)]
+        device = own[0].device if own else None
+        state_dict.setdefault(
+            f"{prefix}num_nonfinite_batches", torch.zeros((), dtype=torch.long, device=device)
+        )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
@@ -290,8 +306,6 @@ class BatchStatisticsNorm(AffineNorm):
         # A process group cannot be copied; the copy uses the same one.
         memo[id(self.process_group)] = self.process_group
         reduced = cast(tuple[Any, ...], self.__reduce_ex__(4))
-        from copy import deepcopy
-
         copied = reduced[0](*reduced[1])
         memo[id(self)] = copied
         copied.__setstate__(deepcopy(reduced[2], memo))
@@ -305,6 +319,7 @@ class BatchStatisticsNorm(AffineNorm):
     def extra_repr(self) -> str:
         """Features, eps, momentum, affine, groups."""
         groups = "" if self.groups is None else f", groups={self.groups}"
+        groups += "" if self.variant == "paper" else f", variant={self.variant!r}"
         return f"{super().extra_repr()}, momentum={self.momentum}{groups}"
 
 
@@ -312,6 +327,6 @@ def rename_key(
     state_dict: dict[str, Tensor], old: str, new: str, shape: tuple[int, ...], factor: float = 1.0
 ) -> None:
     """Move an entry to another key, shape and scale, where the old key is there."""
-    if old in state_dict:
+    if old in state_dict and state_dict[old].numel() == math.prod(shape):
         value = state_dict.pop(old)
         state_dict[new] = value.reshape(shape) * factor if factor != 1.0 else value.reshape(shape)

@@ -25,9 +25,11 @@ from powernorm.ops.processes import all_reduce_sum
 class BackwardStateNorm(BatchStatisticsNorm):
     """A batch-statistics norm whose buffers move in the backward.
 
-    Limits: a training-mode forward without a backward changes no state; `torch.autograd.grad`
-    with respect to other tensors does not either; a layer used several times inside *reentrant*
-    activation checkpointing moves its statistics once a use.
+    Limits: a training-mode forward without a backward changes no state, and neither do
+    `torch.autograd.grad` and `backward(inputs=…)` with respect to other tensors; every `backward`
+    that comes through moves it, so two through one retained graph move it twice; a layer used
+    several times inside *reentrant* activation checkpointing moves it once a use;
+    `torch.func` transforms are not supported.
     """
 
     num_sums: int
@@ -64,14 +66,17 @@ class BackwardStateNorm(BatchStatisticsNorm):
         self._recount()
 
     def carrier_for(self, x: Tensor) -> Tensor | None:
-        """The carrier for a forward, None where no backward will come through here."""
+        """The carrier for a forward, None where no backward will come through here.
+
+        It is passed even where nothing else requires a gradient (raw input, frozen weights), so
+        that a layer in training mode never stands still in silence.
+        """
         if not torch.compiler.is_compiling():
             if self._carrier.device != x.device:
                 self.arm()
-            elif self._counter is not self.num_batches_tracked:
-                self._recount()  # a loader put another tensor in the buffer's place
-        reaches = x.requires_grad or (self.weight is not None and self.weight.requires_grad)
-        return self._carrier if self.training and torch.is_grad_enabled() and reaches else None
+            else:
+                self._follow_counter()
+        return self._carrier if self.training and torch.is_grad_enabled() else None
 
     @property
     def stage(self) -> int:
@@ -80,15 +85,30 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     def advance(self) -> None:
         """Count one step in the mirror; the last thing a subclass's `absorb` does."""
+        self._follow_counter(own_step=True)
         self._steps += 1
         if self._stage < len(self.thresholds) and self._steps >= self.thresholds[self._stage]:
             # Steps without a valid token do not count. The mirror may run ahead of the buffer,
             # never behind, so one look at the threshold keeps the two together.
             self._recount()
 
-    def _recount(self) -> None:
+    def _follow_counter(self, own_step: bool = False) -> None:
+        """Look at the buffer again where somebody else has written it or put another in its place.
+
+        Loaders do that, and data-parallel wrappers that broadcast buffers. After the last
+        threshold the count no longer matters, so that nothing is read back from the device.
+        """
+        if self._counter is not self.num_batches_tracked:
+            self._recount()
+        elif self._stage < len(self.thresholds):
+            if self._counter._version != self._version + own_step:
+                self._recount(own_step)
+            self._version = self._counter._version
+
+    def _recount(self, own_step: bool = False) -> None:
         self._counter = self.num_batches_tracked
-        self._steps = 0 if self._counter.is_meta else int(self._counter)
+        self._version = self._counter._version
+        self._steps = 0 if self._counter.is_meta else int(self._counter) - own_step
         self._stage = sum(self._steps >= threshold for threshold in self.thresholds)
 
     def reset_running_stats(self) -> None:

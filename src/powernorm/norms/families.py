@@ -49,7 +49,7 @@ class CenteredNorm(BatchStatisticsNorm):
         """What the running variance is fed: divided by M - 1, by M where M = 1 or released."""
         if self.variant == "released":
             return var
-        return var * torch.where(count > 1, count / (count - 1).clamp(min=1), 1.0)
+        return var * (count / (count - 1).clamp(min=1))
 
     def reset_running_stats(self) -> None:
         """Mean to 0, variance to 1, counters to 0."""

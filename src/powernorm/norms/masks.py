@@ -52,10 +52,15 @@ def check_padding_mask(mask: Tensor, x: Tensor) -> None:
         InputError: wrong type or shape.
     """
     if mask.dtype != torch.bool:
+        mend = (
+            "a float mask is usually added to attention scores, with -inf or a large negative "
+            "number at padding: pass `mask < 0`, or `attention_mask == 0` if it holds 1 = keep"
+            if mask.is_floating_point()
+            else "an integer mask usually means 1 = keep (Hugging Face's attention_mask): pass "
+            "`attention_mask == 0`"
+        )
         raise InputError(
-            f"padding_mask has dtype {mask.dtype}, expected torch.bool with True = padding; "
-            "an integer or float mask usually means 1 = keep (Hugging Face's attention_mask): "
-            "pass `attention_mask == 0`"
+            f"padding_mask has dtype {mask.dtype}, expected torch.bool with True = padding; {mend}"
         )
     if mask.shape != x.shape[:-1]:
         raise InputError(

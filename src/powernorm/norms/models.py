@@ -24,7 +24,8 @@ def penalty(
     to be divided by the number of tokens: at 4,096 tokens λ = 60 is 0.015.
 
     Args:
-        model: any module; layers that appear twice count once.
+        model: any module; layers that appear twice count once, layers in evaluation mode and
+            layers that the forward left out not at all.
         reduction: how the loss is reduced: `mean` over tokens (the usual trainer) or `token_sum`.
         num_tokens: tokens that the mean is taken over (of all processes); needed for `mean`, not
             used for `token_sum`.
@@ -33,13 +34,17 @@ def penalty(
         0-d tensor to add to the loss, once an update; zero where the model has no such layer.
 
     Raises:
-        InputError: `mean` without num_tokens; a layer without a training-mode forward before; a
-            forward inside reentrant activation checkpointing.
+        InputError: `mean` without num_tokens; no training-mode forward before; a forward inside
+            reentrant activation checkpointing.
     """
     if reduction not in ("mean", "token_sum"):
         raise InputError(f"reduction is {reduction!r}, expected 'mean' or 'token_sum'")
-    terms = [m.penalty() for m in model.modules() if isinstance(m, RegularizedBatchNorm)]
+    layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm) and m.training]
+    # A frozen layer in evaluation mode, or one that this forward left out, has none.
+    terms = [layer.penalty() for layer in layers if layer.has_penalty]
     if not terms:
+        if layers:
+            layers[0].penalty()  # raises, unless its λ are 0
         return torch.zeros(())
     total = torch.stack([term.to(terms[0].device) for term in terms]).sum()
     if reduction == "token_sum":
@@ -49,6 +54,10 @@ def penalty(
             "reduction='mean' needs num_tokens, the number of tokens that the loss is the mean "
             "of; for a loss summed over tokens pass reduction='token_sum'"
         )
+    if isinstance(num_tokens, Tensor):
+        return total / num_tokens.clamp(min=1)
+    if num_tokens < 1:
+        raise InputError(f"num_tokens is {num_tokens!r}, expected a number of at least 1")
     return total / num_tokens
 
 

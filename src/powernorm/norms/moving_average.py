@@ -21,7 +21,7 @@ class _CenteredWeight(nn.Module):
         return weight - weight.flatten(1).mean(1).view(-1, *[1] * (weight.ndim - 1))
 
 
-def center_weight(module: nn.Linear | nn.modules.conv._ConvNd) -> None:
+def center_weight(module: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None:
     """Centre the weight of a layer that feeds a MABN (Yan et al. 2020), in place and for good.
 
     Without a mean in the norm, this keeps the mean of its input small. The raw weight stays the
@@ -34,9 +34,9 @@ def center_weight(module: nn.Linear | nn.modules.conv._ConvNd) -> None:
     Raises:
         InputError: a module of another kind.
     """
-    if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+    if not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         raise InputError(
-            f"center_weight got a {type(module).__name__}, expected a Linear or a Conv layer"
+            f"center_weight got a {type(module).__name__}, expected a Linear or a Conv1d, 2d or 3d"
         )
     parametrize.register_parametrization(module, "weight", _CenteredWeight())
 

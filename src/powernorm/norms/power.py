@@ -9,7 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import Variant, check_count, check_share, check_variant
+from powernorm.norms.arguments import (
+    Variant,
+    check_count,
+    check_number,
+    check_share,
+    check_variant,
+)
 from powernorm.norms.base import rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
@@ -114,7 +120,9 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         self.variant = check_variant(variant)
         self.backward_momentum = check_share("backward_momentum", backward_momentum)
         self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
-        self.max_ratio = _check_ratio(max_ratio)
+        self.max_ratio = (
+            None if max_ratio is None else check_number("max_ratio", max_ratio, at_least=1)
+        )
         self.decay = _check_decay(decay, max_ratio)
         if variant == "released" and (self.max_ratio is not None or self.decay == "floored"):
             raise InputError(
@@ -213,12 +221,6 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
             f"{super().extra_repr()}, backward_momentum={self.backward_momentum}, "
             f"warmup_steps={self.warmup_steps}, max_ratio={self.max_ratio}, decay={self.decay!r}"
         )
-
-
-def _check_ratio(max_ratio: float | None) -> float | None:
-    if max_ratio is not None and not max_ratio >= 1:
-        raise InputError(f"max_ratio is {max_ratio!r}, expected None or a number of at least 1")
-    return max_ratio
 
 
 def _check_decay(decay: str | None, max_ratio: float | None) -> Decay:

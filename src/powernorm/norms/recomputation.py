@@ -58,16 +58,16 @@ class CallRecords:
         return seen
 
     def _find(self, x: Tensor) -> _Record | None:
-        fitting = [record for record in self._records if record.shape == x.shape]
-        fresh = [record for record in fitting if not record.used] or fitting
-        if len(fresh) > 1:
-            # Recomputed values are the same to the last bit or very near; the nearest is ours.
+        fitting = [record for record in reversed(self._records) if record.shape == x.shape]
+        if len(fitting) > 1:
+            # Recomputed values are the same to the last bit or very near, so the nearest is ours;
+            # among equals one that no backward has asked for, then the newest.
             own = _print_of(x)
-            fresh.sort(key=lambda record: _distance(record.print, own))
-        if not fresh:
+            fitting.sort(key=lambda record: (_distance(record.print, own), record.used))
+        if not fitting:
             return None
-        fresh[0].used = True
-        return fresh[0]
+        fitting[0].used = True
+        return fitting[0]
 
 
 def _may_be_repeated() -> bool:
@@ -79,8 +79,9 @@ def _may_be_repeated() -> bool:
 
 
 def _print_of(x: Tensor) -> Tensor:
-    flat = x.detach().reshape(-1).to(torch.float64)
-    return torch.cat([flat[:: max(1, flat.shape[0] // 8)][:8], flat.sum()[None]])
+    flat = x.detach().reshape(-1)
+    samples = flat[:: max(1, flat.shape[0] // 8)][:8].to(torch.float64)
+    return torch.cat([samples, flat.sum(dtype=torch.float64)[None]])
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

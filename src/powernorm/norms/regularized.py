@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import Variant, check_variant
+from powernorm.norms.arguments import Variant, check_number, check_variant
 from powernorm.norms.families import CenteredBackwardNorm
+from powernorm.ops.reference.batch import in_backward
 
 
 class RegularizedBatchNorm(CenteredBackwardNorm):
@@ -47,6 +50,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     _pending: Tensor | None
     _without_gradient: bool
     _read: bool
+    _asked: bool
 
     def __init__(
         self,
@@ -76,13 +80,10 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             dtype=dtype,
         )
         self.variant = check_variant(variant)
-        for name, value in (("mean_penalty", mean_penalty), ("var_penalty", var_penalty)):
-            if not value >= 0:
-                raise InputError(f"{name} is {value!r}, expected a number of at least 0")
-        self.mean_penalty = mean_penalty
-        self.var_penalty = var_penalty
+        self.mean_penalty = check_number("mean_penalty", mean_penalty, at_least=0)
+        self.var_penalty = check_number("var_penalty", var_penalty, at_least=0)
         self.add_statistics(device)
-        self._forget()
+        self.forget_penalty()
         self.arm()
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
@@ -104,22 +105,30 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             self.floor,
             self.group_name,
         )
-        if self.mean_penalty or self.var_penalty:
-            self._remember(mean, var, count, running_mean, running_var)
+        if self._is_penalized():
+            # Computed in a repetition too, which has to save the same tensors as the first run.
+            value = self._penalty_of(mean, var, count, running_mean, running_var)
+            if not self._is_repetition():
+                self._remember(value)
         return y  # type: ignore[no-any-return]
+
+    @property
+    def has_penalty(self) -> bool:
+        """Was there a training-mode forward whose penalty `penalty()` would give?"""
+        return self._pending is not None
 
     def penalty(self) -> Tensor:
         """The penalty of the training-mode forwards since it was last asked for, 0-d.
 
         A layer used several times in one step gives the sum over its uses. Asked again without a
-        forward in between it gives the same value.
+        forward in between it gives the same value. `forget_penalty` and `train()` drop it.
 
         Raises:
-            InputError: no training-mode forward came before, or the forward ran without
-                gradients inside reentrant activation checkpointing, where the penalty would have
-                no gradient and silently do nothing.
+            InputError: no training-mode forward came before, or one ran without gradients, as
+                inside reentrant activation checkpointing, where the penalty would silently do
+                nothing.
         """
-        if not (self.mean_penalty or self.var_penalty):
+        if not self._is_penalized():
             return self.running_mean.new_zeros(())
         if self._pending is None:
             raise InputError(
@@ -128,15 +137,33 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             )
         if self._without_gradient and torch.is_grad_enabled():
             raise InputError(
-                "the layer's forward ran without gradients, so its penalty would do nothing; "
-                "under activation checkpointing pass use_reentrant=False"
+                "a training-mode forward of the layer ran without gradients, so its penalty would "
+                "do nothing: under activation checkpointing pass use_reentrant=False; after a "
+                "pass of your own under no_grad call forget_penalty() or model.train()"
             )
-        self._read = True
+        self._read = self._asked = True
         return self._pending
 
-    def _remember(
+    def forget_penalty(self) -> None:
+        """Drop what `penalty()` would give."""
+        self._pending = None
+        self._without_gradient = self._read = self._asked = False
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; the penalty of earlier forwards is dropped."""
+        self.forget_penalty()
+        return super().train(mode)
+
+    def _is_penalized(self) -> bool:
+        return bool(self.mean_penalty or self.var_penalty)
+
+    def _is_repetition(self) -> bool:
+        # The forward that activation checkpointing runs again: its first run has been counted.
+        return not torch.compiler.is_compiling() and in_backward()
+
+    def _penalty_of(
         self, mean: Tensor, var: Tensor, count: Tensor, running_mean: Tensor, running_var: Tensor
-    ) -> None:
+    ) -> Tensor:
         # Through `snapshot`, an opaque op: a compiled backward must not read the buffer again
         # after the hook has moved it.
         snapshot = torch.ops.powernorm.snapshot
@@ -144,28 +171,32 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         old_mean, old_var = snapshot(running_mean), snapshot(running_var)
         new_mean = old_mean + weight * (mean.detach() - old_mean)
         new_var = old_var + weight * (self.running_target(var.detach(), count) - old_var)
-        value = (
-            self.mean_penalty * (new_mean - mean).square().sum()
-            + self.var_penalty * (new_var - var).abs().sum()
-        )
-        earlier = None if self._read else self._pending
-        self._pending = value if earlier is None else earlier + value
-        self._without_gradient = not torch.is_grad_enabled()
-        self._read = False
+        mean_term = self.mean_penalty * (new_mean - mean).square().sum()
+        var_term = self.var_penalty * (new_var - var).abs().sum()
+        total: Tensor = mean_term + var_term
+        return total
 
-    def _forget(self) -> None:
-        self._pending = None
-        self._without_gradient = False
+    def _remember(self, value: Tensor) -> None:
+        blind = not torch.is_grad_enabled()
+        if self._read:
+            self._pending, self._without_gradient = None, False
+        # Uses without gradients replace each other: a pass over the data must not add up.
+        earlier = None if blind or self._without_gradient else self._pending
+        self._pending = value if earlier is None else earlier + value
+        self._without_gradient = self._without_gradient or blind
         self._read = False
 
     def absorb(self, sums: Tensor) -> None:
         """One step of the running statistics; what the penalty was of is over."""
-        self._forget()
+        if self._read or not self._asked:
+            self.forget_penalty()
+        # Else a later forward is waiting: forward A, penalty, forward B, backward A.
+        self._asked = False
         super().absorb(sums)
 
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()
-        state["_pending"] = None
+        state.update(_pending=None, _without_gradient=False, _read=False, _asked=False)
         return state
 
     def extra_repr(self) -> str:

@@ -6,8 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from powernorm.errors import InputError
-from powernorm.norms.arguments import check_count
+from powernorm.norms.arguments import check_count, check_number
 from powernorm.norms.families import CenteredBackwardNorm
 
 
@@ -73,11 +72,8 @@ class BatchRenorm(CenteredBackwardNorm):
             device=device,
             dtype=dtype,
         )
-        if not max_r >= 1:
-            raise InputError(f"max_r is {max_r!r}, expected a number of at least 1")
-        if not max_d >= 0:
-            raise InputError(f"max_d is {max_d!r}, expected a number of at least 0")
-        self.max_r, self.max_d = max_r, max_d
+        self.max_r = check_number("max_r", max_r, at_least=1)
+        self.max_d = check_number("max_d", max_d, at_least=0)
         self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
         self.ramp_steps = check_count("ramp_steps", ramp_steps, 0)
         self.add_statistics(device)

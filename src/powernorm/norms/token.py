@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import Variant, check_groups, check_variant
+from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
 from powernorm.norms.base import AffineNorm
 from powernorm.ops.reference import token
 
@@ -168,8 +168,8 @@ class AdaNorm(_StandardizingNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, variant, affine, device, dtype)
-        self.scale = scale
-        self.k = k
+        self.scale = check_number("scale", scale)
+        self.k = check_number("k", k)
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Normalise (..., C)."""
@@ -281,7 +281,7 @@ class GroupScaling(AffineNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, affine, True, device, dtype)
-        self.groups = check_groups(groups, self.num_features) or 1
+        self.groups = check_groups(groups, self.num_features)
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Scale (..., C)."""
@@ -319,7 +319,7 @@ class GroupNorm(AffineNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, affine, True, device, dtype)
-        self.groups = check_groups(groups, self.num_features) or 1
+        self.groups = check_groups(groups, self.num_features)
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Normalise (..., C)."""
@@ -356,7 +356,7 @@ class DynamicTanh(AffineNorm):
     ) -> None:
         # No root here, hence no eps of its own; the contract's is not used.
         super().__init__(num_features, 1e-5, affine, True, device, dtype)
-        self.initial_alpha = alpha
+        self.initial_alpha = check_number("alpha", alpha)
         self.alpha = nn.Parameter(torch.full((), alpha, device=device, dtype=dtype))
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:

@@ -260,7 +260,7 @@ def _moving_average_norm_autograd(
 ) -> tuple[Tensor | None, ...]:
     x, mask, weight, rstd, ratio, history, count, sums = ctx.saved_tensors
     if grad_y is None:
-        return (None,) * 13
+        return (None,) * 12
     *grads, gradient_sum = torch.ops.powernorm.moving_average_norm_backward(
         grad_y, x, mask, weight, rstd, ratio, history, count, *ctx.settings
     )

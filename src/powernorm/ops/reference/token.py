@@ -28,7 +28,10 @@ def standardize(
     mean = wide.mean(-1, keepdim=True)
     centered = wide - mean
     if released:
-        std = centered.square().sum(-1, keepdim=True).div(x.shape[-1] - 1).sqrt() + eps
+        var = centered.square().sum(-1, keepdim=True) / (x.shape[-1] - 1)
+        # The root's gradient at 0 is infinite; of a token whose features are all equal it is 0.
+        varies = var > 0
+        std = torch.where(varies, torch.where(varies, var, 1.0).sqrt(), 0.0) + eps
     else:
         std = (centered.square().mean(-1, keepdim=True) + eps).sqrt()
     if detach_mean:
@@ -75,7 +78,12 @@ def group_norm(
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Torch's LayerNorm over the features."""
-    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    if weight is not None and weight.dtype != x.dtype:
+        wide = x.to(accumulation_dtype(x))
+        normalized = torch.nn.functional.layer_norm(wide, x.shape[-1:], None, None, eps)
+        return scale_and_shift(normalized, weight, bias).to(x.dtype)
+    # Autocast on some devices returns float32.
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps).to(x.dtype)
 
 
 def dynamic_tanh(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
