@@ -339,3 +339,11 @@ def test_loads_a_checkpoint_of_the_released_mabn() -> None:
 def test_float_masks_are_told_how_to_mend() -> None:
     with pytest.raises(powernorm.InputError, match="mask < 0"):
         powernorm.BatchNorm(8)(torch.zeros(2, 3, 8), torch.zeros(2, 3))
+
+
+def test_a_nonfinite_first_batch_leaves_no_trace_in_the_warm_up() -> None:
+    norm = powernorm.PowerNorm(8, groups=None, warmup_steps=9)
+    step(norm, torch.full((4, 8), float("nan")), None)
+    for value in (3.0, 5.0):
+        step(norm, torch.full((4, 8), value), None)
+    torch.testing.assert_close(norm.running_second_moment, torch.full((8,), 17.0))

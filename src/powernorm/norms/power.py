@@ -188,7 +188,8 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
             return batch, self.momentum
         step = (self.num_batches_tracked + 1).double()
         if self.variant == "paper":
-            return batch, 1 / step
+            # Batches that were left out take no part, or the start value 1 would stay in the mean.
+            return batch, 1 / (step - self.num_nonfinite_batches)
         # Released: the plain average is taken of the already mixed value, then mixed again; and
         # it ends one step before the warm-up does.
         running = self.running_second_moment.double()
