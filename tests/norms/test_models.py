@@ -347,3 +347,12 @@ def test_a_nonfinite_first_batch_leaves_no_trace_in_the_warm_up() -> None:
     for value in (3.0, 5.0):
         step(norm, torch.full((4, 8), value), None)
     torch.testing.assert_close(norm.running_second_moment, torch.full((8,), 17.0))
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, i in powernorm.NORMS.items() if i.needs_batch_statistics]
+)
+def test_built_and_used_under_inference_mode(name: str) -> None:
+    with torch.inference_mode():
+        norm = powernorm.build_norm(name, 8).eval()
+        assert norm(torch.randn(2, 3, 8)).isfinite().all()

@@ -101,13 +101,13 @@ class BackwardStateNorm(BatchStatisticsNorm):
         if self._counter is not self.num_batches_tracked:
             self._recount()
         elif self._stage < len(self.thresholds):
-            if self._counter._version != self._version + own_step:
+            if _version_of(self._counter) != self._version + own_step:
                 self._recount(own_step)
-            self._version = self._counter._version
+            self._version = _version_of(self._counter)
 
     def _recount(self, own_step: bool = False) -> None:
         self._counter = self.num_batches_tracked
-        self._version = self._counter._version
+        self._version = _version_of(self._counter)
         self._steps = 0 if self._counter.is_meta else int(self._counter) - own_step
         self._stage = sum(self._steps >= threshold for threshold in self.thresholds)
 
@@ -134,6 +134,11 @@ class BackwardStateNorm(BatchStatisticsNorm):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.arm()
+
+
+def _version_of(tensor: Tensor) -> int:
+    # Tensors made under inference_mode do not count their writes.
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _deliver(layer: weakref.ref[BackwardStateNorm], leaf: Tensor) -> None:
