@@ -142,6 +142,22 @@ def test_mask_of_the_scope_reaches_a_compiled_norm() -> None:
     torch.testing.assert_close(net.norm.running_var, eager.norm.running_var)
 
 
+@pytest.mark.parametrize("name", ["bn", "pnv", "pn"])
+def test_accumulated_statistics(name: str) -> None:
+    options = {"warmup_steps": 1} if name == "pn" else {}
+    eager, net = (powernorm.build_norm(name, 8, **options) for _ in range(2))
+    compiled = torch.compile(net, fullgraph=True)
+    for t in range(3):
+        for norm, call in ((eager, eager), (net, compiled)):
+            with powernorm.accumulated_statistics(norm):
+                for part in range(2):
+                    generator = torch.Generator().manual_seed(10 * t + part)
+                    call(torch.randn(2, 5, 8, generator=generator)).square().sum().backward()
+    assert int(net.num_batches_tracked) == 3
+    for (key, ours), expected in zip(net.named_buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(ours, expected, msg=key)
+
+
 def test_eager_checkpoint_around_a_compiled_batch_norm_moves_statistics_once() -> None:
     norm = powernorm.BatchNorm(8)
     compiled = torch.compile(norm, fullgraph=True)

@@ -406,3 +406,42 @@ def test_every_norm_has_a_case() -> None:
         if "groups" not in case.options or case.name in ("gs", "gn"):
             defaults = powernorm.build_norm(case.name, 8)
             assert defaults.is_static == powernorm.NORMS[case.name].static
+
+
+@pytest.mark.parametrize("case", PAPER, ids=case_id)
+def test_accumulated_statistics_are_those_of_one_batch(case: Case) -> None:
+    """Micro-batches in one scope move the statistics as all their tokens in one batch do."""
+    parts, whole = case.build(dtype=torch.float64), case.build(dtype=torch.float64)
+    for t in range(3):
+        x = tokens(6, 5, 8, seed=t, dtype=torch.float64) * (1 + t)
+        mask = mask_of(6, 5, seed=t)
+        with powernorm.accumulated_statistics(parts):
+            for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
+                parts(x[rows].clone().requires_grad_(), mask[rows]).sum().backward()
+        assert int(parts.num_batches_tracked) == t + 1
+        whole(x.clone().requires_grad_(), mask).sum().backward()
+        for name in ("running_mean", "running_var", "running_second_moment"):
+            if hasattr(parts, name):
+                torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
+        if hasattr(parts, "stage"):
+            assert parts.stage == whole.stage
+
+
+@stateful_case
+def test_accumulation_scope_after_an_exception_and_inside_another(case: Case) -> None:
+    norm = case.build()
+    before = states(norm)
+
+    def interrupted() -> None:
+        with powernorm.accumulated_statistics(norm):
+            step(norm, tokens(2, 3, 8), None)
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        interrupted()
+    assert all(torch.equal(b, before[n]) for n, b in norm.named_buffers())
+    step(norm, tokens(2, 3, 8), None)
+    assert int(norm.num_batches_tracked) == 1
+    nested = powernorm.accumulated_statistics(norm)
+    with powernorm.accumulated_statistics(norm), pytest.raises(powernorm.InputError, match="open"):
+        nested.__enter__()

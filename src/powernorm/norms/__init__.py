@@ -3,7 +3,7 @@
 from powernorm.norms.base import BatchStatisticsNorm, Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.masks import current_padding_mask, padding_mask
-from powernorm.norms.models import penalty, rescale_backward_statistics
+from powernorm.norms.models import accumulated_statistics, penalty, rescale_backward_statistics
 from powernorm.norms.moving_average import MovingAverageBatchNorm, center_weight
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.registry import NORMS, NormInfo, build_norm, check_norm_options, norm_info
@@ -41,6 +41,7 @@ __all__ = [
     "RMSNorm",
     "RegularizedBatchNorm",
     "SimpleLayerNorm",
+    "accumulated_statistics",
     "build_norm",
     "center_weight",
     "check_norm_options",

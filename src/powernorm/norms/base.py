@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Self, cast
@@ -23,7 +24,7 @@ from powernorm.norms.arguments import (
 from powernorm.norms.masks import check_padding_mask, current_padding_mask
 from powernorm.norms.recomputation import CallRecords, Seen
 from powernorm.ops.moments import Moments
-from powernorm.ops.processes import group_name_of
+from powernorm.ops.processes import all_reduce_sum, group_name_of
 from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
 from powernorm.ops.reference.token import group_scaling
 
@@ -146,6 +147,9 @@ class BatchStatisticsNorm(AffineNorm):
             were left out, 0-d int64.
     """
 
+    num_sums: int
+    """Rows of the (C,) sums over a batch that move the running statistics, see `absorb`."""
+
     centered: bool = True
     variant: Variant = "paper"
     num_batches_tracked: Tensor
@@ -170,6 +174,7 @@ class BatchStatisticsNorm(AffineNorm):
         self.sync = sync
         self.process_group = process_group
         self._records = CallRecords()
+        self._held: Tensor | None = None
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
@@ -251,6 +256,39 @@ class BatchStatisticsNorm(AffineNorm):
         super().reset_parameters()
         self.reset_running_stats()
 
+    @abstractmethod
+    def absorb(self, sums: Tensor) -> None:
+        """Move the running statistics by one step.
+
+        Args:
+            sums: (num_sums, C) float64 sums over the tokens of the step, of all processes; the
+                first row is the number of valid tokens.
+        """
+
+    def hold_statistics(self) -> None:
+        """From now on gather the sums of batches instead of moving the running statistics."""
+        self._held = torch.zeros(
+            (self.num_sums, self.num_features),
+            dtype=torch.float64,
+            device=self.num_batches_tracked.device,
+        )
+
+    @property
+    def is_holding(self) -> bool:
+        """Are sums gathered instead of moving the running statistics?"""
+        return self._held is not None
+
+    def drop_statistics(self) -> None:
+        """Forget what was gathered."""
+        self._held = None
+
+    @torch.no_grad()
+    def release_statistics(self) -> None:
+        """Move the running statistics by what was gathered, as one batch."""
+        held, self._held = self._held, None
+        if held is not None:
+            self.absorb(all_reduce_sum(held, self.group_name))
+
     @torch.no_grad()
     def move_statistics(
         self, present: Tensor, *updates: tuple[Tensor, Tensor, float | Tensor]
@@ -313,7 +351,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state["_records"] = CallRecords()
+        state.update(_records=CallRecords(), _held=None)
         return state
 
     def extra_repr(self) -> str:

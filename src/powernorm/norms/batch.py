@@ -91,7 +91,7 @@ class BatchNorm(CenteredNorm):
         if not self.training:
             return self.evaluate(x, padding_mask)
         x, seen = self.prepare(x, padding_mask)
-        y, mean, var, count, _, _, _, fresh, _ = torch.ops.powernorm.batch_norm(
+        y, mean, var, count, _, _, _, fresh, sums = torch.ops.powernorm.batch_norm(
             self.hide_padding(x, seen.padding_mask),
             seen.padding_mask,
             self.weight,
@@ -104,11 +104,14 @@ class BatchNorm(CenteredNorm):
             self.floor,
             self.group_name,
         )
-        self.move_statistics(
-            fresh,
-            (self.running_mean, mean.detach(), self.momentum),
-            (self.running_var, self.running_target(var.detach(), count), self.momentum),
-        )
+        if self._held is not None:
+            self._held.add_(torch.where(fresh, sums, 0.0))
+        else:
+            self.move_statistics(
+                fresh,
+                (self.running_mean, mean.detach(), self.momentum),
+                (self.running_var, self.running_target(var.detach(), count), self.momentum),
+            )
         return y  # type: ignore[no-any-return]
 
 
@@ -141,6 +144,8 @@ class PowerNormV(UncenteredNorm):
     >>> norm = PowerNormV(4)
     >>> y = norm(torch.randn(2, 3, 4))
     """
+
+    num_sums = 3
 
     def __init__(
         self,
@@ -175,7 +180,7 @@ class PowerNormV(UncenteredNorm):
         if not self.training:
             return self.evaluate(x, padding_mask)
         x, seen = self.prepare(x, padding_mask)
-        y, _, second_moment, _, _, _, _, fresh, _ = torch.ops.powernorm.batch_norm(
+        y, _, second_moment, _, _, _, _, fresh, sums = torch.ops.powernorm.batch_norm(
             self.hide_padding(x, seen.padding_mask),
             seen.padding_mask,
             self.weight,
@@ -188,9 +193,18 @@ class PowerNormV(UncenteredNorm):
             self.floor,
             self.group_name,
         )
-        update = (self.running_second_moment, second_moment.detach(), self.momentum)
-        self.move_statistics(fresh, update)
+        if self._held is not None:
+            self._held.add_(torch.where(fresh, sums, 0.0))
+        else:
+            update = (self.running_second_moment, second_moment.detach(), self.momentum)
+            self.move_statistics(fresh, update)
         return y  # type: ignore[no-any-return]
+
+    def absorb(self, sums: Tensor) -> None:
+        """One step of ψ² from (n, 0, Σx²)."""
+        count, _, squares = sums.unbind()
+        update = (self.running_second_moment, squares / count.clamp(min=1), self.momentum)
+        self.move_statistics(count.amax() > 0, update)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """The released layer calls ψ² `running_var`."""

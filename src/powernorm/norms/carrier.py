@@ -11,7 +11,6 @@ in eager and compiled mode alike.
 from __future__ import annotations
 
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -32,9 +31,6 @@ class BackwardStateNorm(BatchStatisticsNorm):
     `torch.func` transforms are not supported.
     """
 
-    num_sums: int
-    """Rows of the carrier: how many (C,) sums the op's backward delivers."""
-
     _carrier: Tensor
     _stage: int
 
@@ -42,14 +38,6 @@ class BackwardStateNorm(BatchStatisticsNorm):
     def thresholds(self) -> tuple[int, ...]:
         """Numbers of tracked batches at which the layer's behaviour changes, ascending."""
         return ()
-
-    @abstractmethod
-    def absorb(self, sums: Tensor) -> None:
-        """Move the buffers by one step.
-
-        Args:
-            sums: (num_sums, C) float64, over all uses and processes.
-        """
 
     def arm(self) -> None:
         """Make the carrier and its hook; at the end of a subclass's constructor."""
@@ -83,8 +71,15 @@ class BackwardStateNorm(BatchStatisticsNorm):
         """How many thresholds have been passed: a mirror on the host, so no sync is needed."""
         return self._stage
 
+    def release_statistics(self) -> None:
+        """Move the buffers by what was gathered, as one batch, and count one step."""
+        holding = self._held is not None
+        super().release_statistics()
+        if holding:
+            self.advance()
+
     def advance(self) -> None:
-        """Count one step in the mirror; the last thing a subclass's `absorb` does."""
+        """Count one step in the mirror, after `absorb`."""
         self._follow_counter(own_step=True)
         self._steps += 1
         if self._stage < len(self.thresholds) and self._steps >= self.thresholds[self._stage]:
@@ -147,5 +142,8 @@ def _deliver(layer: weakref.ref[BackwardStateNorm], leaf: Tensor) -> None:
     if norm is None or sums is None:
         return
     with torch.no_grad():
+        if norm._held is not None:
+            norm._held.add_(sums)
+            return
         norm.absorb(all_reduce_sum(sums.detach(), norm.group_name))
         norm.advance()

@@ -17,6 +17,7 @@ from powernorm.ops.reference.arrays import (
 class CenteredNorm(BatchStatisticsNorm):
     """Running mean and variance, and evaluation by them: what BatchNorm and its kin share."""
 
+    num_sums = 3
     running_mean: Tensor
     running_var: Tensor
 
@@ -51,6 +52,18 @@ class CenteredNorm(BatchStatisticsNorm):
             return var
         return var * (count / (count - 1).clamp(min=1))
 
+    def absorb(self, sums: Tensor) -> None:
+        """One step of the running mean and variance from (n, Σx, Σx²)."""
+        count, total, squares = sums.unbind()
+        size = count.clamp(min=1)
+        mean = total / size
+        var = (squares / size - mean.square()).clamp(min=0)
+        self.move_statistics(
+            count.amax() > 0,
+            (self.running_mean, mean, self.momentum),
+            (self.running_var, self.running_target(var, count), self.momentum),
+        )
+
     def reset_running_stats(self) -> None:
         """Mean to 0, variance to 1, counters to 0."""
         self.running_mean.zero_()
@@ -68,20 +81,6 @@ class CenteredNorm(BatchStatisticsNorm):
 
 class CenteredBackwardNorm(CenteredNorm, BackwardStateNorm):
     """A centred norm whose training reads its running statistics, so they move in the backward."""
-
-    num_sums = 3
-
-    def absorb(self, sums: Tensor) -> None:
-        """One step of the running mean and variance from (n, Σx, Σx²)."""
-        count, total, squares = sums.unbind()
-        size = count.clamp(min=1)
-        mean = total / size
-        var = (squares / size - mean.square()).clamp(min=0)
-        self.move_statistics(
-            count.amax() > 0,
-            (self.running_mean, mean, self.momentum),
-            (self.running_var, self.running_target(var, count), self.momentum),
-        )
 
 
 class UncenteredNorm(BatchStatisticsNorm):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.norms.base import BatchStatisticsNorm
 from powernorm.norms.moving_average import MovingAverageBatchNorm
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
@@ -59,6 +62,45 @@ def penalty(
     if num_tokens < 1:
         raise InputError(f"num_tokens is {num_tokens!r}, expected a number of at least 1")
     return total / num_tokens
+
+
+@contextmanager
+def accumulated_statistics(model: nn.Module) -> Iterator[None]:
+    """Move running statistics once for all forwards and backwards inside, not once for each.
+
+    For gradient accumulation: put the micro-batches of one update inside. They are normalised as
+    without it, but the running statistics move by the moments of all their tokens together, and
+    every warm-up counts one step. After an exception nothing has moved.
+
+    Args:
+        model: any module.
+
+    Raises:
+        InputError: inside another such scope of a layer.
+
+    Distributed:
+        One exchange a layer at the end; all processes have to come there.
+
+    >>> norm = powernorm.BatchNorm(4)
+    >>> with accumulated_statistics(norm):
+    ...     for x in torch.randn(3, 8, 4):
+    ...         y = norm(x)
+    >>> int(norm.num_batches_tracked)
+    1
+    """
+    layers = [module for module in model.modules() if isinstance(module, BatchStatisticsNorm)]
+    if any(layer.is_holding for layer in layers):
+        raise InputError("accumulated_statistics is open already: use one scope an update")
+    for layer in layers:
+        layer.hold_statistics()
+    try:
+        yield
+    except BaseException:
+        for layer in layers:
+            layer.drop_statistics()
+        raise
+    for layer in layers:
+        layer.release_statistics()
 
 
 def rescale_backward_statistics(model: nn.Module, factor: float) -> None:
