@@ -59,11 +59,6 @@ class TrainingSegments:
         """Return the number of batches after which the text begins anew."""
         return self._num_segments // self._batch_size
 
-    @property
-    def tokens_per_batch(self) -> int:
-        """Return the number of predicted tokens in a batch."""
-        return self._batch_size * self._length
-
     def batch(self, position: int) -> Batch:
         """Return the batch at `position`, counted from the start of the run over all epochs."""
         epoch, index = divmod(position, self.batches_per_epoch)
