@@ -10,7 +10,9 @@ help:  ## list the targets
 
 install: $(INSTALLED)  ## create .venv and install the package with all that is tested
 
-$(INSTALLED): pyproject.toml constraints.txt
+KERNELS := src/powernorm/ops/kernels/cpu
+
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard $(KERNELS)/source/*) $(KERNELS)/building.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "powernorm needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'

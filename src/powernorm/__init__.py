@@ -31,6 +31,7 @@ __all__ = [
     "SimpleLayerNorm",
     "accumulated_statistics",
     "build_norm",
+    "ops",
     "padding_mask",
     "penalty",
     "rescale_backward_statistics",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from powernorm import ops
     from powernorm.diagnosis import training_inference_discrepancy
     from powernorm.errors import InputError
     from powernorm.norms import (
@@ -73,6 +75,8 @@ else:
             raise AttributeError(f"module 'powernorm' has no attribute {name!r}")
         from importlib import import_module
 
+        if name == "ops":
+            return import_module("powernorm.ops")
         rooms = {
             "InputError": "errors",
             "Moments": "ops",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ import powernorm
 
 FOLDER = Path(__file__).parents[1] / "goldens"
 TOLERANCE = 1e-10
+
+
+@pytest.fixture(autouse=True, params=["eager", "cpu"])
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every file through every backend."""
+    with powernorm.ops.use_backend(request.param):
+        yield
 
 
 def batch_first(array: np.ndarray) -> Tensor:

@@ -76,7 +76,8 @@ def watch(
         if module.training and wanted() and not _recomputing():
             x: Tensor = args[0] if args else kwargs["x"]
             mask: Tensor | None = args[1] if len(args) > 1 else kwargs.get("padding_mask")
-            receive(layer.batch_moments(x, mask))
+            residual: Tensor | None = args[2] if len(args) > 2 else kwargs.get("residual")
+            receive(layer.batch_moments(x if residual is None else x + residual, mask))
 
     return layer.register_forward_pre_hook(hook, with_kwargs=True)
 

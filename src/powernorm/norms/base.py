@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -25,12 +25,39 @@ from powernorm.norms.masks import check_padding_mask, current_padding_mask
 from powernorm.norms.recomputation import CallRecords, Seen
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum, group_name_of
-from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
-from powernorm.ops.reference.token import group_scaling
+from powernorm.ops.reference.arrays import (
+    accumulation_dtype,
+    scale_and_shift,
+    scale_groups,
+    tokens_of,
+)
+from powernorm.ops.reference.state import move_statistics
+
+
+class Call(NamedTuple):
+    """The arguments of a norm's forward."""
+
+    x: Tensor
+    padding_mask: Tensor | None
+    residual: Tensor | None
+
+
+Normalised = Tensor | tuple[Tensor, Tensor]
+"""What a forward returns: y, or (y, x + residual) where a residual was given."""
+
+
+def answer(result: tuple[Tensor, Tensor | None], residual: Tensor | None) -> Normalised:
+    """A forward's answer from (y, the sum with the residual)."""
+    y, total = result
+    return y if residual is None else (y, cast(Tensor, total))
 
 
 class Norm(nn.Module):
     """A normalisation over the last dimension: (..., C) in and out, same dtype.
+
+    `norm(x, padding_mask)` gives y; `norm(x, padding_mask, residual)` normalises the sum and gives
+    (y, x + residual), in one pass over the data where the norm has a kernel: the pre-norm pattern
+    `y, stream = norm(branch, mask, stream)`.
 
     Args:
         num_features: C, an integer or a 1-tuple as torch's `normalized_shape`.
@@ -61,8 +88,10 @@ class Norm(nn.Module):
             "feature and cannot be folded"
         )
 
-    def check_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Raise an InputError unless input and mask fit the layer."""
+    def check_input(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None = None
+    ) -> None:
+        """Raise an InputError unless input, mask and residual fit the layer."""
         if x.ndim == 0 or x.shape[-1] != self.num_features:
             raise InputError(
                 f"{type(self).__name__} was built for {self.num_features} features in the last "
@@ -75,6 +104,11 @@ class Norm(nn.Module):
             )
         if padding_mask is not None:
             check_padding_mask(padding_mask, x)
+        if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+            raise InputError(
+                f"residual has shape {tuple(residual.shape)} and dtype {residual.dtype}, expected "
+                f"those of the input, {tuple(x.shape)} and {x.dtype}"
+            )
 
 
 class AffineNorm(Norm):
@@ -208,27 +242,25 @@ class BatchStatisticsNorm(AffineNorm):
             return Moments.of(self.scaled(x), mask)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """The input after GroupScaling, where the layer has it."""
-        return x if self.groups is None else group_scaling(x, self.groups, self.eps)
+        """The input after GroupScaling, where the layer has it, in the accumulation type."""
+        return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
 
-    def prepare(
-        self, x: Tensor, padding_mask: Tensor | None, *state: Tensor
-    ) -> tuple[Tensor, Seen]:
-        """Check a call and give the input after GroupScaling and what to normalise it by.
+    def prepare(self, call: Call, *state: Tensor) -> tuple[Call, Seen]:
+        """Check a call and give what to normalise and what to normalise it by.
 
         Args:
-            x: the layer's input.
-            padding_mask: as given to the forward.
+            call: the arguments of the forward.
             state: the buffers that training reads.
         """
+        x, padding_mask, residual = call
         mask = padding_mask if padding_mask is not None else current_padding_mask()
-        self.check_input(x, mask)
+        self.check_input(x, mask, residual)
         seen = Seen(mask, self.stage, state)
         # Evaluation reads a mask in the released variants only, and repeats it only with gradients.
         repeatable = self.training or (self.floor and torch.is_grad_enabled())
         if repeatable and not torch.compiler.is_compiling():
             seen = self._records.replay(x, seen)
-        return self.scaled(x), seen
+        return self._hide_padding(call, seen.padding_mask), seen
 
     @property
     def stage(self) -> int:
@@ -240,11 +272,13 @@ class BatchStatisticsNorm(AffineNorm):
         """Is eps a floor of the second moment (released) rather than added to it (paper)?"""
         return self.variant == "released"
 
-    def hide_padding(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """The input; the released variants with a floor set padding to 0 before anything else."""
+    def _hide_padding(self, call: Call, padding_mask: Tensor | None) -> Call:
+        # The released variants with a floor set padding to 0 before anything else.
         if not self.floor or padding_mask is None:
-            return x
-        return x.masked_fill(padding_mask.unsqueeze(-1), 0.0)
+            return call
+        hidden = padding_mask.unsqueeze(-1)
+        residual = None if call.residual is None else call.residual.masked_fill(hidden, 0.0)
+        return Call(call.x.masked_fill(hidden, 0.0), padding_mask, residual)
 
     def reset_running_stats(self) -> None:
         """Running statistics and counters back to their start."""
@@ -278,6 +312,11 @@ class BatchStatisticsNorm(AffineNorm):
         """Are sums gathered instead of moving the running statistics?"""
         return self._held is not None
 
+    def gather(self, sums: Tensor) -> None:
+        """Add a batch's sums to what is held."""
+        assert self._held is not None
+        self._held.add_(sums)
+
     def drop_statistics(self) -> None:
         """Forget what was gathered."""
         self._held = None
@@ -299,15 +338,7 @@ class BatchStatisticsNorm(AffineNorm):
             present: 0-d bool; False leaves all as it was (no valid token, or a recomputation).
             updates: (buffer, new value, weight of the new value).
         """
-        nonfinite = torch.zeros_like(present)
-        for buffer, value, weight in updates:
-            moved = buffer + weight * (value.to(buffer.dtype) - buffer)
-            finite = torch.isfinite(value) & torch.isfinite(moved)
-            buffer.copy_(torch.where(finite & present, moved, buffer))
-            nonfinite = nonfinite | ~finite.all()
-        # In place: rebinding fails in a compiled and checkpointed region.
-        self.num_batches_tracked.add_(present)
-        self.num_nonfinite_batches.add_(present & nonfinite)
+        move_statistics(self.num_batches_tracked, self.num_nonfinite_batches, present, *updates)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # An average with momentum 0.01 stalls in bfloat16: buffers stay float32 through .half().

@@ -7,8 +7,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import Variant, check_variant
-from powernorm.norms.base import rename_key
-from powernorm.norms.families import CenteredNorm, UncenteredNorm
+from powernorm.norms.base import Call, Normalised, answer, rename_key
+from powernorm.norms.families import CenteredNorm, UncenteredNorm, Updates, move_forward
+from powernorm.ops.dispatch import functions_for
+from powernorm.ops.functions import batch_norm
 
 
 class BatchNorm(CenteredNorm):
@@ -86,13 +88,16 @@ class BatchNorm(CenteredNorm):
         self.variant = check_variant(variant)
         self.add_statistics(device)
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(x, padding_mask)
-        x, seen = self.prepare(x, padding_mask)
-        y, mean, var, count, _, _, _, fresh, sums = torch.ops.powernorm.batch_norm(
-            self.hide_padding(x, seen.padding_mask),
+            return self.evaluate(Call(x, padding_mask, residual))
+        call, seen = self.prepare(Call(x, padding_mask, residual))
+        result = batch_norm(
+            call.x,
+            call.residual,
             seen.padding_mask,
             self.weight,
             self.bias,
@@ -100,19 +105,20 @@ class BatchNorm(CenteredNorm):
             self.running_var,
             None,
             None,
+            self.groups or 0,
             self.eps,
             self.floor,
             self.group_name,
         )
-        if self._held is not None:
-            self._held.add_(torch.where(fresh, sums, 0.0))
-        else:
-            self.move_statistics(
-                fresh,
-                (self.running_mean, mean.detach(), self.momentum),
-                (self.running_var, self.running_target(var.detach(), count), self.momentum),
-            )
-        return y  # type: ignore[no-any-return]
+        move_forward(self, result, self._updates)
+        return answer((result.y, result.total), residual)
+
+    def _updates(self, statistics: Tensor) -> Updates:
+        target = self.running_target(statistics[1], statistics[-1])
+        return (
+            (self.running_mean, statistics[0], self.momentum),
+            (self.running_var, target, self.momentum),
+        )
 
 
 class PowerNormV(UncenteredNorm):
@@ -175,13 +181,16 @@ class PowerNormV(UncenteredNorm):
         self.variant = check_variant(variant)
         self.add_statistic("running_second_moment", 1.0, device)
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(x, padding_mask)
-        x, seen = self.prepare(x, padding_mask)
-        y, _, second_moment, _, _, _, _, fresh, sums = torch.ops.powernorm.batch_norm(
-            self.hide_padding(x, seen.padding_mask),
+            return self.evaluate(Call(x, padding_mask, residual))
+        call, seen = self.prepare(Call(x, padding_mask, residual))
+        result = batch_norm(
+            call.x,
+            call.residual,
             seen.padding_mask,
             self.weight,
             self.bias,
@@ -189,22 +198,26 @@ class PowerNormV(UncenteredNorm):
             self.running_second_moment,
             None,
             None,
+            self.groups or 0,
             self.eps,
             self.floor,
             self.group_name,
         )
-        if self._held is not None:
-            self._held.add_(torch.where(fresh, sums, 0.0))
-        else:
-            update = (self.running_second_moment, second_moment.detach(), self.momentum)
-            self.move_statistics(fresh, update)
-        return y  # type: ignore[no-any-return]
+        move_forward(self, result, self._updates)
+        return answer((result.y, result.total), residual)
+
+    def _updates(self, statistics: Tensor) -> Updates:
+        return ((self.running_second_moment, statistics[1], self.momentum),)
 
     def absorb(self, sums: Tensor) -> None:
         """One step of ψ² from (n, 0, Σx²)."""
-        count, _, squares = sums.unbind()
-        update = (self.running_second_moment, squares / count.clamp(min=1), self.momentum)
-        self.move_statistics(count.amax() > 0, update)
+        functions_for(self.running_second_moment).absorb_uncentered(
+            self.running_second_moment,
+            self.num_batches_tracked,
+            self.num_nonfinite_batches,
+            sums,
+            self.momentum,
+        )
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """The released layer calls ψ² `running_var`."""

@@ -143,7 +143,7 @@ def _deliver(layer: weakref.ref[BackwardStateNorm], leaf: Tensor) -> None:
         return
     with torch.no_grad():
         if norm._held is not None:
-            norm._held.add_(sums)
+            norm.gather(sums)
             return
         norm.absorb(all_reduce_sum(sums.detach(), norm.group_name))
         norm.advance()

@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from powernorm.norms.base import BatchStatisticsNorm, rename_key
+from powernorm.norms.base import BatchStatisticsNorm, Call, Normalised, answer, rename_key
 from powernorm.norms.carrier import BackwardStateNorm
-from powernorm.ops.reference.arrays import (
-    accumulation_dtype,
-    reciprocal_root,
-    scale_and_shift,
-)
+from powernorm.ops.dispatch import functions_for
+from powernorm.ops.functions import BatchNormResult, static_norm
+from powernorm.ops.reference.arrays import reciprocal_root
+from powernorm.ops.reference.batch import in_backward
+from powernorm.ops.reference.state import unbiased
+
+
+def evaluate(norm: BatchStatisticsNorm, call: Call, mean: Tensor | None, var: Tensor) -> Normalised:
+    """Normalise by given statistics."""
+    call, _ = norm.prepare(call)
+    result = static_norm(
+        call.x,
+        call.residual,
+        norm.weight,
+        norm.bias,
+        mean,
+        var,
+        norm.groups or 0,
+        norm.eps,
+        norm.floor,
+    )
+    return answer(result, call.residual)
+
+
+Updates = tuple[tuple[Tensor, Tensor, float], ...]
+"""(buffer, new value, weight of the new value) of each running statistic."""
+
+
+def move_forward(
+    norm: BatchStatisticsNorm, result: BatchNormResult, updates: Callable[[Tensor], Updates]
+) -> None:
+    """Move the running statistics of a norm that does so in its forward.
+
+    Args:
+        norm: the layer.
+        result: of its op.
+        updates: makes those of `move_statistics` from the op's statistics, which hold for all
+            processes; for compiled code and where there are several.
+    """
+    fresh = result.fresh
+    if fresh is None:
+        if in_backward():
+            return
+        if norm.is_holding:
+            norm.gather(result.sums)
+            return
+        if not norm.group_name:
+            with torch.no_grad():
+                norm.absorb(result.sums)
+            return
+        fresh = result.statistics[-1, 0] > 0
+    if norm.is_holding:
+        norm.gather(torch.where(fresh, result.sums, 0.0))
+    else:
+        norm.move_statistics(fresh, *updates(result.statistics.detach()))
 
 
 class CenteredNorm(BatchStatisticsNorm):
@@ -26,15 +78,9 @@ class CenteredNorm(BatchStatisticsNorm):
         self.add_statistic("running_mean", 0.0, device)
         self.add_statistic("running_var", 1.0, device)
 
-    def evaluate(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    def evaluate(self, call: Call) -> Normalised:
         """Normalise by the running statistics."""
-        x, seen = self.prepare(x, padding_mask)
-        x = self.hide_padding(x, seen.padding_mask)
-        dtype = accumulation_dtype(x)
-        rstd = reciprocal_root(self.running_var.to(dtype), self.eps, self.floor)
-        # Centred before it is scaled: a x + c cancels where |mean| >> std.
-        normalized = (x.to(dtype) - self.running_mean.to(dtype)) * rstd
-        return scale_and_shift(normalized, self.weight, self.bias).to(x.dtype)
+        return evaluate(self, call, self.running_mean, self.running_var)
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """(a, c): a = γ/sqrt(σ² + eps), c = β - a μ, (C,) float64."""
@@ -48,20 +94,18 @@ class CenteredNorm(BatchStatisticsNorm):
 
     def running_target(self, var: Tensor, count: Tensor) -> Tensor:
         """What the running variance is fed: divided by M - 1, by M where M = 1 or released."""
-        if self.variant == "released":
-            return var
-        return var * (count / (count - 1).clamp(min=1))
+        return var if self.variant == "released" else unbiased(var, count)
 
     def absorb(self, sums: Tensor) -> None:
         """One step of the running mean and variance from (n, Σx, Σx²)."""
-        count, total, squares = sums.unbind()
-        size = count.clamp(min=1)
-        mean = total / size
-        var = (squares / size - mean.square()).clamp(min=0)
-        self.move_statistics(
-            count.amax() > 0,
-            (self.running_mean, mean, self.momentum),
-            (self.running_var, self.running_target(var, count), self.momentum),
+        functions_for(self.running_var).absorb_centered(
+            self.running_mean,
+            self.running_var,
+            self.num_batches_tracked,
+            self.num_nonfinite_batches,
+            sums,
+            self.momentum,
+            self.variant == "paper",
         )
 
     def reset_running_stats(self) -> None:
@@ -89,13 +133,9 @@ class UncenteredNorm(BatchStatisticsNorm):
     centered = False
     running_second_moment: Tensor
 
-    def evaluate(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    def evaluate(self, call: Call) -> Normalised:
         """Divide by the running quadratic mean."""
-        x, seen = self.prepare(x, padding_mask)
-        dtype = accumulation_dtype(x)
-        rstd = reciprocal_root(self.running_second_moment.to(dtype), self.eps, self.floor)
-        x = self.hide_padding(x, seen.padding_mask)
-        return scale_and_shift(x.to(dtype) * rstd, self.weight, self.bias).to(x.dtype)
+        return evaluate(self, call, None, self.running_second_moment)
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """(a, c): a = γ/sqrt(ψ² + eps), c = β, (C,) float64."""

@@ -9,9 +9,10 @@ from torch.nn.utils import parametrize
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_count
-from powernorm.norms.base import rename_key
+from powernorm.norms.base import Call, Normalised, answer, rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
+from powernorm.ops.functions import token_norm
 
 
 class _CenteredWeight(nn.Module):
@@ -123,19 +124,21 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         own = max(self.window, self.warmup_steps - 1)
         return own, max(own, self.ratio_start, self.warmup_steps)
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(x, padding_mask)
-        x, seen = self.prepare(
-            x,
-            padding_mask,
+            return self.evaluate(Call(x, padding_mask, residual))
+        call, seen = self.prepare(
+            Call(x, padding_mask, residual),
             self.running_second_moment,
             self.window_second_moment,
             self.window_gradient_moment,
         )
+        total = call.x if call.residual is None else call.x + call.residual
         y, *_ = torch.ops.powernorm.moving_average_norm(
-            x,
+            self._group_scaled(total),
             seen.padding_mask,
             self.weight,
             self.bias,
@@ -146,7 +149,15 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
             seen.stage == 2,
             self.group_name,
         )
-        return y  # type: ignore[no-any-return]
+        return answer((y, total), residual)
+
+    def _group_scaled(self, x: Tensor) -> Tensor:
+        if self.groups is None:
+            return x
+        scaled, _ = token_norm(
+            x, None, None, None, groups=self.groups, centered=False, eps=self.eps
+        )
+        return scaled
 
     def absorb(self, sums: Tensor) -> None:
         """One step of windows and running ψ² from (n, Σx², Σ g r z)."""

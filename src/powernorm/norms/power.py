@@ -16,9 +16,12 @@ from powernorm.norms.arguments import (
     check_share,
     check_variant,
 )
-from powernorm.norms.base import rename_key
+from powernorm.norms.base import Call, Normalised, answer, rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
+from powernorm.ops.dispatch import functions_for
+from powernorm.ops.functions import power_norm
+from powernorm.ops.reference.state import next_gradient_moment
 
 Decay = Literal["plain", "floored"]
 
@@ -143,59 +146,69 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         """The end of the warm-up."""
         return (self.warmup_steps,)
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(x, padding_mask)
-        x, seen = self.prepare(
-            x, padding_mask, self.running_second_moment, self.running_gradient_moment
+            return self.evaluate(Call(x, padding_mask, residual))
+        call, seen = self.prepare(
+            Call(x, padding_mask, residual),
+            self.running_second_moment,
+            self.running_gradient_moment,
         )
-        y, *_ = torch.ops.powernorm.power_norm(
-            x,
+        second_moment, gradient_moment = seen.state
+        result = power_norm(
+            call.x,
+            call.residual,
             seen.padding_mask,
             self.weight,
             self.bias,
-            *seen.state,
+            second_moment,
+            gradient_moment,
             self.carrier_for(x),
+            self.groups or 0,
             self.eps,
             seen.stage == 0,
             self.max_ratio or 0.0,
             self.variant == "released",
             self.group_name,
         )
-        return cast(Tensor, y)
+        return answer(result, residual)
 
     def absorb(self, sums: Tensor) -> None:
         """One step of ψ² and ν from (n, Σx², n of the gradient sums, Σx̂², Σ g x̂)."""
-        count, squares, gradient_count, normalized_squares, products = sums.unbind()
-        present = count.amax() > 0
-        batch = squares / count.clamp(min=1)
-        gamma = normalized_squares / gradient_count.clamp(min=1)
-        lambda_ = products / gradient_count.clamp(min=1)
-        factor = 1 - self.backward_momentum * gamma
-        if self.decay == "floored":
-            factor = factor.clamp(min=0)
-        nu = self.running_gradient_moment * factor + self.backward_momentum * lambda_
-        self.move_statistics(
-            present,
-            (self.running_second_moment, *self._second_moment_step(batch)),
-            (self.running_gradient_moment, nu, 1.0),
+        warmup = self.stage == 0
+        if warmup and self.variant == "released":
+            self._absorb_released(sums)
+            return
+        functions_for(self.running_second_moment).absorb_power(
+            self.running_second_moment,
+            self.running_gradient_moment,
+            self.num_batches_tracked,
+            self.num_nonfinite_batches,
+            sums,
+            warmup,
+            self.momentum,
+            self.backward_momentum,
+            self.decay == "floored",
         )
 
-    def _second_moment_step(self, batch: Tensor) -> tuple[Tensor, float | Tensor]:
-        """(new value, its weight) for ψ²."""
-        if self.stage > 0:
-            return batch, self.momentum
+    def _absorb_released(self, sums: Tensor) -> None:
+        # The plain average is taken of the already mixed value, then mixed again; and it ends one
+        # step before the warm-up does.
+        count = sums[0]
+        batch = sums[1] / count.clamp(min=1)
         step = (self.num_batches_tracked + 1).double()
-        if self.variant == "paper":
-            # Batches that were left out take no part, or the start value 1 would stay in the mean.
-            return batch, 1 / (step - self.num_nonfinite_batches)
-        # Released: the plain average is taken of the already mixed value, then mixed again; and
-        # it ends one step before the warm-up does.
         running = self.running_second_moment.double()
         average = ((step - 1) * running + batch) / step
         running = torch.where(step < self.warmup_steps, average, running)
-        return running + self.momentum * (batch - running), 1.0
+        nu = next_gradient_moment(self.running_gradient_moment, sums, self.backward_momentum, False)
+        self.move_statistics(
+            count.amax() > 0,
+            (self.running_second_moment, running + self.momentum * (batch - running), 1.0),
+            (self.running_gradient_moment, nu, 1.0),
+        )
 
     def reset_running_stats(self) -> None:
         """ψ² to 1, ν to 0, counters to 0."""

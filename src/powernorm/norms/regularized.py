@@ -10,7 +10,9 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_number, check_variant
+from powernorm.norms.base import Call, Normalised, answer
 from powernorm.norms.families import CenteredBackwardNorm
+from powernorm.ops.functions import batch_norm
 from powernorm.ops.reference.batch import in_backward
 
 
@@ -86,14 +88,19 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         self.forget_penalty()
         self.arm()
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(x, padding_mask)
-        x, seen = self.prepare(x, padding_mask, self.running_mean, self.running_var)
+            return self.evaluate(Call(x, padding_mask, residual))
+        call, seen = self.prepare(
+            Call(x, padding_mask, residual), self.running_mean, self.running_var
+        )
         running_mean, running_var = seen.state
-        y, mean, var, count, *_ = torch.ops.powernorm.batch_norm(
-            self.hide_padding(x, seen.padding_mask),
+        result = batch_norm(
+            call.x,
+            call.residual,
             seen.padding_mask,
             self.weight,
             self.bias,
@@ -101,16 +108,17 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             running_var,
             self.carrier_for(x),
             None,
+            self.groups or 0,
             self.eps,
             self.floor,
             self.group_name,
         )
         if self._is_penalized():
             # Computed in a repetition too, which has to save the same tensors as the first run.
-            value = self._penalty_of(mean, var, count, running_mean, running_var)
+            value = self._penalty_of(result.statistics, running_mean, running_var)
             if not self._is_repetition():
                 self._remember(value)
-        return y  # type: ignore[no-any-return]
+        return answer((result.y, result.total), residual)
 
     @property
     def has_penalty(self) -> bool:
@@ -161,9 +169,8 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         # The forward that activation checkpointing runs again: its first run has been counted.
         return not torch.compiler.is_compiling() and in_backward()
 
-    def _penalty_of(
-        self, mean: Tensor, var: Tensor, count: Tensor, running_mean: Tensor, running_var: Tensor
-    ) -> Tensor:
+    def _penalty_of(self, statistics: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
+        mean, var, count = statistics[0], statistics[1], statistics[-1].detach()
         # Through `snapshot`, an opaque op: a compiled backward must not read the buffer again
         # after the hook has moved it.
         snapshot = torch.ops.powernorm.snapshot

@@ -7,7 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import check_count, check_number
+from powernorm.norms.base import Call, Normalised, answer
 from powernorm.norms.families import CenteredBackwardNorm
+from powernorm.ops.functions import batch_norm
 
 
 class BatchRenorm(CenteredBackwardNorm):
@@ -79,16 +81,22 @@ class BatchRenorm(CenteredBackwardNorm):
         self.add_statistics(device)
         self.arm()
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(x, padding_mask)
-        x, seen = self.prepare(
-            x, padding_mask, self.running_mean, self.running_var, self.num_batches_tracked
+            return self.evaluate(Call(x, padding_mask, residual))
+        call, seen = self.prepare(
+            Call(x, padding_mask, residual),
+            self.running_mean,
+            self.running_var,
+            self.num_batches_tracked,
         )
         running_mean, running_var, step = seen.state
-        y, *_ = torch.ops.powernorm.batch_norm(
-            x,
+        result = batch_norm(
+            call.x,
+            call.residual,
             seen.padding_mask,
             self.weight,
             self.bias,
@@ -96,11 +104,12 @@ class BatchRenorm(CenteredBackwardNorm):
             running_var,
             self.carrier_for(x),
             self._limits(step),
+            self.groups or 0,
             self.eps,
             False,
             self.group_name,
         )
-        return y  # type: ignore[no-any-return]
+        return answer((result.y, result.total), residual)
 
     def _limits(self, step: Tensor) -> Tensor:
         """(r_max, d_max) of this step, on the device: no host sync, no recompilation."""

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
-from powernorm.norms.base import AffineNorm
-from powernorm.ops.reference import token
+from powernorm.norms.base import AffineNorm, Normalised, answer
+from powernorm.ops.functions import token_norm
+from powernorm.ops.reference.token import dynamic_tanh, layer_norm
 
 
 class _StandardizingNorm(AffineNorm):
@@ -39,6 +40,31 @@ class _StandardizingNorm(AffineNorm):
     def released(self) -> bool:
         """Divide the variance by C - 1 and add eps to the standard deviation?"""
         return self.variant == "released"
+
+    def standardize(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        *,
+        scale: float = 1.0,
+        k: float = 0.0,
+        detach_mean: bool = False,
+        detach_std: bool = False,
+    ) -> Normalised:
+        """Take out mean and standard deviation; settings as of `ops.functions.token_norm`."""
+        result = token_norm(
+            x,
+            residual,
+            self.weight,
+            self.bias,
+            eps=self.eps,
+            released=self.released,
+            scale=scale,
+            k=k,
+            detach_mean=detach_mean,
+            detach_std=detach_std,
+        )
+        return answer(result, residual)
 
     def extra_repr(self) -> str:
         """Features, eps and variant."""
@@ -75,10 +101,12 @@ class SimpleLayerNorm(_StandardizingNorm):
     ) -> None:
         super().__init__(num_features, eps, variant, affine, device, dtype)
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask)
-        return self.scale_and_shift(token.simple_layer_norm(x, self.eps, self.released))
+        self.check_input(x, padding_mask, residual)
+        return self.standardize(x, residual)
 
 
 class DetachNorm(_StandardizingNorm):
@@ -120,11 +148,14 @@ class DetachNorm(_StandardizingNorm):
         self.detach_mean = detach_mean
         self.detach_std = detach_std
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask)
-        y = token.simple_layer_norm(x, self.eps, self.released, self.detach_mean, self.detach_std)
-        return self.scale_and_shift(y)
+        self.check_input(x, padding_mask, residual)
+        return self.standardize(
+            x, residual, detach_mean=self.detach_mean, detach_std=self.detach_std
+        )
 
     def extra_repr(self) -> str:
         """Features and which statistics are detached."""
@@ -171,11 +202,12 @@ class AdaNorm(_StandardizingNorm):
         self.scale = check_number("scale", scale)
         self.k = check_number("k", k)
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask)
-        y = token.ada_norm(x, self.scale, self.k, self.eps, self.released)
-        return self.scale_and_shift(y)
+        self.check_input(x, padding_mask, residual)
+        return self.standardize(x, residual, scale=self.scale, k=self.k)
 
     def extra_repr(self) -> str:
         """Features, scale and k."""
@@ -209,10 +241,13 @@ class LayerNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine, bias, device, dtype)
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask)
-        return token.layer_norm(x, self.weight, self.bias, self.eps)
+        self.check_input(x, padding_mask, residual)
+        total = x if residual is None else x + residual
+        return answer((layer_norm(total, self.weight, self.bias, self.eps), total), residual)
 
 
 class RMSNorm(AffineNorm):
@@ -243,10 +278,13 @@ class RMSNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine, False, device, dtype)
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask)
-        return token.rms_norm(x, self.weight, self.eps)
+        self.check_input(x, padding_mask, residual)
+        result = token_norm(x, residual, self.weight, None, centered=False, eps=self.eps)
+        return answer(result, residual)
 
 
 class GroupScaling(AffineNorm):
@@ -283,10 +321,14 @@ class GroupScaling(AffineNorm):
         super().__init__(num_features, eps, affine, True, device, dtype)
         self.groups = check_groups(groups, self.num_features)
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Scale (..., C)."""
-        self.check_input(x, padding_mask)
-        return self.scale_and_shift(token.group_scaling(x, self.groups, self.eps))
+        self.check_input(x, padding_mask, residual)
+        affine = (self.weight, self.bias)
+        result = token_norm(x, residual, *affine, groups=self.groups, centered=False, eps=self.eps)
+        return answer(result, residual)
 
     def extra_repr(self) -> str:
         """Features and groups."""
@@ -321,10 +363,13 @@ class GroupNorm(AffineNorm):
         super().__init__(num_features, eps, affine, True, device, dtype)
         self.groups = check_groups(groups, self.num_features)
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask)
-        return token.group_norm(x, self.groups, self.weight, self.bias, self.eps)
+        self.check_input(x, padding_mask, residual)
+        result = token_norm(x, residual, self.weight, self.bias, groups=self.groups, eps=self.eps)
+        return answer(result, residual)
 
     def extra_repr(self) -> str:
         """Features and groups."""
@@ -359,10 +404,13 @@ class DynamicTanh(AffineNorm):
         self.initial_alpha = check_number("alpha", alpha)
         self.alpha = nn.Parameter(torch.full((), alpha, device=device, dtype=dtype))
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """Squash (..., C)."""
-        self.check_input(x, padding_mask)
-        return token.dynamic_tanh(x, self.alpha, self.weight, self.bias)
+        self.check_input(x, padding_mask, residual)
+        total = x if residual is None else x + residual
+        return answer((dynamic_tanh(total, self.alpha, self.weight, self.bias), total), residual)
 
     def reset_parameters(self) -> None:
         """α, γ and β back to their start."""
@@ -409,10 +457,13 @@ class Identity(AffineNorm):
         scale = ones if self.weight is None else self.weight.double()
         return scale, torch.zeros_like(scale) if self.bias is None else self.bias.double()
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
         """The input itself, or γ x + β."""
-        self.check_input(x, padding_mask)
-        return self.scale_and_shift(x)
+        self.check_input(x, padding_mask, residual)
+        total = x if residual is None else x + residual
+        return answer((self.scale_and_shift(total), total), residual)
 
     def extra_repr(self) -> str:
         """Features."""

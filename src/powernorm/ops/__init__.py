@@ -1,6 +1,7 @@
-"""The mathematics without state."""
+"""The mathematics without state, and the kernels that serve it."""
 
-from powernorm.ops import library as _library  # noqa: F401 - registers the operators
+from powernorm.ops import functions as _functions  # noqa: F401 - registers the operators
+from powernorm.ops.dispatch import Choice, explain, use_backend
 from powernorm.ops.moments import Moments
 
-__all__ = ["Moments"]
+__all__ = ["Choice", "Moments", "explain", "use_backend"]

@@ -16,6 +16,14 @@ def tokens_of(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).to(accumulation_dtype(x))
 
 
+def add_residual(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(what is normalised, the sum as an output): the output is empty without a residual."""
+    if residual is None:
+        return x, x.new_empty(0)
+    total = x + residual
+    return total, total
+
+
 def validity_of(padding_mask: Tensor | None) -> Tensor | None:
     """(tokens, 1) bool, True = valid; None where every token is."""
     return None if padding_mask is None else ~padding_mask.reshape(-1, 1)
@@ -66,3 +74,57 @@ def affine_gradients(
     grad_bias = grad_y.sum(0)
     g = grad_y if weight is None else grad_y * weight.to(grad_y.dtype)
     return g, grad_weight, grad_bias
+
+
+def scale_groups(tokens: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """GroupScaling: (scaled tokens, factors (tokens, groups)); without groups the tokens alone.
+
+    Args:
+        tokens: (tokens, C) in the accumulation type.
+        groups: number of groups of features; 0 leaves all as it is.
+        eps: added to the mean square.
+    """
+    if not groups:
+        return tokens, tokens.new_empty(0)
+    parts = tokens.unflatten(-1, (groups, tokens.shape[-1] // groups))
+    scales = torch.rsqrt(parts.square().mean(-1) + eps)
+    return apply_scales(tokens, scales), scales
+
+
+def apply_scales(tokens: Tensor, scales: Tensor) -> Tensor:
+    """Multiply each group of a token's features by its factor; `scales` empty: as it is."""
+    if not scales.numel():
+        return tokens
+    scaled: Tensor = tokens.unflatten(-1, (scales.shape[-1], -1)) * scales.unsqueeze(-1)
+    return scaled.flatten(-2)
+
+
+def _through_scaling(gradient: Tensor, scaled: Tensor, scales: Tensor) -> Tensor:
+    # Where no gradient arrives none leaves, whatever the padding holds.
+    parts = (scales.shape[-1], -1)
+    products = torch.where(gradient != 0, gradient * scaled, 0.0)
+    mean: Tensor = products.unflatten(-1, parts).mean(-1, keepdim=True)
+    along = torch.where(mean != 0, scaled.unflatten(-1, parts) * mean, 0.0)
+    rest = gradient - along.flatten(-2)
+    return torch.where(rest != 0, apply_scales(rest, scales), 0.0)
+
+
+def finish_gradient(
+    gradient: Tensor, scaled: Tensor, scales: Tensor, grad_total: Tensor | None, like: Tensor
+) -> Tensor:
+    """From the gradient of what was normalised to that of the op's input.
+
+    Back through GroupScaling, `s (t - x̃ mean_group(t x̃))`, and the residual stream's own gradient.
+
+    Args:
+        gradient: t, (tokens, C).
+        scaled: x̃, (tokens, C).
+        scales: s, (tokens, groups), or empty.
+        grad_total: gradient of the sum with the residual, shape of `like`.
+        like: gives shape and type.
+    """
+    if scales.numel():
+        gradient = _through_scaling(gradient, scaled, scales)
+    if grad_total is not None:
+        gradient = gradient + tokens_of(grad_total)
+    return gradient.to(like.dtype).reshape(like.shape).contiguous()

@@ -13,47 +13,47 @@ from torch import Tensor
 
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.ops.reference.arrays import (
+    add_residual,
     affine_gradients,
+    apply_scales,
     count_of,
+    finish_gradient,
     keep,
     products,
     reciprocal_root,
     scale_and_shift,
+    scale_groups,
     tokens_of,
     validity_of,
 )
 
 
 class BatchNormOutput(NamedTuple):
-    """What the forward returns; statistics are over all processes of the group."""
+    """What the forward returns."""
 
     y: Tensor
-    mean: Tensor
-    """Mean used, (C,): the batch's, the running one without valid tokens, 0 if uncentred."""
-    var: Tensor
-    """Biased variance (centred) or quadratic mean (uncentred) used, (C,)."""
-    num_valid: Tensor
-    """Number of valid tokens, 0-d."""
-    rstd: Tensor
-    """1/sqrt(var + eps), (C,)."""
-    r: Tensor
-    """BatchRenorm's scale, (C,); empty without limits."""
-    d: Tensor
-    """BatchRenorm's shift, (C,); empty without limits."""
-    fresh: Tensor
-    """0-d bool: may running statistics move? False in recomputation and without tokens."""
+    total: Tensor
+    """x + residual; empty without a residual."""
+    scales: Tensor
+    """GroupScaling's factors, (tokens, groups); empty without groups."""
+    statistics: Tensor
+    """(6, C): mean (running without valid tokens, 0 if uncentred), biased variance or quadratic
+    mean, 1/sqrt(var + eps), BatchRenorm's r and d (1 and 0 without), number of valid tokens; over
+    all processes of the group."""
     sums: Tensor
     """(3, C) float64, of this process alone: n, Σx, Σx² over valid tokens."""
 
 
 def batch_norm(
     x: Tensor,
+    residual: Tensor | None,
     padding_mask: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor,
     limits: Tensor | None,
+    groups: int,
     eps: float,
     floor: bool,
     group_name: str,
@@ -62,32 +62,29 @@ def batch_norm(
 
     Args:
         x: (..., C).
+        residual: added to x first, same shape.
         padding_mask: bool, `x.shape[:-1]`, True = padding.
         weight: γ, (C,).
         bias: β, (C,).
         running_mean: (C,); None means uncentred (PowerNormV).
         running_var: (C,): running variance, or running ψ² if uncentred.
         limits: (r_max, d_max) of BatchRenorm, shape (2,).
+        groups: GroupScaling before the statistics; 0 leaves it out.
         eps: added inside the root, or its floor.
         floor: use max(var, eps) instead of var + eps.
         group_name: process group of `processes.group_name_of`.
     """
-    tokens, valid = tokens_of(x), validity_of(padding_mask)
-    mean, var, count, sums = _statistics(tokens, valid, running_mean is not None, group_name)
-    present = count > 0
-    if running_mean is not None:
-        mean = torch.where(present, mean, running_mean.to(mean.dtype))
-    var = torch.where(present, var, running_var.to(var.dtype))
-    rstd = reciprocal_root(var, eps, floor)
+    inputs, total = add_residual(x, residual)
+    valid = validity_of(padding_mask)
+    tokens, scales = scale_groups(tokens_of(inputs), groups, eps)
+    measured, sums = _measure(tokens, valid, running_mean is not None, group_name)
+    statistics = _complete(measured, running_mean, running_var, limits, eps, floor)
+    mean, _, rstd, r, d, _ = statistics.unbind()
     normalized = (tokens - mean) * rstd if running_mean is not None else tokens * rstd
-    r, d = tokens.new_empty(0), tokens.new_empty(0)
     if limits is not None:
-        assert running_mean is not None
-        r, d = _renormalization(mean, var, running_mean, running_var, limits, eps)
         normalized = normalized * r + d
-    y = scale_and_shift(normalized, weight, bias).to(x.dtype).reshape(x.shape)
-    fresh = torch.zeros_like(present) if in_backward() else present
-    return BatchNormOutput(y, mean, var, count, rstd, r, d, fresh, sums)
+    y = scale_and_shift(normalized, weight, bias).to(x.dtype).reshape(x.shape).contiguous()
+    return BatchNormOutput(y, total, scales, statistics, sums)
 
 
 def in_backward() -> bool:
@@ -95,9 +92,9 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _statistics(
+def _measure(
     tokens: Tensor, valid: Tensor | None, centered: bool, group_name: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """(mean, biased variance or ψ², count) over the group, and this process's sums."""
     count = count_of(tokens, valid)
     size = count.clamp(min=1)
@@ -112,14 +109,37 @@ def _statistics(
     total = mean.double() * size
     total_squares = var.double() * size + mean.double().square() * size
     sums = torch.stack([count.double().expand_as(total), total, total_squares])
+    counts = count.expand_as(mean)
     if group_name:
         merged = all_reduce_sum(sums, group_name)
-        size = merged[0].clamp(min=1)
-        wide_mean = merged[1] / size
-        wide_var = (merged[2] / size - wide_mean.square()).clamp(min=0)
-        count = merged[0, 0].to(count.dtype) if merged.shape[1] else count
-        mean, var = wide_mean.to(mean.dtype), wide_var.to(var.dtype)
-    return mean, var, count, sums
+        wide_mean = merged[1] / merged[0].clamp(min=1)
+        wide_var = merged[2] / merged[0].clamp(min=1) - wide_mean.square()
+        # Without a mean the second row is 0, and this is ψ².
+        mean, var = wide_mean.to(mean.dtype), wide_var.clamp(min=0).to(var.dtype)
+        counts = merged[0].to(mean.dtype)
+    return (mean, var, counts), sums
+
+
+def _complete(
+    measured: tuple[Tensor, Tensor, Tensor],
+    running_mean: Tensor | None,
+    running_var: Tensor,
+    limits: Tensor | None,
+    eps: float,
+    floor: bool,
+) -> Tensor:
+    """The (6, C) statistics of `BatchNormOutput`."""
+    mean, var, counts = measured
+    present = counts > 0
+    if running_mean is not None:
+        mean = torch.where(present, mean, running_mean.to(mean.dtype))
+    var = torch.where(present, var, running_var.to(var.dtype))
+    rstd = reciprocal_root(var, eps, floor)
+    r, d = torch.ones_like(mean), torch.zeros_like(mean)
+    if limits is not None:
+        assert running_mean is not None
+        r, d = _renormalization(mean, var, running_mean, running_var, limits, eps)
+    return torch.stack([mean, var, rstd, r, d, counts])
 
 
 def _renormalization(
@@ -140,53 +160,61 @@ def _renormalization(
 
 def batch_norm_backward(
     grad_y: Tensor,
-    grad_mean: Tensor | None,
-    grad_var: Tensor | None,
-    x: Tensor,
+    grad_total: Tensor | None,
+    grad_statistics: Tensor | None,
+    inputs: Tensor,
     padding_mask: Tensor | None,
     weight: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    rstd: Tensor,
-    r: Tensor,
-    d: Tensor,
+    scales: Tensor,
+    statistics: Tensor,
     eps: float,
     floor: bool,
     centered: bool,
     group_name: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of (x, weight, bias); Shen et al. 2020, eq. 3, exact at padding too.
+    """Gradients of (x and residual, weight, bias); Shen et al. 2020, eq. 3, exact at padding too.
 
     ∂L/∂x_i = s g_i + (v_i/M) [∂L/∂μ - s Σ_j g_j + (x_i - μ)(2 ∂L/∂σ² - s² Σ_j g_j x̂_j)], where
     the sums run over *all* positions (the loss may look at padded outputs) and v_i is 1 at valid
     tokens, 0 at padding.
+
+    Args:
+        grad_y: as y.
+        grad_total: gradient of the sum with the residual; None without.
+        grad_statistics: (6, C), of which the first two rows count; None for zeros.
+        inputs: what was normalised: x, or the sum with the residual.
+        padding_mask: as in the forward.
+        weight: γ.
+        scales: the forward's.
+        statistics: the forward's.
+        eps: as in the forward.
+        floor: as in the forward.
+        centered: was there a mean?
+        group_name: as in the forward.
     """
-    tokens, valid = tokens_of(x), validity_of(padding_mask)
-    normalized = (tokens - mean) * rstd
-    renormalized = normalized * r + d if r.numel() else normalized
-    g, grad_weight, grad_bias = affine_gradients(tokens_of(grad_y), renormalized, weight, valid)
-    if r.numel():
-        g = g * r
-    zero = torch.zeros_like(rstd)
-    sums = torch.stack(
-        [
-            g.sum(0),
-            products(g, normalized, valid).sum(0),
-            zero if grad_mean is None else grad_mean,
-            zero if grad_var is None else grad_var,
-        ]
+    tokens = apply_scales(tokens_of(inputs), scales)
+    valid = validity_of(padding_mask)
+    mean, var, rstd, r, d, count = statistics.unbind()
+    deviations = tokens - mean if centered else tokens
+    normalized = deviations * rstd
+    g, grad_weight, grad_bias = affine_gradients(
+        tokens_of(grad_y), normalized * r + d, weight, valid
     )
-    sum_g, sum_gx, grad_mean, grad_var = all_reduce_sum(sums, group_name).unbind()
+    g = g * r
+    zero = torch.zeros_like(rstd)
+    grad_mean, grad_var = (zero, zero) if grad_statistics is None else grad_statistics[:2].unbind()
+    local = [g.sum(0), products(g, normalized, valid).sum(0), grad_mean, grad_var]
+    sums = all_reduce_sum(torch.stack(local), group_name)
+    sum_g, sum_gx, grad_mean, grad_var = sums.unbind()
     through_root = rstd.square() * sum_gx
     if floor:
         through_root = torch.where(var >= eps, through_root, 0.0)
     size = count.clamp(min=1)
-    slope = (2 * grad_var - through_root) / size
-    through_statistics = (tokens - mean) * slope
+    through_statistics = deviations * ((2 * grad_var - through_root) / size)
     if centered:
         through_statistics = through_statistics + (grad_mean - rstd * sum_g) / size
     through_statistics = keep(through_statistics, valid)
     # Without a valid token anywhere the running statistics were used: the direct path is all.
-    grad_x = g * rstd + torch.where(count > 0, through_statistics, 0.0)
-    return grad_x.to(x.dtype).reshape(x.shape), grad_weight, grad_bias
+    gradient = g * rstd + torch.where(count > 0, through_statistics, 0.0)
+    grad_x = finish_gradient(gradient, tokens, scales, grad_total, inputs)
+    return grad_x, grad_weight, grad_bias

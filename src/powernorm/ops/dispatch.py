@@ -1,0 +1,233 @@
+"""Which code serves an op: kernels where they exist for device and type, else eager torch.
+
+The choice can be seen (`explain`, `powernorm doctor`) and forced (`use_backend`); a forced backend
+that cannot serve raises, it never falls back in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.ops import eager
+
+Backend = Literal["eager", "cpu", "triton"]
+BACKENDS: Final[tuple[Backend, ...]] = ("eager", "cpu", "triton")
+VARIABLE: Final = "POWERNORM_BACKEND"
+"""Environment variable that forces a backend for the whole process."""
+
+OPS: Final = ("batch_norm", "power_norm", "token_norm", "static_norm")
+"""Ops with kernels; `moving_average_norm` (MABN) is eager everywhere."""
+
+_CPU_TYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float64})
+_TRITON_TYPES: Final = frozenset({*_CPU_TYPES, torch.float16})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which backend serves an op, and why not another.
+
+    Attributes:
+        op: name of the op.
+        backend: what serves it.
+        reason: why this one.
+        others: why not the others, by name.
+    """
+
+    op: str
+    backend: Backend
+    reason: str
+    others: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{self.op}: {self.backend} ({self.reason})"]
+        lines += [f"  not {name}: {why}" for name, why in self.others.items()]
+        return "\n".join(lines)
+
+
+class _Setting:
+    """The forced backend of this process: backwards run in threads of their own, and obey too."""
+
+    def __init__(self, forced: str | None) -> None:
+        self.forced = None if forced is None else check_backend(forced)
+
+
+def check_backend(name: str) -> Backend:
+    """The name itself.
+
+    Raises:
+        InputError: no such backend.
+    """
+    if name not in BACKENDS:
+        raise InputError(f"backend is {name!r}, expected one of {', '.join(BACKENDS)}")
+    return name
+
+
+_setting = _Setting(os.environ.get(VARIABLE) or None)
+
+
+@contextmanager
+def use_backend(backend: Backend | None) -> Iterator[None]:
+    """Serve every op inside the scope by one backend, for the whole process.
+
+    Forward and backward belong inside the same scope. An op that the backend cannot serve raises
+    an InputError that says why; MABN's op is eager in any case.
+
+    Args:
+        backend: `eager`, `cpu` or `triton`; None goes back to choosing.
+
+    Raises:
+        InputError: no such backend, or it is not available on this machine.
+
+    >>> import torch, powernorm
+    >>> norm, x = powernorm.PowerNorm(4), torch.randn(2, 4)
+    >>> with powernorm.ops.use_backend("eager"):
+    ...     norm(x).sum().backward()
+    """
+    chosen = None if backend is None else check_backend(backend)
+    if chosen is not None and (missing := missing_reason(chosen)):
+        raise InputError(f"backend {backend!r} is not available here: {missing}")
+    previous, _setting.forced = _setting.forced, chosen
+    try:
+        yield
+    finally:
+        _setting.forced = previous
+
+
+def missing_reason(backend: Backend) -> str:
+    """Why a backend is not available on this machine, `""` where it is."""
+    if backend == "cpu":
+        from powernorm.ops.kernels.cpu.loading import load_library
+
+        library = load_library()
+        return "" if library.functions is not None else library.reason
+    if backend == "triton":
+        return _missing_triton()
+    return ""
+
+
+@cache
+def _missing_triton() -> str:
+    if find_spec("triton") is None:
+        return "the package triton is not installed (it comes with torch for CUDA)"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    if not torch.cuda.is_available():
+        return (
+            "torch sees no CUDA device (TRITON_INTERPRET=1 runs the kernels, slowly, without one)"
+        )
+    return ""
+
+
+def unfit_reason(backend: Backend, x: Tensor) -> str:
+    """Why an available backend cannot serve this input, `""` where it can."""
+    if backend == "eager":
+        return ""
+    if backend == "cpu":
+        if not x.is_cpu:
+            return f"the input is on {x.device}"
+        types = _CPU_TYPES
+    else:
+        if not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+            return f"the input is on {x.device}"
+        types = _TRITON_TYPES
+    if x.dtype not in types:
+        return f"there are no kernels for {x.dtype}"
+    return "" if x.shape[-1] else "the input has no features"
+
+
+@cache
+def _module(backend: Backend) -> ModuleType | None:
+    """The backend's functions, None where it is missing."""
+    if missing_reason(backend):
+        return None
+    if backend == "cpu":
+        from powernorm.ops.kernels.cpu import functions
+
+        return functions
+    if backend == "triton":
+        import powernorm.ops.kernels.triton
+
+        return powernorm.ops.kernels.triton
+    return eager
+
+
+def _natural(x: Tensor) -> Backend:
+    return "cpu" if x.is_cpu else "triton" if x.is_cuda else "eager"
+
+
+def functions_for(x: Tensor) -> ModuleType:
+    """The module whose functions serve an op on this input.
+
+    Raises:
+        InputError: a forced backend that cannot.
+    """
+    forced = _setting.forced
+    if forced is None:
+        backend = _natural(x)
+        module = _module(backend)
+        if module is None or unfit_reason(backend, x):
+            return eager
+        return module
+    problem = missing_reason(forced) or unfit_reason(forced, x)
+    if problem:
+        raise InputError(f"backend {forced!r} was asked for and cannot serve this input: {problem}")
+    module = _module(forced)
+    assert module is not None
+    return module
+
+
+def explain(x: Tensor, op: str | None = None) -> list[Choice]:
+    """Says which backend serves the ops on an input like this one, and why.
+
+    Args:
+        x: an input of a norm, (..., C).
+        op: one of `OPS` or `moving_average_norm`; None for all.
+
+    Raises:
+        InputError: an op that does not exist.
+
+    >>> import torch, powernorm
+    >>> with powernorm.ops.use_backend("eager"):
+    ...     print(powernorm.ops.explain(torch.randn(2, 4), "power_norm")[0].reason)
+    forced by use_backend or POWERNORM_BACKEND
+    """
+    names = (*OPS, "moving_average_norm")
+    if op is not None and op not in names:
+        raise InputError(f"op is {op!r}, expected one of {', '.join(names)}")
+    return [_explain(x, name) for name in (names if op is None else (op,))]
+
+
+def _explain(x: Tensor, op: str) -> Choice:
+    problems = {name: missing_reason(name) or unfit_reason(name, x) for name in BACKENDS}
+    if op == "moving_average_norm":
+        why = "MABN has no kernels"
+        return Choice(op, "eager", why, dict.fromkeys(("cpu", "triton"), why))
+    forced = _setting.forced
+    if forced is not None:
+        reason = "forced by use_backend or POWERNORM_BACKEND"
+        if problems[forced]:
+            reason += f", and cannot serve: {problems[forced]}"
+        others = {name: problems[name] or "another is forced" for name in BACKENDS}
+        return Choice(op, forced, reason, _without(others, forced))
+    natural = _natural(x)
+    if natural != "eager" and not problems[natural]:
+        others = {name: problems[name] or f"{natural} is faster" for name in BACKENDS}
+        reason = f"kernels for {x.device.type} and {str(x.dtype).removeprefix('torch.')}"
+        return Choice(op, natural, reason, _without(others, natural))
+    reason = "no kernels can serve this input"
+    return Choice(op, "eager", reason, _without(problems, "eager"))
+
+
+def _without(reasons: dict[Backend, str], chosen: str) -> dict[str, str]:
+    return {name: why for name, why in reasons.items() if name != chosen}

@@ -1,0 +1,171 @@
+"""The ops as the layers call them: straight to the kernels in eager mode, else registered ops.
+
+Outputs that do not exist (a sum without a residual, factors without groups) are empty or None.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from powernorm.ops import gradients, registration  # noqa: F401 - registers the ops
+from powernorm.ops.dispatch import functions_for
+from powernorm.ops.plain import is_plain
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        x, *rest = args
+        return functions_for(x).batch_norm(x, *rest[:6], *rest[7:])
+
+    setup_context = staticmethod(gradients.batch_norm_setup)
+    backward = staticmethod(gradients.batch_norm_gradient)
+
+
+class _PowerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        x, *rest = args
+        return functions_for(x).power_norm(x, *rest[:6], *rest[7:])
+
+    setup_context = staticmethod(gradients.power_norm_setup)
+    backward = staticmethod(gradients.power_norm_gradient)
+
+
+class _TokenNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return functions_for(args[0]).token_norm(*args[:10])
+
+    setup_context = staticmethod(gradients.token_norm_setup)
+    backward = staticmethod(gradients.token_norm_gradient)
+
+
+class _StaticNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return functions_for(args[0]).static_norm(*args)
+
+    setup_context = staticmethod(gradients.static_norm_setup)
+    backward = staticmethod(gradients.static_norm_gradient)
+
+
+class BatchNormResult(NamedTuple):
+    """What the batch-statistics layers read."""
+
+    y: Tensor
+    total: Tensor | None
+    statistics: Tensor
+    """(6, C): mean, var, 1/σ, r, d, number of valid tokens; differentiable in the first two."""
+    sums: Tensor
+    fresh: Tensor | None
+    """May running statistics move? None in eager mode: ask `in_backward` and the count."""
+
+
+def batch_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    padding_mask: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor,
+    carrier: Tensor | None,
+    limits: Tensor | None,
+    groups: int,
+    eps: float,
+    floor: bool,
+    group_name: str,
+) -> BatchNormResult:
+    """Normalise by batch statistics; arguments as of `reference.batch`.
+
+    The `carrier` is a leaf that receives the sums as its gradient, (3, C) float64.
+    """
+    affine = (x, residual, padding_mask, weight, bias)
+    args = (*affine, running_mean, running_var, carrier, limits, groups, eps, floor, group_name)
+    if is_plain(x):
+        y, total, _, statistics, sums = _BatchNorm.apply(*args)  # type: ignore[no-untyped-call]
+        return BatchNormResult(y, total, statistics, sums, None)
+    y, total, _, statistics, sums, fresh = torch.ops.powernorm.batch_norm(*args)
+    return BatchNormResult(y, total, statistics, sums, fresh)
+
+
+def power_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    padding_mask: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    second_moment: Tensor,
+    gradient_moment: Tensor,
+    carrier: Tensor | None,
+    groups: int,
+    eps: float,
+    use_batch: bool,
+    max_ratio: float,
+    released: bool,
+    group_name: str,
+) -> tuple[Tensor, Tensor | None]:
+    """(y, sum with the residual) by running statistics; arguments as of `reference.power`.
+
+    The `carrier` is a leaf that receives the sums as its gradient, (5, C) float64.
+    """
+    affine = (x, residual, padding_mask, weight, bias)
+    state = (second_moment, gradient_moment, carrier)
+    args = (*affine, *state, groups, eps, use_batch, max_ratio, released, group_name)
+    if is_plain(x):
+        y, total, *_ = _PowerNorm.apply(*args)  # type: ignore[no-untyped-call]
+    else:
+        y, total, *_ = torch.ops.powernorm.power_norm(*args)
+    return y, total
+
+
+def token_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    groups: int = 1,
+    centered: bool = True,
+    eps: float,
+    released: bool = False,
+    scale: float = 1.0,
+    k: float = 0.0,
+    detach_mean: bool = False,
+    detach_std: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """(y, sum with the residual) by each token's own features; arguments as of `reference.token`.
+
+    `detach_mean` and `detach_std` let no gradient through μ and σ.
+    """
+    settings = (groups, centered, eps, released, scale, k, detach_mean, detach_std)
+    args = (x, residual, weight, bias, *settings)
+    if is_plain(x):
+        y, total, _ = _TokenNorm.apply(*args)  # type: ignore[no-untyped-call]
+    else:
+        y, total, _ = torch.ops.powernorm.token_norm(*args)
+    return y, total
+
+
+def static_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor,
+    groups: int,
+    eps: float,
+    floor: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """(y, sum with the residual) by given statistics; see `reference.static.static_norm`."""
+    args = (x, residual, weight, bias, mean, var, groups, eps, floor)
+    if is_plain(x):
+        y, total, *_ = _StaticNorm.apply(*args)  # type: ignore[no-untyped-call]
+    else:
+        y, total, *_ = torch.ops.powernorm.static_norm(*args)
+    return y, total

@@ -1,0 +1,1 @@
+"""Kernels: the ops of `powernorm.ops.reference`, fast on one kind of device each."""

@@ -1,0 +1,1 @@
+"""CPU kernels: a C++ library with a plain C interface, called with addresses and sizes."""

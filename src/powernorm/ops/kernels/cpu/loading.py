@@ -1,0 +1,88 @@
+"""Finds and loads the library of CPU kernels, on torch's own OpenMP threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch  # noqa: F401 - brings the OpenMP runtime that the library uses
+
+from powernorm.ops.kernels.cpu.building import LIBRARY_NAME, NOTE_NAME
+from powernorm.ops.kernels.cpu.tasks import State, Task
+
+FOLDER = Path(__file__).parent
+VARIABLE = "POWERNORM_CPU_LIBRARY"
+"""Environment variable that names another file to load."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded library, or the reason why there is none."""
+
+    functions: ctypes.CDLL | None
+    reason: str
+
+    @property
+    def instruction_set(self) -> str:
+        """What the kernels were compiled for that run here: avx512, avx2 or plain."""
+        assert self.functions is not None
+        name: bytes = self.functions.powernorm_instruction_set()
+        return name.decode()
+
+
+@cache
+def load_library() -> Library:
+    """The library, loaded once."""
+    path = Path(os.environ.get(VARIABLE) or FOLDER / LIBRARY_NAME)
+    if not path.exists():
+        note = path.with_name(NOTE_NAME)
+        why = note.read_text(encoding="utf-8").strip() if note.exists() else "it was never built"
+        mend = "install a C++ compiler and then powernorm again"
+        return Library(None, f"the kernels are not there: {why}; {mend}")
+    try:
+        functions = _open(path)
+        _declare(functions)
+    except (OSError, AttributeError, ValueError) as error:
+        return Library(None, f"{path.name} cannot be loaded: {error}")
+    return Library(functions, f"{path.name} is loaded")
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        if "GOMP" not in str(error) and "omp_" not in str(error):
+            raise
+        # The runtime is in the process, but its names are not global: show them, try again.
+        runtime = _mapped_openmp()
+        if runtime is None:
+            raise
+        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
+        return ctypes.CDLL(str(path))
+
+
+def _mapped_openmp() -> str | None:
+    """File of the OpenMP runtime that this process has mapped."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return None
+    for line in maps.read_text(encoding="utf-8").splitlines():
+        path = line.partition("/")[2]
+        if Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
+            return f"/{path}"
+    return None
+
+
+def _declare(functions: ctypes.CDLL) -> None:
+    functions.powernorm_task_size.restype = ctypes.c_size_t
+    functions.powernorm_state_size.restype = ctypes.c_size_t
+    sizes = (functions.powernorm_task_size(), functions.powernorm_state_size())
+    if sizes != (ctypes.sizeof(Task), ctypes.sizeof(State)):
+        raise ValueError("it was built from other sources; install powernorm again")
+    functions.powernorm_run.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    functions.powernorm_absorb.argtypes = [ctypes.c_void_p]
+    functions.powernorm_instruction_set.restype = ctypes.c_char_p
+    functions.powernorm_use_instruction_set.argtypes = [ctypes.c_char_p]

@@ -1,0 +1,210 @@
+// The library's face: argument checks, choice of the instruction set, running statistics.
+#include <math.h>
+#include <stddef.h>
+
+#include "tasks.h"
+
+extern "C" {
+const PowernormTable* powernorm_table_plain(void);
+#ifdef POWERNORM_HAS_AVX2
+const PowernormTable* powernorm_table_avx2(void);
+#endif
+#ifdef POWERNORM_HAS_AVX512
+const PowernormTable* powernorm_table_avx512(void);
+#endif
+}
+
+namespace {
+
+const PowernormTable* best_table() {
+#if defined(POWERNORM_HAS_AVX2) || defined(POWERNORM_HAS_AVX512)
+  __builtin_cpu_init();
+#endif
+#ifdef POWERNORM_HAS_AVX512
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("fma")) {
+    return powernorm_table_avx512();
+  }
+#endif
+#ifdef POWERNORM_HAS_AVX2
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    return powernorm_table_avx2();
+  }
+#endif
+  return powernorm_table_plain();
+}
+
+const PowernormTable*& chosen_table() {
+  static const PowernormTable* table = best_table();
+  return table;
+}
+
+bool same(const char* a, const char* b) {
+  while (*a && *a == *b) ++a, ++b;
+  return *a == *b;
+}
+
+// Threads that are worth their start: as torch, one for each 32k elements.
+int64_t useful_threads(const PowernormTask& task) {
+  const int64_t shares = task.tokens * task.features / 32768 + 1;
+  const int64_t blocks = (task.tokens + 63) / 64;
+  int64_t threads = task.threads < shares ? task.threads : shares;
+  if (threads > blocks) threads = blocks;
+  return threads < 1 ? 1 : threads;
+}
+
+bool fits(int operation, const PowernormTask& t) {
+  if (operation < 0 || operation >= kNumOperations || t.type < 0 || t.type >= kNumTypes) return false;
+  if (t.tokens < 0 || t.features < 1 || t.groups < 0 || t.threads < 1) return false;
+  if (t.groups && t.features % t.groups) return false;
+  if (t.groups && !t.scales && t.tokens) return false;
+  if (t.tokens && !t.x) return false;
+  const bool back = operation % 2 == 1;
+  const bool finishes = (t.flags & kFinish) != 0;
+  if (!back && t.residual && !t.total && t.tokens) return false;
+  if (back && t.tokens && (!t.grad_y || (finishes && !t.grad_x))) return false;
+  if (!back && finishes && t.tokens && !t.y) return false;
+  switch (operation) {
+    case kBatchNorm:
+      return t.statistics && t.sums && t.var && (t.mean || !(t.flags & kCentered));
+    case kBatchNormBackward:
+      return t.statistics && t.grad_weight && t.grad_bias &&
+             (t.sums || (finishes && (t.flags & kMeasure)));
+    case kPowerNorm:
+      return t.statistics && t.sums && t.var && t.gradient_moment;
+    case kPowerNormBackward:
+      return t.statistics && t.sums && t.carried && t.grad_weight && t.grad_bias;
+    case kStaticNorm:
+      return t.statistics && t.var;
+    case kStaticNormBackward:
+      return t.statistics && t.grad_weight && t.grad_bias;
+    default:
+      return t.groups >= 1 && !t.grad_weight == !t.grad_bias && (!t.weight || !back || t.grad_weight);
+  }
+}
+
+template <class B>
+struct Running {
+  const PowernormState& state;
+  bool nonfinite = false;
+
+  // Moves one feature of a buffer; a value that is not finite leaves it as it was.
+  void move(void* buffer, int64_t c, double value, double weight) {
+    B* place = static_cast<B*>(buffer) + c;
+    // Finite in the buffer's own type, which may be the narrower one.
+    const B moved = static_cast<B>(*place + weight * (value - *place));
+    if (isfinite(value) && isfinite(moved)) *place = moved;
+    nonfinite |= !isfinite(value);
+  }
+
+  void mean_and_var(int64_t c, double size) {
+    const double* sums = state.sums;
+    // A second moment is a variance about 0, without a correction.
+    const double mean = state.kind == kMeanAndVar ? sums[state.features + c] / size : 0;
+    double var = sums[2 * state.features + c] / size - mean * mean;
+    if (var < 0) var = 0;
+    if (state.unbiased && size > 1) var *= size / (size - 1);
+    if (state.kind == kMeanAndVar) move(state.first, c, mean, state.momentum);
+    move(state.second, c, var, state.momentum);
+  }
+
+  void power(int64_t c, double size, double weight) {
+    const double* sums = state.sums;
+    const int64_t n = state.features;
+    const double gradient_size = sums[2 * n + c] < 1 ? 1 : sums[2 * n + c];
+    double factor = 1 - state.backward_momentum * (sums[3 * n + c] / gradient_size);
+    if (state.floored && factor < 0) factor = 0;
+    const double old = static_cast<B*>(state.first)[c];
+    const double value = old * factor + state.backward_momentum * (sums[4 * n + c] / gradient_size);
+    move(state.second, c, sums[n + c] / size, weight);
+    move(state.first, c, value, 1);
+  }
+
+  void run() {
+    const double count = state.sums[0];
+    if (!(count > 0)) return;
+    double weight = state.momentum;
+    if (state.warmup) {
+      weight = 1.0 / static_cast<double>(*state.num_batches_tracked + 1 -
+                                         *state.num_nonfinite_batches);
+    }
+    for (int64_t c = 0; c < state.features; ++c) {
+      if (state.kind == kPower) {
+        power(c, count, weight);
+      } else {
+        mean_and_var(c, count);
+      }
+    }
+    *state.num_batches_tracked += 1;
+    *state.num_nonfinite_batches += nonfinite;
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+__attribute__((visibility("default"))) int powernorm_run(int operation, const PowernormTask* given) {
+  if (!given || !fits(operation, *given)) return kBadArgument;
+  PowernormTask task = *given;
+  task.threads = useful_threads(task);
+  return chosen_table()->functions[operation][task.type](&task);
+}
+
+__attribute__((visibility("default"))) int powernorm_absorb(const PowernormState* state) {
+  if (!state || state->features < 1 || !state->sums || !state->second ||
+      !state->num_batches_tracked || !state->num_nonfinite_batches ||
+      (!state->first && state->kind != kSecondMoment) || state->kind < 0 || state->kind > kPower) {
+    return kBadArgument;
+  }
+  if (state->wide) {
+    Running<double>{*state}.run();
+  } else {
+    Running<float>{*state}.run();
+  }
+  return kDone;
+}
+
+__attribute__((visibility("default"))) const char* powernorm_instruction_set(void) {
+  return chosen_table()->name;
+}
+
+// For tests: use a certain instruction set. 0 if this library or this machine does not have it.
+__attribute__((visibility("default"))) int powernorm_use_instruction_set(const char* name) {
+  const PowernormTable* best = best_table();
+  const PowernormTable* tables[] = {
+      powernorm_table_plain(),
+#ifdef POWERNORM_HAS_AVX2
+      powernorm_table_avx2(),
+#endif
+#ifdef POWERNORM_HAS_AVX512
+      powernorm_table_avx512(),
+#endif
+  };
+  for (const PowernormTable* table : tables) {
+    if (same(table->name, name)) {
+      chosen_table() = table;
+      return 1;
+    }
+    if (table == best) break;
+  }
+  return 0;
+}
+
+__attribute__((visibility("default"))) int powernorm_uses_openmp(void) {
+#ifdef _OPENMP
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+__attribute__((visibility("default"))) size_t powernorm_task_size(void) {
+  return sizeof(PowernormTask);
+}
+
+__attribute__((visibility("default"))) size_t powernorm_state_size(void) {
+  return sizeof(PowernormState);
+}
+}

@@ -1,0 +1,137 @@
+"""How running statistics move by the sums over a batch, in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def move_statistics(
+    num_batches_tracked: Tensor,
+    num_nonfinite_batches: Tensor,
+    present: Tensor,
+    *updates: tuple[Tensor, Tensor, float | Tensor],
+) -> None:
+    """Move buffers towards new values where those are finite, and count.
+
+    Args:
+        num_batches_tracked: 0-d int64; one more where `present`.
+        num_nonfinite_batches: 0-d int64; one more where a value was not finite.
+        present: 0-d bool; False leaves all as it was (no valid token, or a recomputation).
+        updates: (buffer, new value, weight of the new value).
+    """
+    nonfinite = torch.zeros_like(present)
+    for buffer, value, weight in updates:
+        moved = buffer + weight * (value.to(buffer.dtype) - buffer)
+        finite = torch.isfinite(value) & torch.isfinite(moved)
+        buffer.copy_(torch.where(finite & present, moved, buffer))
+        nonfinite = nonfinite | ~finite.all()
+    # In place: rebinding fails in a compiled and checkpointed region.
+    num_batches_tracked.add_(present)
+    num_nonfinite_batches.add_(present & nonfinite)
+
+
+def unbiased(var: Tensor, count: Tensor) -> Tensor:
+    """The variance divided by M - 1, by M where M = 1."""
+    return var * (count / (count - 1).clamp(min=1))
+
+
+def absorb_centered(
+    running_mean: Tensor,
+    running_var: Tensor,
+    num_batches_tracked: Tensor,
+    num_nonfinite_batches: Tensor,
+    sums: Tensor,
+    momentum: float,
+    correct_bias: bool,
+) -> None:
+    """One step of running mean and variance.
+
+    Args:
+        running_mean: (C,).
+        running_var: (C,).
+        num_batches_tracked: 0-d int64.
+        num_nonfinite_batches: 0-d int64.
+        sums: (3, C) float64: n, Σx, Σx² over valid tokens of all processes.
+        momentum: weight of the batch.
+        correct_bias: divide the variance by M - 1.
+    """
+    count, total, squares = sums.unbind()
+    size = count.clamp(min=1)
+    mean = total / size
+    var = (squares / size - mean.square()).clamp(min=0)
+    move_statistics(
+        num_batches_tracked,
+        num_nonfinite_batches,
+        count.amax() > 0,
+        (running_mean, mean, momentum),
+        (running_var, unbiased(var, count) if correct_bias else var, momentum),
+    )
+
+
+def absorb_uncentered(
+    running_second_moment: Tensor,
+    num_batches_tracked: Tensor,
+    num_nonfinite_batches: Tensor,
+    sums: Tensor,
+    momentum: float,
+) -> None:
+    """One step of running ψ² from (n, 0, Σx²), (3, C) float64; else as `absorb_centered`."""
+    count, _, squares = sums.unbind()
+    move_statistics(
+        num_batches_tracked,
+        num_nonfinite_batches,
+        count.amax() > 0,
+        (running_second_moment, squares / count.clamp(min=1), momentum),
+    )
+
+
+def absorb_power(
+    second_moment: Tensor,
+    gradient_moment: Tensor,
+    num_batches_tracked: Tensor,
+    num_nonfinite_batches: Tensor,
+    sums: Tensor,
+    warmup: bool,
+    momentum: float,
+    backward_momentum: float,
+    floored: bool,
+) -> None:
+    """One step of PowerNorm's ψ² and ν (Shen et al. 2020, eq. 13).
+
+    Args:
+        second_moment: ψ², (C,).
+        gradient_moment: ν, (C,).
+        num_batches_tracked: 0-d int64.
+        num_nonfinite_batches: 0-d int64.
+        sums: (5, C) float64 of all processes: n, Σx², n, Σx̂², Σ g x̂.
+        warmup: ψ² is the plain average of the batches so far.
+        momentum: weight of the batch in ψ² after that.
+        backward_momentum: weight of the batch in ν.
+        floored: keep ν's factor 1 - m_b Γ at 0 or above.
+    """
+    count = sums[0]
+    weight: float | Tensor = momentum
+    if warmup:
+        # Batches that were left out take no part, or the start value 1 would stay in the mean.
+        weight = 1 / (num_batches_tracked + 1 - num_nonfinite_batches).double()
+    nu = next_gradient_moment(gradient_moment, sums, backward_momentum, floored)
+    move_statistics(
+        num_batches_tracked,
+        num_nonfinite_batches,
+        count.amax() > 0,
+        (second_moment, sums[1] / count.clamp(min=1), weight),
+        (gradient_moment, nu, 1.0),
+    )
+
+
+def next_gradient_moment(
+    gradient_moment: Tensor, sums: Tensor, backward_momentum: float, floored: bool
+) -> Tensor:
+    """`ν (1 - m_b Γ) + m_b Λ`, (C,) float64."""
+    _, _, count, normalized_squares, products = sums.unbind()
+    size = count.clamp(min=1)
+    factor = 1 - backward_momentum * (normalized_squares / size)
+    if floored:
+        factor = factor.clamp(min=0)
+    return gradient_moment * factor + backward_momentum * (products / size)

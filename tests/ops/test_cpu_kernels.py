@@ -1,0 +1,168 @@
+"""The CPU kernels against the reference: types, widths, masks, strides, instruction sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ops.backends import OPS, Problem, check, every_option, make, option_id
+from powernorm.ops import eager
+from powernorm.ops.kernels.cpu import functions
+from powernorm.ops.kernels.cpu.loading import load_library
+
+TYPES = (torch.float32, torch.bfloat16, torch.float64)
+every_op = pytest.mark.parametrize(("op", "options"), list(every_option()), ids=option_id)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """`torch.empty` gives NaN, so what is not written shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=["plain", "avx2", "avx512"])
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each one that this machine has; the best twice where it lacks one."""
+    library = load_library().functions
+    assert library is not None
+    best = load_library().instruction_set
+    library.powernorm_use_instruction_set(request.param.encode())
+    yield request.param
+    assert library.powernorm_use_instruction_set(best.encode())
+
+
+def test_the_library_is_built_here() -> None:
+    library = load_library()
+    assert library.functions is not None, library.reason
+    assert library.functions.powernorm_uses_openmp()
+
+
+@every_op
+@pytest.mark.parametrize("dtype", TYPES)
+def test_instruction_sets(
+    op: str, options: dict[str, Any], dtype: torch.dtype, instruction_set: str
+) -> None:
+    del instruction_set
+    check(functions, op, Problem(dtype=dtype, options=options))
+    check(functions, op, Problem(130, 64, dtype, groups=4, residual=True, options=options))
+
+
+@every_op
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("features", [1, 3, 17, 513])
+def test_widths_and_tokens(
+    op: str, options: dict[str, Any], dtype: torch.dtype, features: int
+) -> None:
+    if op == "token_norm" and features == 1:
+        # A token of one feature has no spread: only what does not divide by it is defined.
+        options = {**options, "released": False}
+    for tokens in (0, 1, 2, 5, 200):
+        check(functions, op, Problem(tokens, features, dtype, options=options))
+
+
+@every_op
+@pytest.mark.parametrize("masked", ["none", "some", "all", "first", "all but last"])
+@pytest.mark.parametrize("groups", [0, 1, 4])
+def test_masks_groups_residuals(op: str, options: dict[str, Any], masked: str, groups: int) -> None:
+    for residual in (False, True):
+        for strided in (False, True):
+            problem = Problem(
+                70, 12, torch.float32, masked, groups, residual, strided=strided, options=options
+            )
+            check(functions, op, problem)
+
+
+@pytest.mark.parametrize("op", ["batch_norm", "power_norm"])
+@pytest.mark.parametrize("groups", [0, 4])
+def test_padding_may_hold_anything(op: str, groups: int) -> None:
+    problem = Problem(70, 12, groups=groups, poisoned=True)
+    check(functions, op, problem)
+    inputs = make(problem)
+    gradients = {k: v for k, v in OPS[op](functions, problem, inputs).items() if "back" in k}
+    assert all(v.isfinite().all() for v in gradients.values())
+
+
+@pytest.mark.parametrize("offset", [1e2, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", ["none", "some"])
+def test_large_offsets(offset: float, dtype: torch.dtype, masked: str) -> None:
+    """Mean 1e4, spread 1: a one-pass sum of squares about 0 would have no right digit left."""
+    for tokens in (64, 4096):
+        problem = Problem(tokens, 33, dtype, masked, offset=offset)
+        inputs = make(problem)
+        var = OPS["batch_norm"](functions, problem, inputs)["forward statistics"][1]
+        wide = inputs.x.double() if inputs.mask is None else inputs.x.double()[~inputs.mask]
+        expected = wide.var(0, unbiased=False)
+        torch.testing.assert_close(var.double(), expected, rtol=3e-6, atol=0)
+
+
+def test_an_outlier_in_the_first_row_costs_no_precision() -> None:
+    """The first shift is a token; even when that token is far off."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(4096, 20, generator=generator)
+    x[0] = 3e3
+    out = functions.batch_norm(
+        *(x, None, None, None, None, torch.zeros(20), torch.ones(20), None, 0, 1e-5, False, "")
+    )
+    expected = x.double().var(0, unbiased=False)
+    torch.testing.assert_close(out[3][1].double(), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_do_not_change_the_result(threads: int) -> None:
+    problem = Problem(2000, 65, torch.float64, options={})
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for op in OPS:
+            check(functions, op, problem)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_refused_arguments_are_an_error_and_nothing_is_written() -> None:
+    from powernorm.ops.kernels.cpu.calls import run
+    from powernorm.ops.kernels.cpu.tasks import BATCH_NORM, Task
+
+    with pytest.raises(RuntimeError, match="refused"):
+        run(BATCH_NORM, Task())
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_running_statistics(wide: bool, seed: int) -> None:
+    """The same moves as the reference, non-finite features and empty batches among them."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.float64 if wide else torch.float32
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    count = torch.full((1, 9), float([5, 0, 1, 300][seed]), dtype=torch.float64)
+    sums = torch.cat([count, noise(1, 9), noise(1, 9).square() * 40])
+    power = torch.cat([count, sums[2:], count, sums[2:], noise(1, 9)])
+    if seed == 3:
+        sums[1, 2] = sums[2, 4] = power[4, 1] = float("inf")
+        power[1, 3] = float("nan")
+    for name, args in (
+        ("absorb_centered", (sums, 0.1, bool(seed % 2))),
+        ("absorb_uncentered", (sums, 0.3)),
+        ("absorb_power", (power, bool(seed % 2), 0.1, 0.2, bool(seed // 2))),
+    ):
+        num_buffers = 1 if name == "absorb_uncentered" else 2
+        start = [noise(9).to(dtype).abs() for _ in range(num_buffers)]
+        counters = [torch.tensor(7), torch.tensor(2)]
+        expected = [t.clone() for t in (*start, *counters)]
+        versions = [t._version for t in (*start, *counters)]
+        getattr(functions, name)(*start, *counters, *args)
+        getattr(eager, name)(*expected, *args)
+        for got, want in zip((*start, *counters), expected, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+        if seed != 1:
+            after = [t._version for t in (*start, *counters)]
+            assert all(b > a for a, b in zip(versions, after, strict=True))
