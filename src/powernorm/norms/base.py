@@ -22,7 +22,7 @@ from powernorm.norms.arguments import (
     feature_count,
 )
 from powernorm.norms.masks import check_padding_mask, current_padding_mask
-from powernorm.norms.recomputation import CallRecords, Seen
+from powernorm.norms.recomputation import CallRecords, Seen, may_replay
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum, group_name_of
 from powernorm.ops.reference.arrays import (
@@ -252,15 +252,20 @@ class BatchStatisticsNorm(AffineNorm):
             call: the arguments of the forward.
             state: the buffers that training reads.
         """
-        x, padding_mask, residual = call
-        mask = padding_mask if padding_mask is not None else current_padding_mask()
-        self.check_input(x, mask, residual)
+        x, mask, residual = call
+        if mask is None:
+            mask = current_padding_mask()
+        plain = mask is None and residual is None
+        if not (plain and x.shape[-1:] == (self.num_features,) and x.is_floating_point()):
+            self.check_input(x, mask, residual)
         seen = Seen(mask, self.stage, state)
         # Evaluation reads a mask in the released variants only, and repeats it only with gradients.
         repeatable = self.training or (self.floor and torch.is_grad_enabled())
-        if repeatable and not torch.compiler.is_compiling():
+        if repeatable and not torch.compiler.is_compiling() and may_replay():
             seen = self._records.replay(x, seen)
-        return self._hide_padding(call, seen.padding_mask), seen
+        if self.variant == "released":
+            call = self._hide_padding(call, seen.padding_mask)
+        return call, seen
 
     @property
     def stage(self) -> int:

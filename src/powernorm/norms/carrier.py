@@ -33,6 +33,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     _carrier: Tensor
     _stage: int
+    _last_stage: int
 
     @property
     def thresholds(self) -> tuple[int, ...]:
@@ -78,8 +79,19 @@ class BackwardStateNorm(BatchStatisticsNorm):
         if holding:
             self.advance()
 
+    def receive(self, sums: Tensor) -> None:
+        """Take the sums of one backward, of this process; without gradients."""
+        if self._held is not None:
+            self.gather(sums)
+            return
+        name = self.group_name
+        self.absorb(all_reduce_sum(sums, name) if name else sums)
+        self.advance()
+
     def advance(self) -> None:
         """Count one step in the mirror, after `absorb`."""
+        if self._stage == self._last_stage and self._counter is self.num_batches_tracked:
+            return  # no threshold is left to be passed
         self._follow_counter(own_step=True)
         self._steps += 1
         if self._stage < len(self.thresholds) and self._steps >= self.thresholds[self._stage]:
@@ -95,7 +107,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
         """
         if self._counter is not self.num_batches_tracked:
             self._recount()
-        elif self._stage < len(self.thresholds):
+        elif self._stage < self._last_stage:
             if _version_of(self._counter) != self._version + own_step:
                 self._recount(own_step)
             self._version = _version_of(self._counter)
@@ -105,6 +117,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
         self._version = _version_of(self._counter)
         self._steps = 0 if self._counter.is_meta else int(self._counter) - own_step
         self._stage = sum(self._steps >= threshold for threshold in self.thresholds)
+        self._last_stage = len(self.thresholds)
 
     def reset_running_stats(self) -> None:
         """Running statistics and counters back to their start."""
@@ -141,9 +154,8 @@ def _deliver(layer: weakref.ref[BackwardStateNorm], leaf: Tensor) -> None:
     norm = layer()
     if norm is None or sums is None:
         return
-    with torch.no_grad():
-        if norm._held is not None:
-            norm.gather(sums)
-            return
-        norm.absorb(all_reduce_sum(sums.detach(), norm.group_name))
-        norm.advance()
+    if torch.is_grad_enabled():  # create_graph=True
+        with torch.no_grad():
+            norm.receive(sums.detach())
+    else:
+        norm.receive(sums)

@@ -8,7 +8,8 @@ those statistics (another backward may have moved them in between).
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +20,7 @@ _MAX_RECORDS = 64
 """More forwards than this between a forward and its backward lose the oldest record."""
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What a call normalises by, besides its input."""
 
     padding_mask: Tensor | None
@@ -49,12 +49,12 @@ class CallRecords:
             if record is None:
                 return seen
             explicit = seen.padding_mask is not None
-            return replace(record.seen, padding_mask=seen.padding_mask) if explicit else record.seen
+            return record.seen._replace(padding_mask=seen.padding_mask) if explicit else record.seen
         if _may_be_repeated():
             while self._records and self._records[0].used:
                 self._records.popleft()
             state = tuple(tensor.clone() for tensor in seen.state)
-            self._records.append(_Record(x.shape, _print_of(x), replace(seen, state=state)))
+            self._records.append(_Record(x.shape, _print_of(x), seen._replace(state=state)))
         return seen
 
     def _find(self, x: Tensor) -> _Record | None:
@@ -68,6 +68,11 @@ class CallRecords:
             return None
         fitting[0].used = True
         return fitting[0]
+
+
+def may_replay() -> bool:
+    """Is this call a repetition, or one that may be repeated? Else there is nothing to note."""
+    return _may_be_repeated() or in_backward()
 
 
 def _may_be_repeated() -> bool:

@@ -50,6 +50,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     """
 
     _pending: Tensor | None
+    _unsettled: list[tuple[Tensor, Tensor, Tensor]]
     _without_gradient: bool
     _read: bool
     _asked: bool
@@ -114,16 +115,13 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             self.group_name,
         )
         if self._is_penalized():
-            # Computed in a repetition too, which has to save the same tensors as the first run.
-            value = self._penalty_of(result.statistics, running_mean, running_var)
-            if not self._is_repetition():
-                self._remember(value)
+            self._note(result.statistics, running_mean, running_var)
         return answer((result.y, result.total), residual)
 
     @property
     def has_penalty(self) -> bool:
         """Was there a training-mode forward whose penalty `penalty()` would give?"""
-        return self._pending is not None
+        return self._pending is not None or bool(self._unsettled)
 
     def penalty(self) -> Tensor:
         """The penalty of the training-mode forwards since it was last asked for, 0-d.
@@ -138,6 +136,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         """
         if not self._is_penalized():
             return self.running_mean.new_zeros(())
+        self._settle()
         if self._pending is None:
             raise InputError(
                 "penalty() has no training-mode forward to speak of: call it after the model's "
@@ -155,6 +154,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     def forget_penalty(self) -> None:
         """Drop what `penalty()` would give."""
         self._pending = None
+        self._unsettled = []
         self._without_gradient = self._read = self._asked = False
 
     def train(self, mode: bool = True) -> Self:
@@ -165,9 +165,27 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     def _is_penalized(self) -> bool:
         return bool(self.mean_penalty or self.var_penalty)
 
-    def _is_repetition(self) -> bool:
-        # The forward that activation checkpointing runs again: its first run has been counted.
-        return not torch.compiler.is_compiling() and in_backward()
+    def _note(self, statistics: Tensor, running_mean: Tensor, running_var: Tensor) -> None:
+        """Keep a forward for the penalty that may be asked for."""
+        if torch.compiler.is_compiling():
+            # Computed in a repetition too, which has to save the same tensors as the first run.
+            self._remember(self._penalty_of(statistics, running_mean, running_var))
+        elif not in_backward():
+            # Else the forward that activation checkpointing runs again: it has been counted.
+            # Ten small operations, put off until somebody asks; `absorb` comes before the buffers
+            # move. Without gradients there may be no backward, hence no such warning.
+            if torch.is_grad_enabled() and not self._read:
+                self._unsettled.append((statistics, running_mean, running_var))
+            else:
+                self._settle()
+                self._remember(self._penalty_of(statistics, running_mean, running_var))
+
+    def _settle(self) -> None:
+        """Compute what was put off."""
+        unsettled, self._unsettled = self._unsettled, []
+        with torch.enable_grad():
+            for noted in unsettled:
+                self._remember(self._penalty_of(*noted))
 
     def _penalty_of(self, statistics: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
         mean, var, count = statistics[0], statistics[1], statistics[-1].detach()
@@ -197,13 +215,17 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         """One step of the running statistics; what the penalty was of is over."""
         if self._read or not self._asked:
             self.forget_penalty()
+        else:
+            self._settle()
         # Else a later forward is waiting: forward A, penalty, forward B, backward A.
         self._asked = False
         super().absorb(sums)
 
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()
-        state.update(_pending=None, _without_gradient=False, _read=False, _asked=False)
+        state.update(
+            _pending=None, _unsettled=[], _without_gradient=False, _read=False, _asked=False
+        )
         return state
 
     def extra_repr(self) -> str:

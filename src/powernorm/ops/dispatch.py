@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -60,6 +60,7 @@ class _Setting:
 
     def __init__(self, forced: str | None) -> None:
         self.forced = None if forced is None else check_backend(forced)
+        self.functions: Any = None
 
 
 def check_backend(name: str) -> Backend:
@@ -102,6 +103,20 @@ def use_backend(backend: Backend | None) -> Iterator[None]:
         yield
     finally:
         _setting.forced = previous
+
+
+@contextmanager
+def use_functions(functions: Any) -> Iterator[None]:
+    """Serve every op inside the scope by these functions; for benchmarks and experiments.
+
+    Args:
+        functions: has the functions of `powernorm.ops.eager` by name.
+    """
+    previous, _setting.functions = _setting.functions, functions
+    try:
+        yield
+    finally:
+        _setting.functions = previous
 
 
 def missing_reason(backend: Backend) -> str:
@@ -162,17 +177,26 @@ def _module(backend: Backend) -> ModuleType | None:
     return eager
 
 
+@cache
+def _cpu_or_eager() -> ModuleType:
+    return _module("cpu") or eager
+
+
 def _natural(x: Tensor) -> Backend:
     return "cpu" if x.is_cpu else "triton" if x.is_cuda else "eager"
 
 
-def functions_for(x: Tensor) -> ModuleType:
+def functions_for(x: Tensor) -> Any:
     """The module whose functions serve an op on this input.
 
     Raises:
         InputError: a forced backend that cannot.
     """
+    if _setting.functions is not None:
+        return _setting.functions
     forced = _setting.forced
+    if forced is None and x.is_cpu and x.dtype in _CPU_TYPES and x.shape[-1]:
+        return _cpu_or_eager()
     if forced is None:
         backend = _natural(x)
         module = _module(backend)

@@ -14,42 +14,56 @@ from powernorm.ops import gradients, registration  # noqa: F401 - registers the 
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.plain import is_plain
 
+# With `forward(ctx, ...)` and not `setup_context`: torch binds the arguments of the latter form by
+# Python's `inspect` at every call, which takes longer than a small norm. For the same reason
+# `apply_plain` goes past `Function.apply`, whose work is for torch.func; `is_plain` excludes that.
 
-class _BatchNorm(torch.autograd.Function):
+
+class _PlainFunction(torch.autograd.Function):
+    @classmethod
+    def apply_plain(cls, *args: Any) -> Any:
+        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
+
+
+class _BatchNorm(_PlainFunction):
     @staticmethod
-    def forward(*args: Any) -> Any:
+    def forward(ctx: Any, *args: Any) -> Any:
         x, *rest = args
-        return functions_for(x).batch_norm(x, *rest[:6], *rest[7:])
+        output = functions_for(x).batch_norm(x, *rest[:6], *rest[7:])
+        gradients.batch_norm_setup(ctx, args, output)
+        return tuple(output)
 
-    setup_context = staticmethod(gradients.batch_norm_setup)
     backward = staticmethod(gradients.batch_norm_gradient)
 
 
-class _PowerNorm(torch.autograd.Function):
+class _PowerNorm(_PlainFunction):
     @staticmethod
-    def forward(*args: Any) -> Any:
+    def forward(ctx: Any, *args: Any) -> Any:
         x, *rest = args
-        return functions_for(x).power_norm(x, *rest[:6], *rest[7:])
+        output = functions_for(x).power_norm(x, *rest[:6], *rest[7:])
+        gradients.power_norm_setup(ctx, args, output)
+        return tuple(output)
 
-    setup_context = staticmethod(gradients.power_norm_setup)
     backward = staticmethod(gradients.power_norm_gradient)
 
 
-class _TokenNorm(torch.autograd.Function):
+class _TokenNorm(_PlainFunction):
     @staticmethod
-    def forward(*args: Any) -> Any:
-        return functions_for(args[0]).token_norm(*args[:10])
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = functions_for(args[0]).token_norm(*args[:10])
+        gradients.token_norm_setup(ctx, args, output)
+        return tuple(output)
 
-    setup_context = staticmethod(gradients.token_norm_setup)
     backward = staticmethod(gradients.token_norm_gradient)
 
 
-class _StaticNorm(torch.autograd.Function):
+class _StaticNorm(_PlainFunction):
     @staticmethod
-    def forward(*args: Any) -> Any:
-        return functions_for(args[0]).static_norm(*args)
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = functions_for(args[0]).static_norm(*args)
+        gradients.static_norm_setup(ctx, args, output)
+        return tuple(output)
 
-    setup_context = staticmethod(gradients.static_norm_setup)
     backward = staticmethod(gradients.static_norm_gradient)
 
 
@@ -87,7 +101,7 @@ def batch_norm(
     affine = (x, residual, padding_mask, weight, bias)
     args = (*affine, running_mean, running_var, carrier, limits, groups, eps, floor, group_name)
     if is_plain(x):
-        y, total, _, statistics, sums = _BatchNorm.apply(*args)  # type: ignore[no-untyped-call]
+        y, total, _, statistics, sums = _BatchNorm.apply_plain(*args)
         return BatchNormResult(y, total, statistics, sums, None)
     y, total, _, statistics, sums, fresh = torch.ops.powernorm.batch_norm(*args)
     return BatchNormResult(y, total, statistics, sums, fresh)
@@ -117,7 +131,7 @@ def power_norm(
     state = (second_moment, gradient_moment, carrier)
     args = (*affine, *state, groups, eps, use_batch, max_ratio, released, group_name)
     if is_plain(x):
-        y, total, *_ = _PowerNorm.apply(*args)  # type: ignore[no-untyped-call]
+        y, total, *_ = _PowerNorm.apply_plain(*args)
     else:
         y, total, *_ = torch.ops.powernorm.power_norm(*args)
     return y, total
@@ -145,7 +159,7 @@ def token_norm(
     settings = (groups, centered, eps, released, scale, k, detach_mean, detach_std)
     args = (x, residual, weight, bias, *settings)
     if is_plain(x):
-        y, total, _ = _TokenNorm.apply(*args)  # type: ignore[no-untyped-call]
+        y, total, _ = _TokenNorm.apply_plain(*args)
     else:
         y, total, _ = torch.ops.powernorm.token_norm(*args)
     return y, total
@@ -165,7 +179,7 @@ def static_norm(
     """(y, sum with the residual) by given statistics; see `reference.static.static_norm`."""
     args = (x, residual, weight, bias, mean, var, groups, eps, floor)
     if is_plain(x):
-        y, total, *_ = _StaticNorm.apply(*args)  # type: ignore[no-untyped-call]
+        y, total, *_ = _StaticNorm.apply_plain(*args)
     else:
         y, total, *_ = torch.ops.powernorm.static_norm(*args)
     return y, total

@@ -40,18 +40,16 @@ def _inputs_gradients(
     wanted[0] = grad_x if needs[0] else None
     wanted[1] = grad_x if needs[1] else None
     if weight is not None and needs[bias_at - 1]:
-        wanted[bias_at - 1] = grad_weight.to(weight.dtype)
+        narrow = grad_weight.dtype != weight.dtype
+        wanted[bias_at - 1] = grad_weight.to(weight.dtype) if narrow else grad_weight
     if needs[bias_at]:
-        wanted[bias_at] = grad_bias.to(ctx.bias_dtype)
+        narrow = grad_bias.dtype != ctx.bias_dtype
+        wanted[bias_at] = grad_bias.to(ctx.bias_dtype) if narrow else grad_bias
     return wanted
 
 
 def _type_of(tensor: Tensor | None) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
-
-
-def _zeros_if_none(grad: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if grad is None else grad
 
 
 # ---- batch_norm: x, residual, mask, weight, bias, mean, var, carrier, limits, groups, eps, floor,
@@ -81,7 +79,8 @@ def batch_norm_gradient(
     inputs, mask, weight, scales, statistics, sums = ctx.saved_tensors
     if grad_y is None and grad_total is None and grad_statistics is None:
         return (None,) * 13
-    grad_y = _zeros_if_none(grad_y, inputs)
+    if grad_y is None:
+        grad_y = torch.zeros_like(inputs)
     tensors = (grad_y, grad_total, grad_statistics, inputs, mask, weight, scales, statistics)
     grads = _run("batch_norm_backward", grad_y, *tensors, *ctx.settings)
     carried = sums if ctx.needs_input_grad[7] else None
@@ -110,7 +109,8 @@ def power_norm_gradient(
     inputs, mask, weight, scales, statistics, sums = ctx.saved_tensors
     if grad_y is None and grad_total is None:
         return (None,) * 14
-    grad_y = _zeros_if_none(grad_y, inputs)
+    if grad_y is None:
+        grad_y = torch.zeros_like(inputs)
     tensors = (grad_y, grad_total, inputs, mask, weight, scales, statistics, sums)
     *grads, carried = _run("power_norm_backward", grad_y, *tensors, ctx.released)
     carried = carried if ctx.needs_input_grad[7] else None
@@ -139,7 +139,8 @@ def token_norm_gradient(
     inputs, weight, bias, statistics = ctx.saved_tensors
     if grad_y is None and grad_total is None:
         return (None,) * 12
-    grad_y = _zeros_if_none(grad_y, inputs)
+    if grad_y is None:
+        grad_y = torch.zeros_like(inputs)
     if torch.is_grad_enabled():
         y = differentiable_token_norm(inputs, weight, bias, *ctx.settings)
         grads = _differentiate(y, (inputs, weight, bias), grad_y, grad_total)
@@ -174,7 +175,8 @@ def static_norm_gradient(
     inputs, weight, bias, scales, statistics = ctx.saved_tensors
     if grad_y is None and grad_total is None:
         return (None,) * 9
-    grad_y = _zeros_if_none(grad_y, inputs)
+    if grad_y is None:
+        grad_y = torch.zeros_like(inputs)
     if torch.is_grad_enabled():
         groups, eps = ctx.settings
         tokens = scale_groups(tokens_of(inputs), groups, eps)[0]

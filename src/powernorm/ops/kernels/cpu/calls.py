@@ -1,8 +1,14 @@
-"""How tensors become the library's arguments."""
+"""How tensors become the library's arguments.
+
+Long functions in place of many small ones: after a kernel has streamed through the caches, every
+Python function that is called comes from memory again, and costs as much as a small norm.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,6 +20,7 @@ _STATUS = {
     1: "the CPU kernels refused their arguments: please report this",
     2: "no memory for the sums of the CPU kernels",
 }
+_DENSE = torch.contiguous_format
 
 
 def run(operation: int, task: Task) -> None:
@@ -23,36 +30,33 @@ def run(operation: int, task: Task) -> None:
         RuntimeError: refused arguments.
         MemoryError: no memory for the sums.
     """
-    functions = load_library().functions
-    assert functions is not None
-    _check(functions.powernorm_run(operation, ctypes.byref(task)))
+    status = _functions().powernorm_run(operation, ctypes.byref(task))
+    if status:
+        _fail(status)
 
 
 def absorb(state: State) -> None:
     """Move running statistics; errors as `run`."""
+    status = _functions().powernorm_absorb(ctypes.byref(state))
+    if status:
+        _fail(status)
+
+
+def _fail(status: int) -> NoReturn:
+    raise RuntimeError(_STATUS[1]) if status == 1 else MemoryError(_STATUS[2])
+
+
+@cache
+def _functions() -> ctypes.CDLL:
     functions = load_library().functions
     assert functions is not None
-    _check(functions.powernorm_absorb(ctypes.byref(state)))
-
-
-def _check(status: int) -> None:
-    if status == 1:
-        raise RuntimeError(_STATUS[1])
-    if status:
-        raise MemoryError(_STATUS[2])
-
-
-def accumulation_of(x: Tensor) -> torch.dtype:
-    """float64 for float64 input, else float32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+    return functions
 
 
 def rows_of(x: Tensor) -> Tensor:
     """The input as (tokens, C) with neighbouring features; a view wherever that is possible."""
     if x.ndim == 2 and x.stride(1) == 1:
         return x
-    if x.is_contiguous():
-        return x.view(-1, x.shape[-1])
     if x.stride(-1) == 1 or x.shape[-1] == 1:
         try:
             return x.view(-1, x.shape[-1])
@@ -61,77 +65,121 @@ def rows_of(x: Tensor) -> Tensor:
     return x.contiguous().view(-1, x.shape[-1])
 
 
-def vector(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A (C,) tensor in the accumulation type, side by side in memory."""
-    if value is None or (value.dtype == dtype and value.is_contiguous()):
-        return value
-    return value.to(dtype).contiguous()
+def _strided(value: Tensor, kept: list[Any]) -> tuple[int, int]:
+    """(address, stride from token to token) of an input that is not contiguous."""
+    rows = rows_of(value)
+    kept.append(rows)
+    return rows.data_ptr(), rows.stride(0)
 
 
-def pointer(tensor: Tensor | None) -> int | None:
-    """Its address, or null."""
-    return None if tensor is None else tensor.data_ptr()
+def vector(value: Tensor, dtype: torch.dtype, kept: list[Any]) -> int:
+    """Address of a (C,) tensor, in the accumulation type and side by side."""
+    if value.dtype != dtype or not value.is_contiguous():
+        value = value.to(dtype).contiguous()
+        kept.append(value)
+    return value.data_ptr()
 
 
-class Call:
-    """A task under way; keeps the tensors alive that the library sees as addresses.
+def forward_task(
+    x: Tensor,
+    residual: Tensor | None,
+    padding_mask: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    flags: int,
+    eps: float,
+) -> tuple[Task, Tensor, Tensor | None, Tensor | None, torch.dtype, list[Any]]:
+    """A task with what all forwards share.
 
-    Args:
-        x: what is normalised, (..., C).
-        flags: of `tasks`.
-        eps: of the norm.
-        groups: of GroupScaling, 0 for none.
+    Returns:
+        The task; y; the sum with the residual, where there is one; GroupScaling's factors, where
+        there are groups; the accumulation type; what must live until the task has run.
     """
+    dtype, features = x.dtype, x.shape[-1]
+    kept: list[Any] = []
+    acc = torch.float64 if dtype is torch.float64 else torch.float32
+    task = Task()
+    task.features, task.type, task.flags, task.groups = features, TYPES[dtype], flags, groups
+    task.tokens, task.eps, task.threads = x.numel() // features, eps, torch.get_num_threads()
+    if x.is_contiguous():
+        task.x, task.x_stride = x.data_ptr(), features
+        y = torch.empty_like(x)
+    else:
+        task.x, task.x_stride = _strided(x, kept)
+        y = torch.empty_like(x, memory_format=_DENSE)
+    task.y = y.data_ptr()
+    total = scales = None
+    if residual is not None:
+        total = torch.empty_like(y)
+        task.total = total.data_ptr()
+        if residual.is_contiguous():
+            task.residual, task.residual_stride = residual.data_ptr(), features
+        else:
+            task.residual, task.residual_stride = _strided(residual, kept)
+    if groups:
+        scales = torch.empty((task.tokens, groups), dtype=acc)
+        task.scales = scales.data_ptr()
+    if padding_mask is not None:
+        _hand_over_mask(task, padding_mask, kept)
+    if weight is not None:
+        task.weight = vector(weight, acc, kept)
+    if bias is not None:
+        task.bias = vector(bias, acc, kept)
+    return task, y, total, scales, acc, kept
 
-    def __init__(self, x: Tensor, flags: int, eps: float, groups: int) -> None:
-        rows = rows_of(x)
-        self.kept: list[Tensor | None] = [rows]
-        self.dtype = accumulation_of(x)
-        self.rows = rows
-        task = self.task = Task()
-        task.type = TYPES[x.dtype]
-        task.flags = flags
-        task.tokens, task.features = rows.shape
-        task.x_stride = rows.stride(0)
-        task.x = rows.data_ptr()
-        task.groups = groups
-        task.threads = torch.get_num_threads()
-        task.eps = eps
 
-    def matrix(self, name: str, value: Tensor | None) -> None:
-        """Hand over an input of the shape of x."""
-        if value is not None:
-            rows = rows_of(value)
-            self.kept.append(rows)
-            setattr(self.task, name, rows.data_ptr())
-            setattr(self.task, f"{name}_stride", rows.stride(0))
+def backward_task(
+    inputs: Tensor,
+    grad_y: Tensor,
+    grad_total: Tensor | None,
+    padding_mask: Tensor | None,
+    weight: Tensor | None,
+    scales: Tensor | None,
+    flags: int,
+    eps: float,
+    affine: bool = True,
+) -> tuple[Task, tuple[Tensor, Any, Any], torch.dtype, list[Any]]:
+    """A task with what all backwards share.
 
-    def mask(self, padding_mask: Tensor | None) -> None:
-        """Hand over the mask."""
-        if padding_mask is not None:
-            dense = padding_mask.contiguous()
-            self.kept.append(dense)
-            self.task.mask = dense.data_ptr()
+    Returns:
+        The task; the gradients of input, γ and β (the last two None unless `affine`); the
+        accumulation type; what must live until the task has run.
+    """
+    dtype, features = inputs.dtype, inputs.shape[-1]
+    kept: list[Any] = []
+    acc = torch.float64 if dtype is torch.float64 else torch.float32
+    task = Task()
+    task.features, task.type, task.flags, task.eps = features, TYPES[dtype], flags, eps
+    task.tokens, task.threads = inputs.numel() // features, torch.get_num_threads()
+    if inputs.is_contiguous():
+        task.x, task.x_stride = inputs.data_ptr(), features
+        grad_x = torch.empty_like(inputs)
+    else:
+        task.x, task.x_stride = _strided(inputs, kept)
+        grad_x = torch.empty_like(inputs, memory_format=_DENSE)
+    task.grad_x = grad_x.data_ptr()
+    if grad_y.is_contiguous():
+        task.grad_y, task.grad_y_stride = grad_y.data_ptr(), features
+    else:
+        task.grad_y, task.grad_y_stride = _strided(grad_y, kept)
+    if grad_total is not None:
+        task.grad_total, task.grad_total_stride = _strided(grad_total, kept)
+    if padding_mask is not None:
+        _hand_over_mask(task, padding_mask, kept)
+    if weight is not None:
+        task.weight = vector(weight, acc, kept)
+    if scales is not None and scales.numel():
+        task.groups, task.scales = scales.shape[-1], scales.data_ptr()
+    if not affine:
+        return task, (grad_x, None, None), acc, kept
+    grad_weight, grad_bias = torch.empty(features, dtype=acc), torch.empty(features, dtype=acc)
+    task.grad_weight, task.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
+    return task, (grad_x, grad_weight, grad_bias), acc, kept
 
-    def vectors(self, weight: Tensor | None, bias: Tensor | None) -> None:
-        """Hand over γ and β."""
-        task, dtype = self.task, self.dtype
-        if weight is not None:
-            weight = vector(weight, dtype)
-            self.kept.append(weight)
-            task.weight = pointer(weight)
-        if bias is not None:
-            bias = vector(bias, dtype)
-            self.kept.append(bias)
-            task.bias = pointer(bias)
 
-    def statistic(self, name: str, value: Tensor | None) -> None:
-        """Hand over a (C,) statistic."""
-        if value is not None:
-            value = vector(value, self.dtype)
-            self.kept.append(value)
-            setattr(self.task, name, pointer(value))
-
-    def empty(self, *shape: int) -> Tensor:
-        """An output in the accumulation type."""
-        return torch.empty(shape, dtype=self.dtype)
+def _hand_over_mask(task: Task, padding_mask: Tensor, kept: list[Any]) -> None:
+    if not padding_mask.is_contiguous():
+        padding_mask = padding_mask.contiguous()
+        kept.append(padding_mask)
+    task.mask = padding_mask.data_ptr()

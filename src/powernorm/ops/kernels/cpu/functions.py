@@ -5,70 +5,15 @@ An output that the reference gives as an empty tensor is None here.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from powernorm.ops.kernels.cpu import tasks
-from powernorm.ops.kernels.cpu.calls import Call, absorb, run
+from powernorm.ops.kernels.cpu.calls import absorb, backward_task, forward_task, run, vector
 from powernorm.ops.kernels.cpu.tasks import FINISH, MEASURE, State
 from powernorm.ops.processes import all_reduce_sum
 
 _BOTH = MEASURE | FINISH
-
-
-def _like(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype)
-
-
-def _forward(
-    call: Call, x: Tensor, residual: Tensor | None, groups: int
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(y, total, scales), allocated and handed over."""
-    task = call.task
-    y = _like(x)
-    task.y = y.data_ptr()
-    total = scales = None
-    if residual is not None:
-        total = _like(x)
-        task.total = total.data_ptr()
-        call.matrix("residual", residual)
-    if groups:
-        scales = call.empty(task.tokens, groups)
-        task.scales = scales.data_ptr()
-    return y, total, scales
-
-
-def _backward(
-    call: Call,
-    inputs: Tensor,
-    grad_y: Tensor,
-    grad_total: Tensor | None,
-    affine: bool = True,
-) -> tuple[Tensor, Any, Any]:
-    """(grad_x, grad_weight, grad_bias), allocated and handed over."""
-    task = call.task
-    call.matrix("grad_y", grad_y)
-    call.matrix("grad_total", grad_total)
-    grad_x = _like(inputs)
-    task.grad_x = grad_x.data_ptr()
-    if not affine:
-        return grad_x, None, None
-    grad_weight, grad_bias = call.empty(task.features), call.empty(task.features)
-    task.grad_weight, task.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
-    return grad_x, grad_weight, grad_bias
-
-
-def _scaled(call: Call, scales: Tensor | None) -> None:
-    """Hand over GroupScaling's factors of the forward."""
-    if scales is not None and scales.numel():
-        call.task.groups = scales.shape[-1]
-        call.task.scales = scales.data_ptr()
-
-
-def _wide(rows: int, features: int) -> Tensor:
-    return torch.empty((rows, features), dtype=torch.float64)
 
 
 def batch_norm(
@@ -88,15 +33,16 @@ def batch_norm(
     """As `reference.batch.batch_norm`."""
     centered = running_mean is not None
     flags = centered * tasks.CENTERED | floor * tasks.FLOOR
-    call = Call(x, flags | _BOTH, eps, groups)
-    task = call.task
-    y, total, scales = _forward(call, x, residual, groups)
-    call.mask(padding_mask)
-    call.vectors(weight, bias)
-    call.statistic("mean", running_mean)
-    call.statistic("var", running_var)
-    call.statistic("limits", limits)
-    statistics, sums = call.empty(6, task.features), _wide(3, task.features)
+    task, y, total, scales, acc, kept = forward_task(
+        x, residual, padding_mask, weight, bias, groups, flags | _BOTH, eps
+    )
+    if running_mean is not None:
+        task.mean = vector(running_mean, acc, kept)
+    task.var = vector(running_var, acc, kept)
+    if limits is not None:
+        task.limits = vector(limits, acc, kept)
+    statistics = torch.empty((6, task.features), dtype=acc)
+    sums = torch.empty((3, task.features), dtype=torch.float64)
     task.statistics, task.sums = statistics.data_ptr(), sums.data_ptr()
     if group_name:
         task.flags = flags | MEASURE
@@ -123,16 +69,14 @@ def batch_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.batch.batch_norm_backward`."""
     flags = centered * tasks.CENTERED | floor * tasks.FLOOR
-    call = Call(inputs, flags | _BOTH, eps, 0)
-    task = call.task
-    grads = _backward(call, inputs, grad_y, grad_total)
-    call.mask(padding_mask)
-    call.vectors(weight, None)
-    _scaled(call, scales)
-    call.statistic("grad_statistics", grad_statistics)
+    task, grads, acc, kept = backward_task(
+        inputs, grad_y, grad_total, padding_mask, weight, scales, flags | _BOTH, eps
+    )
+    if grad_statistics is not None:
+        task.grad_statistics = vector(grad_statistics, acc, kept)
     task.statistics = statistics.data_ptr()
     if group_name:
-        sums = _wide(4, task.features)
+        sums = torch.empty((4, task.features), dtype=torch.float64)
         task.flags, task.sums = flags | MEASURE, sums.data_ptr()
         run(tasks.BATCH_NORM_BACKWARD, task)
         merged = all_reduce_sum(sums, group_name)
@@ -158,15 +102,14 @@ def power_norm(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
     """As `reference.power.power_norm`."""
     flags = use_batch * tasks.USE_BATCH | released * tasks.RELEASED
-    call = Call(x, flags | _BOTH, eps, groups)
-    task = call.task
-    y, total, scales = _forward(call, x, residual, groups)
-    call.mask(padding_mask)
-    call.vectors(weight, bias)
-    call.statistic("var", second_moment)
-    call.statistic("gradient_moment", gradient_moment)
+    task, y, total, scales, acc, kept = forward_task(
+        x, residual, padding_mask, weight, bias, groups, flags | _BOTH, eps
+    )
+    task.var = vector(second_moment, acc, kept)
+    task.gradient_moment = vector(gradient_moment, acc, kept)
     task.max_ratio = max_ratio
-    statistics, sums = call.empty(3, task.features), _wide(2, task.features)
+    statistics = torch.empty((3, task.features), dtype=acc)
+    sums = torch.empty((2, task.features), dtype=torch.float64)
     task.statistics, task.sums = statistics.data_ptr(), sums.data_ptr()
     if group_name and (use_batch or released or max_ratio):
         task.flags = flags | MEASURE
@@ -189,13 +132,11 @@ def power_norm_backward(
     released: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `reference.power.power_norm_backward`."""
-    call = Call(inputs, released * tasks.RELEASED | _BOTH, 0.0, 0)
-    task = call.task
-    grads = _backward(call, inputs, grad_y, grad_total)
-    call.mask(padding_mask)
-    call.vectors(weight, None)
-    _scaled(call, scales)
-    carried = _wide(5, task.features)
+    flags = released * tasks.RELEASED | _BOTH
+    task, grads, _, _kept = backward_task(
+        inputs, grad_y, grad_total, padding_mask, weight, scales, flags, 0.0
+    )
+    carried = torch.empty((5, task.features), dtype=torch.float64)
     task.statistics, task.sums = statistics.data_ptr(), sums.data_ptr()
     task.carried = carried.data_ptr()
     run(tasks.POWER_NORM_BACKWARD, task)
@@ -216,12 +157,11 @@ def token_norm(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """As `reference.token.token_norm`."""
     flags = centered * tasks.CENTERED | released * tasks.RELEASED
-    call = Call(x, flags | _BOTH, eps, groups)
-    task = call.task
-    y, total, _ = _forward(call, x, residual, 0)
-    call.vectors(weight, bias)
-    task.scale, task.k = scale, k
-    statistics = call.empty(2, task.tokens, groups)
+    task, y, total, _, acc, _kept = forward_task(
+        x, residual, None, weight, bias, 0, flags | _BOTH, eps
+    )
+    task.groups, task.scale, task.k = groups, scale, k
+    statistics = torch.empty((2, task.tokens, groups), dtype=acc)
     task.scales = statistics.data_ptr()
     run(tasks.TOKEN_NORM, task)
     return y, total, statistics
@@ -244,11 +184,10 @@ def token_norm_backward(
     """As `reference.token.token_norm_backward`."""
     flags = centered * tasks.CENTERED | released * tasks.RELEASED
     flags |= detach_mean * tasks.DETACH_MEAN | detach_std * tasks.DETACH_STD
-    call = Call(inputs, flags | _BOTH, 0.0, statistics.shape[-1])
-    task = call.task
-    grads = _backward(call, inputs, grad_y, grad_total, affine)
-    call.vectors(weight, None)
-    task.scale, task.k = scale, k
+    task, grads, _, _kept = backward_task(
+        inputs, grad_y, grad_total, None, weight, None, flags | _BOTH, 0.0, affine
+    )
+    task.groups, task.scale, task.k = statistics.shape[-1], scale, k
     task.scales = statistics.data_ptr()
     run(tasks.TOKEN_NORM_BACKWARD, task)
     return grads
@@ -266,13 +205,13 @@ def static_norm(
     floor: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """As `reference.static.static_norm`."""
-    call = Call(x, floor * tasks.FLOOR | _BOTH, eps, groups)
-    task = call.task
-    y, total, scales = _forward(call, x, residual, groups)
-    call.vectors(weight, bias)
-    call.statistic("mean", mean)
-    call.statistic("var", var)
-    statistics = call.empty(2, task.features)
+    task, y, total, scales, acc, kept = forward_task(
+        x, residual, None, weight, bias, groups, floor * tasks.FLOOR | _BOTH, eps
+    )
+    if mean is not None:
+        task.mean = vector(mean, acc, kept)
+    task.var = vector(var, acc, kept)
+    statistics = torch.empty((2, task.features), dtype=acc)
     task.statistics = statistics.data_ptr()
     run(tasks.STATIC_NORM, task)
     return y, total, scales, statistics
@@ -287,11 +226,9 @@ def static_norm_backward(
     statistics: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.static.static_norm_backward`."""
-    call = Call(inputs, _BOTH, 0.0, 0)
-    task = call.task
-    grads = _backward(call, inputs, grad_y, grad_total)
-    call.vectors(weight, None)
-    _scaled(call, scales)
+    task, grads, _, _kept = backward_task(
+        inputs, grad_y, grad_total, None, weight, scales, _BOTH, 0.0
+    )
     task.statistics = statistics.data_ptr()
     run(tasks.STATIC_NORM_BACKWARD, task)
     return grads

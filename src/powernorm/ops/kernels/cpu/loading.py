@@ -32,6 +32,12 @@ class Library:
         name: bytes = self.functions.powernorm_instruction_set()
         return name.decode()
 
+    @property
+    def uses_openmp(self) -> bool:
+        """Do the kernels use several threads?"""
+        assert self.functions is not None
+        return bool(self.functions.powernorm_uses_openmp())
+
 
 @cache
 def load_library() -> Library:

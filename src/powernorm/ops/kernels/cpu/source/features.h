@@ -35,13 +35,15 @@ inline View<A> bias_of(const PowernormTask& task) {
   return {static_cast<const A*>(task.bias), 0};
 }
 
-inline bool has(const PowernormTask& task, int64_t flag) { return (task.flags & flag) != 0; }
+// In the type itself: the compiler makes vectors of it.
+inline float root(float v) { return __builtin_sqrtf(v); }
+inline double root(double v) { return __builtin_sqrt(v); }
 
 template <class A>
 inline A reciprocal_root(A second_moment, const PowernormTask& task) {
   const A eps = static_cast<A>(task.eps);
-  if (has(task, kFloor)) return 1 / A(sqrt(second_moment < eps ? eps : second_moment));
-  return 1 / A(sqrt(second_moment + eps));
+  if (has(task, kFloor)) return 1 / root(second_moment < eps ? eps : second_moment);
+  return 1 / root(second_moment + eps);
 }
 
 template <class A>

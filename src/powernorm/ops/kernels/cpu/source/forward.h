@@ -34,7 +34,7 @@ struct ForwardPass {
 
   // Adds the residual and computes GroupScaling's factors.
   template <int R>
-  void prepare(RowCount<R>, const int64_t* rows) const {
+  void prepare(RowCount<R> count, const int64_t* rows) const {
     const int64_t size = task.features / task.groups;
     for (int64_t g = 0; g < task.groups; ++g) {
       RowSum<A> squares[R];
@@ -42,6 +42,7 @@ struct ForwardPass {
         using L = decltype(lanes);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
+          ask_for(row_of(task.x, task.x_stride, count.next[r]) + c, false);
           auto h = L::load(row_of(task.x, task.x_stride, rows[r]) + c);
           if (task.residual) {
             h = h + L::load(row_of(task.residual, task.residual_stride, rows[r]) + c);
@@ -63,11 +64,14 @@ struct ForwardPass {
   template <Pass P, bool Grouped, bool Add, int R>
   void run(RowCount<R> count, const int64_t* rows, FeatureSums<A>* sums) const {
     const bool from_total = task.residual && !Add;
-    const T *x[R], *residual[R];
+    const bool streams = has(task, kStream);
+    const T *x[R], *ahead[R], *residual[R];
     T *y[R], *total[R];
     for (int r = 0; r < R; ++r) {
-      x[r] = from_total ? static_cast<const T*>(task.total) + rows[r] * task.features
-                        : row_of(task.x, task.x_stride, rows[r]);
+      const void* source = from_total ? task.total : task.x;
+      const int64_t stride = from_total ? task.features : task.x_stride;
+      x[r] = row_of(source, stride, rows[r]);
+      ahead[r] = row_of(source, stride, count.next[r]);
       residual[r] = Add ? row_of(task.residual, task.residual_stride, rows[r]) : nullptr;
       total[r] = Add ? static_cast<T*>(task.total) + rows[r] * task.features : nullptr;
       y[r] = writes(P) ? static_cast<T*>(task.y) + rows[r] * task.features : nullptr;
@@ -100,6 +104,7 @@ struct ForwardPass {
         }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
+          if constexpr (!Grouped) ask_for(ahead[r] + c, writes(P) && streams);
           V h = L::load(x[r] + c);
           if constexpr (Add) {
             h = rounded<T>(lanes, h + L::load(residual[r] + c));
@@ -112,13 +117,12 @@ struct ForwardPass {
             second += d * d;
           }
           if constexpr (P == Pass::kSquares || P == Pass::kScaleAndSquares) second += h * h;
-          if constexpr (writes(P)) L::store(y[r] + c, d * steep + above);
+          if constexpr (writes(P)) put(lanes, y[r] + c, d * steep + above, streams);
         }
         if constexpr (P == Pass::kMoments) L::store(firsts + c, first);
         if constexpr (P != Pass::kPrepare && P != Pass::kScale) L::store(seconds + c, second);
       });
     }
-    (void)count;
   }
 
   // The same after what the first pass has to do.
@@ -136,7 +140,7 @@ struct ForwardPass {
 
   // h of one row as it is normalised, for the first shift.
   void start_shift(int64_t row, FeatureSums<A>& sums) const {
-    dispatch<Pass::kPrepare>(RowCount<1>{}, &row, nullptr);
+    dispatch<Pass::kPrepare>(RowCount<1>{&row}, &row, nullptr);
     const T* h = task.residual ? static_cast<const T*>(task.total) + row * task.features
                                : row_of(task.x, task.x_stride, row);
     const int64_t size = task.groups ? task.features / task.groups : 1;
@@ -239,6 +243,7 @@ inline void run_pass(const ForwardPass<T>& pass, bool backwards,
     FeatureSums<A> sums{};
     if (memory) sums = memory->of(thread);
     pass.template blocks<P>(share_of(blocks, thread, threads), backwards, &sums);
+    finish_streams();
     if (memory) memory->counts.data[thread] = sums.count;
   });
   if (!memory) return;

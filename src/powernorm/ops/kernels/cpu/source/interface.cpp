@@ -54,6 +54,16 @@ int64_t useful_threads(const PowernormTask& task) {
   return threads < 1 ? 1 : threads;
 }
 
+// Outputs from this many bytes on are written past the cache: with the input they would fill most
+// of what a core's neighbours leave of it. A constant, because what a virtual machine says of its
+// cache is often the host's.
+int64_t& stream_bytes() {
+  static int64_t bytes = 8 << 20;
+  return bytes;
+}
+
+int64_t bytes_of(int64_t type) { return type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 8; }
+
 bool fits(int operation, const PowernormTask& t) {
   if (operation < 0 || operation >= kNumOperations || t.type < 0 || t.type >= kNumTypes) return false;
   if (t.tokens < 0 || t.features < 1 || t.groups < 0 || t.threads < 1) return false;
@@ -87,37 +97,42 @@ bool fits(int operation, const PowernormTask& t) {
 template <class B>
 struct Running {
   const PowernormState& state;
-  bool nonfinite = false;
+  int nonfinite = 0;
+
+  template <class V>
+  static bool finite(V v) {
+    return v - v == 0;
+  }
 
   // Moves one feature of a buffer; a value that is not finite leaves it as it was.
   void move(void* buffer, int64_t c, double value, double weight) {
     B* place = static_cast<B*>(buffer) + c;
     // Finite in the buffer's own type, which may be the narrower one.
     const B moved = static_cast<B>(*place + weight * (value - *place));
-    if (isfinite(value) && isfinite(moved)) *place = moved;
-    nonfinite |= !isfinite(value);
+    const bool good = finite(value) & finite(moved);
+    *place = good ? moved : *place;
+    nonfinite |= !good;
   }
 
-  void mean_and_var(int64_t c, double size) {
+  void mean_and_var(int64_t c, double size, double share) {
     const double* sums = state.sums;
     // A second moment is a variance about 0, without a correction.
-    const double mean = state.kind == kMeanAndVar ? sums[state.features + c] / size : 0;
-    double var = sums[2 * state.features + c] / size - mean * mean;
+    const double mean = state.kind == kMeanAndVar ? sums[state.features + c] * share : 0;
+    double var = sums[2 * state.features + c] * share - mean * mean;
     if (var < 0) var = 0;
     if (state.unbiased && size > 1) var *= size / (size - 1);
     if (state.kind == kMeanAndVar) move(state.first, c, mean, state.momentum);
     move(state.second, c, var, state.momentum);
   }
 
-  void power(int64_t c, double size, double weight) {
+  void power(int64_t c, double share, double gradient_share, double weight) {
     const double* sums = state.sums;
     const int64_t n = state.features;
-    const double gradient_size = sums[2 * n + c] < 1 ? 1 : sums[2 * n + c];
-    double factor = 1 - state.backward_momentum * (sums[3 * n + c] / gradient_size);
+    double factor = 1 - state.backward_momentum * (sums[3 * n + c] * gradient_share);
     if (state.floored && factor < 0) factor = 0;
     const double old = static_cast<B*>(state.first)[c];
-    const double value = old * factor + state.backward_momentum * (sums[4 * n + c] / gradient_size);
-    move(state.second, c, sums[n + c] / size, weight);
+    const double value = old * factor + state.backward_momentum * (sums[4 * n + c] * gradient_share);
+    move(state.second, c, sums[n + c] * share, weight);
     move(state.first, c, value, 1);
   }
 
@@ -129,15 +144,15 @@ struct Running {
       weight = 1.0 / static_cast<double>(*state.num_batches_tracked + 1 -
                                          *state.num_nonfinite_batches);
     }
-    for (int64_t c = 0; c < state.features; ++c) {
-      if (state.kind == kPower) {
-        power(c, count, weight);
-      } else {
-        mean_and_var(c, count);
-      }
+    if (state.kind == kPower) {
+      const double size = state.sums[2 * state.features];
+      const double gradient_share = 1 / (size < 1 ? 1 : size);
+      for (int64_t c = 0; c < state.features; ++c) power(c, 1 / count, gradient_share, weight);
+    } else {
+      for (int64_t c = 0; c < state.features; ++c) mean_and_var(c, count, 1 / count);
     }
     *state.num_batches_tracked += 1;
-    *state.num_nonfinite_batches += nonfinite;
+    *state.num_nonfinite_batches += nonfinite != 0;
   }
 };
 
@@ -149,6 +164,8 @@ __attribute__((visibility("default"))) int powernorm_run(int operation, const Po
   if (!given || !fits(operation, *given)) return kBadArgument;
   PowernormTask task = *given;
   task.threads = useful_threads(task);
+  task.flags &= ~static_cast<int64_t>(kStream);
+  if (task.tokens * task.features * bytes_of(task.type) >= stream_bytes()) task.flags |= kStream;
   return chosen_table()->functions[operation][task.type](&task);
 }
 
@@ -190,6 +207,11 @@ __attribute__((visibility("default"))) int powernorm_use_instruction_set(const c
     if (table == best) break;
   }
   return 0;
+}
+
+// For tests and measurements: write past the cache from this many bytes on.
+__attribute__((visibility("default"))) void powernorm_set_stream_bytes(int64_t bytes) {
+  stream_bytes() = bytes < 1 ? 1 : bytes;
 }
 
 __attribute__((visibility("default"))) int powernorm_uses_openmp(void) {

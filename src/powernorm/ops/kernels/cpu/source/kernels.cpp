@@ -28,6 +28,7 @@ int token_norm(const PowernormTask* given) {
       const BlockRows block(nullptr, i, task.tokens);
       for_rows(block.valid, block.num_valid, rows);
     }
+    finish_streams();
   });
   return kDone;
 }
@@ -55,6 +56,7 @@ int token_norm_backward(const PowernormTask* given) {
                [&](auto count, const int64_t* which) { rows(count, which, &sums); });
       if (affine) pass.flush(sums, sums.product);
     }
+    finish_streams();
   });
   if (!affine) return kDone;
   add_threads(memory, n, threads);
@@ -66,7 +68,16 @@ int token_norm_backward(const PowernormTask* given) {
   return kDone;
 }
 
-#define POWERNORM_TYPES(f) {f<float>, f<bfloat16>, f<double>}
+// Leaves the request to write past the cache standing only where the addresses allow it.
+template <int (*F)(const PowernormTask*), class T>
+int checked(const PowernormTask* given) {
+  PowernormTask task = *given;
+  const void* output = task.grad_x ? task.grad_x : task.y;
+  if (!can_stream<T>(output, task.features)) task.flags &= ~static_cast<int64_t>(kStream);
+  return F(&task);
+}
+
+#define POWERNORM_TYPES(f) {checked<f<float>, float>, checked<f<bfloat16>, bfloat16>, checked<f<double>, double>}
 #define POWERNORM_TEXT(x) #x
 #define POWERNORM_NAME(x) POWERNORM_TEXT(x)
 #define POWERNORM_JOIN(a, b) a##b

@@ -6,6 +6,9 @@
 #pragma once
 
 #include <math.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,6 +61,12 @@ struct Single {
     }
   }
   static A sum(A v) { return v; }
+
+  // Past the caches where that is possible; here, it is not.
+  template <class T>
+  static void stream(T* p, A v) {
+    store(p, v);
+  }
 };
 
 template <class A>
@@ -109,7 +118,68 @@ struct Vector {
     for (int i = 0; i < width; ++i) total += v[i];
     return total;
   }
+
+  // A store past the caches: the line need not be read first, and pushes nothing out. The address
+  // must be a multiple of the bytes that are stored.
+  template <class T>
+  static void stream(T* p, value v) {
+    alignas(kVectorBytes) T slot[width];
+    store(slot, v);
+    constexpr int bytes = width * sizeof(T);
+#if defined(__AVX512F__)
+    if constexpr (bytes == 64) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(p), _mm512_load_si512(slot));
+      return;
+    }
+#endif
+#if defined(__AVX2__)
+    if constexpr (bytes == 32) {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(p),
+                          _mm256_load_si256(reinterpret_cast<const __m256i*>(slot)));
+      return;
+    }
+#endif
+#if defined(__SSE2__)
+    if constexpr (bytes == 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p),
+                       _mm_load_si128(reinterpret_cast<const __m128i*>(slot)));
+      return;
+    }
+#endif
+    memcpy(p, slot, bytes);
+  }
 };
+
+// Can rows that begin here be written by `stream`?
+template <class T>
+inline bool can_stream(const void* begin, int64_t features) {
+  const int bytes = Vector<typename Accumulator<T>::type>::width * sizeof(T);
+  return reinterpret_cast<uintptr_t>(begin) % bytes == 0 && features * sizeof(T) % bytes == 0;
+}
+
+inline void finish_streams() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+template <class L, class T, class V>
+inline void put(L, T* p, V v, bool streams) {
+  if (streams) {
+    L::stream(p, v);
+  } else {
+    L::store(p, v);
+  }
+}
+
+// Asks for a line ahead of its use; `once` keeps it out of the way of what is used again.
+inline void ask_for(const void* p, bool once) {
+  if (once) {
+    __builtin_prefetch(p, 0, 0);
+  } else {
+    __builtin_prefetch(p, 0, 3);
+  }
+}
 
 // Calls `body.template at<Lanes>(c)` for the features [begin, end).
 template <class A, class Body>

@@ -56,14 +56,19 @@ int power_norm(const PowernormTask* given) {
   }
   A* statistics = static_cast<A*>(task.statistics);
   const View<A> weight = weight_of<A>(task), bias = bias_of<A>(task);
+  const A *running = static_cast<const A*>(task.var), eps = static_cast<A>(task.eps);
+  A *forward = statistics + kForwardScale * n, *backward = statistics + kBackwardScale * n;
+  memcpy(statistics + kGradientMoment * n, task.gradient_moment, n * sizeof(A));
+  if (two_passes) {
+    for (int64_t c = 0; c < n; ++c) choose_moments(task, c, forward[c], backward[c]);
+    for (int64_t c = 0; c < n; ++c) backward[c] = 1 / root(backward[c] + eps);
+    for (int64_t c = 0; c < n; ++c) forward[c] = 1 / root(forward[c] + eps);
+  } else {
+    for (int64_t c = 0; c < n; ++c) forward[c] = 1 / root(running[c] + eps);
+    memcpy(backward, forward, n * sizeof(A));
+  }
   for (int64_t c = 0; c < n; ++c) {
-    A used, for_gradient;
-    choose_moments(task, c, used, for_gradient);
-    const A rstd = reciprocal_root(used, task);
-    statistics[kForwardScale * n + c] = rstd;
-    statistics[kBackwardScale * n + c] = reciprocal_root(for_gradient, task);
-    statistics[kGradientMoment * n + c] = static_cast<const A*>(task.gradient_moment)[c];
-    slope[c] = rstd * weight[c];
+    slope[c] = forward[c] * weight[c];
     offset[c] = bias[c];
   }
   if (two_passes) {

@@ -17,6 +17,8 @@ constexpr int kRows = 4;
 // Float sums are flushed to double after this many rows: their error stays that of a short sum.
 constexpr int64_t kBlock = 64;
 
+inline bool has(const PowernormTask& task, int64_t flag) { return (task.flags & flag) != 0; }
+
 inline int64_t count_blocks(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
 
 // Runs body(thread) on each of `threads` threads; without OpenMP one after the other.
@@ -67,14 +69,17 @@ struct BlockRows {
 template <int R>
 struct RowCount {
   static constexpr int value = R;
+  const int64_t* next;  // the rows after these, or these again
 };
 
-// Calls body(RowCount<R>, rows) for groups of four rows, then of one.
+// Calls body(RowCount<R>, rows) for groups of four rows, then of one; or of one throughout.
 template <class Body>
-inline void for_rows(const int64_t* rows, int count, Body&& body) {
+inline void for_rows(const int64_t* rows, int count, Body&& body, bool one_by_one = false) {
   int i = 0;
-  for (; i + kRows <= count; i += kRows) body(RowCount<kRows>{}, rows + i);
-  for (; i < count; ++i) body(RowCount<1>{}, rows + i);
+  for (; !one_by_one && i + kRows <= count; i += kRows) {
+    body(RowCount<kRows>{i + 2 * kRows <= count ? rows + i + kRows : rows + i}, rows + i);
+  }
+  for (; i < count; ++i) body(RowCount<1>{rows + i}, rows + i);
 }
 
 // Memory that is freed at the end of the scope; check `data` before use.

@@ -18,6 +18,7 @@ enum PowernormFlags {
   kDetachMean = 16,
   kDetachStd = 32,
   kMeasure = 64,   // compute the sums over the tokens
+  kStream = 256,   // the output is too large for the cache: write past it (set by the library)
   kFinish = 128,   // the sums are there (of all processes): compute what follows from them
 };
 

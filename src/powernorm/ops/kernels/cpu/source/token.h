@@ -16,8 +16,9 @@ struct TokenForward {
 
   template <int R>
   void operator()(RowCount<R> count, const int64_t* rows) const {
-    const T* h[R];
+    const T *h[R], *ahead[R];
     for (int r = 0; r < R; ++r) {
+      ahead[r] = static_cast<const T*>(task.x) + count.next[r] * task.x_stride;
       h[r] = task.residual ? static_cast<const T*>(task.total) + rows[r] * task.features
                            : static_cast<const T*>(task.x) + rows[r] * task.x_stride;
     }
@@ -25,7 +26,7 @@ struct TokenForward {
     const int64_t size = task.features / task.groups;
     for (int64_t g = 0; g < task.groups; ++g) {
       A mean[R], scale[R];
-      measure(count, h, g * size, (g + 1) * size, mean, scale);
+      measure(count, h, ahead, g * size, (g + 1) * size, mean, scale);
       A* means = static_cast<A*>(task.scales) + g;
       A* scales = means + task.tokens * task.groups;
       for (int r = 0; r < R; ++r) {
@@ -56,15 +57,19 @@ struct TokenForward {
   }
 
   template <int R>
-  void measure(RowCount<R>, const T* const* h, int64_t begin, int64_t end, A* mean,
-               A* scale) const {
+  void measure(RowCount<R>, const T* const* h, const T* const* ahead, int64_t begin, int64_t end,
+               A* mean, A* scale) const {
+    const bool once = has(task, kStream);
     const A size = static_cast<A>(end - begin);
     for (int r = 0; r < R; ++r) mean[r] = 0;
     if (task.flags & kCentered) {
       RowSum<A> sums[R];
       for_features<A>(begin, end, [&](auto lanes, int64_t c) {
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) sums[r].add(lanes, decltype(lanes)::load(h[r] + c));
+        for (int r = 0; r < R; ++r) {
+          ask_for(ahead[r] + c, once);
+          sums[r].add(lanes, decltype(lanes)::load(h[r] + c));
+        }
       });
       for (int r = 0; r < R; ++r) mean[r] = sums[r].total() / size;
     }
@@ -72,6 +77,7 @@ struct TokenForward {
     for_features<A>(begin, end, [&](auto lanes, int64_t c) {
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
+        if (!(task.flags & kCentered)) ask_for(ahead[r] + c, once);
         auto d = decltype(lanes)::load(h[r] + c) - mean[r];
         squares[r].add(lanes, d * d);
       }
@@ -105,7 +111,7 @@ struct TokenForward {
         V v = (L::load(h[r] + c) - mean[r]) * scale[r];
         if constexpr (Adaptive) v = v * (factor - factor * k * v);
         if constexpr (Affine) v = v * steep + above;
-        L::store(y[r] + c, v);
+        put(lanes, y[r] + c, v, has(task, kStream));
       }
     });
   }
@@ -122,6 +128,7 @@ struct TokenBackward {
   template <bool Adaptive, bool Affine, int R>
   void run(RowCount<R> count, const int64_t* rows, ProductSums<A>* sums) const {
     const auto p = rows_of.template pointers<R>(rows);
+    const auto ahead = rows_of.template pointers<R>(count.next);
     const int64_t size = task.features / task.groups;
     for (int64_t g = 0; g < task.groups; ++g) {
       const A* means = static_cast<const A*>(task.scales) + g;
@@ -131,7 +138,7 @@ struct TokenBackward {
         mean[r] = means[rows[r] * task.groups];
         scale[r] = scales[rows[r] * task.groups];
       }
-      measure<Adaptive, Affine>(count, p, sums, g * size, (g + 1) * size, mean, scale, constant,
+      measure<Adaptive, Affine>(count, p, ahead, sums, g * size, (g + 1) * size, mean, scale, constant,
                                 along);
       if (task.grad_total) {
         write<Adaptive, Affine, true>(count, p, g * size, (g + 1) * size, mean, scale, constant,
@@ -145,8 +152,9 @@ struct TokenBackward {
 
   // Row sums that the gradient needs: what is constant over the group, and what goes along h - mean.
   template <bool Adaptive, bool Affine, int R, class P>
-  void measure(RowCount<R>, const P& p, ProductSums<A>* sums, int64_t begin, int64_t end,
-               const A* mean, const A* scale, A* constant, A* along) const {
+  void measure(RowCount<R>, const P& p, const P& ahead, ProductSums<A>* sums, int64_t begin,
+               int64_t end, const A* mean, const A* scale, A* constant, A* along) const {
+    const bool once = has(task, kStream);
     const A factor = static_cast<A>(task.scale), k = static_cast<A>(task.k);
     const A* const weight = this->weight;
     A* const grads = sums->short_grad;
@@ -163,6 +171,8 @@ struct TokenBackward {
       }
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
+        ask_for(ahead.x[r] + c, once);
+        ask_for(ahead.grad_y[r] + c, once);
         V y = (L::load(p.x[r] + c) - mean[r]) * scale[r];
         V gy = L::load(p.grad_y[r] + c), t = gy;
         if constexpr (Adaptive) t = t * (factor - factor * k * y);
@@ -222,7 +232,7 @@ struct TokenBackward {
         if constexpr (Affine) t = t * steep;
         V back = (t - constant[r] - y * along[r]) * scale[r];
         if constexpr (Stream) back += L::load(p.grad_total[r] + c);
-        L::store(p.grad_x[r] + c, back);
+        put(lanes, p.grad_x[r] + c, back, has(task, kStream));
       }
     });
   }

@@ -1,0 +1,65 @@
+"""Results in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from powernorm.benchmarking.rows import Row
+from powernorm.benchmarking.targets import Outcome, mask_costs
+
+
+def print_case(console: Console, rows: Sequence[Row]) -> None:
+    """One case: every provider, fastest first."""
+    first = rows[0]
+    padding = f", {first.padding:.0%} padding" if first.padding else ""
+    title = f"{first.tokens}×{first.features} {first.dtype}{padding}, {first.direction}"
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    table.add_column("provider", no_wrap=True)
+    for heading in ("µs", "quartiles", "/ LayerNorm", "GB/s", "of copy"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in sorted(rows, key=lambda r: r.median_us):
+        table.add_row(
+            row.provider,
+            f"{row.median_us:.0f}",
+            f"{row.lower_us:.0f}-{row.upper_us:.0f}",
+            f"{row.ratio:.2f}",
+            f"{row.gigabytes_per_second:.1f}",
+            f"{row.share_of_copy:.0%}",
+        )
+    console.print(table)
+    console.print()
+
+
+_LABELS: Final = {"forward+backward": "fwd+bwd", "evaluation": "eval", "forward": "fwd"}
+
+
+def print_targets(console: Console, found: Sequence[Outcome], rows: Sequence[Row]) -> None:
+    """Which of the project's targets were met."""
+    if not found:
+        return
+    table = Table(title="targets", box=None, pad_edge=False, title_justify="left")
+    table.add_column("norm", no_wrap=True)
+    table.add_column("case", no_wrap=True)
+    table.add_column("against", no_wrap=True)
+    for heading in ("limit", "found", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for outcome in found:
+        row = outcome.row
+        mask = f" {row.padding:.0%} pad" if row.padding else ""
+        dtype = {"float32": "f32", "bfloat16": "bf16"}.get(row.dtype, row.dtype)
+        case = f"{row.tokens}×{row.features} {dtype}{mask} {_LABELS[row.direction]}"
+        verdict = "met" if outcome.met else "missed"
+        numbers = (f"{outcome.target.limit:.2f}", f"{outcome.ratio:.2f}")
+        table.add_row(row.norm, case, outcome.target.rival, *numbers, verdict)
+    console.print(table)
+    missed = [outcome for outcome in found if not outcome.met]
+    console.print(f"{len(found) - len(missed)} of {len(found)} met")
+    costs = [cost for row, cost in mask_costs(rows) if row.backend == "cpu"]
+    if costs:
+        console.print(
+            f"a padding mask: {min(costs) - 1:+.0%} to {max(costs) - 1:+.0%} of the time without"
+        )

@@ -1,0 +1,208 @@
+"""BatchNorm, PowerNormV and BatchRenorm: two passes each way, a finishing program between them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from powernorm.ops.kernels.triton.device.backward import batch_gradient_kernel, batch_sums_kernel
+from powernorm.ops.kernels.triton.device.finish import batch_statistics_kernel
+from powernorm.ops.kernels.triton.device.forward import measure_kernel, normalize_kernel
+from powernorm.ops.kernels.triton.device.gradients import batch_gradients_kernel
+from powernorm.ops.kernels.triton.launch import (
+    Plan,
+    accumulators,
+    finishing_plan,
+    launch,
+    like,
+    mask_rows,
+    optional_rows,
+    plan,
+    rows_of,
+    scales_for,
+    vector,
+)
+from powernorm.ops.kernels.triton.static import groups_of
+from powernorm.ops.processes import all_reduce_sum
+from powernorm.ops.reference.batch import BatchNormOutput
+
+
+class Measured(NamedTuple):
+    """What a measuring pass leaves."""
+
+    inputs: Tensor
+    """What is normalised: x, or the sum with the residual."""
+    total: Tensor
+    scales: Tensor
+    partials: Tensor
+    """Each program's part of the statistics, flat."""
+    tiling: Plan
+    y: Tensor | None
+    """The output; None where a second pass makes it."""
+
+
+def measure(
+    x: Tensor,
+    residual: Tensor | None,
+    padding_mask: Tensor | None,
+    groups: int,
+    eps: float,
+    centered: bool,
+    normalize: tuple[Tensor | None, Tensor | None, Tensor] | None = None,
+) -> Measured:
+    """One pass over x that measures, and normalises where the divisor is known.
+
+    Args:
+        x: (..., C).
+        residual: added to x first.
+        padding_mask: True = padding.
+        groups: GroupScaling first; 0 leaves it out.
+        eps: added inside the roots.
+        centered: mean and variance rather than the sum of squares.
+        normalize: (γ, β, ψ²) to divide by ψ in the same pass.
+    """
+    rows, stride = rows_of(x)
+    added, added_stride = optional_rows(residual)
+    weight, bias, moment = (None, None, None) if normalize is None else map(vector, normalize)
+    total = None if residual is None else like(x)
+    scales = scales_for(x, rows.shape[0], groups)
+    y = None if normalize is None else like(x)
+    fitting = 5 - centered - (centered and padding_mask is not None)
+    tiling = plan(x, rows.shape[0], groups, 1 if total is None else 2, fitting)
+    quantities = 3 if centered else 1
+    # The last entries: how many tokens each program saw.
+    partials = accumulators(x, tiling.programs * (quantities * x.shape[-1] + 1))
+    launch(
+        measure_kernel, tiling, x.device,
+        rows, added, mask_rows(padding_mask), weight, bias, moment,
+        total, scales, y, partials, rows.shape[0], stride, added_stride, eps, CENTERED=centered,
+    )  # fmt: skip
+    inputs = x if total is None else total
+    total = x.new_empty(0) if total is None else total
+    return Measured(inputs, total, scales, partials, tiling, y)
+
+
+def normalize(
+    measured: Measured,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    statistics: Tensor,
+    root_row: int,
+    centered: bool = False,
+    renorm: bool = False,
+) -> Tensor:
+    """The second pass: normalise what was measured.
+
+    Args:
+        measured: of `measure`.
+        weight: γ.
+        bias: β.
+        statistics: (·, C), the mean in row 0 if centred, r and d in rows 3 and 4.
+        root_row: the row of 1/σ.
+        centered: subtract the mean.
+        renorm: apply r and d.
+    """
+    rows, stride = rows_of(measured.inputs)
+    y = like(measured.inputs)
+    tiling = plan(measured.inputs, rows.shape[0], groups_of(measured.scales), 1, 8)
+    launch(
+        normalize_kernel, tiling, y.device,
+        rows, vector(weight), vector(bias), measured.scales, statistics, y, rows.shape[0], stride,
+        CENTERED=centered, RENORM=renorm, ROOT_ROW=root_row,
+    )  # fmt: skip
+    return y
+
+
+def batch_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    padding_mask: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor,
+    limits: Tensor | None,
+    groups: int,
+    eps: float,
+    floor: bool,
+    group_name: str,
+) -> BatchNormOutput:
+    """As `powernorm.ops.reference.batch.batch_norm`."""
+    centered = running_mean is not None
+    measured = measure(x, residual, padding_mask, groups, eps, centered)
+    features, programs = x.shape[-1], measured.tiling.programs
+    sums = torch.empty(3, features, dtype=torch.float64, device=x.device)
+    statistics = accumulators(x, 6, features)
+    running = (vector(running_mean), vector(running_var), vector(limits))
+    finishing = finishing_plan(features, programs)
+    constants = {"FLOOR": floor, "CENTERED": centered}
+
+    def finish(merged: Tensor | None, written: Tensor | None) -> None:
+        launch(
+            batch_statistics_kernel, finishing, x.device,
+            measured.partials, merged, *running, sums, written, programs, eps, **constants,
+        )  # fmt: skip
+
+    if group_name:
+        finish(None, None)
+        finish(all_reduce_sum(sums, group_name), statistics)
+    else:
+        finish(None, statistics)
+    y = normalize(measured, weight, bias, statistics, 2, centered, limits is not None)
+    return BatchNormOutput(y, measured.total, measured.scales, statistics, sums)
+
+
+def batch_norm_backward(
+    grad_y: Tensor,
+    grad_total: Tensor | None,
+    grad_statistics: Tensor | None,
+    inputs: Tensor,
+    padding_mask: Tensor | None,
+    weight: Tensor | None,
+    scales: Tensor,
+    statistics: Tensor,
+    eps: float,
+    floor: bool,
+    centered: bool,
+    group_name: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `powernorm.ops.reference.batch.batch_norm_backward`."""
+    rows, stride = rows_of(inputs)
+    grad, grad_stride = rows_of(grad_y)
+    mask = mask_rows(padding_mask)
+    features, groups = inputs.shape[-1], groups_of(scales)
+    tiling = plan(inputs, rows.shape[0], groups, 2, 4)
+    partials = accumulators(inputs, 2, tiling.programs, features)
+    launch(
+        batch_sums_kernel, tiling, inputs.device,
+        grad, rows, mask, scales, statistics, partials, rows.shape[0], grad_stride, stride,
+    )  # fmt: skip
+    grad_weight, grad_bias = accumulators(inputs, features), accumulators(inputs, features)
+    coefficients = accumulators(inputs, 3, features)
+    finishing = finishing_plan(features, tiling.programs)
+    given = None if grad_statistics is None else grad_statistics.contiguous()
+
+    def finish(merged: Tensor | None, sums: Tensor | None, written: Tensor | None) -> None:
+        launch(
+            batch_gradients_kernel, finishing, inputs.device,
+            partials, merged, vector(weight), statistics, given, grad_weight, grad_bias,
+            sums, written, tiling.programs, eps, FLOOR=floor, CENTERED=centered,
+        )  # fmt: skip
+
+    if group_name:
+        sums = accumulators(inputs, 4, features)
+        finish(None, sums, None)
+        finish(all_reduce_sum(sums, group_name), None, coefficients)
+    else:
+        finish(None, None, coefficients)
+    added, added_stride = optional_rows(grad_total)
+    grad_x = like(inputs)
+    tiling = plan(inputs, rows.shape[0], groups, 2 if added is None else 3, 4)
+    launch(
+        batch_gradient_kernel, tiling, inputs.device,
+        grad, added, rows, mask, scales, statistics, coefficients, grad_x,
+        rows.shape[0], grad_stride, added_stride, stride,
+    )  # fmt: skip
+    return grad_x, grad_weight, grad_bias

@@ -1,0 +1,1 @@
+"""What runs on the device: Triton programs, started by the functions one level up."""

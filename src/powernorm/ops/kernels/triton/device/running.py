@@ -1,0 +1,153 @@
+"""Running statistics move in place: one program each, because the counters wait for all features.
+
+A value that is not finite leaves its feature as it was; no valid token leaves everything.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _load(pointer, row, features, exists, FEATURES: tl.constexpr):
+    return tl.load(pointer + row * FEATURES + features, exists, other=0.0)
+
+
+@triton.jit
+def _most_tokens(sums_ptr, FEATURES: tl.constexpr, BLOCK_F: tl.constexpr):
+    """The number of valid tokens, the same for every feature."""
+    most = tl.zeros((BLOCK_F,), tl.float64)
+    for start in tl.range(0, FEATURES, BLOCK_F):
+        features = start + tl.arange(0, BLOCK_F)
+        most = tl.maximum(most, _load(sums_ptr, 0, features, features < FEATURES, FEATURES))
+    return tl.max(most, 0)
+
+
+@triton.jit
+def _is_finite(values):
+    # False for NaN too.
+    return tl.abs(values) < float("inf")
+
+
+@triton.jit
+def _move(buffer_ptr, value, weight, tokens, features, exists):
+    """Move a buffer towards float64 values; where were they not finite?"""
+    buffer = tl.load(buffer_ptr + features, exists, other=0.0)
+    weight = tl.full(features.shape, weight, buffer.dtype)
+    moved = buffer + weight * (value.to(buffer.dtype) - buffer)
+    finite = _is_finite(value) & _is_finite(moved)
+    present = (tl.zeros_like(value) + tokens) > 0
+    tl.store(buffer_ptr + features, moved, exists & finite & present)
+    return exists & (finite == 0)
+
+
+@triton.jit
+def _count(tracked_ptr, nonfinite_ptr, tracked, nonfinite, tokens, failures):
+    present = (tokens > 0).to(tl.int64)
+    failed = tl.max(failures, 0).to(tl.int64)
+    # The weight may depend on the counters: no thread writes them before all have read them.
+    tl.debug_barrier()
+    tl.store(tracked_ptr, tracked + present)
+    tl.store(nonfinite_ptr, nonfinite + present * failed)
+
+
+@triton.jit
+def centered_kernel(
+    mean_ptr,
+    var_ptr,
+    tracked_ptr,
+    nonfinite_ptr,
+    sums_ptr,
+    momentum: tl.float64,
+    CORRECT_BIAS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+):
+    """Running mean and variance from n, Σx, Σx²."""
+    tracked = tl.load(tracked_ptr)
+    nonfinite = tl.load(nonfinite_ptr)
+    tokens = _most_tokens(sums_ptr, FEATURES, BLOCK_F)
+    failures = tl.zeros((BLOCK_F,), tl.int32)
+    for start in tl.range(0, FEATURES, BLOCK_F):
+        features = start + tl.arange(0, BLOCK_F)
+        exists = features < FEATURES
+        count = _load(sums_ptr, 0, features, exists, FEATURES)
+        size = tl.maximum(count, 1.0)
+        mean = _load(sums_ptr, 1, features, exists, FEATURES) / size
+        var = _load(sums_ptr, 2, features, exists, FEATURES) / size - mean * mean
+        var = tl.where(var < 0, 0.0, var)
+        if CORRECT_BIAS:
+            var *= count / tl.maximum(count - 1.0, 1.0)
+        failed = _move(mean_ptr, mean, momentum, tokens, features, exists)
+        failed |= _move(var_ptr, var, momentum, tokens, features, exists)
+        failures |= failed.to(tl.int32)
+    _count(tracked_ptr, nonfinite_ptr, tracked, nonfinite, tokens, failures)
+
+
+@triton.jit
+def uncentered_kernel(
+    moment_ptr,
+    tracked_ptr,
+    nonfinite_ptr,
+    sums_ptr,
+    momentum: tl.float64,
+    FEATURES: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+):
+    """Running ψ² from n, 0, Σx²."""
+    tracked = tl.load(tracked_ptr)
+    nonfinite = tl.load(nonfinite_ptr)
+    tokens = _most_tokens(sums_ptr, FEATURES, BLOCK_F)
+    failures = tl.zeros((BLOCK_F,), tl.int32)
+    for start in tl.range(0, FEATURES, BLOCK_F):
+        features = start + tl.arange(0, BLOCK_F)
+        exists = features < FEATURES
+        size = tl.maximum(_load(sums_ptr, 0, features, exists, FEATURES), 1.0)
+        batch = _load(sums_ptr, 2, features, exists, FEATURES) / size
+        failures |= _move(moment_ptr, batch, momentum, tokens, features, exists).to(tl.int32)
+    _count(tracked_ptr, nonfinite_ptr, tracked, nonfinite, tokens, failures)
+
+
+@triton.jit
+def power_kernel(
+    second_ptr,
+    gradient_ptr,
+    tracked_ptr,
+    nonfinite_ptr,
+    sums_ptr,
+    momentum: tl.float64,
+    backward_momentum: tl.float64,
+    WARMUP: tl.constexpr,
+    FLOORED: tl.constexpr,
+    FEATURES: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+):
+    """ψ² and ν from n, Σx², n of the gradient sums, Σx̂², Σ g x̂."""
+    tracked = tl.load(tracked_ptr)
+    nonfinite = tl.load(nonfinite_ptr)
+    backward_momentum = tl.full((BLOCK_F,), backward_momentum, tl.float64)
+    tokens = _most_tokens(sums_ptr, FEATURES, BLOCK_F)
+    failures = tl.zeros((BLOCK_F,), tl.int32)
+    for start in tl.range(0, FEATURES, BLOCK_F):
+        features = start + tl.arange(0, BLOCK_F)
+        exists = features < FEATURES
+        size = tl.maximum(_load(sums_ptr, 0, features, exists, FEATURES), 1.0)
+        batch = _load(sums_ptr, 1, features, exists, FEATURES) / size
+        size = tl.maximum(_load(sums_ptr, 2, features, exists, FEATURES), 1.0)
+        gamma = _load(sums_ptr, 3, features, exists, FEATURES) / size
+        lambda_ = _load(sums_ptr, 4, features, exists, FEATURES) / size
+        factor = 1.0 - backward_momentum * gamma
+        if FLOORED:
+            factor = tl.where(factor < 0, 0.0, factor)
+        nu = tl.load(gradient_ptr + features, exists, other=0.0).to(tl.float64) * factor
+        nu += backward_momentum * lambda_
+        if WARMUP:
+            # Batches that were left out take no part, or the start value 1 would stay in the mean.
+            share = 1.0 / (tracked + 1 - nonfinite).to(tl.float64)
+            failed = _move(second_ptr, batch, share, tokens, features, exists)
+        else:
+            failed = _move(second_ptr, batch, momentum, tokens, features, exists)
+        failed |= _move(gradient_ptr, nu, 1.0, tokens, features, exists)
+        failures |= failed.to(tl.int32)
+    _count(tracked_ptr, nonfinite_ptr, tracked, nonfinite, tokens, failures)

@@ -1,0 +1,213 @@
+"""The Triton programs against the reference in float64: on a GPU, else under the interpreter."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from triton_cases import (
+    CHECKS,
+    DEVICE,
+    FLOATS,
+    Case,
+    check_batch,
+    check_power,
+    check_static,
+    check_token,
+    kernels,
+)
+
+from powernorm.ops.reference import state as running
+
+
+@pytest.fixture(autouse=True)
+def interpret_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: the interpreter, which cuts float32 to bfloat16 off where a GPU rounds."""
+    if DEVICE == "cuda":
+        return
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    cast = InterpreterBuilder.cast_impl
+
+    def rounding_cast(builder: Any, source: Any, target: Any) -> Any:
+        if (source.dtype.scalar, target.scalar) != (tl.float32, tl.bfloat16):
+            return cast(builder, source, target)
+        values = torch.from_numpy(np.ascontiguousarray(source.data))
+        return TensorHandle(values.bfloat16().view(torch.uint16).numpy(), target.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounding_cast)
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("check_op", CHECKS)
+def test_op(check_op: Callable[[Case], None], seed: int) -> None:
+    masks = {} if check_op in (check_batch, check_power) else {"mask": None}
+    check_op(Case(seed, **masks))
+
+
+@pytest.mark.parametrize("check_op", CHECKS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_wide_odd_rows(check_op: Callable[[Case], None], dtype: torch.dtype) -> None:
+    """513 features: several blocks of columns, or 3 groups of 171 in a tile of 4 x 256."""
+    for groups in (0, 3):
+        check_op(Case(7, dtype=dtype, width=513, tokens=9, groups=groups, mask=None))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_variance_of_offset_data(seed: int) -> None:
+    case = Case(
+        seed, dtype=torch.float32, offset=1e4, tokens=37, residual=False, groups=0,
+        mask=(None, "some")[seed % 2],
+    )  # fmt: skip
+    check_batch(case)
+
+
+def test_variance_of_offset_data_is_right() -> None:
+    case = Case(0, dtype=torch.float32, offset=1e4, tokens=37, width=64, residual=False, groups=0)
+    args = (case.x, None, None, None, None, case.mean, case.var, None, 0, 1e-5, False, "")
+    output = kernels.batch_norm(*args)
+    truth = case.x.double().var(0, correction=0)
+    torch.testing.assert_close(output.statistics[1].double(), truth, rtol=1e-4, atol=0)
+    mean = output.sums[1] / output.sums[0]
+    var = output.sums[2] / output.sums[0] - mean.square()
+    torch.testing.assert_close(var, truth, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("value", [float("inf"), 3e38])
+def test_nonfinite_data(value: float) -> None:
+    """One bad feature leaves the others right."""
+    case = Case(3, dtype=torch.float32, width=17, tokens=9, mask=None, residual=False, groups=0)
+    case.x[4, 5] = value
+    check_batch(case)
+    # PowerNorm's kernel derives Σ x̂² from Σ x², which is infinite here as well.
+    if value == float("inf"):
+        check_power(case)
+
+
+def test_expanded_and_transposed() -> None:
+    """Strides that no row stride describes, more than one leading dimension."""
+    case = Case(1, dtype=torch.float32, width=17, tokens=6, mask="some", residual=False, groups=0)
+    assert case.mask is not None
+    case.x = torch.randn(17, 2, 3, generator=case.generator).to(DEVICE).permute(1, 2, 0)
+    case.mask = case.mask.reshape(3, 2).t()
+    case.grad_y = torch.ones((), device=DEVICE).expand(2, 3, 17)
+    check_batch(case)
+    check_power(case)
+
+
+@pytest.mark.parametrize("check_op", [check_batch, check_power])
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_several_processes(
+    check_op: Callable[[Case], None], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums over a group replace this process's own where the reference's do."""
+    calls = []
+
+    def with_others(tensor: Tensor, group_name: str) -> Tensor:
+        calls.append((group_name, tuple(tensor.shape)))
+        if not group_name:
+            return tensor
+        # An uncentred norm has no second row, the other processes neither.
+        absent = torch.arange(tensor.shape[0], device=DEVICE) == 1
+        absent &= (tensor.shape[0] == 3) & (tensor[1] == 0).all()
+        return tensor + torch.where(absent, 0.0, 1.5).to(tensor.dtype).unsqueeze(1)
+
+    for name in ("batch", "power"):
+        for room in ("kernels.triton", "reference"):
+            module = importlib.import_module(f"powernorm.ops.{room}.{name}")
+            monkeypatch.setattr(module, "all_reduce_sum", with_others)
+    case = Case(seed)
+    case.group_name = "other processes"
+    check_op(case)
+    kinds = {kind: calls.count(kind) for kind in calls if kind[0]}
+    # The kernels, the eager reference and the one in float64: equally often.
+    assert all(number % 3 == 0 for number in kinds.values())
+
+
+UPDATES = (
+    ("absorb_centered", 2, 3, (0.1, False)),
+    ("absorb_centered", 2, 3, (0.1, True)),
+    ("absorb_uncentered", 1, 3, (0.3,)),
+    ("absorb_power", 2, 5, (False, 0.1, 0.2, False)),
+    ("absorb_power", 2, 5, (True, 0.1, 0.2, True)),
+)
+
+
+@pytest.mark.parametrize("kind", ["none", "one", "many", "infinite"])
+@pytest.mark.parametrize("width", [1, 17, 2500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("update", UPDATES)
+def test_update(kind: str, width: int, dtype: torch.dtype, update: Any) -> None:
+    name, buffers, rows, options = update
+    torch.manual_seed(width)
+    sums = torch.rand(rows, width, dtype=torch.float64) * 50
+    sums[0] = sums[2 if rows == 5 else 0] = {"none": 0, "one": 1}.get(kind, 40)
+    # Somewhere larger than 1/m_b, where the floor of ν's factor counts.
+    sums[3 if rows == 5 else 2] *= 40
+    if kind == "infinite":
+        sums[-1, 0] = sums[1, -1] = float("inf")
+        sums[-1, width // 2] = float("nan")
+    state = [torch.rand(width, dtype=dtype, device=DEVICE) for _ in range(buffers)]
+    state += [torch.tensor(value, device=DEVICE) for value in (7, 2)]
+    expected = [buffer.clone() for buffer in state]
+    with np.errstate(all="ignore"):
+        getattr(kernels, name)(*state, sums.to(DEVICE), *options)
+    getattr(running, name)(*expected, sums.to(DEVICE), *options)
+    for mine, theirs in zip(state, expected, strict=True):
+        tolerance = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def compile_programs(extent: str, cache: Path) -> None:
+    """Compile for an H100 in a process of its own, without the interpreter."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("compile_triton.py")
+    command = [sys.executable, "-W", "error", str(script), extent]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.split()) == 17
+
+
+def test_programs_compile(tmp_path: Path) -> None:
+    compile_programs("few", tmp_path)
+
+
+@pytest.mark.slow
+def test_programs_compile_for_every_type(tmp_path: Path) -> None:
+    compile_programs("all", tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [512, 1000, 1024])
+@pytest.mark.parametrize("check_op", CHECKS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_large(check_op: Callable[[Case], None], dtype: torch.dtype, width: int) -> None:
+    for groups in (0, 1, 8):
+        mask = None if check_op in (check_static, check_token) else "some"
+        fixed = {"dtype": dtype, "width": width, "groups": groups, "tokens": 20_011}
+        check_op(Case(5, "cuda", mask=mask, **fixed))
+
+
+@pytest.mark.gpu
+def test_more_than_2_to_31_elements() -> None:
+    """The last rows are where 32 bits of an offset would have ended."""
+    x = torch.ones(2**21 + 3, 1024, dtype=torch.bfloat16, device="cuda")
+    x[-1] = 3
+    second_moment = torch.full((1024,), 1.0 - 1e-5, device="cuda")
+    args = (None, None, None, None, second_moment, second_moment, 0, 1e-5, False, 0.0, False, "")
+    output = kernels.power_norm(x, *args)
+    torch.testing.assert_close(output.y, x)
+    expected = torch.full((1024,), 2.0**21 + 2 + 9, dtype=torch.float64, device="cuda")
+    torch.testing.assert_close(output.sums[1], expected)
