@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import powernorm
-from powernorm.ops import Moments
+from powernorm.ops import Moments, use_backend
 
 OPS = torch.ops.powernorm
 
@@ -19,33 +19,76 @@ def features(value: float | None = None, *leading: int) -> Tensor:
     return torch.rand(shape) + 0.5 if value is None else torch.full(shape, value)
 
 
-def samples() -> list[tuple[object, tuple[object, ...]]]:
+def samples() -> dict[str, tuple[object, tuple[object, ...]]]:
     torch.manual_seed(0)
     x = torch.randn(2, 5, 8, requires_grad=True)
+    residual = torch.randn(2, 5, 8, requires_grad=True)
     mask = torch.rand(2, 5) < 0.3
     weight, bias = features().requires_grad_(), features().requires_grad_()
     carrier3 = torch.zeros(3, 8, dtype=torch.float64, requires_grad=True)
     carrier5 = torch.zeros(5, 8, dtype=torch.float64, requires_grad=True)
     limits = torch.tensor([3.0, 5.0])
-    affine = (x, mask, weight, bias)
-    centred = (*affine, features(), features())
+    plain, bare = (x, None, mask, weight, bias), (x, None, None, None, None)
+    added = (x, residual, mask, weight, bias)
+    mean, var = features(), features()
+    token, added_token = (x, None, weight, bias), (x, residual, None, None)
     batch, power, moving = OPS.batch_norm, OPS.power_norm, OPS.moving_average_norm
     windows = (features(), features(None, 3), features(None, 3))
-    return [
-        (batch.default, (*centred, carrier3, None, 1e-5, False, "")),
-        (batch.default, (x, None, None, None, None, features(), None, None, 1e-5, True, "")),
-        (batch.default, (*centred, carrier3, limits, 1e-5, False, "")),
-        (power.default, (*centred, carrier5, 1e-5, False, 0.0, False, "")),
-        (power.default, (*centred, None, 1e-5, True, 5.0, False, "")),
-        (moving.default, (*affine, *windows, carrier3, 1e-5, False, True, "")),
-        (OPS.snapshot.default, (features(),)),
-    ]
+    return {
+        "bn": (batch.default, (*plain, mean, var, carrier3, None, 0, 1e-5, False, "")),
+        "bn groups residual": (
+            batch.default,
+            (*added, mean, var, carrier3, None, 4, 1e-5, False, ""),
+        ),
+        "pnv": (batch.default, (*bare, None, var, None, None, 0, 1e-5, True, "")),
+        "brn": (batch.default, (*plain, mean, var, carrier3, limits, 0, 1e-5, False, "")),
+        "pn": (power.default, (*plain, mean, var, carrier5, 0, 1e-5, False, 0.0, False, "")),
+        "pn groups residual": (
+            power.default,
+            (*added, mean, var, carrier5, 2, 1e-5, False, 5.0, False, ""),
+        ),
+        "pn warm-up": (power.default, (*bare, mean, var, None, 0, 1e-5, True, 0.0, True, "")),
+        "ln": (OPS.token_norm.default, (*token, 1, True, 1e-5, False, 1.0, 0.0, False, False)),
+        "adanorm": (
+            OPS.token_norm.default,
+            (*added_token, 1, True, 1e-5, True, 2.0, 0.1, False, False),
+        ),
+        "detach": (OPS.token_norm.default, (*token, 2, False, 1e-5, False, 1.0, 0.0, True, True)),
+        "static": (OPS.static_norm.default, (*token, mean, var, 0, 1e-5, False)),
+        "static groups residual": (
+            OPS.static_norm.default,
+            (*added_token, None, var, 4, 1e-5, True),
+        ),
+        "mabn": (
+            moving.default,
+            (x, mask, weight, bias, *windows, carrier3, 1e-5, False, True, ""),
+        ),
+        "snapshot": (OPS.snapshot.default, (features(),)),
+    }
 
 
-@pytest.mark.parametrize("index", range(7))
-def test_opcheck(index: int) -> None:
-    op, args = samples()[index]
-    torch.library.opcheck(op, args)
+@pytest.mark.parametrize("backend", ["eager", "cpu"])
+@pytest.mark.parametrize("name", samples())
+def test_opcheck(name: str, backend: str) -> None:
+    op, args = samples()[name]
+    with use_backend(backend):
+        torch.library.opcheck(op, args)
+
+
+@pytest.mark.parametrize("name", ["rbn", "pn", "pn-static", "adanorm", "rms"])
+def test_export(name: str) -> None:
+    """A trained layer exports for inference and gives the same numbers, at any length."""
+    norm = powernorm.build_norm(name, 8)
+    x = torch.randn(2, 6, 8)
+    if hasattr(norm, "running_var"):
+        norm(x).sum().backward()
+    norm.eval()
+    length = torch.export.Dim("length", min=2, max=64)
+    program = torch.export.export(
+        nn.Sequential(norm), (x,), dynamic_shapes=({1: length},), strict=True
+    )
+    other = torch.randn(2, 11, 8)
+    torch.testing.assert_close(program.module()(other), norm(other))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e2, 1e4])

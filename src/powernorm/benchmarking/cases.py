@@ -58,6 +58,8 @@ class Case:
 
 _SHAPES: Final = ((4096, 512), (8192, 768), (8192, 1024))
 
+_TRAINING: Final[tuple[Direction, ...]] = ("forward", "forward+backward")
+
 GRIDS: Final[dict[str, tuple[Case, ...]]] = {
     "quick": (Case(64, 512), Case(4096, 512)),
     "targets": (
@@ -73,7 +75,7 @@ GRIDS: Final[dict[str, tuple[Case, ...]]] = {
             (128, 512, 768, 1024, 4096),
             ("float32", "bfloat16"),
             (0.0, 0.25),
-            ("forward", "forward+backward"),
+            _TRAINING,
         )
         if tokens * features <= 2**24
     ),
@@ -83,7 +85,7 @@ GRIDS: Final[dict[str, tuple[Case, ...]]] = {
             ((32768, 1024), (32768, 512), (131072, 1024), (4096, 512)),
             ("bfloat16", "float32"),
             (0.0, 0.25),
-            ("forward", "forward+backward"),
+            _TRAINING,
         )
         if not (padding and tokens == 131072)
     ),

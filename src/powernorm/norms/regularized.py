@@ -174,7 +174,9 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             # Else the forward that activation checkpointing runs again: it has been counted.
             # Ten small operations, put off until somebody asks; `absorb` comes before the buffers
             # move. Without gradients there may be no backward, hence no such warning.
-            if torch.is_grad_enabled() and not self._read:
+            if torch.is_grad_enabled():
+                if self._read:
+                    self._pending, self._without_gradient, self._read = None, False, False
                 self._unsettled.append((statistics, running_mean, running_var))
             else:
                 self._settle()

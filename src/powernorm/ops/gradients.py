@@ -30,6 +30,11 @@ def _input_of(x: Tensor, total: Tensor | None) -> Tensor:
     return x if total is None or (not total.numel() and x.numel()) else total
 
 
+def _arriving(grad: Tensor | None) -> Tensor | None:
+    """None for the gradient of an output that does not exist: empty, in a compiled graph."""
+    return None if grad is None or not grad.numel() else grad
+
+
 def _inputs_gradients(
     ctx: Any, grads: tuple[Tensor, ...], weight: Tensor | None, bias_at: int
 ) -> list[Tensor | None]:
@@ -76,6 +81,7 @@ def batch_norm_gradient(
     *_: None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `batch_norm`'s inputs; the carrier's are the sums."""
+    grad_total = _arriving(grad_total)
     inputs, mask, weight, scales, statistics, sums = ctx.saved_tensors
     if grad_y is None and grad_total is None and grad_statistics is None:
         return (None,) * 13
@@ -106,6 +112,7 @@ def power_norm_gradient(
     ctx: Any, grad_y: Tensor | None, grad_total: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `power_norm`'s inputs; the carrier's are the sums that move ψ² and ν."""
+    grad_total = _arriving(grad_total)
     inputs, mask, weight, scales, statistics, sums = ctx.saved_tensors
     if grad_y is None and grad_total is None:
         return (None,) * 14
@@ -136,6 +143,7 @@ def token_norm_gradient(
     ctx: Any, grad_y: Tensor | None, grad_total: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `token_norm`'s inputs; differentiable where that is asked for."""
+    grad_total = _arriving(grad_total)
     inputs, weight, bias, statistics = ctx.saved_tensors
     if grad_y is None and grad_total is None:
         return (None,) * 12
@@ -172,6 +180,7 @@ def static_norm_gradient(
     ctx: Any, grad_y: Tensor | None, grad_total: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `static_norm`'s inputs; differentiable where that is asked for."""
+    grad_total = _arriving(grad_total)
     inputs, weight, bias, scales, statistics = ctx.saved_tensors
     if grad_y is None and grad_total is None:
         return (None,) * 9

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 SOURCE: Final = Path(__file__).with_name("source")
-LIBRARY_NAME: Final = "libpowernorm_cpu.so"
+LIBRARY_NAME: Final = "libpowernorm.cpu.so"
 NOTE_NAME: Final = "not_built.txt"
 """Stands in the library's place and says why there is none."""
 
