@@ -16,7 +16,8 @@ from powernorm.ops.plain import is_plain
 
 # With `forward(ctx, ...)` and not `setup_context`: torch binds the arguments of the latter form by
 # Python's `inspect` at every call, which takes longer than a small norm. For the same reason
-# `apply_plain` goes past `Function.apply`, whose work is for torch.func; `is_plain` excludes that.
+# `apply_plain` goes past `Function.apply`, whose work is for torch.func; `is_plain` excludes that;
+# and what nobody differentiates is no output, for autograd wraps each.
 
 
 class _PlainFunction(torch.autograd.Function):
@@ -28,12 +29,20 @@ class _PlainFunction(torch.autograd.Function):
 class _BatchNorm(_PlainFunction):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        x, *rest = args
+        x, *rest, left = args
         output = functions_for(x).batch_norm(x, *rest[:6], *rest[7:])
         gradients.batch_norm_setup(ctx, args, output)
-        return tuple(output)
+        y, total, _, statistics, sums = output
+        left.extend((statistics, sums))
+        # Only layers that move in the backward differentiate the statistics, for a penalty.
+        return (y, total) if rest[6] is None else (y, total, statistics)
 
-    backward = staticmethod(gradients.batch_norm_gradient)
+    @staticmethod
+    def backward(
+        ctx: Any, grad_y: Any, grad_total: Any, grad_statistics: Any = None
+    ) -> tuple[Any, ...]:
+        grads = gradients.batch_norm_gradient(ctx, grad_y, grad_total, None, grad_statistics)
+        return *grads, None
 
 
 class _PowerNorm(_PlainFunction):
@@ -42,7 +51,7 @@ class _PowerNorm(_PlainFunction):
         x, *rest = args
         output = functions_for(x).power_norm(x, *rest[:6], *rest[7:])
         gradients.power_norm_setup(ctx, args, output)
-        return tuple(output)
+        return output[0], output[1]
 
     backward = staticmethod(gradients.power_norm_gradient)
 
@@ -52,7 +61,7 @@ class _TokenNorm(_PlainFunction):
     def forward(ctx: Any, *args: Any) -> Any:
         output = functions_for(args[0]).token_norm(*args[:10])
         gradients.token_norm_setup(ctx, args, output)
-        return tuple(output)
+        return output[0], output[1]
 
     backward = staticmethod(gradients.token_norm_gradient)
 
@@ -62,7 +71,7 @@ class _StaticNorm(_PlainFunction):
     def forward(ctx: Any, *args: Any) -> Any:
         output = functions_for(args[0]).static_norm(*args)
         gradients.static_norm_setup(ctx, args, output)
-        return tuple(output)
+        return output[0], output[1]
 
     backward = staticmethod(gradients.static_norm_gradient)
 
@@ -101,8 +110,9 @@ def batch_norm(
     affine = (x, residual, padding_mask, weight, bias)
     args = (*affine, running_mean, running_var, carrier, limits, groups, eps, floor, group_name)
     if is_plain(x):
-        y, total, _, statistics, sums = _BatchNorm.apply_plain(*args)
-        return BatchNormResult(y, total, statistics, sums, None)
+        left: list[Tensor] = []
+        y, total, *statistics = _BatchNorm.apply_plain(*args, left)
+        return BatchNormResult(y, total, statistics[0] if statistics else left[0], left[1], None)
     y, total, _, statistics, sums, fresh = torch.ops.powernorm.batch_norm(*args)
     return BatchNormResult(y, total, statistics, sums, fresh)
 
@@ -131,7 +141,7 @@ def power_norm(
     state = (second_moment, gradient_moment, carrier)
     args = (*affine, *state, groups, eps, use_batch, max_ratio, released, group_name)
     if is_plain(x):
-        y, total, *_ = _PowerNorm.apply_plain(*args)
+        y, total = _PowerNorm.apply_plain(*args)
     else:
         y, total, *_ = torch.ops.powernorm.power_norm(*args)
     return y, total
@@ -159,7 +169,7 @@ def token_norm(
     settings = (groups, centered, eps, released, scale, k, detach_mean, detach_std)
     args = (x, residual, weight, bias, *settings)
     if is_plain(x):
-        y, total, _ = _TokenNorm.apply_plain(*args)
+        y, total = _TokenNorm.apply_plain(*args)
     else:
         y, total, _ = torch.ops.powernorm.token_norm(*args)
     return y, total
@@ -179,7 +189,7 @@ def static_norm(
     """(y, sum with the residual) by given statistics; see `reference.static.static_norm`."""
     args = (x, residual, weight, bias, mean, var, groups, eps, floor)
     if is_plain(x):
-        y, total, *_ = _StaticNorm.apply_plain(*args)
+        y, total = _StaticNorm.apply_plain(*args)
     else:
         y, total, *_ = torch.ops.powernorm.static_norm(*args)
     return y, total

@@ -64,9 +64,8 @@ def _type_of(tensor: Tensor | None) -> torch.dtype | None:
 def batch_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     """Keep what the backward reads: outputs, never buffers."""
     x, _residual, mask, weight, bias, running_mean = inputs[:6]
-    _y, total, scales, statistics, sums, *fresh = output
+    _y, total, scales, statistics, sums, *_ = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*(t for t in (scales, sums, *fresh) if t is not None))
     ctx.save_for_backward(_input_of(x, total), mask, weight, scales, statistics, sums)
     ctx.bias_dtype = _type_of(bias)
     ctx.settings = (inputs[10], inputs[11], running_mean is not None, inputs[12])
@@ -102,7 +101,6 @@ def power_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...])
     x, _residual, mask, weight, bias = inputs[:5]
     _y, total, scales, statistics, sums = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*(t for t in (scales, statistics, sums) if t is not None))
     ctx.save_for_backward(_input_of(x, total), mask, weight, scales, statistics, sums)
     ctx.bias_dtype = _type_of(bias)
     ctx.released = inputs[12]
@@ -133,7 +131,6 @@ def token_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...])
     x, _residual, weight, bias = inputs[:4]
     _y, total, statistics = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(statistics)
     ctx.save_for_backward(_input_of(x, total), weight, bias, statistics)
     ctx.bias_dtype = _type_of(bias)
     ctx.settings = inputs[4:]
@@ -170,7 +167,6 @@ def static_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]
     x, _residual, weight, bias = inputs[:4]
     _y, total, scales, statistics = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*(t for t in (scales, statistics) if t is not None))
     ctx.save_for_backward(_input_of(x, total), weight, bias, scales, statistics)
     ctx.bias_dtype = _type_of(bias)
     ctx.settings = inputs[6:8]

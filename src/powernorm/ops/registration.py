@@ -5,6 +5,7 @@ Every op is served by the backend that fits its input (`powernorm.ops.dispatch`)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,6 +37,16 @@ def _filled(x: Tensor, *outputs: Tensor | None) -> tuple[Tensor, ...]:
         x.new_empty(0, dtype=x.dtype if index == 1 else acc) if output is None else output
         for index, output in enumerate(outputs)
     )
+
+
+def _marking(setup: Callable[..., None], *indices: int) -> Callable[..., None]:
+    """The setup, and outputs that have no gradient."""
+
+    def marked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        setup(ctx, inputs, output)
+        ctx.mark_non_differentiable(*(output[index] for index in indices))
+
+    return marked
 
 
 # ---- batch statistics: BatchNorm, RegularizedBatchNorm, PowerNormV, BatchRenorm ----------------
@@ -83,7 +94,9 @@ define(
     _batch_norm_backward,
     _batch_norm_backward_fake,
 )
-define_gradient("batch_norm", gradients.batch_norm_gradient, gradients.batch_norm_setup)
+define_gradient(
+    "batch_norm", gradients.batch_norm_gradient, _marking(gradients.batch_norm_setup, 2, 4, 5)
+)
 define_gradient("batch_norm_backward", raise_on_double_backward, None)
 
 
@@ -129,7 +142,9 @@ define(
     _power_norm_backward,
     _power_norm_backward_fake,
 )
-define_gradient("power_norm", gradients.power_norm_gradient, gradients.power_norm_setup)
+define_gradient(
+    "power_norm", gradients.power_norm_gradient, _marking(gradients.power_norm_setup, 2, 3, 4)
+)
 define_gradient("power_norm_backward", raise_on_double_backward, None)
 
 
@@ -172,7 +187,9 @@ define(
     _token_norm_backward,
     _token_norm_backward_fake,
 )
-define_gradient("token_norm", gradients.token_norm_gradient, gradients.token_norm_setup)
+define_gradient(
+    "token_norm", gradients.token_norm_gradient, _marking(gradients.token_norm_setup, 2)
+)
 
 
 # ---- given statistics --------------------------------------------------------------------------
@@ -203,7 +220,9 @@ define(
     _static_norm_backward,
     _token_norm_backward_fake,
 )
-define_gradient("static_norm", gradients.static_norm_gradient, gradients.static_norm_setup)
+define_gradient(
+    "static_norm", gradients.static_norm_gradient, _marking(gradients.static_norm_setup, 2, 3)
+)
 
 
 # ---- snapshot, MABN ----------------------------------------------------------------------------
