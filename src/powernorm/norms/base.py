@@ -295,6 +295,15 @@ class BatchStatisticsNorm(AffineNorm):
         super().reset_parameters()
         self.reset_running_stats()
 
+    def buffers_to_move(self, *names: str) -> tuple[Tensor, ...]:
+        """Buffers by name, and the two counters.
+
+        Looked up directly: an attribute of a module takes as long as moving it.
+        """
+        buffers = cast(dict[str, Tensor], self._buffers)
+        counters = (buffers["num_batches_tracked"], buffers["num_nonfinite_batches"])
+        return *(buffers[name] for name in names), *counters
+
     @abstractmethod
     def absorb(self, sums: Tensor) -> None:
         """Move the running statistics by one step.

@@ -211,10 +211,8 @@ class PowerNormV(UncenteredNorm):
 
     def absorb(self, sums: Tensor) -> None:
         """One step of ψ² from (n, 0, Σx²)."""
-        functions_for(self.running_second_moment).absorb_uncentered(
-            self.running_second_moment,
-            self.num_batches_tracked,
-            self.num_nonfinite_batches,
+        functions_for(sums).absorb_uncentered(
+            *self.buffers_to_move("running_second_moment"),
             sums,
             self.momentum,
         )

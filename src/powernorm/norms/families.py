@@ -56,8 +56,7 @@ def move_forward(
             norm.gather(result.sums)
             return
         if not norm.group_name:
-            with torch.no_grad():
-                norm.absorb(result.sums)
+            norm.absorb(result.sums)
             return
         fresh = result.statistics[-1, 0] > 0
     if norm.is_holding:
@@ -98,11 +97,8 @@ class CenteredNorm(BatchStatisticsNorm):
 
     def absorb(self, sums: Tensor) -> None:
         """One step of the running mean and variance from (n, Σx, Σx²)."""
-        functions_for(self.running_var).absorb_centered(
-            self.running_mean,
-            self.running_var,
-            self.num_batches_tracked,
-            self.num_nonfinite_batches,
+        functions_for(sums).absorb_centered(
+            *self.buffers_to_move("running_mean", "running_var"),
             sums,
             self.momentum,
             self.variant == "paper",

@@ -182,11 +182,8 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         if warmup and self.variant == "released":
             self._absorb_released(sums)
             return
-        functions_for(self.running_second_moment).absorb_power(
-            self.running_second_moment,
-            self.running_gradient_moment,
-            self.num_batches_tracked,
-            self.num_nonfinite_batches,
+        functions_for(sums).absorb_power(
+            *self.buffers_to_move("running_second_moment", "running_gradient_moment"),
             sums,
             warmup,
             self.momentum,
