@@ -10,6 +10,9 @@
 
 namespace POWERNORM_ISA {
 
+// Rows that a pass looks at twice while they are in the second cache.
+constexpr int kNear = 8;
+
 enum class Back { kSums, kGradient, kGradientAndSums };
 
 // Long sums (double) and short ones, of one thread.
@@ -204,21 +207,35 @@ struct BackwardPass {
     }
   }
 
+  template <Back P, bool Padding>
+  void pass_over(const int64_t* rows, int count, ProductSums<A>* sums) const {
+    for_rows(rows, count, [&](auto number, const int64_t* which) {
+      dispatch<P, Padding>(number, which, sums);
+    });
+  }
+
+  template <Back P, bool Padding>
+  void some_rows(const int64_t* rows, int count, ProductSums<A>* sums) const {
+    // Beyond the caches: reading and writing in turn, a few rows at a time that stay near, runs
+    // better than three streams at once.
+    if (P == Back::kGradientAndSums && !task.groups && has(task, kStream)) {
+      for (int i = 0; i < count; i += kNear) {
+        const int near = i + kNear < count ? kNear : count - i;
+        pass_over<Back::kSums, Padding>(rows + i, near, sums);
+        pass_over<Back::kGradient, Padding>(rows + i, near, sums);
+      }
+    } else {
+      pass_over<P, Padding>(rows, count, sums);
+    }
+  }
+
   template <Back P>
   void blocks(Range range, bool backwards, ProductSums<A>* sums) const {
-    // Beyond the caches three streams from and to memory run best one row after the other (measured:
-    // 10 to 18 % over four at once); within them the sums' own traffic weighs more.
-    const bool one_by_one = P == Back::kGradientAndSums && !task.groups && has(task, kStream);
     for (int64_t i = range.begin; i < range.end; ++i) {
       BlockRows rows(task.mask, backwards ? range.end - 1 - (i - range.begin) : i, task.tokens);
-      for_rows(
-          rows.valid, rows.num_valid,
-          [&](auto count, const int64_t* which) { dispatch<P, false>(count, which, sums); },
-          one_by_one);
+      some_rows<P, false>(rows.valid, rows.num_valid, sums);
       if (P != Back::kGradient && rows.num_valid) flush(*sums, sums->product);
-      for_rows(rows.padding, rows.num_padding, [&](auto count, const int64_t* which) {
-        dispatch<P, true>(count, which, sums);
-      });
+      some_rows<P, true>(rows.padding, rows.num_padding, sums);
       if (P != Back::kGradient && rows.num_padding) flush(*sums, sums->padded_product);
     }
   }
