@@ -105,7 +105,10 @@ def test_help_needs_no_heavy_import() -> None:
         "heavy = {{'torch', 'lightning', 'matplotlib', 'tokenizers', 'numpy'}} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    for parts in (["--help"], ["compare", "--help"], ["report", "--help"], ["--version"]):
+    for parts in (
+        *(["--help"], ["compare", "--help"], ["report", "--help"], ["bench", "--help"]),
+        *(["doctor", "--help"], ["--version"]),
+    ):
         subprocess.run(
             [sys.executable, "-c", code.format(parts=parts)],
             check=True,
@@ -116,7 +119,8 @@ def test_help_needs_no_heavy_import() -> None:
 
 def test_help_names_every_command_and_option(tmp_path: Path) -> None:
     text = powernorm(tmp_path, "--help").out
-    assert all(command in text for command in ("compare", "norms", "report", "--version"))
+    commands = ("compare", "norms", "report", "bench", "doctor", "--version")
+    assert all(command in text for command in commands)
     text = powernorm(tmp_path, "compare", "--help").out
     options = ("norms", "placement", "preset", "seeds", "data", "out", "set", "force", "resume")
     assert all(f"--{option}" in text for option in options)

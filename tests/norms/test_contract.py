@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,6 +16,13 @@ from cases import BATCH_FORWARD, CASES, PAPER, STATEFUL, Case, case_id, is_state
 
 every_case = pytest.mark.parametrize("case", CASES, ids=case_id)
 stateful_case = pytest.mark.parametrize("case", STATEFUL, ids=case_id)
+
+
+@pytest.fixture(autouse=True, scope="module", params=[None, "eager"])
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The whole suite on the kernels where they exist, then on eager torch."""
+    with powernorm.ops.use_backend(request.param):
+        yield
 
 
 def tokens(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

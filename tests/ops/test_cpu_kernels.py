@@ -52,6 +52,31 @@ def test_instruction_sets(
     check(functions, op, Problem(130, 64, dtype, groups=4, residual=True, options=options))
 
 
+@pytest.fixture
+def outputs_past_the_cache() -> Iterator[None]:
+    """As for the largest inputs, whatever the size."""
+    library = load_library().functions
+    assert library is not None
+    before = library.powernorm_set_stream_bytes(1)
+    yield
+    library.powernorm_set_stream_bytes(before)
+
+
+@every_op
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.usefixtures("outputs_past_the_cache")
+def test_outputs_past_the_cache(
+    op: str, options: dict[str, Any], dtype: torch.dtype, instruction_set: str
+) -> None:
+    """Rows that begin and end at the edge of a vector, and rows that do not."""
+    del instruction_set
+    for features in (64, 17, 40):
+        for tokens, groups, masked in ((130, 0, "none"), (139, 0, "some"), (70, 1, "some")):
+            check(functions, op, Problem(tokens, features, dtype, masked, groups, options=options))
+            added = Problem(tokens, features, dtype, masked, groups, residual=True, options=options)
+            check(functions, op, added)
+
+
 @every_op
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("features", [1, 3, 17, 513])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from rich.console import Console
 from powernorm.benchmarking.cases import GRIDS
 from powernorm.benchmarking.gate import check_providers
 from powernorm.benchmarking.measuring import measure
-from powernorm.benchmarking.printing import print_case, print_targets
+from powernorm.benchmarking.printing import print_case, print_steps, print_targets
 from powernorm.benchmarking.providers import NORMS, providers
 from powernorm.benchmarking.rows import Row, describe_machine, write_rows
 from powernorm.benchmarking.targets import outcomes
+from powernorm.errors import InputError
+
+Keep = Callable[[list[Row]], None]
 
 
 def run(settings: dict[str, Any]) -> None:
     """One benchmark.
 
     Args:
-        settings: of `powernorm.cli.bench`: preset, norms, device, threads, seconds, eager,
+        settings: of `powernorm.cli.bench`: preset, norms, device, threads, seconds, rounds, eager,
             compiled, out, plot.
     """
     device = torch.device(settings["device"])
@@ -33,12 +37,19 @@ def run(settings: dict[str, Any]) -> None:
     machine = describe_machine(device)
     for name, value in machine.items():
         notes.print(f"{name}: {value}", highlight=False)
-    rows = _steps(settings, notes) if settings["preset"] == "step" else _grid(settings, console)
+
+    def keep(rows: list[Row]) -> None:
+        # After every case, so that an interruption costs one case and not the run.
+        if settings["out"]:
+            write_rows(Path(settings["out"]), machine, rows)
+
     if settings["preset"] == "step":
-        print_case(console, rows)
+        rows = _steps(settings, console, notes)
+    else:
+        rows = _grid(settings, console, notes, keep)
+    keep(rows)
     print_targets(console, outcomes(rows), rows)
     if settings["out"]:
-        write_rows(Path(settings["out"]), machine, rows)
         console.print(f"rows: {settings['out']}", highlight=False)
     if settings["plot"]:
         from powernorm.benchmarking.drawing import draw_rows
@@ -47,7 +58,7 @@ def run(settings: dict[str, Any]) -> None:
         console.print(f"plot: {settings['plot']}", highlight=False)
 
 
-def _grid(settings: dict[str, Any], console: Console) -> list[Row]:
+def _grid(settings: dict[str, Any], console: Console, notes: Console, keep: Keep) -> list[Row]:
     device = torch.device(settings["device"])
     cases = GRIDS[settings["preset"]]
     competitors = providers(
@@ -56,31 +67,47 @@ def _grid(settings: dict[str, Any], console: Console) -> list[Row]:
         with_eager=settings["eager"],
         with_compiled=settings["compiled"],
     )
-    for dtype in dict.fromkeys(case.dtype for case in cases):
-        check_providers(competitors, dtype, device)
     rows: list[Row] = []
-    for case in cases:
-        found = measure(case, competitors, device, seconds=settings["seconds"])
-        print_case(console, found)
-        rows += found
+    with notes.status("comparing with the float64 reference") as status:
+        for dtype in dict.fromkeys(case.dtype for case in cases):
+            check_providers(competitors, dtype, device)
+        for number, case in enumerate(cases, 1):
+            status.update(f"case {number} of {len(cases)}: {case.label}")
+            found = measure(case, competitors, device, seconds=settings["seconds"])
+            print_case(console, found)
+            rows += found
+            keep(rows)
     return rows
 
 
-def _steps(settings: dict[str, Any], notes: Console) -> list[Row]:
+def _steps(settings: dict[str, Any], console: Console, notes: Console) -> list[Row]:
     from powernorm.benchmarking.steps import STEP_NORMS, measure_steps
 
     rounds = settings["rounds"]
-    with notes.status("training steps") as status:
-        return measure_steps(
+    with notes.status("training steps: the first of each") as status:
+        rows = measure_steps(
             tuple(settings["norms"] or STEP_NORMS),
             rounds=rounds,
-            on_round=lambda n: status.update(f"training steps: round {n} of {rounds}"),
+            on_round=lambda n: status.update(f"training steps: round {n} of {rounds} is over"),
         )
+    print_steps(console, rows)
+    return rows
+
+
+def main() -> None:
+    """Runs the settings given as JSON."""
+    settings = json.loads(sys.argv[1])
+    try:
+        run(settings)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    except KeyboardInterrupt:
+        out = settings["out"]
+        kept = f"{out} keeps the cases that are over" if out else "without --out nothing is kept"
+        print(f"interrupted: {kept}", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
 
 
 if __name__ == "__main__":
-    try:
-        run(json.loads(sys.argv[1]))
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
+    main()

@@ -34,6 +34,20 @@ def print_case(console: Console, rows: Sequence[Row]) -> None:
     console.print()
 
 
+def print_steps(console: Console, rows: Sequence[Row]) -> None:
+    """Whole training steps: every norm, fastest first."""
+    title = f"a training step, 6 + 6 layers of {rows[0].features}, {rows[0].tokens} tokens a side"
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    table.add_column("norm in the encoder", no_wrap=True)
+    for heading in ("ms", "quartiles", "/ LayerNorm"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in sorted(rows, key=lambda r: r.median_us):
+        quartiles = f"{row.lower_us / 1e3:.0f}-{row.upper_us / 1e3:.0f}"
+        table.add_row(row.norm, f"{row.median_us / 1e3:.0f}", quartiles, f"{row.ratio:.3f}")
+    console.print(table)
+    console.print()
+
+
 _LABELS: Final = {"forward+backward": "fwd+bwd", "evaluation": "eval", "forward": "fwd"}
 
 

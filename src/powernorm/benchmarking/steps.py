@@ -45,9 +45,15 @@ class TranslationModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 512)
         nn.init.normal_(self.embedding.weight, std=512**-0.5)
-        self.body = nn.Transformer(
-            512, 4, 6, 6, 1024, dropout=0.1, batch_first=True, norm_first=True
+        sizes: dict[str, Any] = {"dropout": 0.1, "batch_first": True, "norm_first": True}
+        encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(512, 4, 1024, **sizes),
+            6,
+            norm=nn.LayerNorm(512),
+            # Padding shall reach the norms.
+            enable_nested_tensor=False,
         )
+        self.body = nn.Transformer(512, 4, 6, 6, 1024, custom_encoder=encoder, **sizes)
         if norm is not None:
             for layer in self.body.encoder.layers:
                 layer.norm1, layer.norm2 = norm(512), norm(512)

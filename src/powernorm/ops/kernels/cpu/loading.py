@@ -92,3 +92,5 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.powernorm_absorb.argtypes = [ctypes.c_void_p]
     functions.powernorm_instruction_set.restype = ctypes.c_char_p
     functions.powernorm_use_instruction_set.argtypes = [ctypes.c_char_p]
+    functions.powernorm_set_stream_bytes.argtypes = [ctypes.c_int64]
+    functions.powernorm_set_stream_bytes.restype = ctypes.c_int64

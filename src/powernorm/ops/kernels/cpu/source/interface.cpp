@@ -209,9 +209,11 @@ __attribute__((visibility("default"))) int powernorm_use_instruction_set(const c
   return 0;
 }
 
-// For tests and measurements: write past the cache from this many bytes on.
-__attribute__((visibility("default"))) void powernorm_set_stream_bytes(int64_t bytes) {
+// For tests and measurements: write past the cache from this many bytes on; gives the old number.
+__attribute__((visibility("default"))) int64_t powernorm_set_stream_bytes(int64_t bytes) {
+  const int64_t before = stream_bytes();
   stream_bytes() = bytes < 1 ? 1 : bytes;
+  return before;
 }
 
 __attribute__((visibility("default"))) int powernorm_uses_openmp(void) {

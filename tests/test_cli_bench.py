@@ -1,0 +1,133 @@
+"""`powernorm bench` and `powernorm doctor` as subprocesses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from powernorm.benchmarking.rows import read_rows
+from test_cli import SECONDS, arguments, environment, powernorm
+
+QUICK = ("bench", "--norms", "pn,rms", "--seconds", "0.1", "--threads", "1")
+
+
+def test_bench_prints_writes_and_draws(tmp_path: Path) -> None:
+    outcome = powernorm(tmp_path, *QUICK, "--out", "new/rows.jsonl", "--plot", "new/rows.svg")
+    assert outcome.code == 0, outcome.err
+    for expected in ("torch LayerNorm", "pn (cpu)", "rms (cpu)", "targets", " met"):
+        assert expected in outcome.out
+    assert "cpu_kernels: " in outcome.err
+    machine, rows = read_rows(tmp_path / "new" / "rows.jsonl")
+    assert machine["threads"] == 1
+    assert {(row.tokens, row.provider) for row in rows} >= {(64, "pn (cpu)"), (4096, "copy")}
+    assert "rows: new/rows.jsonl" in outcome.out
+    assert (tmp_path / "new" / "rows.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--preset", "huge"), "preset is 'huge', expected one of quick, targets, grid, gpu, step"),
+        (("--norms", "pn,softmax"), "norm 'softmax' has no benchmark; those that have: pn-only"),
+        (("--device", "tpu"), "device is 'tpu', expected cpu or cuda"),
+        (("--device", "cuda"), "device is 'cuda', but torch sees no CUDA device"),
+        (("--preset", "step", "--device", "cuda"), "the preset 'step'"),
+        (("--preset", "step", "--norms", "layer"), "norm 'layer' has no benchmark"),
+    ],
+)
+def test_bench_refuses(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    if options == ("--device", "cuda"):
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a CUDA device")
+    assert message in powernorm(tmp_path, "bench", *options).refused()
+
+
+def test_an_interrupted_bench_keeps_what_is_over(tmp_path: Path) -> None:
+    command = arguments("bench", "--norms", "rms", "--seconds", "20", "--out", "rows.jsonl")
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    path = tmp_path / "rows.jsonl"
+    deadline = time.monotonic() + SECONDS
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert "interrupted: rows.jsonl keeps the cases that are over" in err
+    assert "Traceback" not in err
+    assert {row.tokens for row in read_rows(path)[1]} == {64}
+
+
+def test_doctor(tmp_path: Path) -> None:
+    outcome = powernorm(tmp_path, "doctor")
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert any(line.startswith("cpu: C++ kernels, ") for line in lines)
+    assert sum(": right (largest error" in line for line in lines) >= 6
+    assert "on the CPU your models use: cpu" in lines
+
+
+def test_doctor_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POWERNORM_CPU_LIBRARY", str(tmp_path / "absent.so"))
+    outcome = powernorm(tmp_path, "doctor")
+    assert outcome.code == 0
+    text = " ".join(outcome.out.split())
+    assert "cpu: not available: the kernels are not there: it was never built" in text
+    assert "on the CPU your models use: eager" in text
+
+
+def test_doctor_sees_wrong_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that answers and computes nothing: the exit code says so too."""
+    source = tmp_path / "lying.cpp"
+    sizes = "#include <stddef.h>\n#include <stdint.h>\n"
+    from powernorm.ops.kernels.cpu.loading import load_library
+
+    library = load_library().functions
+    assert library is not None
+    task, state = library.powernorm_task_size(), library.powernorm_state_size()
+    source.write_text(
+        sizes
+        + f"""extern "C" {{
+size_t powernorm_task_size() {{ return {task}; }}
+size_t powernorm_state_size() {{ return {state}; }}
+int powernorm_run(int, const void*) {{ return 0; }}
+int powernorm_absorb(const void*) {{ return 0; }}
+const char* powernorm_instruction_set() {{ return "none"; }}
+int powernorm_use_instruction_set(const char*) {{ return 0; }}
+int64_t powernorm_set_stream_bytes(int64_t) {{ return 0; }}
+int powernorm_uses_openmp() {{ return 0; }}
+}}"""
+    )
+    lying = tmp_path / "lying.so"
+    subprocess.run(["c++", "-shared", "-fPIC", source, "-o", lying], check=True)
+    monkeypatch.setenv("POWERNORM_CPU_LIBRARY", str(lying))
+    outcome = powernorm(tmp_path, "doctor")
+    assert outcome.code == 1
+    assert "WRONG: " in outcome.out
+
+
+def test_a_backend_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POWERNORM_BACKEND", "fpga")
+    message = powernorm(tmp_path, "doctor").refused()
+    assert "backend is 'fpga', expected one of eager, cpu, triton" in message
+
+
+def test_rows_are_json_lines(tmp_path: Path) -> None:
+    powernorm(tmp_path, *QUICK, "--out", "rows.jsonl")
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert "machine" in json.loads(lines[0])
+    assert all("median_us" in json.loads(line) for line in lines[1:])
