@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format docs clean
+.PHONY: help install demo test test-slow test-gpu bench bench-gpu check format docs clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -26,6 +26,19 @@ test: $(INSTALLED)  ## run the default suite
 
 test-slow: $(INSTALLED)  ## run what the default suite leaves out
 	$(BIN)/python -m pytest -m 'slow and not gpu'
+
+test-gpu: $(INSTALLED)  ## run what needs a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+RESULTS := benchmarks/results
+
+bench: $(INSTALLED)  ## measure the CPU kernels and a whole training step: tables, rows, pictures
+	$(BIN)/powernorm bench --preset targets --threads 2 --seconds 10 --out $(RESULTS)/cpu.jsonl --plot $(RESULTS)/cpu.svg
+	$(BIN)/powernorm bench --preset rivals --threads 2 --seconds 10 --eager --compiled --out $(RESULTS)/rivals.jsonl --plot $(RESULTS)/rivals.svg
+	$(BIN)/powernorm bench --preset step --threads 2 --out $(RESULTS)/step.jsonl --plot $(RESULTS)/step.svg
+
+bench-gpu: $(INSTALLED)  ## the same for the Triton kernels, on a CUDA device
+	$(BIN)/powernorm bench --preset gpu --device cuda --compiled --out $(RESULTS)/gpu.jsonl --plot $(RESULTS)/gpu.svg
 
 check: $(INSTALLED)  ## lint, types, import contracts
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ def test_bench_prints_writes_and_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--preset", "huge"), "preset is 'huge', expected one of quick, targets, grid, gpu, step"),
+        (("--preset", "huge"), "preset is 'huge', expected one of quick, targets, rivals, grid, gpu, step"),
         (("--norms", "pn,softmax"), "norm 'softmax' has no benchmark; those that have: pn-only"),
         (("--device", "tpu"), "device is 'tpu', expected cpu or cuda"),
         (("--device", "cuda"), "device is 'cuda', but torch sees no CUDA device"),
@@ -126,8 +126,23 @@ def test_a_backend_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.Monke
     assert "backend is 'fpga', expected one of eager, cpu, triton" in message
 
 
-def test_rows_are_json_lines(tmp_path: Path) -> None:
-    powernorm(tmp_path, *QUICK, "--out", "rows.jsonl")
+def test_recorded_rows_are_shown_and_drawn(tmp_path: Path) -> None:
+    measured = powernorm(tmp_path, *QUICK, "--out", "rows.jsonl")
     lines = (tmp_path / "rows.jsonl").read_text().splitlines()
     assert "machine" in json.loads(lines[0])
     assert all("median_us" in json.loads(line) for line in lines[1:])
+    shown = powernorm(tmp_path, "bench", "--show", "rows.jsonl", "--plot", "rows.svg")
+    assert shown.code == 0, shown.err
+    assert shown.out.replace("plot: rows.svg", "rows: rows.jsonl") == measured.out
+    assert (tmp_path / "rows.svg").exists()
+
+
+def test_rows_that_cannot_be_shown(tmp_path: Path) -> None:
+    assert (
+        "absent.jsonl holds no results"
+        in powernorm(tmp_path, "bench", "--show", "absent.jsonl").refused()
+    )
+    assert (
+        "--show measures nothing"
+        in powernorm(tmp_path, "bench", "--show", "a.jsonl", "--out", "b.jsonl").refused()
+    )

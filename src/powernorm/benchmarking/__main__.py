@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from powernorm.benchmarking.gate import check_providers
 from powernorm.benchmarking.measuring import measure
 from powernorm.benchmarking.printing import print_case, print_steps, print_targets
 from powernorm.benchmarking.providers import NORMS, providers
-from powernorm.benchmarking.rows import Row, describe_machine, write_rows
+from powernorm.benchmarking.rows import Row, describe_machine, read_rows, write_rows
 from powernorm.benchmarking.targets import outcomes
 from powernorm.errors import InputError
 
@@ -28,16 +29,46 @@ def run(settings: dict[str, Any]) -> None:
 
     Args:
         settings: of `powernorm.cli.bench`: preset, norms, device, threads, seconds, rounds, eager,
-            compiled, out, plot.
+            compiled, out, plot, show.
     """
-    device = torch.device(settings["device"])
-    if settings["threads"]:
-        torch.set_num_threads(settings["threads"])
     console, notes = Console(), Console(stderr=True)
-    machine = describe_machine(device)
+    if settings["show"]:
+        machine, rows = read_rows(Path(settings["show"]))
+        _introduce(notes, machine)
+        _print_cases(console, rows)
+    else:
+        if settings["threads"]:
+            torch.set_num_threads(settings["threads"])
+        machine = describe_machine(torch.device(settings["device"]))
+        _introduce(notes, machine)
+        rows = _measure(settings, machine, console, notes)
+    print_targets(console, outcomes(rows), rows)
+    if settings["out"] and not settings["show"]:
+        console.print(f"rows: {settings['out']}", highlight=False)
+    if settings["plot"]:
+        from powernorm.benchmarking.drawing import draw_rows
+
+        draw_rows(Path(settings["plot"]), machine, rows)
+        console.print(f"plot: {settings['plot']}", highlight=False)
+
+
+def _introduce(notes: Console, machine: dict[str, Any]) -> None:
     for name, value in machine.items():
         notes.print(f"{name}: {value}", highlight=False)
 
+
+def _print_cases(console: Console, rows: list[Row]) -> None:
+    for _, case in groupby(rows, key=lambda row: row.case):
+        found = list(case)
+        if found[0].backend == "step":
+            print_steps(console, found)
+        else:
+            print_case(console, found)
+
+
+def _measure(
+    settings: dict[str, Any], machine: dict[str, Any], console: Console, notes: Console
+) -> list[Row]:
     def keep(rows: list[Row]) -> None:
         # After every case, so that an interruption costs one case and not the run.
         if settings["out"]:
@@ -48,14 +79,7 @@ def run(settings: dict[str, Any]) -> None:
     else:
         rows = _grid(settings, console, notes, keep)
     keep(rows)
-    print_targets(console, outcomes(rows), rows)
-    if settings["out"]:
-        console.print(f"rows: {settings['out']}", highlight=False)
-    if settings["plot"]:
-        from powernorm.benchmarking.drawing import draw_rows
-
-        draw_rows(Path(settings["plot"]), machine, rows)
-        console.print(f"plot: {settings['plot']}", highlight=False)
+    return rows
 
 
 def _grid(settings: dict[str, Any], console: Console, notes: Console, keep: Keep) -> list[Row]:

@@ -68,6 +68,7 @@ GRIDS: Final[dict[str, tuple[Case, ...]]] = {
         *(Case(*shape, direction="evaluation") for shape in _SHAPES),
         Case(64, 512),
     ),
+    "rivals": (Case(4096, 512), Case(4096, 512, padding=0.25), Case(8192, 1024)),
     "grid": tuple(
         Case(tokens, features, dtype, padding, direction)
         for tokens, features, dtype, padding, direction in product(

@@ -28,7 +28,7 @@ def draw_rows(path: Path, machine: dict[str, Any], rows: Sequence[Row]) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    cases = [list(group) for _, group in groupby(rows, key=_case)]
+    cases = [list(group) for _, group in groupby(rows, key=lambda row: row.case)]
     columns = min(3, len(cases))
     lines = -(-len(cases) // columns)
     bars = max(len(case) for case in cases)

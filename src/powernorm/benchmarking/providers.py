@@ -111,6 +111,9 @@ def _build(name: str, options: dict[str, Any], features: int) -> nn.Module:
 @cache
 def _compiled() -> Any:
     """The reference functions, each through torch.compile."""
+    # Every shape, type and set of options is a graph of its own; past the limit torch runs eagerly.
+    torch._dynamo.config.recompile_limit = 1000
+    torch._dynamo.config.accumulated_recompile_limit = 10_000
     names = [name for name in eager.__all__ if not name.startswith("absorb")]
     compiled = {name: torch.compile(getattr(eager, name), dynamic=False) for name in names}
     moves = {name: getattr(eager, name) for name in eager.__all__ if name.startswith("absorb")}

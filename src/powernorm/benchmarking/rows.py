@@ -56,6 +56,11 @@ class Row:
     gigabytes_per_second: float
     share_of_copy: float
 
+    @property
+    def case(self) -> tuple[int, int, str, float, str]:
+        """What was run: rows with the same case belong together."""
+        return (self.tokens, self.features, self.dtype, self.padding, self.direction)
+
 
 def make_row(
     case: Case,

@@ -66,7 +66,7 @@ def outcomes(rows: Sequence[Row]) -> list[Outcome]:
         for row in rows:
             if row.norm == target.norm and row.backend == "cpu" and _concerns(target, row):
                 rival = next(
-                    (r for r in rows if r.provider == target.rival and _same(r, row)), None
+                    (r for r in rows if r.provider == target.rival and r.case == row.case), None
                 )
                 if rival is not None:
                     found.append(Outcome(target, row, round(row.median_us / rival.median_us, 3)))
@@ -76,13 +76,6 @@ def outcomes(rows: Sequence[Row]) -> list[Outcome]:
 def _concerns(target: Target, row: Row) -> bool:
     small = row.tokens <= SMALL_TOKENS
     return (target.dtype, target.direction, target.small) == (row.dtype, row.direction, small)
-
-
-def _same(a: Row, b: Row) -> bool:
-    return all(
-        getattr(a, name) == getattr(b, name)
-        for name in ("tokens", "features", "dtype", "padding", "direction")
-    )
 
 
 def mask_costs(rows: Sequence[Row]) -> list[tuple[Row, float]]:

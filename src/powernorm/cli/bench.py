@@ -45,6 +45,10 @@ def check_settings(settings: dict[str, Any]) -> None:
     from powernorm.benchmarking.steps import STEP_NORMS
     from powernorm.norms import NORMS
 
+    if settings["show"]:
+        if settings["out"]:
+            raise InputError("--show measures nothing, so there are no rows for --out: drop one")
+        return
     preset, norms = settings["preset"], settings["norms"] or []
     presets = (*GRIDS, "step")
     if preset not in presets:

@@ -148,7 +148,7 @@ def bench(
         str,
         typer.Option(
             metavar="NAME",
-            help="What to measure: quick, targets, grid, gpu, or step (a whole training step).",
+            help="What to measure: quick, targets, rivals, grid, gpu, or step (a training step).",
         ),
     ] = "quick",
     norms: Annotated[
@@ -177,6 +177,10 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw them there, as SVG or PNG.")
     ] = None,
+    show: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measure nothing: show (and draw) the rows of FILE."),
+    ] = None,
 ) -> None:
     """Measure the norms against torch's, as ratios to LayerNorm in the same run.
 
@@ -196,6 +200,7 @@ def bench(
             "compiled": with_compiled,
             "out": None if out is None else str(out),
             "plot": None if plot is None else str(plot),
+            "show": None if show is None else str(show),
         }
     )
 
