@@ -32,7 +32,10 @@ def test_bench_prints_writes_and_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--preset", "huge"), "preset is 'huge', expected one of quick, targets, rivals, grid, gpu, step"),
+        (
+            ("--preset", "huge"),
+            "preset is 'huge', expected one of quick, targets, rivals, grid, gpu, step",
+        ),
         (("--norms", "pn,softmax"), "norm 'softmax' has no benchmark; those that have: pn-only"),
         (("--device", "tpu"), "device is 'tpu', expected cpu or cuda"),
         (("--device", "cuda"), "device is 'cuda', but torch sees no CUDA device"),

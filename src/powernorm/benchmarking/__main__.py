@@ -60,7 +60,7 @@ def _introduce(notes: Console, machine: dict[str, Any]) -> None:
 def _print_cases(console: Console, rows: list[Row]) -> None:
     for _, case in groupby(rows, key=lambda row: row.case):
         found = list(case)
-        if found[0].backend == "step":
+        if any(row.backend == "step" for row in found):
             print_steps(console, found)
         else:
             print_case(console, found)

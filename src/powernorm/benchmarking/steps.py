@@ -136,7 +136,15 @@ def measure_steps(
     case = Case(SENTENCES * LENGTH, 512, padding=PADDING)
     base = samples[BASELINE]
     return [
-        make_row(case, f"training step, {name}", name, "step", samples[name], base, base)
+        make_row(
+            case,
+            f"training step, {name}",
+            name,
+            "torch" if name == BASELINE else "step",
+            samples[name],
+            base,
+            base,
+        )
         for name in steps
     ]
 
