@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,31 @@ import torch
 from torch import Tensor
 
 import powernorm
+from powernorm.ops.dispatch import use_functions
 
 FOLDER = Path(__file__).parents[1] / "goldens"
 TOLERANCE = 1e-10
 
 
-@pytest.fixture(autouse=True, params=["eager", "cpu"])
-def backend(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every file through every backend."""
-    with powernorm.ops.use_backend(request.param):
-        yield
+@pytest.fixture(autouse=True, params=["eager", "cpu", "triton"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every file through every backend; Triton's programs through its interpreter."""
+    if request.param == "triton":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        with use_functions(interpreted_kernels()):
+            yield
+    else:
+        with powernorm.ops.use_backend(request.param):
+            yield
+
+
+def interpreted_kernels() -> ModuleType:
+    pytest.importorskip("triton")
+    from ops.triton_cases import DEVICE, kernels
+
+    if DEVICE != "cpu":
+        pytest.skip("the kernels of this process are compiled for the GPU")
+    return kernels
 
 
 def batch_first(array: np.ndarray) -> Tensor:

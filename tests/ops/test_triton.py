@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from triton_cases import (
+
+from ops.triton_cases import (
     CHECKS,
     DEVICE,
     FLOATS,
@@ -25,7 +26,6 @@ from triton_cases import (
     check_token,
     kernels,
 )
-
 from powernorm.ops.reference import state as running
 
 
