@@ -84,6 +84,13 @@ def test_doctor(tmp_path: Path) -> None:
     assert "on the CPU your models use: cpu" in lines
 
 
+def test_doctor_knows_a_forced_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POWERNORM_BACKEND", "eager")
+    outcome = powernorm(tmp_path, "doctor")
+    assert outcome.code == 0
+    assert "on the CPU your models use: eager" in outcome.out.splitlines()
+
+
 def test_doctor_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POWERNORM_CPU_LIBRARY", str(tmp_path / "absent.so"))
     outcome = powernorm(tmp_path, "doctor")

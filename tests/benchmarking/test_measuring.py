@@ -36,29 +36,45 @@ def test_who_competes() -> None:
         providers(CPU, ("softmax",), with_eager=False, with_compiled=False)
 
 
+@pytest.mark.parametrize("direction", ["forward", "forward+backward", "evaluation"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_gate_lets_right_ones_pass(dtype: str) -> None:
+def test_gate_lets_right_ones_pass(dtype: str, direction: Direction) -> None:
     found = providers(CPU, tuple(NORMS), with_eager=True, with_compiled=False)
-    check_providers(found, dtype, CPU)
+    for padding in (0.0, 0.25):
+        check_providers(found, Case(130, 68, dtype, padding, direction), CPU)
 
 
-@pytest.mark.parametrize("direction", ["power_norm", "power_norm_backward"])
-def test_gate_stops_a_wrong_one(direction: str) -> None:
-    """One value in a thousand off by a thousandth."""
+WRONG = {
+    "power_norm": "the output",
+    "power_norm_backward": "the input's gradient",
+    "absorb_power": "running_second_moment",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_gate_stops_a_wrong_one(name: str) -> None:
+    """One value in a thousand off by a thousandth; or state that does not move."""
 
     def wrong(*args: Any) -> Any:
-        y, *rest = getattr(eager, direction)(*args)
-        y.view(-1)[::1000] += 1e-3
-        return y, *rest
+        if name.startswith("absorb"):
+            return None
+        results = list(getattr(eager, name)(*args))
+        results[0].view(-1)[::1000] += 1e-3
+        return tuple(results)
 
-    names = {name: getattr(eager, name) for name in eager.__all__}
-    broken = SimpleNamespace(**names | {direction: wrong})
+    names = {known: getattr(eager, known) for known in eager.__all__}
+    broken = SimpleNamespace(**names | {name: wrong})
     build = partial(build_norm, "pn", warmup_steps=0)
     provider = Provider("pn (wrong)", "pn", "cpu", build, True, partial(use_functions, broken))
-    with pytest.raises(
-        powernorm.InputError, match=r"pn \(wrong\) in float32 is off by .* not timed"
-    ):
-        check_providers([provider], "float32", CPU)
+    message = rf"pn \(wrong\) is wrong on 130×68 .*: {WRONG[name]} is off by"
+    with pytest.raises(powernorm.InputError, match=message):
+        check_providers([provider], Case(130, 68), CPU)
+
+
+def test_gate_looks_at_other_libraries_too() -> None:
+    provider = Provider(BASELINE, "ln", "torch", partial(nn.LayerNorm, eps=1e-2))
+    with pytest.raises(powernorm.InputError, match="torch LayerNorm is wrong"):
+        check_providers([provider], Case(130, 68), CPU)
 
 
 @pytest.mark.parametrize("direction", ["forward", "forward+backward", "evaluation"])

@@ -246,6 +246,45 @@ def test_penalty_chain_does_not_grow_when_nobody_asks() -> None:
         assert not norm.has_penalty
 
 
+def test_penalty_belongs_to_its_forward_whatever_happens_to_the_buffers() -> None:
+    x = torch.randn(30, 4)
+    values = []
+    for disturbed in (False, True):
+        norm = powernorm.RegularizedBatchNorm(4)
+        norm(x)
+        if disturbed:
+            norm.running_mean.fill_(100.0)
+        values.append(norm.penalty().item())
+    assert values[0] == values[1]
+
+
+def test_a_logged_penalty_does_not_disturb_later_steps() -> None:
+    norm = powernorm.RegularizedBatchNorm(4)
+    x = torch.randn(30, 4)
+    norm(x)
+    norm.penalty().item()
+    norm(x).sum().backward()
+    assert not norm.has_penalty
+    (norm(x).sum() + norm.penalty()).backward()
+    with torch.inference_mode(), pytest.raises(powernorm.InputError, match="no training-mode"):
+        norm.penalty()
+    y = norm(x)
+    with torch.inference_mode():
+        logged = norm.penalty().item()
+    assert norm.penalty().requires_grad
+    assert norm.penalty().item() == logged
+    (y.sum() + norm.penalty()).backward()
+
+
+def test_penalties_of_held_micro_batches_are_over_with_their_backward() -> None:
+    norm = powernorm.RegularizedBatchNorm(4)
+    with powernorm.accumulated_statistics(norm):
+        norm(torch.randn(30, 4)).sum().backward()
+        assert not norm.has_penalty
+        (norm(torch.randn(30, 4)).sum() + norm.penalty()).backward()
+        assert not norm.has_penalty
+
+
 def test_penalty_of_frozen_and_skipped_layers() -> None:
     model = nn.ModuleList(powernorm.RegularizedBatchNorm(8) for _ in range(3))
     model[0].eval()

@@ -59,12 +59,32 @@ def test_only_the_stream_is_used(case: Case) -> None:
     torch.testing.assert_close(stream.grad, torch.ones_like(x))
 
 
-def test_residual_of_another_shape_or_type() -> None:
+def test_residual_of_another_shape() -> None:
     norm = powernorm.PowerNorm(8)
     with pytest.raises(powernorm.InputError, match=r"residual has shape \(3, 8\)"):
         norm(torch.zeros(4, 8), None, torch.zeros(3, 8))
-    with pytest.raises(powernorm.InputError, match=r"dtype torch.float64, expected"):
-        norm(torch.zeros(4, 8), None, torch.zeros(4, 8, dtype=torch.float64))
+    with pytest.raises(powernorm.InputError, match=r"dtype torch.int64, expected"):
+        norm(torch.zeros(4, 8), None, torch.zeros(4, 8, dtype=torch.long))
+
+
+@pytest.mark.parametrize("name", ["pn", "bn", "mabn", "adanorm", "rms", "ln", "none"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_wider_stream_stays_wide(name: str, training: bool) -> None:
+    """Under autocast a branch comes in bfloat16; the sum is what `branch + stream` gives."""
+    norms = [powernorm.build_norm(name, 8).train(training) for _ in range(2)]
+    linear = torch.nn.Linear(8, 8)
+    x, stream = noise(6, 8).float(), noise(6, 8, seed=1).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        branch = linear(x)
+        assert branch.dtype == torch.bfloat16
+        y, total = norms[0](branch, None, stream)
+        wanted_total = branch + stream
+        wanted = norms[1](wanted_total)
+    assert total.dtype == torch.float32
+    torch.testing.assert_close(total, wanted_total)
+    torch.testing.assert_close(y, wanted)
+    (y.sum() + total.sum()).backward()
+    assert linear.weight.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["pn", "bn", "rbn", "adanorm", "rms"])

@@ -54,10 +54,15 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 def test_without_kernels_the_package_works_and_says_why(tmp_path: Path) -> None:
     (tmp_path / NOTE_NAME).write_text("no C++ compiler (c++, g++ or clang++)\n")
     code = """
-import torch, powernorm
+import torch, powernorm, warnings
 x = torch.randn(6, 4, requires_grad=True)
 norm = powernorm.PowerNorm(4)
-norm(x).sum().backward()
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    norm(x).sum().backward()
+    powernorm.BatchNorm(4)(x).sum().backward()
+assert len(seen) == 1, seen
+print(seen[0].message)
 assert int(norm.num_batches_tracked) == 1
 choice = powernorm.ops.explain(x, "power_norm")[0]
 assert choice.backend == "eager", choice
@@ -70,8 +75,10 @@ except powernorm.InputError as error:
 """
     done = run(code, POWERNORM_CPU_LIBRARY=str(tmp_path / LIBRARY_NAME))
     assert done.returncode == 0, done.stderr
-    explained, refused = done.stdout.splitlines()
-    for line in (explained, refused):
+    warned, explained, refused = done.stdout.splitlines()
+    assert warned.startswith("eager torch serves the norms")
+    assert "POWERNORM_BACKEND=eager" in warned
+    for line in (warned, explained, refused):
         assert "no C++ compiler" in line
         assert "install" in line
     assert refused.startswith("backend 'cpu' is not available here")

@@ -68,8 +68,10 @@ def outputs_past_the_cache() -> Iterator[None]:
 def test_outputs_past_the_cache(
     op: str, options: dict[str, Any], dtype: torch.dtype, instruction_set: str
 ) -> None:
-    """Rows that begin and end at the edge of a vector, and rows that do not."""
+    """Rows, and groups of features, that begin and end at the edge of a vector, or do not."""
     del instruction_set
+    for features, groups in ((48, 4), (96, 4), (80, 2), (192, 8), (128, 2)):
+        check(functions, op, Problem(70, features, dtype, "some", groups, options=options))
     for features in (64, 17, 40):
         for tokens, groups, masked in ((130, 0, "none"), (139, 0, "some"), (70, 1, "some")):
             check(functions, op, Problem(tokens, features, dtype, masked, groups, options=options))

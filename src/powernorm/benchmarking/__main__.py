@@ -92,11 +92,11 @@ def _grid(settings: dict[str, Any], console: Console, notes: Console, keep: Keep
         with_compiled=settings["compiled"],
     )
     rows: list[Row] = []
-    with notes.status("comparing with the float64 reference") as status:
-        for dtype in dict.fromkeys(case.dtype for case in cases):
-            check_providers(competitors, dtype, device)
+    with notes.status("starting") as status:
         for number, case in enumerate(cases, 1):
-            status.update(f"case {number} of {len(cases)}: {case.label}")
+            status.update(f"case {number} of {len(cases)}, {case.label}: is everyone right?")
+            check_providers(competitors, case, device)
+            status.update(f"case {number} of {len(cases)}, {case.label}")
             found = measure(case, competitors, device, seconds=settings["seconds"])
             print_case(console, found)
             rows += found

@@ -104,10 +104,12 @@ class Norm(nn.Module):
             )
         if padding_mask is not None:
             check_padding_mask(padding_mask, x)
-        if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        if residual is None:
+            return
+        if residual.shape != x.shape or not residual.is_floating_point():
             raise InputError(
                 f"residual has shape {tuple(residual.shape)} and dtype {residual.dtype}, expected "
-                f"those of the input, {tuple(x.shape)} and {x.dtype}"
+                f"the input's shape {tuple(x.shape)} and a floating point type"
             )
 
 
@@ -381,6 +383,9 @@ class BatchStatisticsNorm(AffineNorm):
             f"{prefix}num_nonfinite_batches", torch.zeros((), dtype=torch.long, device=device)
         )
         super()._load_from_state_dict(state_dict, prefix, *args)
+        for name, buffer in self._buffers.items():  # narrow ones come in with assign=True
+            if buffer is not None and buffer.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = buffer.float()
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename, in place, what a checkpoint of a released layer calls otherwise."""

@@ -13,6 +13,7 @@ from powernorm.norms.base import Call, Normalised, answer, rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
 from powernorm.ops.functions import token_norm
+from powernorm.ops.plain import refuse_transforms
 
 
 class _CenteredWeight(nn.Module):
@@ -137,6 +138,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
             self.window_gradient_moment,
         )
         total = call.x if call.residual is None else call.x + call.residual
+        refuse_transforms()
         y, *_ = torch.ops.powernorm.moving_average_norm(
             self._group_scaled(total),
             seen.padding_mask,

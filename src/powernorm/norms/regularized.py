@@ -172,20 +172,23 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             self._remember(self._penalty_of(statistics, running_mean, running_var))
         elif not in_backward():
             # Else the forward that activation checkpointing runs again: it has been counted.
-            # Ten small operations, put off until somebody asks; `absorb` comes before the buffers
-            # move. Without gradients there may be no backward, hence no such warning.
+            # Ten small operations, put off until somebody asks. The buffers may have moved by then.
             if torch.is_grad_enabled():
                 if self._read:
                     self._pending, self._without_gradient, self._read = None, False, False
-                self._unsettled.append((statistics, running_mean, running_var))
+                state = (running_mean.detach().clone(), running_var.detach().clone())
+                self._unsettled.append((statistics, *state))
             else:
                 self._settle()
                 self._remember(self._penalty_of(statistics, running_mean, running_var))
 
     def _settle(self) -> None:
         """Compute what was put off."""
+        if not self._unsettled:
+            return
         unsettled, self._unsettled = self._unsettled, []
-        with torch.enable_grad():
+        # Whoever asks first, perhaps a logger under inference_mode, leaves it usable for others.
+        with torch.inference_mode(False), torch.enable_grad():
             for noted in unsettled:
                 self._remember(self._penalty_of(*noted))
 
@@ -213,15 +216,27 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         self._without_gradient = self._without_gradient or blind
         self._read = False
 
-    def absorb(self, sums: Tensor) -> None:
-        """One step of the running statistics; what the penalty was of is over."""
-        if self._read or not self._asked:
-            self.forget_penalty()
-        else:
-            self._settle()
+    def receive(self, sums: Tensor) -> None:
+        """The end of a backward: what the penalty was of is over."""
         # Else a later forward is waiting: forward A, penalty, forward B, backward A.
+        if self._read or not self._asked or self._is_spent():
+            self.forget_penalty()
         self._asked = False
-        super().absorb(sums)
+        super().receive(sums)
+
+    def _is_spent(self) -> bool:
+        """Has the backward of the last forward run? Then its node has let go of what it saved."""
+        last = self._unsettled[-1][0] if self._unsettled else self._pending
+        if last is None or last.grad_fn is None:
+            return False
+        try:
+            # Not `saved_tensors`, which would set off the recomputation of a checkpoint.
+            last.grad_fn._raw_saved_tensors  # type: ignore[attr-defined] # noqa: B018
+        except AttributeError:
+            return False
+        except RuntimeError:
+            return True
+        return False
 
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()

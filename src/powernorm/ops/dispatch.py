@@ -7,6 +7,7 @@ that cannot serve raises, it never falls back in silence.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -178,8 +179,16 @@ def _module(backend: Backend) -> ModuleType | None:
 
 
 @cache
-def _cpu_or_eager() -> ModuleType:
-    return _module("cpu") or eager
+def _or_eager(backend: Backend) -> ModuleType:
+    """The backend that a device has by nature; where it is missing eager, not in silence."""
+    module = _module(backend)
+    if module is None:
+        warnings.warn(
+            f"eager torch serves the norms, several times slower than kernels, because "
+            f"{missing_reason(backend)} ({VARIABLE}=eager silences this)",
+            stacklevel=2,
+        )
+    return module or eager
 
 
 def _natural(x: Tensor) -> Backend:
@@ -196,13 +205,10 @@ def functions_for(x: Tensor) -> Any:
         return _setting.functions
     forced = _setting.forced
     if forced is None and x.is_cpu and x.dtype in _CPU_TYPES and x.shape[-1]:
-        return _cpu_or_eager()
+        return _or_eager("cpu")
     if forced is None:
         backend = _natural(x)
-        module = _module(backend)
-        if module is None or unfit_reason(backend, x):
-            return eager
-        return module
+        return eager if unfit_reason(backend, x) else _or_eager(backend)
     problem = missing_reason(forced) or unfit_reason(forced, x)
     if problem:
         raise InputError(f"backend {forced!r} was asked for and cannot serve this input: {problem}")

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from powernorm.ops import gradients, registration  # noqa: F401 - registers the ops
+from powernorm.ops import eager, gradients, registration  # noqa: F401 - registers the ops
 from powernorm.ops.dispatch import functions_for
-from powernorm.ops.plain import is_plain
+from powernorm.ops.plain import is_plain, is_transformed, refuse_transforms
+from powernorm.ops.reference.token import differentiable_token_norm
 
 # With `forward(ctx, ...)` and not `setup_context`: torch binds the arguments of the latter form by
 # Python's `inspect` at every call, which takes longer than a small norm. For the same reason
@@ -76,6 +77,14 @@ class _StaticNorm(_PlainFunction):
     backward = staticmethod(gradients.static_norm_gradient)
 
 
+def _promoted(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both in the type that their sum has: under autocast a branch is narrower than its stream."""
+    if residual is None or residual.dtype == x.dtype:
+        return x, residual
+    dtype = torch.promote_types(x.dtype, residual.dtype)
+    return x.to(dtype), residual.to(dtype)
+
+
 class BatchNormResult(NamedTuple):
     """What the batch-statistics layers read."""
 
@@ -107,12 +116,14 @@ def batch_norm(
 
     The `carrier` is a leaf that receives the sums as its gradient, (3, C) float64.
     """
+    x, residual = _promoted(x, residual)
     affine = (x, residual, padding_mask, weight, bias)
     args = (*affine, running_mean, running_var, carrier, limits, groups, eps, floor, group_name)
-    if is_plain(x):
+    if is_plain(x, residual, weight, bias):
         left: list[Tensor] = []
         y, total, *statistics = _BatchNorm.apply_plain(*args, left)
         return BatchNormResult(y, total, statistics[0] if statistics else left[0], left[1], None)
+    refuse_transforms()
     y, total, _, statistics, sums, fresh = torch.ops.powernorm.batch_norm(*args)
     return BatchNormResult(y, total, statistics, sums, fresh)
 
@@ -137,12 +148,14 @@ def power_norm(
 
     The `carrier` is a leaf that receives the sums as its gradient, (5, C) float64.
     """
+    x, residual = _promoted(x, residual)
     affine = (x, residual, padding_mask, weight, bias)
     state = (second_moment, gradient_moment, carrier)
     args = (*affine, *state, groups, eps, use_batch, max_ratio, released, group_name)
-    if is_plain(x):
+    if is_plain(x, residual, weight, bias):
         y, total = _PowerNorm.apply_plain(*args)
     else:
+        refuse_transforms()
         y, total, *_ = torch.ops.powernorm.power_norm(*args)
     return y, total
 
@@ -166,10 +179,14 @@ def token_norm(
 
     `detach_mean` and `detach_std` let no gradient through μ and σ.
     """
+    x, residual = _promoted(x, residual)
     settings = (groups, centered, eps, released, scale, k, detach_mean, detach_std)
     args = (x, residual, weight, bias, *settings)
-    if is_plain(x):
+    if is_plain(x, residual, weight, bias):
         y, total = _TokenNorm.apply_plain(*args)
+    elif is_transformed():
+        total = x if residual is None else x + residual
+        y = differentiable_token_norm(total, weight, bias, *settings)
     else:
         y, total, _ = torch.ops.powernorm.token_norm(*args)
     return y, total
@@ -187,9 +204,12 @@ def static_norm(
     floor: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """(y, sum with the residual) by given statistics; see `reference.static.static_norm`."""
+    x, residual = _promoted(x, residual)
     args = (x, residual, weight, bias, mean, var, groups, eps, floor)
-    if is_plain(x):
+    if is_plain(x, residual, weight, bias):
         y, total = _StaticNorm.apply_plain(*args)
+    elif is_transformed():
+        y, total, *_ = eager.static_norm(*args)
     else:
         y, total, *_ = torch.ops.powernorm.static_norm(*args)
     return y, total

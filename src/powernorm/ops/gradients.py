@@ -147,8 +147,9 @@ def token_norm_gradient(
     if grad_y is None:
         grad_y = torch.zeros_like(inputs)
     if torch.is_grad_enabled():
-        y = differentiable_token_norm(inputs, weight, bias, *ctx.settings)
-        grads = _differentiate(y, (inputs, weight, bias), grad_y, grad_total)
+        sources = _aliases(inputs, weight, bias)
+        y = differentiable_token_norm(*sources, *ctx.settings)
+        grads = _differentiate(y, sources, grad_y, grad_total)
     else:
         _groups, centered, _eps, *settings = ctx.settings
         tensors = (grad_y, grad_total, inputs, weight, statistics)
@@ -184,14 +185,30 @@ def static_norm_gradient(
         grad_y = torch.zeros_like(inputs)
     if torch.is_grad_enabled():
         groups, eps = ctx.settings
-        tokens = scale_groups(tokens_of(inputs), groups, eps)[0]
-        y = scale_and_shift((tokens - statistics[0]) * statistics[1], weight, bias)
+        sources = _aliases(inputs, weight, bias)
+        tokens = scale_groups(tokens_of(sources[0]), groups, eps)[0]
+        y = scale_and_shift((tokens - statistics[0]) * statistics[1], *sources[1:])
         y = y.to(inputs.dtype).reshape(inputs.shape)
-        grads = _differentiate(y, (inputs, weight, bias), grad_y, grad_total)
+        grads = _differentiate(y, sources, grad_y, grad_total)
     else:
         tensors = (grad_y, grad_total, inputs, weight, scales, statistics)
         grads = _run("static_norm_backward", grad_y, *tensors)
     return (*_inputs_gradients(ctx, grads, weight, 3), *[None] * 5)
+
+
+def _aliases(
+    inputs: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The same tensors as starting points of their own.
+
+    With respect to the tensors themselves a gradient would also run through what came before, such
+    as an earlier use of the same γ, and with a residual through this very node without an end.
+    """
+    return (
+        inputs.view_as(inputs),
+        None if weight is None else weight.view_as(weight),
+        None if bias is None else bias.view_as(bias),
+    )
 
 
 def _differentiate(

@@ -6,6 +6,7 @@ library alone is imported, because at that time nothing else is there.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -49,6 +50,14 @@ class BuildError(Exception):
     """The kernels cannot be built here; the message says why."""
 
 
+def number_sources() -> str:
+    """A number of the sources as they are now; a library of other sources has another."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCE.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def build_library(target: Path, sanitize: str = "") -> None:
     """Compiles and links the kernels.
 
@@ -80,6 +89,7 @@ def build_library(target: Path, sanitize: str = "") -> None:
             if name == "plain" or name in wide
         ]
         known = [f"-DPOWERNORM_HAS_{name.upper()}" for name in sorted(wide)]
+        known.append(f'-DPOWERNORM_SOURCES="{number_sources()}"')
         face = ([*_COMMON, *extra, *openmp, *known], SOURCE / "interface.cpp", place / "face.o")
         jobs.append(face)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -135,10 +145,6 @@ def _run(command: list[str], target: Path) -> None:
     if answer.returncode:
         lines = [line for line in answer.stderr.splitlines() if "error" in line] or [answer.stderr]
         raise BuildError(f"{shlex.join(command[:1])} failed: {lines[0].strip()}")
-
-
-def _answer(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
 
 def build_or_note(folder: Path) -> str | None:

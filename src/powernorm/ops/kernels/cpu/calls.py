@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from powernorm.errors import InputError
 from powernorm.ops.kernels.cpu.loading import load_library
 from powernorm.ops.kernels.cpu.tasks import TYPES, State, Task
 
@@ -21,6 +22,7 @@ _STATUS = {
     2: "no memory for the sums of the CPU kernels",
 }
 _DENSE = torch.contiguous_format
+_CPU, _BOOL = torch.device("cpu"), torch.bool
 
 
 def run(operation: int, task: Task) -> None:
@@ -66,18 +68,38 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def _strided(value: Tensor, kept: list[Any]) -> tuple[int, int]:
-    """(address, stride from token to token) of an input that is not contiguous."""
-    rows = rows_of(value)
+    """(address, stride from token to token) of an input that is not simply side by side."""
+    if value._is_zerotensor():
+        value = torch.zeros(value.shape, dtype=value.dtype, device=_CPU)
+    rows = rows_of(value.resolve_neg())
     kept.append(rows)
     return rows.data_ptr(), rows.stride(0)
 
 
-def vector(value: Tensor, dtype: torch.dtype, kept: list[Any]) -> int:
-    """Address of a (C,) tensor, in the accumulation type and side by side."""
+def _is_simple(value: Tensor) -> bool:
+    """Do the values stand at `data_ptr()`, one after the other?"""
+    return value.is_contiguous() and not value.is_neg() and not value._is_zerotensor()
+
+
+def vector(name: str, value: Tensor, size: int, dtype: torch.dtype, kept: list[Any]) -> int:
+    """Address of a vector, in the accumulation type and side by side.
+
+    Raises:
+        InputError: it has another size or is on another device.
+    """
+    if not value.is_cpu or value.numel() != size:
+        _refuse(name, value, f"{size} values")
     if value.dtype != dtype or not value.is_contiguous():
-        value = value.to(dtype).contiguous()
+        value = value.resolve_neg().to(dtype).contiguous()
         kept.append(value)
     return value.data_ptr()
+
+
+def _refuse(name: str, value: Tensor, expected: str) -> NoReturn:
+    raise InputError(
+        f"{name} has shape {tuple(value.shape)} and is on {value.device}, expected {expected} on "
+        "the input's device, cpu"
+    )
 
 
 def forward_task(
@@ -102,7 +124,7 @@ def forward_task(
     task = Task()
     task.features, task.type, task.flags, task.groups = features, TYPES[dtype], flags, groups
     task.tokens, task.eps, task.threads = x.numel() // features, eps, torch.get_num_threads()
-    if x.is_contiguous():
+    if _is_simple(x):
         task.x, task.x_stride = x.data_ptr(), features
         y = torch.empty_like(x)
     else:
@@ -113,19 +135,21 @@ def forward_task(
     if residual is not None:
         total = torch.empty_like(y)
         task.total = total.data_ptr()
-        if residual.is_contiguous():
+        if not residual.is_cpu or residual.shape != x.shape or residual.dtype != dtype:
+            _refuse("residual", residual, f"shape {tuple(x.shape)}, {dtype}")
+        if _is_simple(residual):
             task.residual, task.residual_stride = residual.data_ptr(), features
         else:
             task.residual, task.residual_stride = _strided(residual, kept)
     if groups:
-        scales = torch.empty((task.tokens, groups), dtype=acc)
+        scales = torch.empty((task.tokens, groups), dtype=acc, device=_CPU)
         task.scales = scales.data_ptr()
     if padding_mask is not None:
         _hand_over_mask(task, padding_mask, kept)
     if weight is not None:
-        task.weight = vector(weight, acc, kept)
+        task.weight = vector("weight", weight, features, acc, kept)
     if bias is not None:
-        task.bias = vector(bias, acc, kept)
+        task.bias = vector("bias", bias, features, acc, kept)
     return task, y, total, scales, acc, kept
 
 
@@ -152,14 +176,14 @@ def backward_task(
     task = Task()
     task.features, task.type, task.flags, task.eps = features, TYPES[dtype], flags, eps
     task.tokens, task.threads = inputs.numel() // features, torch.get_num_threads()
-    if inputs.is_contiguous():
+    if _is_simple(inputs):
         task.x, task.x_stride = inputs.data_ptr(), features
         grad_x = torch.empty_like(inputs)
     else:
         task.x, task.x_stride = _strided(inputs, kept)
         grad_x = torch.empty_like(inputs, memory_format=_DENSE)
     task.grad_x = grad_x.data_ptr()
-    if grad_y.is_contiguous():
+    if _is_simple(grad_y):
         task.grad_y, task.grad_y_stride = grad_y.data_ptr(), features
     else:
         task.grad_y, task.grad_y_stride = _strided(grad_y, kept)
@@ -168,17 +192,21 @@ def backward_task(
     if padding_mask is not None:
         _hand_over_mask(task, padding_mask, kept)
     if weight is not None:
-        task.weight = vector(weight, acc, kept)
+        task.weight = vector("weight", weight, features, acc, kept)
     if scales is not None and scales.numel():
         task.groups, task.scales = scales.shape[-1], scales.data_ptr()
     if not affine:
         return task, (grad_x, None, None), acc, kept
-    grad_weight, grad_bias = torch.empty(features, dtype=acc), torch.empty(features, dtype=acc)
+    grad_weight = torch.empty(features, dtype=acc, device=_CPU)
+    grad_bias = torch.empty(features, dtype=acc, device=_CPU)
     task.grad_weight, task.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
     return task, (grad_x, grad_weight, grad_bias), acc, kept
 
 
 def _hand_over_mask(task: Task, padding_mask: Tensor, kept: list[Any]) -> None:
+    tokens = task.tokens
+    if not padding_mask.is_cpu or padding_mask.numel() != tokens or padding_mask.dtype != _BOOL:
+        _refuse("padding_mask", padding_mask, f"{tokens} values of torch.bool")
     if not padding_mask.is_contiguous():
         padding_mask = padding_mask.contiguous()
         kept.append(padding_mask)

@@ -11,9 +11,12 @@ from torch import Tensor
 from powernorm.ops.kernels.cpu import tasks
 from powernorm.ops.kernels.cpu.calls import absorb, backward_task, forward_task, run, vector
 from powernorm.ops.kernels.cpu.tasks import FINISH, MEASURE, State
+from powernorm.ops.plain import PLAIN_TYPES
 from powernorm.ops.processes import all_reduce_sum
+from powernorm.ops.reference import state as state_moves
 
 _BOTH = MEASURE | FINISH
+_CPU = torch.device("cpu")
 
 
 def batch_norm(
@@ -37,12 +40,12 @@ def batch_norm(
         x, residual, padding_mask, weight, bias, groups, flags | _BOTH, eps
     )
     if running_mean is not None:
-        task.mean = vector(running_mean, acc, kept)
-    task.var = vector(running_var, acc, kept)
+        task.mean = vector("running_mean", running_mean, task.features, acc, kept)
+    task.var = vector("running_var", running_var, task.features, acc, kept)
     if limits is not None:
-        task.limits = vector(limits, acc, kept)
-    statistics = torch.empty((6, task.features), dtype=acc)
-    sums = torch.empty((3, task.features), dtype=torch.float64)
+        task.limits = vector("limits", limits, 2, acc, kept)
+    statistics = torch.empty((6, task.features), dtype=acc, device=_CPU)
+    sums = torch.empty((3, task.features), dtype=torch.float64, device=_CPU)
     task.statistics, task.sums = statistics.data_ptr(), sums.data_ptr()
     if group_name:
         task.flags = flags | MEASURE
@@ -73,10 +76,12 @@ def batch_norm_backward(
         inputs, grad_y, grad_total, padding_mask, weight, scales, flags | _BOTH, eps
     )
     if grad_statistics is not None:
-        task.grad_statistics = vector(grad_statistics, acc, kept)
+        task.grad_statistics = vector(
+            "grad_statistics", grad_statistics, 6 * task.features, acc, kept
+        )
     task.statistics = statistics.data_ptr()
     if group_name:
-        sums = torch.empty((4, task.features), dtype=torch.float64)
+        sums = torch.empty((4, task.features), dtype=torch.float64, device=_CPU)
         task.flags, task.sums = flags | MEASURE, sums.data_ptr()
         run(tasks.BATCH_NORM_BACKWARD, task)
         merged = all_reduce_sum(sums, group_name)
@@ -105,11 +110,11 @@ def power_norm(
     task, y, total, scales, acc, kept = forward_task(
         x, residual, padding_mask, weight, bias, groups, flags | _BOTH, eps
     )
-    task.var = vector(second_moment, acc, kept)
-    task.gradient_moment = vector(gradient_moment, acc, kept)
+    task.var = vector("second_moment", second_moment, task.features, acc, kept)
+    task.gradient_moment = vector("gradient_moment", gradient_moment, task.features, acc, kept)
     task.max_ratio = max_ratio
-    statistics = torch.empty((3, task.features), dtype=acc)
-    sums = torch.empty((2, task.features), dtype=torch.float64)
+    statistics = torch.empty((3, task.features), dtype=acc, device=_CPU)
+    sums = torch.empty((2, task.features), dtype=torch.float64, device=_CPU)
     task.statistics, task.sums = statistics.data_ptr(), sums.data_ptr()
     if group_name and (use_batch or released or max_ratio):
         task.flags = flags | MEASURE
@@ -136,7 +141,7 @@ def power_norm_backward(
     task, grads, _, _kept = backward_task(
         inputs, grad_y, grad_total, padding_mask, weight, scales, flags, 0.0
     )
-    carried = torch.empty((5, task.features), dtype=torch.float64)
+    carried = torch.empty((5, task.features), dtype=torch.float64, device=_CPU)
     task.statistics, task.sums = statistics.data_ptr(), sums.data_ptr()
     task.carried = carried.data_ptr()
     run(tasks.POWER_NORM_BACKWARD, task)
@@ -161,7 +166,7 @@ def token_norm(
         x, residual, None, weight, bias, 0, flags | _BOTH, eps
     )
     task.groups, task.scale, task.k = groups, scale, k
-    statistics = torch.empty((2, task.tokens, groups), dtype=acc)
+    statistics = torch.empty((2, task.tokens, groups), dtype=acc, device=_CPU)
     task.scales = statistics.data_ptr()
     run(tasks.TOKEN_NORM, task)
     return y, total, statistics
@@ -209,9 +214,9 @@ def static_norm(
         x, residual, None, weight, bias, groups, floor * tasks.FLOOR | _BOTH, eps
     )
     if mean is not None:
-        task.mean = vector(mean, acc, kept)
-    task.var = vector(var, acc, kept)
-    statistics = torch.empty((2, task.features), dtype=acc)
+        task.mean = vector("mean", mean, task.features, acc, kept)
+    task.var = vector("var", var, task.features, acc, kept)
+    statistics = torch.empty((2, task.features), dtype=acc, device=_CPU)
     task.statistics = statistics.data_ptr()
     run(tasks.STATIC_NORM, task)
     return y, total, scales, statistics
@@ -234,15 +239,35 @@ def static_norm_backward(
     return grads
 
 
+def _can_move(sums: Tensor, counters: tuple[Tensor, Tensor], *buffers: Tensor) -> bool:
+    """Are the buffers what the library can write: side by side, all float32 or all float64?
+
+    They are not after `load_state_dict(assign=True)` of a narrower checkpoint, say, or where a
+    data-parallel wrapper casts buffers.
+    """
+    dtype, size = buffers[0].dtype, sums.shape[-1]
+    if dtype is not torch.float32 and dtype is not torch.float64:
+        return False
+    for buffer in buffers:
+        if buffer.dtype is not dtype or buffer.numel() != size or not buffer.is_contiguous():
+            return False
+        if not buffer.is_cpu or type(buffer) not in PLAIN_TYPES:
+            return False
+    for counter in counters:
+        if counter.dtype is not torch.int64 or not counter.is_cpu:
+            return False
+    return sums.is_cpu and sums.is_contiguous()
+
+
 def _state(
-    kind: int, buffer: Tensor, tracked: Tensor, nonfinite: Tensor, sums: Tensor, momentum: float
+    kind: int, buffer: Tensor, counters: tuple[Tensor, Tensor], sums: Tensor, momentum: float
 ) -> State:
     state = State()
-    state.kind, state.wide = kind, buffer.dtype == torch.float64
-    state.features, state.momentum = buffer.shape[-1], momentum
+    state.kind, state.wide = kind, buffer.dtype is torch.float64
+    state.features, state.momentum = sums.shape[-1], momentum
     state.second, state.sums = buffer.data_ptr(), sums.data_ptr()
-    state.num_batches_tracked = tracked.data_ptr()
-    state.num_nonfinite_batches = nonfinite.data_ptr()
+    state.num_batches_tracked = counters[0].data_ptr()
+    state.num_nonfinite_batches = counters[1].data_ptr()
     return state
 
 
@@ -257,7 +282,12 @@ def absorb_centered(
 ) -> None:
     """As `reference.state.absorb_centered`."""
     counters = (num_batches_tracked, num_nonfinite_batches)
-    state = _state(tasks.MEAN_AND_VAR, running_var, *counters, sums, momentum)
+    if not _can_move(sums, counters, running_mean, running_var):
+        state_moves.absorb_centered(
+            running_mean, running_var, *counters, sums, momentum, correct_bias
+        )
+        return
+    state = _state(tasks.MEAN_AND_VAR, running_var, counters, sums, momentum)
     state.first, state.unbiased = running_mean.data_ptr(), correct_bias
     absorb(state)
     torch.autograd.graph.increment_version((running_mean, running_var, *counters))
@@ -272,7 +302,10 @@ def absorb_uncentered(
 ) -> None:
     """As `reference.state.absorb_uncentered`."""
     counters = (num_batches_tracked, num_nonfinite_batches)
-    absorb(_state(tasks.SECOND_MOMENT, running_second_moment, *counters, sums, momentum))
+    if not _can_move(sums, counters, running_second_moment):
+        state_moves.absorb_uncentered(running_second_moment, *counters, sums, momentum)
+        return
+    absorb(_state(tasks.SECOND_MOMENT, running_second_moment, counters, sums, momentum))
     torch.autograd.graph.increment_version((running_second_moment, *counters))
 
 
@@ -289,7 +322,13 @@ def absorb_power(
 ) -> None:
     """As `reference.state.absorb_power`."""
     counters = (num_batches_tracked, num_nonfinite_batches)
-    state = _state(tasks.POWER, second_moment, *counters, sums, momentum)
+    if not _can_move(sums, counters, second_moment, gradient_moment):
+        moments = (second_moment, gradient_moment)
+        state_moves.absorb_power(
+            *moments, *counters, sums, warmup, momentum, backward_momentum, floored
+        )
+        return
+    state = _state(tasks.POWER, second_moment, counters, sums, momentum)
     state.first, state.warmup, state.floored = gradient_moment.data_ptr(), warmup, floored
     state.backward_momentum = backward_momentum
     absorb(state)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch  # noqa: F401 - brings the OpenMP runtime that the library uses
 
-from powernorm.ops.kernels.cpu.building import LIBRARY_NAME, NOTE_NAME
+from powernorm.ops.kernels.cpu.building import LIBRARY_NAME, NOTE_NAME, number_sources
 from powernorm.ops.kernels.cpu.tasks import State, Task
 
 FOLDER = Path(__file__).parent
@@ -51,6 +51,8 @@ def load_library() -> Library:
     try:
         functions = _open(path)
         _declare(functions)
+        if VARIABLE not in os.environ:
+            _check_sources(functions)
     except (OSError, AttributeError, ValueError) as error:
         return Library(None, f"{path.name} cannot be loaded: {error}")
     return Library(functions, f"{path.name} is loaded")
@@ -80,6 +82,12 @@ def _mapped_openmp() -> str | None:
         if Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
             return f"/{path}"
     return None
+
+
+def _check_sources(functions: ctypes.CDLL) -> None:
+    functions.powernorm_sources.restype = ctypes.c_char_p
+    if functions.powernorm_sources().decode() != number_sources():
+        raise ValueError("its sources have changed since it was built; install powernorm again")
 
 
 def _declare(functions: ctypes.CDLL) -> None:

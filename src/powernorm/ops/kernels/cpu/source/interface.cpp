@@ -224,6 +224,15 @@ __attribute__((visibility("default"))) int powernorm_uses_openmp(void) {
 #endif
 }
 
+// What the library was built from, as building.py numbers it.
+__attribute__((visibility("default"))) const char* powernorm_sources(void) {
+#ifdef POWERNORM_SOURCES
+  return POWERNORM_SOURCES;
+#else
+  return "";
+#endif
+}
+
 __attribute__((visibility("default"))) size_t powernorm_task_size(void) {
   return sizeof(PowernormTask);
 }

@@ -68,12 +68,14 @@ int token_norm_backward(const PowernormTask* given) {
   return kDone;
 }
 
-// Leaves the request to write past the cache standing only where the addresses allow it.
+// Leaves the request to write past the cache standing only where the addresses allow it: vectors
+// begin anew with every group.
 template <int (*F)(const PowernormTask*), class T>
 int checked(const PowernormTask* given) {
   PowernormTask task = *given;
   const void* output = task.grad_x ? task.grad_x : task.y;
-  if (!can_stream<T>(output, task.features)) task.flags &= ~static_cast<int64_t>(kStream);
+  const int64_t size = task.groups ? task.features / task.groups : task.features;
+  if (!can_stream<T>(output, size)) task.flags &= ~static_cast<int64_t>(kStream);
   return F(&task);
 }
 
