@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -17,9 +18,18 @@ from powernorm.benchmarking.gate import check_providers
 from powernorm.benchmarking.measuring import measure
 from powernorm.benchmarking.printing import print_case, print_steps, print_targets
 from powernorm.benchmarking.providers import NORMS, providers
-from powernorm.benchmarking.rows import Row, describe_machine, read_rows, write_rows
+from powernorm.benchmarking.rows import (
+    Row,
+    count_preemptions,
+    describe_machine,
+    read_rows,
+    write_rows,
+)
 from powernorm.benchmarking.targets import outcomes
 from powernorm.errors import InputError
+
+_BUSY = 80
+"""Preemptions a second that a quiet machine stays well below."""
 
 Keep = Callable[[list[Row]], None]
 
@@ -69,8 +79,12 @@ def _print_cases(console: Console, rows: list[Row]) -> None:
 def _measure(
     settings: dict[str, Any], machine: dict[str, Any], console: Console, notes: Console
 ) -> list[Row]:
+    begin, before = time.perf_counter(), count_preemptions()
+
     def keep(rows: list[Row]) -> None:
         # After every case, so that an interruption costs one case and not the run.
+        seconds = time.perf_counter() - begin
+        machine["preemptions_per_second"] = round((count_preemptions() - before) / seconds, 1)
         if settings["out"]:
             write_rows(Path(settings["out"]), machine, rows)
 
@@ -79,6 +93,11 @@ def _measure(
     else:
         rows = _grid(settings, console, notes, keep)
     keep(rows)
+    if machine["preemptions_per_second"] > _BUSY:
+        notes.print(
+            f"[bold]other programs took this one's cores {machine['preemptions_per_second']:.0f} "
+            "times a second: the figures are disturbed; repeat on a quiet machine[/bold]"
+        )
     return rows
 
 
@@ -92,15 +111,14 @@ def _grid(settings: dict[str, Any], console: Console, notes: Console, keep: Keep
         with_compiled=settings["compiled"],
     )
     rows: list[Row] = []
-    with notes.status("starting") as status:
-        for number, case in enumerate(cases, 1):
-            status.update(f"case {number} of {len(cases)}, {case.label}: is everyone right?")
-            check_providers(competitors, case, device)
-            status.update(f"case {number} of {len(cases)}, {case.label}")
-            found = measure(case, competitors, device, seconds=settings["seconds"])
-            print_case(console, found)
-            rows += found
-            keep(rows)
+    # Plain lines: a moving progress bar is a thread of its own that would be measured too.
+    for number, case in enumerate(cases, 1):
+        notes.print(f"case {number} of {len(cases)}: {case.label}", highlight=False)
+        check_providers(competitors, case, device)
+        found = measure(case, competitors, device, seconds=settings["seconds"])
+        print_case(console, found)
+        rows += found
+        keep(rows)
     return rows
 
 
@@ -108,12 +126,13 @@ def _steps(settings: dict[str, Any], console: Console, notes: Console) -> list[R
     from powernorm.benchmarking.steps import STEP_NORMS, measure_steps
 
     rounds = settings["rounds"]
-    with notes.status("training steps: the first of each") as status:
-        rows = measure_steps(
-            tuple(settings["norms"] or STEP_NORMS),
-            rounds=rounds,
-            on_round=lambda n: status.update(f"training steps: round {n} of {rounds} is over"),
-        )
+    norms = tuple(settings["norms"] or STEP_NORMS)
+    notes.print(f"{rounds} training steps of each of {', '.join(norms)}", highlight=False)
+    rows = measure_steps(
+        norms,
+        rounds=rounds,
+        on_round=lambda n: notes.print(f"round {n} of {rounds} is over", highlight=False),
+    )
     print_steps(console, rows)
     return rows
 

@@ -112,6 +112,15 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     return described
 
 
+def count_preemptions() -> int:
+    """How often this process has lost a core to others so far; 0 where nobody counts."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
