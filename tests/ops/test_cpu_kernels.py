@@ -52,12 +52,12 @@ def test_instruction_sets(
     check(functions, op, Problem(130, 64, dtype, groups=4, residual=True, options=options))
 
 
-@pytest.fixture
-def outputs_past_the_cache() -> Iterator[None]:
-    """As for the largest inputs, whatever the size."""
+@pytest.fixture(params=[1, 20_000])
+def outputs_past_the_cache(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As for the largest inputs, whatever the size; or some so, some not."""
     library = load_library().functions
     assert library is not None
-    before = library.powernorm_set_stream_bytes(1)
+    before = library.powernorm_set_stream_bytes(request.param)
     yield
     library.powernorm_set_stream_bytes(before)
 

@@ -112,9 +112,11 @@ def _grid(settings: dict[str, Any], console: Console, notes: Console, keep: Keep
     )
     rows: list[Row] = []
     # Plain lines: a moving progress bar is a thread of its own that would be measured too.
+    notes.print(f"comparing everyone with float64 on {len(cases)} cases", highlight=False)
+    for case in cases:
+        check_providers(competitors, case, device)
     for number, case in enumerate(cases, 1):
         notes.print(f"case {number} of {len(cases)}: {case.label}", highlight=False)
-        check_providers(competitors, case, device)
         found = measure(case, competitors, device, seconds=settings["seconds"])
         print_case(console, found)
         rows += found

@@ -17,6 +17,9 @@ from powernorm.ops import use_backend
 TOLERANCE: Final = {"float32": 5e-5, "float64": 1e-10, "bfloat16": 5e-2, "float16": 1e-2}
 """Largest error that passes, of the largest value that the reference has."""
 
+_OF_OTHERS: Final = ("the output", "the input's gradient")
+"""What is asked of other libraries: torch's LayerNorm sums γ's gradient in bfloat16, 6 % off."""
+
 Results = dict[str, Tensor]
 
 
@@ -50,6 +53,8 @@ def _compare(provider: Provider, case: Case, ours: Results, exact: Results) -> N
     for name, wanted in exact.items():
         if name not in ours:
             continue  # torch's layers name their state otherwise
+        if not provider.takes_mask and name not in _OF_OTHERS:
+            continue
         error = float((ours[name] - wanted).abs().max() / wanted.abs().max().clamp(min=1))
         if not error <= TOLERANCE[case.dtype]:
             raise InputError(

@@ -92,9 +92,10 @@ def make_step(provider: Provider, case: Case, x: Tensor, generator: torch.Genera
 
     def step() -> None:
         with provider.scope():
+            module(leaf, *arguments).backward(cotangent)
+            # As in training, where the memory of a gradient soon serves the next layer.
             leaf.grad = None
             module.zero_grad()
-            module(leaf, *arguments).backward(cotangent)
 
     return step
 

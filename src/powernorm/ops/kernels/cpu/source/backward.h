@@ -112,8 +112,8 @@ struct BackwardPass {
         }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          ask_for(ahead.x[r] + c, kWrites && streams);
-          ask_for(ahead.grad_y[r] + c, kWrites && streams);
+          ask_for(ahead.x[r] + c, kWrites && streams && R > 1);
+          ask_for(ahead.grad_y[r] + c, kWrites && streams && R > 1);
           V h = L::load(p.x[r] + c), gy = L::load(p.grad_y[r] + c);
           if constexpr (Grouped) h = h * s[r];
           V d = h - middle;
@@ -208,10 +208,11 @@ struct BackwardPass {
   }
 
   template <Back P, bool Padding>
-  void pass_over(const int64_t* rows, int count, ProductSums<A>* sums) const {
-    for_rows(rows, count, [&](auto number, const int64_t* which) {
-      dispatch<P, Padding>(number, which, sums);
-    });
+  void pass_over(const int64_t* rows, int count, ProductSums<A>* sums, bool one_by_one) const {
+    for_rows(
+        rows, count,
+        [&](auto number, const int64_t* which) { dispatch<P, Padding>(number, which, sums); },
+        one_by_one);
   }
 
   template <Back P, bool Padding>
@@ -221,11 +222,14 @@ struct BackwardPass {
     if (P == Back::kGradientAndSums && !task.groups && has(task, kStream)) {
       for (int i = 0; i < count; i += kNear) {
         const int near = i + kNear < count ? kNear : count - i;
-        pass_over<Back::kSums, Padding>(rows + i, near, sums);
-        pass_over<Back::kGradient, Padding>(rows + i, near, sums);
+        pass_over<Back::kSums, Padding>(rows + i, near, sums, false);
+        pass_over<Back::kGradient, Padding>(rows + i, near, sums, false);
       }
     } else {
-      pass_over<P, Padding>(rows, count, sums);
+      // Where all comes from memory eight streams at once are slower than two (measured: 8 %).
+      const bool one_by_one =
+          P != Back::kGradientAndSums && !task.groups && has(task, kStream) && has(task, kFar);
+      pass_over<P, Padding>(rows, count, sums, one_by_one);
     }
   }
 

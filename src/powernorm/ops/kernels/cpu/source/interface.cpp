@@ -164,8 +164,10 @@ __attribute__((visibility("default"))) int powernorm_run(int operation, const Po
   if (!given || !fits(operation, *given)) return kBadArgument;
   PowernormTask task = *given;
   task.threads = useful_threads(task);
-  task.flags &= ~static_cast<int64_t>(kStream);
-  if (task.tokens * task.features * bytes_of(task.type) >= stream_bytes()) task.flags |= kStream;
+  task.flags &= ~static_cast<int64_t>(kStream | kFar);
+  const int64_t bytes = task.tokens * task.features * bytes_of(task.type);
+  if (bytes >= stream_bytes()) task.flags |= kStream;
+  if (bytes >= 2 * stream_bytes()) task.flags |= kFar;
   return chosen_table()->functions[operation][task.type](&task);
 }
 

@@ -79,7 +79,7 @@ inline void for_rows(const int64_t* rows, int count, Body&& body, bool one_by_on
   for (; !one_by_one && i + kRows <= count; i += kRows) {
     body(RowCount<kRows>{i + 2 * kRows <= count ? rows + i + kRows : rows + i}, rows + i);
   }
-  for (; i < count; ++i) body(RowCount<1>{rows + i}, rows + i);
+  for (; i < count; ++i) body(RowCount<1>{i + 1 < count ? rows + i + 1 : rows + i}, rows + i);
 }
 
 // Memory that is freed at the end of the scope; check `data` before use.

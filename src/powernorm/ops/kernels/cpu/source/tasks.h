@@ -19,6 +19,7 @@ enum PowernormFlags {
   kDetachStd = 32,
   kMeasure = 64,   // compute the sums over the tokens
   kStream = 256,   // the output is too large for the cache: write past it (set by the library)
+  kFar = 512,      // and so much larger that two such matrices fill the cache (as well)
   kFinish = 128,   // the sums are there (of all processes): compute what follows from them
 };
 
