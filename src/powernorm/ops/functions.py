@@ -77,10 +77,8 @@ class _StaticNorm(_PlainFunction):
     backward = staticmethod(gradients.static_norm_gradient)
 
 
-def _promoted(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _promoted(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the type that their sum has: under autocast a branch is narrower than its stream."""
-    if residual is None or residual.dtype == x.dtype:
-        return x, residual
     dtype = torch.promote_types(x.dtype, residual.dtype)
     return x.to(dtype), residual.to(dtype)
 
@@ -116,7 +114,8 @@ def batch_norm(
 
     The `carrier` is a leaf that receives the sums as its gradient, (3, C) float64.
     """
-    x, residual = _promoted(x, residual)
+    if residual is not None and residual.dtype != x.dtype:
+        x, residual = _promoted(x, residual)
     affine = (x, residual, padding_mask, weight, bias)
     args = (*affine, running_mean, running_var, carrier, limits, groups, eps, floor, group_name)
     if is_plain(x, residual, weight, bias):
@@ -148,7 +147,8 @@ def power_norm(
 
     The `carrier` is a leaf that receives the sums as its gradient, (5, C) float64.
     """
-    x, residual = _promoted(x, residual)
+    if residual is not None and residual.dtype != x.dtype:
+        x, residual = _promoted(x, residual)
     affine = (x, residual, padding_mask, weight, bias)
     state = (second_moment, gradient_moment, carrier)
     args = (*affine, *state, groups, eps, use_batch, max_ratio, released, group_name)
@@ -179,7 +179,8 @@ def token_norm(
 
     `detach_mean` and `detach_std` let no gradient through μ and σ.
     """
-    x, residual = _promoted(x, residual)
+    if residual is not None and residual.dtype != x.dtype:
+        x, residual = _promoted(x, residual)
     settings = (groups, centered, eps, released, scale, k, detach_mean, detach_std)
     args = (x, residual, weight, bias, *settings)
     if is_plain(x, residual, weight, bias):
@@ -204,7 +205,8 @@ def static_norm(
     floor: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """(y, sum with the residual) by given statistics; see `reference.static.static_norm`."""
-    x, residual = _promoted(x, residual)
+    if residual is not None and residual.dtype != x.dtype:
+        x, residual = _promoted(x, residual)
     args = (x, residual, weight, bias, mean, var, groups, eps, floor)
     if is_plain(x, residual, weight, bias):
         y, total = _StaticNorm.apply_plain(*args)

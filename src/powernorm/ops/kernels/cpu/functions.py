@@ -239,24 +239,30 @@ def static_norm_backward(
     return grads
 
 
-def _can_move(sums: Tensor, counters: tuple[Tensor, Tensor], *buffers: Tensor) -> bool:
+def _can_move(first: Tensor, second: Tensor, counters: tuple[Tensor, Tensor], sums: Tensor) -> bool:
     """Are the buffers what the library can write: side by side, all float32 or all float64?
 
-    They are not after `load_state_dict(assign=True)` of a narrower checkpoint, say, or where a
-    data-parallel wrapper casts buffers.
+    They are not after a data-parallel wrapper has cast them, say. One expression, because a loop
+    would take longer than the move.
     """
-    dtype, size = buffers[0].dtype, sums.shape[-1]
-    if dtype is not torch.float32 and dtype is not torch.float64:
-        return False
-    for buffer in buffers:
-        if buffer.dtype is not dtype or buffer.numel() != size or not buffer.is_contiguous():
-            return False
-        if not buffer.is_cpu or type(buffer) not in PLAIN_TYPES:
-            return False
-    for counter in counters:
-        if counter.dtype is not torch.int64 or not counter.is_cpu:
-            return False
-    return sums.is_cpu and sums.is_contiguous()
+    tracked, nonfinite = counters
+    dtype, size = second.dtype, sums.shape[-1]
+    return (
+        (dtype is torch.float32 or dtype is torch.float64)
+        and first.dtype is dtype
+        and first.numel() == size == second.numel()
+        and first.is_cpu
+        and second.is_cpu
+        and sums.is_cpu
+        and type(first) in PLAIN_TYPES
+        and type(second) in PLAIN_TYPES
+        and first.is_contiguous()
+        and second.is_contiguous()
+        and sums.is_contiguous()
+        and tracked.dtype is torch.int64 is nonfinite.dtype
+        and tracked.is_cpu
+        and nonfinite.is_cpu
+    )
 
 
 def _state(
@@ -282,7 +288,7 @@ def absorb_centered(
 ) -> None:
     """As `reference.state.absorb_centered`."""
     counters = (num_batches_tracked, num_nonfinite_batches)
-    if not _can_move(sums, counters, running_mean, running_var):
+    if not _can_move(running_mean, running_var, counters, sums):
         state_moves.absorb_centered(
             running_mean, running_var, *counters, sums, momentum, correct_bias
         )
@@ -302,7 +308,7 @@ def absorb_uncentered(
 ) -> None:
     """As `reference.state.absorb_uncentered`."""
     counters = (num_batches_tracked, num_nonfinite_batches)
-    if not _can_move(sums, counters, running_second_moment):
+    if not _can_move(running_second_moment, running_second_moment, counters, sums):
         state_moves.absorb_uncentered(running_second_moment, *counters, sums, momentum)
         return
     absorb(_state(tasks.SECOND_MOMENT, running_second_moment, counters, sums, momentum))
@@ -322,7 +328,7 @@ def absorb_power(
 ) -> None:
     """As `reference.state.absorb_power`."""
     counters = (num_batches_tracked, num_nonfinite_batches)
-    if not _can_move(sums, counters, second_moment, gradient_moment):
+    if not _can_move(gradient_moment, second_moment, counters, sums):
         moments = (second_moment, gradient_moment)
         state_moves.absorb_power(
             *moments, *counters, sums, warmup, momentum, backward_momentum, floored
