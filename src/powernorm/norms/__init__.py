@@ -5,6 +5,7 @@ from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.masks import current_padding_mask, padding_mask
 from powernorm.norms.models import accumulated_statistics, penalty, rescale_backward_statistics
 from powernorm.norms.moving_average import MovingAverageBatchNorm, center_weight
+from powernorm.norms.pointwise import DynamicTanh, Identity
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.registry import NORMS, NormInfo, build_norm, check_norm_options, norm_info
 from powernorm.norms.regularized import RegularizedBatchNorm
@@ -12,10 +13,8 @@ from powernorm.norms.renorm import BatchRenorm
 from powernorm.norms.token import (
     AdaNorm,
     DetachNorm,
-    DynamicTanh,
     GroupNorm,
     GroupScaling,
-    Identity,
     LayerNorm,
     RMSNorm,
     SimpleLayerNorm,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from powernorm.errors import InputError
-from powernorm.norms import token
+from powernorm.norms import pointwise, token
 from powernorm.norms.base import BatchStatisticsNorm, Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.moving_average import MovingAverageBatchNorm
@@ -60,8 +60,8 @@ _ROWS: Final = (
         False,
         "Wu and He 2018",
     ),
-    NormInfo("dyt", "DynamicTanh", token.DynamicTanh, "nothing", False, "Zhu et al. 2025"),
-    NormInfo("none", "no norm", token.Identity, "nothing", True, "-"),
+    NormInfo("dyt", "DynamicTanh", pointwise.DynamicTanh, "nothing", False, "Zhu et al. 2025"),
+    NormInfo("none", "no norm", pointwise.Identity, "nothing", True, "-"),
     NormInfo("bn", "BatchNorm", BatchNorm, _TOKENS, True, "Ioffe and Szegedy 2015"),
     NormInfo(
         "rbn", "RegularizedBatchNorm", RegularizedBatchNorm, _TOKENS, True, "Wang et al. 2022"
