@@ -1,8 +1,9 @@
 """powernorm: normalization for Transformers beyond LayerNorm.
 
 Layers (`PowerNorm`, `RegularizedBatchNorm`, `AdaNorm`, …), the padding mask's scope
-(`padding_mask`) and what acts on a whole model (`penalty`, `rescale_backward_statistics`). The
-names below are loaded when they are first used, so that `import powernorm` costs nothing.
+(`padding_mask`), what acts on a whole model (`penalty`, `rescale_backward_statistics`) and surgery
+on models that exist (`swap`, `calibrate`, `freeze_statistics`, `fold`). The names below are loaded
+when they are first used, so that `import powernorm` costs nothing.
 """
 
 from typing import TYPE_CHECKING
@@ -29,13 +30,24 @@ __all__ = [
     "RMSNorm",
     "RegularizedBatchNorm",
     "SimpleLayerNorm",
+    "StatisticsFreezing",
+    "Where",
     "accumulated_statistics",
     "build_norm",
+    "calibrate",
+    "fold",
+    "freeze_statistics",
+    "load_folded",
     "ops",
     "padding_mask",
     "penalty",
+    "plan_fold",
+    "plan_swap",
     "rescale_backward_statistics",
+    "save_folded",
+    "swap",
     "training_inference_discrepancy",
+    "unfreeze_statistics",
 ]
 
 if TYPE_CHECKING:
@@ -67,7 +79,33 @@ if TYPE_CHECKING:
         rescale_backward_statistics,
     )
     from powernorm.ops import Moments
+    from powernorm.surgery import (
+        StatisticsFreezing,
+        Where,
+        calibrate,
+        fold,
+        freeze_statistics,
+        load_folded,
+        plan_fold,
+        plan_swap,
+        save_folded,
+        swap,
+        unfreeze_statistics,
+    )
 else:
+    _SURGERY = (
+        "StatisticsFreezing",
+        "Where",
+        "calibrate",
+        "fold",
+        "freeze_statistics",
+        "load_folded",
+        "plan_fold",
+        "plan_swap",
+        "save_folded",
+        "swap",
+        "unfreeze_statistics",
+    )
 
     def __getattr__(name):
         """Load a public name from its room when it is first asked for."""
@@ -78,6 +116,7 @@ else:
         if name == "ops":
             return import_module("powernorm.ops")
         rooms = {
+            **dict.fromkeys(_SURGERY, "surgery"),
             "InputError": "errors",
             "Moments": "ops",
             "training_inference_discrepancy": "diagnosis",

@@ -9,15 +9,19 @@ import torch
 from torch import nn
 
 from powernorm.diagnosis.distances import Statistics, discrepancies
-from powernorm.diagnosis.observation import observed_layers, short_name, watch
-from powernorm.diagnosis.untouched import untouched
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.observation import (
+    Forward,
+    call_model,
+    check_repeatable,
+    observed_layers,
+    short_name,
+    watch,
+)
+from powernorm.norms.untouched import untouched
 from powernorm.ops.moments import Moments
 from powernorm.runs import TID
-
-Forward = Callable[[nn.Module, Any], object]
-"""Runs the model on one batch; what it returns is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +128,8 @@ def training_inference_discrepancy(
     layers = observed_layers(model)
     if not layers:
         return DiscrepancyReport(())
-    if iter(batches) is batches:
-        raise InputError(
-            f"batches is a {type(batches).__name__}, which can be gone through only once; two "
-            "passes are needed: give a list or a DataLoader"
-        )
-    run = forward or _call
+    check_repeatable(batches, "two")
+    run = forward or call_model
     with untouched(model, layers.values()):
         pools = {name: _Pool() for name in layers}
         _go_through(model, batches, run, {layers[name]: pool.add for name, pool in pools.items()})
@@ -168,14 +168,6 @@ def _go_through(
             handle.remove()
     if empty:
         raise InputError("batches is empty; TID needs at least one batch, better dozens")
-
-
-def _call(model: nn.Module, batch: Any) -> object:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, tuple | list):
-        return model(*batch)
-    return model(batch)
 
 
 def _result(name: str, layer: BatchStatisticsNorm, item: _Expectation) -> LayerDiscrepancy:

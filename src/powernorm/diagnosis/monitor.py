@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.diagnosis.distances import Statistics, discrepancies, fluctuations
-from powernorm.diagnosis.observation import check_not_compiled, observed_layers, short_name, watch
 from powernorm.errors import InputError
+from powernorm.norms.observation import check_not_compiled, observed_layers, short_name, watch
 from powernorm.ops.moments import Moments
 
 NormRow = Mapping[str, str | int | float | None]
@@ -126,7 +126,9 @@ class NormMonitor:
         return row
 
     def _warn_once(self, step: int) -> None:
-        if self.layers and not self._warned:
+        # Frozen layers are none in training; nothing is wrong where all of them are.
+        trains = any(not layer.is_frozen for layer in self.layers.values())
+        if trains and not self._warned:
             self._warned = True
             warnings.warn(
                 f"NormMonitor saw none of its {len(self.layers)} layers in step {step}: the model "

@@ -3,7 +3,6 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
@@ -78,11 +77,14 @@ class LanguageModel(nn.Module):
         )
         self.final_norm = norm(num_features) if placement == "pre" else None
         initialise(self, seed)
+        self.head = nn.Linear(num_features, vocabulary_size, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_load_state_dict_pre_hook(_tie_head)  # type: ignore[no-untyped-call]
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Return the logits of the token after each position."""
-        x = self.features(tokens, padding_mask)
-        return F.linear(x, self.embedding.weight)
+        logits: Tensor = self.head(self.features(tokens, padding_mask))
+        return logits
 
     def features(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Return what the logits are made from, (batch, length, features)."""
@@ -100,3 +102,10 @@ class LanguageModel(nn.Module):
         if self.final_norm is not None:
             x = self.final_norm(x, padding_mask)
         return x
+
+
+def _tie_head(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:
+    """Checkpoints from before the head was a module of its own hold its weight once."""
+    del model, rest
+    if f"{prefix}embedding.weight" in state_dict:
+        state_dict.setdefault(f"{prefix}head.weight", state_dict[f"{prefix}embedding.weight"])

@@ -188,6 +188,9 @@ class BatchStatisticsNorm(AffineNorm):
 
     centered: bool = True
     variant: Variant = "paper"
+    is_frozen: bool = False
+    """Does the layer evaluate in training too? See `freeze_statistics`."""
+
     num_batches_tracked: Tensor
     num_nonfinite_batches: Tensor
 
@@ -211,6 +214,7 @@ class BatchStatisticsNorm(AffineNorm):
         self.process_group = process_group
         self._records = CallRecords()
         self._held: Tensor | None = None
+        self._mode = True
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
@@ -315,6 +319,27 @@ class BatchStatisticsNorm(AffineNorm):
                 first row is the number of valid tokens.
         """
 
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; a frozen layer stays in evaluation and takes the mode once unfrozen."""
+        self._mode = mode
+        return super().train(mode and not self.is_frozen)
+
+    def freeze_statistics(self) -> None:
+        """From now on use the running statistics in training too, and leave them as they are."""
+        mode = self._mode if self.is_frozen else self.training
+        self.is_frozen = True
+        self.train(mode)
+
+    def unfreeze_statistics(self, mode: bool | None = None) -> None:
+        """Undo `freeze_statistics`.
+
+        Args:
+            mode: training or not from now on; None means what `train` was last called with.
+        """
+        if self.is_frozen:
+            self.is_frozen = False
+            self.train(self._mode if mode is None else mode)
+
     def hold_statistics(self) -> None:
         """From now on gather the sums of batches instead of moving the running statistics."""
         self._held = torch.zeros(
@@ -408,6 +433,7 @@ class BatchStatisticsNorm(AffineNorm):
         """Features, eps, momentum, affine, groups."""
         groups = "" if self.groups is None else f", groups={self.groups}"
         groups += "" if self.variant == "paper" else f", variant={self.variant!r}"
+        groups += ", frozen" if self.is_frozen else ""
         return f"{super().extra_repr()}, momentum={self.momentum}{groups}"
 
 

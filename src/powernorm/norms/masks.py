@@ -12,7 +12,16 @@ from torch import Tensor
 from powernorm.errors import InputError
 
 # Thread-local and not a ContextVar: `ContextVar.get` does not trace under fullgraph compilation.
+# `frames` is a tuple of (mask, who opened it; None is a user), the innermost last: what cannot be
+# changed in place traces as well, and is restored by putting the former value back.
 _scope = threading.local()
+
+_Frames = tuple[tuple[Tensor | None, object | None], ...]
+
+
+def _frames() -> _Frames:
+    frames: _Frames = getattr(_scope, "frames", ())
+    return frames
 
 
 @contextmanager
@@ -31,18 +40,43 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     >>> with powernorm.padding_mask(torch.tensor([[False, False, True]])):
     ...     y = norm(torch.randn(1, 3, 4))
     """
-    previous = current_padding_mask()
-    _scope.mask = mask
+    previous = _frames()
+    _scope.frames = (*previous, (mask, None))
     try:
         yield
     finally:
-        _scope.mask = previous
+        _scope.frames = previous
 
 
 def current_padding_mask() -> Tensor | None:
     """The mask of the innermost `padding_mask` scope of this thread, or None."""
-    mask: Tensor | None = getattr(_scope, "mask", None)
-    return mask
+    frames = _frames()
+    return frames[-1][0] if frames else None
+
+
+def scope_opener() -> object | None:
+    """Who opened the innermost scope by `open_scope`; None for a user's, or where none is open."""
+    frames = _frames()
+    return frames[-1][1] if frames else None
+
+
+def open_scope(mask: Tensor | None, opener: object) -> None:
+    """Open a scope that outlives the caller; for hooks, where a `with` cannot span the call.
+
+    Args:
+        mask: as of `padding_mask`.
+        opener: who opens it, not None; `close_scope` takes the same object.
+    """
+    _scope.frames = (*_frames(), (mask, opener))
+
+
+def close_scope(opener: object) -> None:
+    """Close the opener's innermost scope and what is left open inside it; none open is no error."""
+    frames = _frames()
+    for index in range(len(frames) - 1, -1, -1):
+        if frames[index][1] is opener:
+            _scope.frames = frames[:index]
+            return
 
 
 def check_padding_mask(mask: Tensor, x: Tensor) -> None:

@@ -1,6 +1,6 @@
-"""Finding the layers with batch statistics and seeing what goes into them."""
+"""Running a model, finding its layers with batch statistics, seeing what goes into them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -8,12 +8,42 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
-from powernorm.norms import NORMS, BatchStatisticsNorm
+from powernorm.norms.base import BatchStatisticsNorm
+from powernorm.norms.registry import NORMS
 from powernorm.ops.moments import Moments
 from powernorm.ops.reference.batch import in_backward
 
+Forward = Callable[[nn.Module, Any], object]
+"""Runs a model on one batch; what it returns is not used."""
+
 _COMPILED = "_orig_mod"
 """Name under which `torch.compile` keeps the module that it wraps."""
+
+
+def call_model(model: nn.Module, batch: Any) -> object:
+    """`model(**batch)` for a mapping, `model(*batch)` for a tuple or list, else `model(batch)`."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, tuple | list):
+        return model(*batch)
+    return model(batch)
+
+
+def check_repeatable(batches: Iterable[Any], passes: str) -> None:
+    """Raises where the batches are gone after one pass.
+
+    Args:
+        batches: to be gone through several times.
+        passes: how many passes are needed, for the message.
+
+    Raises:
+        InputError: an iterator.
+    """
+    if iter(batches) is batches:
+        raise InputError(
+            f"batches is a {type(batches).__name__}, which can be gone through only once; {passes} "
+            "passes are needed: give a list or a DataLoader"
+        )
 
 
 def observed_layers(model: nn.Module) -> dict[str, BatchStatisticsNorm]:
@@ -74,12 +104,19 @@ def watch(
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module.training and wanted() and not _recomputing():
-            x: Tensor = args[0] if args else kwargs["x"]
-            mask: Tensor | None = args[1] if len(args) > 1 else kwargs.get("padding_mask")
-            residual: Tensor | None = args[2] if len(args) > 2 else kwargs.get("residual")
-            receive(layer.batch_moments(x if residual is None else x + residual, mask))
+            receive(moments_of_call(layer, args, kwargs))
 
     return layer.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def moments_of_call(
+    layer: BatchStatisticsNorm, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Moments:
+    """Moments of what a call of the layer normalises, from the call's arguments."""
+    x: Tensor = args[0] if args else kwargs["x"]
+    mask: Tensor | None = args[1] if len(args) > 1 else kwargs.get("padding_mask")
+    residual: Tensor | None = args[2] if len(args) > 2 else kwargs.get("residual")
+    return layer.batch_moments(x if residual is None else x + residual, mask)
 
 
 def _recomputing() -> bool:

@@ -1,0 +1,36 @@
+"""Surgery on models that exist: swap norms, calibrate and freeze statistics, fold static norms.
+
+Each verb is a plan that can be read, `apply()`, and `undo()`.
+"""
+
+from powernorm.surgery.calibration import CalibrationReport, calibrate
+from powernorm.surgery.folding import FoldPlan, FoldReport, FoldRow, fold, plan_fold
+from powernorm.surgery.freezing import (
+    StatisticsFreezing,
+    freeze_statistics,
+    unfreeze_statistics,
+)
+from powernorm.surgery.selection import Where
+from powernorm.surgery.storage import load_folded, save_folded
+from powernorm.surgery.swapping import Swap, SwapPlan, SwapRow, plan_swap, swap
+
+__all__ = [
+    "CalibrationReport",
+    "FoldPlan",
+    "FoldReport",
+    "FoldRow",
+    "StatisticsFreezing",
+    "Swap",
+    "SwapPlan",
+    "SwapRow",
+    "Where",
+    "calibrate",
+    "fold",
+    "freeze_statistics",
+    "load_folded",
+    "plan_fold",
+    "plan_swap",
+    "save_folded",
+    "swap",
+    "unfreeze_statistics",
+]

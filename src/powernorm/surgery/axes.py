@@ -1,0 +1,253 @@
+"""Where the axis of the features goes through operators that leave the features alone."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+
+class Place(NamedTuple):
+    """The features of a value: a node of the graph and one of its axes, counted from 0."""
+
+    node: fx.Node
+    axis: int
+
+    @property
+    def size(self) -> int:
+        """Number of features."""
+        return shape_of(self.node)[self.axis]
+
+    def __repr__(self) -> str:
+        return f"{self.node.name}[{self.axis}]"
+
+
+def operator_name(node: fx.Node) -> str:
+    """`linear` of `aten.linear.default`; the target itself of what is no such operator."""
+    if node.target is operator.getitem:
+        return "getitem"
+    name = str(node.target)
+    return name.split(".")[1] if name.startswith("aten.") else name
+
+
+def only_checks(node: fx.Node) -> bool:
+    """Does the operator look at a tensor's type and shape, and not at its values?"""
+    return operator_name(node) == "_assert_tensor_metadata"
+
+
+_SPLITS: Final = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split"})
+_CASTS: Final = frozenset({"to", "_to_copy", "type_as"})
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """The shape of a node's value; of a split, the shape of what it splits."""
+    if operator_name(node) in _SPLITS:
+        whole = node.args[0]
+        assert isinstance(whole, fx.Node)
+        return shape_of(whole)
+    value = node.meta.get("val")
+    return tuple(int(size) for size in value.shape) if isinstance(value, Tensor) else ()
+
+
+def holds_floats(node: fx.Node) -> bool:
+    """Is the node's value a floating point tensor, or a split of one?"""
+    if operator_name(node) in _SPLITS:
+        whole = node.args[0]
+        return isinstance(whole, fx.Node) and holds_floats(whole)
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+Mapped = int | None
+AxisMap = Callable[[fx.Node, int, bool], Mapped]
+"""(node, axis, forward) → the axis on the other side of the node, None where it is not kept.
+
+Forward maps the axis of the first operand to that of the output, else the other way round.
+"""
+
+
+def _reshaped(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    before, after = shape_of(operand_of(node)), shape_of(node)
+    if not forward:
+        before, after = after, before
+    leading = math.prod(before[:axis])
+    for other, size in enumerate(after):
+        if size == before[axis] and math.prod(after[:other]) == leading:
+            return other
+    return None
+
+
+def _expanded(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    before, after = shape_of(operand_of(node)), shape_of(node)
+    added = len(after) - len(before)
+    other = axis + added if forward else axis - added
+    inner = axis if forward else other
+    kept = other >= 0 and before[inner] == after[inner + added]
+    return other if kept else None
+
+
+def _transposed(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    del forward
+    ndim = len(shape_of(node))
+    first, second = (0, 1) if len(node.args) < 3 else (_axis(node, 1, ndim), _axis(node, 2, ndim))
+    return {first: second, second: first}.get(axis, axis)
+
+
+def _permuted(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    ndim = len(shape_of(node))
+    order = [int(dim) % ndim for dim in integers(node.args[1])]
+    return order.index(axis) if forward else order[axis]
+
+
+def _removed(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    """`select` and one piece of `unbind`: a dimension goes."""
+    dim = _axis(node, 1, len(shape_of(operand_of(node))))
+    if forward:
+        return None if axis == dim else axis - (axis > dim)
+    return axis + (axis >= dim)
+
+
+def _same_but(position: int, default: int = 0) -> AxisMap:
+    """The axis stays unless the operator works along it; `position` is that of its `dim`."""
+
+    def mapped(node: fx.Node, axis: int, forward: bool) -> Mapped:
+        del forward
+        ndim = len(shape_of(node))
+        dims = node.args[position] if len(node.args) > position else default
+        return None if axis in {int(dim) % ndim for dim in integers(dims)} else axis
+
+    return mapped
+
+
+def _piece(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    """One piece of a split: the axis stays, or a dimension goes with `unbind`."""
+    split = operand_of(node)
+    if operator_name(split) != "unbind":
+        return axis
+    ndim = len(shape_of(split))
+    dim = _axis(split, 1, ndim)
+    if forward:
+        return None if axis == dim else axis - (axis > dim)
+    return axis + (axis >= dim)
+
+
+def _reduced(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    ndim = len(shape_of(operand_of(node)))
+    dims = node.args[1] if len(node.args) > 1 and node.args[1] is not None else list(range(ndim))
+    gone = {int(dim) % ndim for dim in integers(dims)} if dims != [] else set(range(ndim))
+    keep = bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("keepdim", False))
+    kept = [dim for dim in range(ndim) if dim not in gone]
+    if keep:
+        return None if axis in gone else axis
+    if forward:
+        return kept.index(axis) if axis in kept else None
+    return kept[axis]
+
+
+def _indexed(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    """`x[i, j]` with tensors for leading dimensions: what follows them keeps its order."""
+    indices = node.args[1]
+    assert isinstance(indices, Sequence)
+    before, after = shape_of(operand_of(node)), shape_of(node)
+    moved = len(after) - len(before)
+    inner = axis if forward else axis - moved
+    last = max(i for i, index in enumerate(indices) if index is not None)
+    return (inner + moved if forward else inner) if inner > last else None
+
+
+_PASSING: Final[dict[str, AxisMap]] = {
+    **dict.fromkeys(
+        (
+            *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"),
+            *("contiguous", "clone", "alias", "detach", "to", "_to_copy", "lift_fresh_copy"),
+            *("dropout", "feature_dropout", "view_as", "type_as"),
+        ),
+        _reshaped,
+    ),
+    "expand": _expanded,
+    "transpose": _transposed,
+    "t": _transposed,
+    "permute": _permuted,
+    "select": _removed,
+    "slice": _same_but(1),
+    "narrow": _same_but(1),
+    "index_select": _same_but(1),
+    "roll": _same_but(2),
+    "flip": _same_but(1),
+    "split": _same_but(2),
+    "split_with_sizes": _same_but(2),
+    "chunk": _same_but(2),
+    "tensor_split": _same_but(2),
+    "unbind": _same_but(1),
+    "getitem": _piece,
+    "mean": _reduced,
+    "index": _indexed,
+}
+"""Operators that commute with a multiply-add per feature, as long as the axis survives."""
+
+
+def passes(node: fx.Node) -> bool:
+    """Does the operator hand its first operand's features on?"""
+    name = operator_name(node)
+    if name not in _PASSING:
+        return False
+    # `view(dtype)` reads the same bits as other numbers.
+    return name in _SPLITS or name in _CASTS or _dtype(node) == _dtype(operand_of(node))
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    if operator_name(node) in _SPLITS:
+        return _dtype(operand_of(node))
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, Tensor) else None
+
+
+def across(node: fx.Node, axis: int, *, forward: bool) -> int | None:
+    """The axis on the other side of a passing operator, None where the axis is not kept."""
+    return _PASSING[operator_name(node)](node, axis, forward)
+
+
+def across_sum(node: fx.Node, axis: int, *, forward: bool) -> int | None:
+    """The same for a sum over other dimensions."""
+    return _reduced(node, axis, forward)
+
+
+def across_stack(node: fx.Node, axis: int, *, forward: bool) -> int | None:
+    """The same for each operand of `cat` and `stack`."""
+    ndim = len(shape_of(node))
+    dim = _axis(node, 1, ndim) if len(node.args) > 1 else 0
+    if operator_name(node) == "cat":
+        return None if axis == dim else axis
+    if forward:
+        return axis + (axis >= dim)
+    return None if axis == dim else axis - (axis > dim)
+
+
+def across_broadcast(node: fx.Node, operand: fx.Node, axis: int) -> int | None:
+    """The axis of an operand that meets an axis of the output, None where it is broadcast."""
+    other = axis - (len(shape_of(node)) - len(shape_of(operand)))
+    kept = other >= 0 and shape_of(operand)[other] == shape_of(node)[axis]
+    return other if kept else None
+
+
+def operand_of(node: fx.Node) -> fx.Node:
+    """The first operand."""
+    first = node.args[0]
+    assert isinstance(first, fx.Node)
+    return first
+
+
+def integers(value: Any) -> list[int]:
+    """A dimension or a list of them, as a list."""
+    return [int(item) for item in value] if isinstance(value, Sequence) else [int(value)]
+
+
+def _axis(node: fx.Node, position: int, ndim: int) -> int:
+    """A dimension among the arguments, counted from 0; 0 where it is left out."""
+    argument = node.args[position] if len(node.args) > position else 0
+    assert isinstance(argument, int)
+    return argument % ndim

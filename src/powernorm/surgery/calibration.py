@@ -1,0 +1,386 @@
+"""Population statistics by exact averages over data, in the place of running ones."""
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm
+from powernorm.norms.families import CenteredNorm
+from powernorm.norms.observation import (
+    Forward,
+    call_model,
+    check_repeatable,
+    moments_of_call,
+    short_name,
+)
+from powernorm.norms.untouched import untouched
+from powernorm.ops.moments import Moments
+from powernorm.ops.processes import all_reduce_sum
+from powernorm.surgery.batch_layers import Names, choose_layers, listed
+
+Way = Literal["layer_by_layer", "one_pass"]
+"""How the statistics of one layer come by those of the layers below, see `calibrate`."""
+
+Progress = Callable[[int, int], None]
+"""Is told (batches done, batches in all); the latter is 0 while it is not known."""
+
+_Buffers = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedLayer:
+    """What calibration did to one layer.
+
+    Attributes:
+        layer: its name in the model.
+        norm: short name of the norm.
+        tokens: valid tokens that the statistics are of, of all processes.
+        mean_shift: mean over features of |μ_new - μ_old|/σ_new; None for a layer without a mean.
+        std_shift: mean over features of |σ_new - σ_old|/σ_new (ψ without centring); σ includes eps.
+    """
+
+    layer: str
+    norm: str
+    tokens: int
+    mean_shift: float | None
+    std_shift: float
+
+    def to_row(self) -> dict[str, str | int | float | None]:
+        """The values by name."""
+        return {
+            "layer": self.layer,
+            "norm": self.norm,
+            "tokens": self.tokens,
+            "mean_shift": self.mean_shift,
+            "std_shift": self.std_shift,
+        }
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """How far the statistics of each layer moved, in the order in which the model calls them."""
+
+    layers: Sequence[CalibratedLayer]
+
+    def to_rows(self) -> list[dict[str, str | int | float | None]]:
+        """One dictionary a layer: layer, norm, tokens, mean_shift, std_shift."""
+        return [layer.to_row() for layer in self.layers]
+
+    def __str__(self) -> str:
+        width = max(len("layer"), *(len(layer.layer) for layer in self.layers))
+        lines = [f"{'layer':<{width}}  {'norm':<9}  {'tokens':>9}  {'|Δμ|/σ':>9}  {'|Δσ|/σ':>9}"]
+        for row in self.layers:
+            mean = "-" if row.mean_shift is None else f"{row.mean_shift:.4g}"
+            lines.append(
+                f"{row.layer:<{width}}  {row.norm:<9}  {row.tokens:>9}  {mean:>9}  "
+                f"{row.std_shift:>9.4g}"
+            )
+        return "\n".join(lines)
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Forward | None = None,
+    *,
+    names: Names | None = None,
+    way: Way = "layer_by_layer",
+    on_progress: Progress | None = None,
+) -> CalibrationReport:
+    """Replace running statistics by those of the whole data, averaged exactly.
+
+    Running statistics are a moving average over the last batches of changing weights. This
+    measures them anew over all valid tokens of `batches` (re-estimation; Wang et al. 2022, Table
+    7), in units of each layer's evaluation: the variance divides by M - 1, by M in a `released`
+    variant; norms that do not centre get ψ². Everything else in the model runs as in evaluation
+    (dropout off); padding does not count.
+
+    - `way="layer_by_layer"`: the statistics of each layer are measured while all layers called
+      before it already evaluate by their new ones. They are those of the network as it is
+      evaluated: each layer's input has them exactly on these data, and neither the earlier
+      statistics nor the way in which the tokens are batched play a part. One pass over the data
+      for each layer. The default, because it is right for every norm and for a LayerNorm model
+      that was swapped to a static norm, and a few dozen batches suffice.
+    - `way="one_pass"`: all layers are measured in one pass in which every layer normalises by the
+      statistics of the batch, as the papers do. Cheap, and data that can be gone through once
+      will do; but a layer sees inputs that the evaluated network never produces, and the more so
+      the smaller the batches and the deeper the layer.
+
+    Layers in evaluation mode and frozen ones are calibrated too; leave layers out by `names`.
+
+    Args:
+        model: holds layers of `BatchStatisticsNorm`.
+        batches: each on the model's device; for more than one layer in `layer_by_layer` something
+            that can be gone through several times (torch's random numbers are the same in each
+            pass, so that a shuffling loader gives the same).
+        forward: runs the model on a batch. None calls `model(batch)` for a tensor,
+            `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
+        names: globs over module names; other layers keep and evaluate by their statistics.
+        way: see above.
+        on_progress: called after every batch with (batches done, batches in all); the second is
+            0 as long as it is not known.
+
+    Returns:
+        One row a layer: how many tokens, how far its statistics moved.
+
+    Raises:
+        InputError: no layer with batch statistics, a glob that matches none, a layer that no
+            batch went through, no valid token, a moment that is not finite, batches that can be
+            gone through only once where several passes are needed. Nothing has changed then.
+
+    State:
+        Running statistics are written in place. A layer that has not seen a batch counts one
+        (and MABN's window holds the new ψ²), so that it is no longer taken for untrained; other
+        counters stay. A warm-up is not cut short: the gradient's statistics that it collects
+        are none of a forward, so a fresh PowerNorm trains on by batch statistics and its ψ²
+        moves away from here; calibrate after training. Weights, modes, torch's random numbers,
+        ν, `momentum` and pending penalties are as before.
+
+    Numerics:
+        Sums in float64. A layer that is called several times in one forward pools its calls; what
+        the later calls see has been through an estimate of `one_pass`, so for such a layer
+        `layer_by_layer` is exact up to that.
+
+    Distributed:
+        Moments are merged over each layer's process group (not for `sync=False`): once at the
+        end of `one_pass`, at the end of each pass of `layer_by_layer`. Processes may have
+        different numbers of batches, or none, but all have to call this. While measuring, a
+        batch is that of one process.
+
+    >>> model = torch.nn.Sequential(powernorm.BatchNorm(4))
+    >>> report = calibrate(model, [torch.randn(8, 4) for _ in range(3)])
+    >>> report.layers[0].tokens
+    24
+    """
+    if way not in ("layer_by_layer", "one_pass"):
+        raise InputError(f"way is {way!r}, expected 'layer_by_layer' or 'one_pass'")
+    layers = choose_layers(model, names, "to calibrate")
+    if way == "layer_by_layer" and len(layers) > 1:
+        check_repeatable(batches, f"for way='layer_by_layer' {len(layers)}")
+    num_passes = len(layers) if way == "layer_by_layer" else 1
+    survey = _Survey(model, layers, batches, forward or call_model, num_passes, on_progress)
+    with untouched(model, layers.values()):
+        populations = survey.measure(way)
+        new = {name: _evaluated(layers[name], moments) for name, moments in populations.items()}
+    rows = [_row(name, layers[name], populations[name], new[name]) for name in new]
+    for name, statistics in new.items():
+        _adopt(layers[name], statistics)
+    return CalibrationReport(tuple(rows))
+
+
+class _Survey:
+    """Goes through the data and pools what goes into the layers.
+
+    Args:
+        model: in evaluation mode, but for the layers, which are called in it too.
+        layers: to be measured; their buffers are written, the caller restores them.
+        batches: the data.
+        run: runs the model on a batch.
+        num_passes: for the progress.
+        on_progress: see `calibrate`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, BatchStatisticsNorm],
+        batches: Iterable[Any],
+        run: Forward,
+        num_passes: int,
+        on_progress: Progress | None,
+    ) -> None:
+        self._model = model
+        self._layers = layers
+        self._batches = batches
+        self._run = run
+        self._on_progress = on_progress
+        self._num_passes = num_passes
+        self._num_done = 0
+        self._num_batches = _length(batches) * num_passes
+        self._pools: dict[str, Moments] = {}
+
+    def measure(self, way: Way) -> dict[str, Moments]:
+        """The population of every layer over all processes, in the order of their calls."""
+        self._go_through(self._layers, normalise_by_batch=True)
+        order = self._order()
+        merged = {name: self._merged(name) for name in self._layers}
+        if way == "one_pass":
+            for name in order:
+                _check(name, self._layers[name], merged[name])
+            return {name: merged[name] for name in order}
+        for index, name in enumerate(order):
+            if index:
+                self._go_through([name], normalise_by_batch=False)
+                merged[name] = self._merged(name)
+            _check(name, self._layers[name], merged[name])
+            _write(self._layers[name], _evaluated(self._layers[name], merged[name]))
+            if not index:
+                # What the last batch left behind; a layer that is called twice reads its own.
+                for later in order[1:]:
+                    _write(self._layers[later], _evaluated(self._layers[later], merged[later]))
+        return {name: merged[name] for name in order}
+
+    def _go_through(self, measured: Container[str], *, normalise_by_batch: bool) -> None:
+        self._pools = {}
+        with _hooked(self._layers, measured, self._add, normalise_by_batch):
+            count = 0
+            # Every pass draws the same numbers: a shuffling loader gives the same batches.
+            with torch.random.fork_rng(devices=[]):
+                for batch in self._batches:
+                    self._run(self._model, batch)
+                    count += 1
+                    self._report()
+        self._num_batches = self._num_batches or count * self._num_passes
+        if not count and not any(layer.group_name for layer in self._layers.values()):
+            raise InputError("batches is empty; calibration needs data, best dozens of batches")
+
+    def _report(self) -> None:
+        self._num_done += 1
+        if self._on_progress is not None:
+            self._on_progress(self._num_done, self._num_batches)
+
+    def _add(self, name: str, batch: Moments) -> None:
+        earlier = self._pools.get(name)
+        self._pools[name] = batch if earlier is None else earlier.merge(batch)
+
+    def _merged(self, name: str) -> Moments:
+        layer = self._layers[name]
+        own = self._pools.get(name)
+        if own is None:  # no data in this process
+            own = Moments.zero(layer.num_features, layer.num_batches_tracked.device)
+        return own.all_reduce(layer.group_name)
+
+    def _order(self) -> list[str]:
+        """Names in the order of first calls, the same in all processes."""
+        last = len(self._layers)
+        positions = {name: float(index) for index, name in enumerate(self._pools)}
+        mean: dict[str, float] = {}
+        for name, layer in self._layers.items():
+            place = torch.tensor([positions.get(name, last), 1.0], dtype=torch.float64)
+            place = place.to(layer.num_batches_tracked.device)
+            total, size = all_reduce_sum(place, layer.group_name).tolist()
+            mean[name] = total / size
+        uncalled = [name for name, place in mean.items() if place == last]
+        if uncalled:
+            raise InputError(
+                f"no batch went through {listed(uncalled)} of the {last} layers with batch "
+                "statistics: give a `forward` that runs the whole model, or leave layers out by "
+                "`names`"
+            )
+        return sorted(mean, key=lambda name: mean[name])
+
+
+@contextmanager
+def _hooked(
+    layers: Mapping[str, BatchStatisticsNorm],
+    measured: Container[str],
+    receive: Callable[[str, Moments], None],
+    normalise_by_batch: bool,
+) -> Iterator[None]:
+    """In the block all layers evaluate, and `receive` gets the moments of the measured ones."""
+
+    def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        layer = cast(BatchStatisticsNorm, module)
+        # Between its calls a layer counts as in training: swapped models hand their mask to norms
+        # only where some of them train.
+        layer.training = False
+        if name in measured:
+            moments = moments_of_call(layer, args, kwargs)
+            receive(name, moments)
+            if normalise_by_batch:
+                # Evaluating by the batch's own statistics is what all norms have in common: some
+                # normalise by running statistics in training too.
+                _write(layer, _statistics(layer, moments, unbiased=False), moments.count > 0)
+
+    def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        del args, output
+        module.training = True
+
+    handles = [
+        handle
+        for name, layer in layers.items()
+        for handle in (
+            layer.register_forward_pre_hook(partial(enter, name), with_kwargs=True),
+            layer.register_forward_hook(leave, always_call=True),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _length(batches: Iterable[Any]) -> int:
+    """Number of batches, 0 where it is not known beforehand."""
+    try:
+        return len(batches) if isinstance(batches, Sized) else 0
+    except TypeError:  # a DataLoader over a stream
+        return 0
+
+
+def _statistics(layer: BatchStatisticsNorm, moments: Moments, *, unbiased: bool) -> _Buffers:
+    """The buffers that the layer evaluates by, in float64."""
+    if not isinstance(layer, CenteredNorm):
+        return {"running_second_moment": moments.second_moment}
+    var = layer.running_target(moments.var, moments.count) if unbiased else moments.var
+    return {"running_mean": moments.mean, "running_var": var}
+
+
+_evaluated: Final = partial(_statistics, unbiased=True)
+
+
+def _write(layer: BatchStatisticsNorm, statistics: _Buffers, wanted: Tensor | None = None) -> None:
+    for name, value in statistics.items():
+        buffer = layer.get_buffer(name)
+        value = value.to(buffer.dtype)
+        buffer.copy_(value if wanted is None else torch.where(wanted, value, buffer))
+
+
+@torch.no_grad()
+def _adopt(layer: BatchStatisticsNorm, statistics: _Buffers) -> None:
+    _write(layer, statistics)
+    if isinstance(layer, MovingAverageBatchNorm) and not layer.num_batches_tracked:
+        layer.window_second_moment.copy_(layer.running_second_moment.expand(layer.window, -1))
+    layer.num_batches_tracked.clamp_(min=1)
+
+
+def _check(name: str, layer: BatchStatisticsNorm, moments: Moments) -> None:
+    """Raises unless a population can be evaluated by."""
+    if not moments.count:
+        raise InputError(
+            f"the batches hold no valid token for layer {name!r}: every position is padding; check "
+            "that padding_mask is True at padding, not at tokens"
+        )
+    buffers = _evaluated(layer, moments)
+    finite = torch.stack(
+        [torch.isfinite(value.to(layer.get_buffer(key).dtype)) for key, value in buffers.items()]
+    ).all(0)
+    num_bad = int((~finite).sum())
+    if num_bad:
+        raise InputError(
+            f"the statistics of layer {name!r} are not finite in {num_bad} of its "
+            f"{layer.num_features} features: look for NaN or infinity in the data or in the "
+            "layers before it"
+        )
+
+
+def _row(
+    name: str, layer: BatchStatisticsNorm, population: Moments, new: _Buffers
+) -> CalibratedLayer:
+    *mean, square = new  # names of the buffers; only centred layers have a mean
+    deviation, before = (
+        (values + layer.eps).sqrt() for values in (new[square], layer.get_buffer(square).double())
+    )
+    mean_shift = None
+    if mean:
+        difference = new[mean[0]] - layer.get_buffer(mean[0]).double()
+        mean_shift = (difference.abs() / deviation).mean().item()
+    std_shift = ((deviation - before).abs() / deviation).mean().item()
+    return CalibratedLayer(name, short_name(layer), int(population.count), mean_shift, std_shift)

@@ -1,0 +1,86 @@
+"""Changes of a model's modules that can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+
+_MISSING: Any = object()
+
+
+class Changes:
+    """Sets modules, parameters and attributes, and puts back what was there.
+
+    What was there is kept as it was, the very same objects.
+    """
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._done = False
+
+    def set_module(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Put a module into a slot."""
+        self._set(parent._modules, name, module)
+
+    def set_tensor(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        """Put a parameter or a buffer into a slot."""
+        slots: dict[str, Any] = module._buffers if name in module._buffers else module._parameters
+        self._set(slots, name, tensor)
+
+    def set_attribute(self, target: object, name: str, value: object) -> None:
+        """Set an attribute of an object."""
+        before = getattr(target, name)
+        self._undo.append(lambda: setattr(target, name, before))
+        setattr(target, name, value)
+
+    def on_undo(self, step: Callable[[], None]) -> None:
+        """Also do this when everything is put back."""
+        self._undo.append(step)
+
+    def undo(self) -> None:
+        """Put everything back, last change first.
+
+        Raises:
+            InputError: it was put back already.
+        """
+        if self._done:
+            raise InputError("undo was called already: there is nothing left to be put back")
+        self._done = True
+        for step in reversed(self._undo):
+            step()
+        self._undo.clear()
+
+    def _set(self, slots: dict[str, Any], name: str, value: object) -> None:
+        before = slots.get(name, _MISSING)
+
+        def put_back() -> None:
+            if before is _MISSING:
+                slots.pop(name, None)
+            else:
+                slots[name] = before
+
+        self._undo.append(put_back)
+        slots[name] = value
+
+
+def parameter_like(value: Tensor, old: Tensor) -> Tensor:
+    """A value as a parameter or buffer of the old one's kind, type and device."""
+    new = value.to(old.device, old.dtype)
+    return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+
+def slot_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module and the attribute of a dotted name."""
+    path, _, attribute = name.rpartition(".")
+    return model.get_submodule(path), attribute
+
+
+def empty_bias(size: int, like: Tensor) -> nn.Parameter:
+    """A bias of zeros that goes with a weight."""
+    zeros = torch.zeros(size, device=like.device, dtype=like.dtype)
+    return nn.Parameter(zeros, like.requires_grad)

@@ -1,0 +1,291 @@
+"""Finding the norms of a model, and what each of them computes.
+
+Classes of other libraries are not trusted by name: a copy with random γ and β, on the CPU, is run
+on a few tokens and compared with LayerNorm and RMSNorm. So `γ = 1 + weight` is told from
+`γ = weight`, and a norm over channels or with a gate is seen to be something else, also in a model
+on the meta device.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.norms import Norm
+
+Kind = Literal["layer", "rms", "batch", "own"]
+"""LayerNorm, RMSNorm, a wrapped BatchNorm1d, or a norm of this library."""
+
+_KINDS: Final[tuple[Kind, ...]] = ("layer", "rms")
+_NORM_NAME: Final = re.compile(r"norm(1d|2d|3d)?(fp32)?$", re.IGNORECASE)
+_SCALES: Final = ("weight", "gamma", "g")
+_SHIFTS: Final = ("bias", "beta")
+_EPSILONS: Final = ("eps", "variance_epsilon", "epsilon")
+_CHANNEL_NORMS: Final = (
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.LocalResponseNorm,
+)
+_HEAD_PARTS: Final = {"q", "k", "v", "qk", "query", "key", "value"}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a norm computes: `y = (offset + weight) ⊙ x̂ + bias`, x̂ by its kind."""
+
+    kind: Kind
+    num_features: int
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    offset: float = 0.0
+    eps: float | None = None
+    statistics: nn.Module | None = None
+    """The module that holds running statistics, where there are some."""
+
+    def scale(self) -> Tensor | None:
+        """γ, (C,), None where there is none; the parameter itself where that is γ."""
+        if self.weight is None:
+            return None
+        if self.offset == 0.0 and self.weight.shape == (self.num_features,):
+            return self.weight
+        with torch.no_grad():
+            scale = (self.weight.double() + self.offset).to(self.weight.dtype)
+            return scale.reshape(-1).expand(self.num_features).clone()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place that holds a module: an attribute of its parent."""
+
+    parent: nn.Module
+    attribute: str
+
+    def put(self, module: nn.Module) -> None:
+        """Fill the place; the order among its neighbours stays."""
+        self.parent._modules[self.attribute] = module
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether this very module is in the place."""
+        return self.parent._modules.get(self.attribute) is module
+
+
+@dataclass(frozen=True)
+class FoundNorm:
+    """A norm in a model."""
+
+    names: tuple[str, ...]
+    """Its dotted names; several where it is shared."""
+    module: nn.Module
+    slots: tuple[Slot, ...]
+    reading: Reading | None
+    reason: str = ""
+    """Why it cannot be swapped, where there is no reading."""
+
+
+def find_norms(model: nn.Module) -> tuple[FoundNorm, ...]:
+    """The norms of a model in its order, each once; what is inside a norm is no norm of its own.
+
+    Args:
+        model: any module, also on the meta device; nothing in it is run or changed.
+    """
+    names: dict[int, list[str]] = {}
+    slots: dict[int, list[Slot]] = {}
+    modules: dict[int, nn.Module] = {}
+    for name, module, slot in _norms_below(model):
+        key = id(module)
+        modules[key] = module
+        names.setdefault(key, []).append(name)
+        known = slots.setdefault(key, [])
+        if slot is not None and not any(
+            one.parent is slot.parent and one.attribute == slot.attribute for one in known
+        ):
+            known.append(slot)
+    return tuple(_describe(names[key], module, slots[key]) for key, module in modules.items())
+
+
+def _norms_below(
+    module: nn.Module, name: str = "", slot: Slot | None = None
+) -> Iterator[tuple[str, nn.Module, Slot | None]]:
+    if looks_like_norm(module):
+        yield name, module, slot
+        return
+    for attribute, child in module._modules.items():
+        if child is not None:
+            inner = f"{name}.{attribute}" if name else attribute
+            yield from _norms_below(child, inner, Slot(module, attribute))
+
+
+def _describe(names: list[str], module: nn.Module, slots: list[Slot]) -> FoundNorm:
+    reading = _head_norm(names[0]) or read_norm(module)
+    if isinstance(reading, str):
+        return FoundNorm(tuple(names), module, tuple(slots), None, reading)
+    return FoundNorm(tuple(names), module, tuple(slots), reading)
+
+
+def looks_like_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm or calls itself one and has no parts with parameters."""
+    if isinstance(module, (Norm, nn.LayerNorm, nn.RMSNorm, *_CHANNEL_NORMS)):
+        return True
+    if wrapped_batch_norm(module) is not None:
+        return True
+    if type(module).__module__.startswith("torch.nn.utils"):
+        return False  # a parametrization, as of torch's weight_norm
+    parts = (part for child in module.children() for part in child.parameters())
+    return _NORM_NAME.search(type(module).__name__) is not None and next(parts, None) is None
+
+
+def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
+    """The BatchNorm1d in a wrapper that gives it (batch, features, length), as PatchTST's."""
+    children = list(module.children())
+    if not type(module).__name__.endswith("BatchNorm") or len(children) != 1:
+        return None
+    return children[0] if isinstance(children[0], nn.BatchNorm1d) else None
+
+
+def read_norm(module: nn.Module) -> Reading | str:
+    """What a norm computes, or the reason why it cannot be replaced by one over tokens."""
+    if isinstance(module, Norm):
+        weight, bias = (_parameter(module, (name,)) for name in ("weight", "bias"))
+        return Reading("own", module.num_features, weight, bias, eps=module.eps, statistics=module)
+    wrapped = wrapped_batch_norm(module)
+    if wrapped is not None:
+        return _read_batch_norm(wrapped)
+    if isinstance(module, _CHANNEL_NORMS):
+        return (
+            f"{type(module).__name__} takes its features in the second dimension, a norm over "
+            "tokens in the last one"
+        )
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) != 1:
+        return f"normalises over {len(module.normalized_shape)} dimensions"
+    return _read_token_norm(module)
+
+
+def _read_batch_norm(norm: nn.BatchNorm1d) -> Reading:
+    return Reading(
+        "batch",
+        norm.num_features,
+        _parameter(norm, ("weight",)),
+        _parameter(norm, ("bias",)),
+        eps=norm.eps,
+        statistics=norm if norm.track_running_stats else None,
+    )
+
+
+def _read_token_norm(module: nn.Module) -> Reading | str:
+    weight, bias = _parameter(module, _SCALES), _parameter(module, _SHIFTS)
+    num_features = _feature_count(module, weight)
+    if num_features is None:
+        return f"the number of features of {type(module).__name__} cannot be read"
+    known: Kind | None = None
+    if type(module) in (nn.LayerNorm, nn.RMSNorm):
+        known = "layer" if type(module) is nn.LayerNorm else "rms"
+    computed = (known, 0.0) if known else _try_out(module, weight, bias, num_features)
+    if isinstance(computed, str):
+        return computed
+    kind, offset = computed
+    return Reading(kind, num_features, weight, bias, offset, _epsilon(module))
+
+
+def _parameter(module: nn.Module, names: tuple[str, ...]) -> nn.Parameter | None:
+    parameters = module._parameters
+    return next((parameters[name] for name in names if parameters.get(name) is not None), None)
+
+
+def _feature_count(module: nn.Module, weight: nn.Parameter | None) -> int | None:
+    shape = getattr(module, "normalized_shape", None)
+    if isinstance(shape, (tuple, list)) and len(shape) == 1:
+        return int(shape[0])
+    if weight is not None and weight.ndim == 1 and weight.shape[0] > 1:
+        return int(weight.shape[0])
+    # x-transformers' RMSNorm without γ, or with a single one, multiplies by the root of C.
+    scale = getattr(module, "scale", None)
+    return round(scale * scale) if isinstance(scale, float) else None
+
+
+def _epsilon(module: nn.Module) -> float | None:
+    for part in module.modules():
+        for name in _EPSILONS:
+            value = getattr(part, name, None)
+            if isinstance(value, float):
+                return value
+    return None
+
+
+def _try_out(
+    module: nn.Module, weight: nn.Parameter | None, bias: nn.Parameter | None, num_features: int
+) -> tuple[Kind, float] | str:
+    """Kind and offset of γ, found by running a copy on random tokens; a reason if neither fits."""
+    generator = torch.Generator().manual_seed(0)
+    values = {
+        id(parameter): nn.Parameter(
+            torch.rand(parameter.shape, generator=generator, device="cpu") + 0.5,
+            requires_grad=False,
+        )
+        for parameter in (weight, bias)
+        if parameter is not None
+    }
+    shadow = _shadow(module, values)
+    if shadow is None:
+        return f"{type(module).__name__} has tensors besides γ and β"
+    x = torch.randn(2, 3, num_features, generator=generator, device="cpu") * 3 + 1
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            y = type(module).forward(shadow, x)
+    except Exception as error:  # whatever a foreign forward raises, the norm is not ours to swap
+        return (
+            f"{type(module).__name__} does not take a tensor (batch, length, features) alone: "
+            f"{type(error).__name__}"
+        )
+    gamma = None if weight is None else values[id(weight)]
+    beta = None if bias is None else values[id(bias)]
+    return _matching(module, x, y, gamma, beta)
+
+
+def _matching(
+    module: nn.Module, x: Tensor, y: object, gamma: Tensor | None, beta: Tensor | None
+) -> tuple[Kind, float] | str:
+    offsets = (0.0,) if gamma is None else (0.0, 1.0)
+    if isinstance(y, Tensor) and y.shape == x.shape:
+        for kind in _KINDS:
+            centered = x - x.mean(-1, keepdim=True) if kind == "layer" else x
+            normal = centered * centered.square().mean(-1, keepdim=True).rsqrt()
+            for offset in offsets:
+                expected = normal if gamma is None else normal * (gamma + offset)
+                expected = expected if beta is None else expected + beta
+                if torch.allclose(y.float(), expected, rtol=1e-2, atol=1e-2):
+                    return kind, offset
+    return f"{type(module).__name__} computes neither LayerNorm nor RMSNorm over the last dimension"
+
+
+def _shadow(module: nn.Module, values: dict[int, nn.Parameter]) -> nn.Module | None:
+    """A copy with other parameters; None if it holds tensors that are not replaced."""
+    held = [*module.parameters(), *module.buffers()]
+    if any(id(tensor) not in values for tensor in held):
+        return None
+    shadow: nn.Module = type(module).__new__(type(module))
+    shadow.__dict__.update(module.__dict__)
+    shadow.__dict__["_parameters"] = {
+        name: None if parameter is None else values[id(parameter)]
+        for name, parameter in module._parameters.items()
+    }
+    shadow.__dict__["training"] = False
+    return shadow
+
+
+def _head_norm(name: str) -> str:
+    """A reason if the name says that queries, keys or values are normalised, else empty."""
+    path, _, last = name.lower().rpartition(".")
+    if "att" not in path:
+        return ""
+    words = re.split(r"[_\W\d]+", last)
+    parts = {word for word in words if word not in ("", "norm", "layernorm", "layer", "ln", "rms")}
+    if parts and parts <= _HEAD_PARTS:
+        return "normalises queries, keys or values inside an attention, not the tokens of a stream"
+    return ""

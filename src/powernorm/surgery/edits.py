@@ -1,0 +1,384 @@
+"""How the weights of operations change, and which parameters that replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, fx, nn
+
+from powernorm.surgery.axes import Place, only_checks
+from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
+from powernorm.surgery.relations import Affine, Relations
+from powernorm.surgery.solution import FoldConflictError, Problem, Solution, nearest_norm
+from powernorm.surgery.tracing import Trace
+
+
+@dataclass(frozen=True)
+class Change:
+    """New weights of an operation whose input and output are reparametrised.
+
+    `W' = diag(1/A_out) W diag(A_in)`, `b' = (b + W B_in - B_out) / A_out`. Names of parts are those
+    of the slots that the operation reads.
+    """
+
+    kind: str
+    weight: TensorPart
+    bias: TensorPart | None
+    scale_in: Tensor
+    shift_in: Tensor
+    scale_out: Tensor
+    shift_out: Tensor
+
+    @property
+    def is_trivial(self) -> bool:
+        """Do weights and bias stay what they are?"""
+        return (
+            bool((self.scale_in == 1).all() and (self.scale_out == 1).all())
+            and not bool(self.shift_in.any())
+            and not bool(self.shift_out.any())
+        )
+
+    def agrees(self, other: Change) -> bool:
+        """Does it ask the same of the same rows?"""
+        return (
+            (self.kind, self.weight, self.bias) == (other.kind, other.weight, other.bias)
+            and torch.equal(self.scale_in, other.scale_in)
+            and torch.equal(self.shift_in, other.shift_in)
+            and torch.equal(self.scale_out, other.scale_out)
+            and torch.equal(self.shift_out, other.shift_out)
+        )
+
+    def new_weight(self, weight: Tensor) -> Tensor:
+        """W' from the rows of W that the operation reads, in float64."""
+        if self.kind in ("embedding", "value"):
+            return (weight - self.shift_out) / self.scale_out
+        if self.kind == "diagonal":
+            return weight * self.scale_in / self.scale_out
+        oriented = weight.transpose(0, 1) if self.weight.transposed else weight
+        beyond = (1,) * (oriented.ndim - 2)
+        columns = self.scale_in.reshape(1, -1, *beyond) if self.scale_in.ndim else self.scale_in
+        rows = self.scale_out.reshape(-1, 1, *beyond) if self.scale_out.ndim else self.scale_out
+        changed = oriented * columns / rows
+        return changed.transpose(0, 1) if self.weight.transposed else changed
+
+    def new_bias(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """B' from the old weight and bias, in float64."""
+        oriented = weight.transpose(0, 1) if self.weight.transposed else weight
+        summed = oriented.flatten(2).sum(2) if oriented.ndim > 2 else oriented
+        added = summed @ self.shift_in.expand(summed.shape[1])
+        return (bias + added - self.shift_out) / self.scale_out
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """New values for a parameter or buffer, which may hang in several slots of the model.
+
+    Args:
+        names: the slots that get the same new tensor.
+        changes: of its rows; each once.
+        size: of a bias that is made, None where there was a tensor before.
+        unties: was it one tensor with other slots before?
+    """
+
+    names: tuple[str, ...]
+    changes: tuple[Change, ...]
+    size: int | None = None
+    unties: bool = False
+
+
+_WITH_BIAS = ("linear", "convolution")
+
+
+class Slots:
+    """Where the tensors of a model hang."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        tensors = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+        self.tensors = dict(tensors)
+        self._aliases: dict[int, list[str]] = {}
+        for name, tensor in tensors:
+            self._aliases.setdefault(id(tensor), []).append(name)
+
+    def aliases(self, name: str) -> list[str]:
+        """All names of the tensor, each slot of each module once."""
+        slots: dict[tuple[int, str], str] = {}
+        for alias in self._aliases[id(self.tensors[name])]:
+            path, _, attribute = alias.rpartition(".")
+            slots.setdefault((id(self.modules[path]), attribute), alias)
+        return list(slots.values())
+
+    def read_at(self, name: str, path: str) -> str:
+        """The slot that a module at `path` reads the tensor from."""
+        aliases = self.aliases(name)
+        inside = [alias for alias in aliases if alias.rpartition(".")[0] == path] or [
+            alias for alias in aliases if path and alias.startswith(f"{path}.")
+        ]
+        return inside[0] if inside else aliases[0]
+
+    def bias_for(self, operation: Operation) -> tuple[TensorPart, int] | None:
+        """Where a bias can be made for an operation without one: (part, size of the bias)."""
+        slot = self.read_at(operation.weight.name, operation.path)
+        path, _, attribute = slot.rpartition(".")
+        module, weight = self.modules[path], self.tensors[slot]
+        name = {"weight": "bias", "in_proj_weight": "in_proj_bias"}.get(attribute)
+        if name is None or operation.weight.transposed or operation.kind not in _WITH_BIAS:
+            return None
+        known = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
+        if not isinstance(module, known) or module._parameters.get(name, module) is not None:
+            return None
+        part = TensorPart(f"{path}.{name}" if path else name, operation.weight.rows)
+        return part, weight.shape[0]
+
+
+def can_shift(operation: Operation, slots: Slots) -> bool:
+    """Can an operation add a constant per feature of its output?"""
+    if operation.kind in ("embedding", "value") or operation.bias is not None:
+        return True
+    return slots.bias_for(operation) is not None
+
+
+class Editor:
+    """Turns a solution into replacements of parameters."""
+
+    def __init__(self, trace: Trace, slots: Slots, relations: Relations) -> None:
+        self.trace = trace
+        self.slots = slots
+        self.relations = relations
+        self.operations = self._operations()
+
+    def _operations(self) -> list[Operation]:
+        """All operations of the graph, also those that no norm has to do with."""
+        related = {
+            relation.operation.node: relation.operation
+            for relation in self.relations.all()
+            if isinstance(relation, Affine)
+        }
+        for node in self.trace.graph.nodes:
+            if node not in related:
+                operation = operation_of(node, self.trace)
+                if operation is not None:
+                    related[node] = operation
+        return list(related.values())
+
+    def replacements(
+        self, solution: Solution, problem: Problem, *, untie: bool
+    ) -> list[Replacement]:
+        """The parameters that change.
+
+        Raises:
+            FoldConflictError: a parameter is shared by operations that need different changes.
+        """
+        changes = [(operation, self._change(operation, solution)) for operation in self.operations]
+        touched: dict[str, list[tuple[Operation, Change]]] = {}
+        made: dict[str, int] = {}
+        for operation, change in changes:
+            for part in (change.weight, change.bias):
+                if part is None:
+                    continue
+                name = part.name
+                if name in self.slots.tensors:
+                    name = self.slots.aliases(name)[0]
+                elif change.is_trivial:
+                    continue
+                else:
+                    bias = self.slots.bias_for(operation)
+                    assert bias is not None
+                    made[name] = bias[1]
+                touched.setdefault(name, []).append((operation, change))
+        found: list[Replacement] = []
+        for name, uses in touched.items():
+            if all(change.is_trivial for _, change in uses):
+                continue
+            try:
+                found += self._replace(name, uses, made.get(name), untie)
+            except _SharedError as shared:
+                place = shared.operation.reads or shared.operation.writes
+                index = self._culprit(problem, (place, shared.operation.writes))
+                raise FoldConflictError(index, str(shared)) from None
+        return found
+
+    def _culprit(self, problem: Problem, places: tuple[Place, ...]) -> int:
+        for place in places:
+            try:
+                return nearest_norm(problem, place)
+            except LookupError:
+                continue
+        raise LookupError(f"no norm is connected with {places}")
+
+    def _change(self, operation: Operation, solution: Solution) -> Change:
+        one = torch.ones((), dtype=torch.float64)
+        zero = torch.zeros((), dtype=torch.float64)
+        reads, writes = operation.reads, operation.writes
+        scale_in, shift_in = one, zero
+        if reads is not None:
+            scale_in = solution.scales.get(reads, one)
+            shift_in = solution.shifts.get(reads, zero)
+        path = operation.path
+        weight = replace(operation.weight, name=self.slots.read_at(operation.weight.name, path))
+        bias = operation.bias
+        if bias is not None:
+            bias = replace(bias, name=self.slots.read_at(bias.name, path))
+        scale_out, shift_out = solution.scales.get(writes, one), solution.shifts.get(writes, zero)
+        if bias is None and bool(shift_in.any() or shift_out.any()):
+            found = self.slots.bias_for(operation)
+            bias = found[0] if found else None
+        return Change(operation.kind, weight, bias, scale_in, shift_in, scale_out, shift_out)
+
+    def _replace(
+        self,
+        name: str,
+        uses: list[tuple[Operation, Change]],
+        size: int | None,
+        untie: bool,
+    ) -> Iterator[Replacement]:
+        by_slot: dict[str, list[tuple[Operation, Change]]] = {}
+        for operation, change in uses:
+            part = _part_in(change, name, self.slots)
+            by_slot.setdefault(part.name, []).append((operation, change))
+        if size is not None:
+            yield Replacement((name,), _agreed(name, uses), size)
+            return
+        if self._is_read_elsewhere(name):
+            operation = next(o for o, change in uses if not change.is_trivial)
+            raise _SharedError(operation, f"{name} is also read by other operators")
+        agreed = {slot: _agreed(slot, group) for slot, group in by_slot.items()}
+        aliases = self.slots.aliases(name)
+        first, *others = agreed.values()
+        if all(_ask_the_same(first, other) for other in others):
+            yield Replacement(tuple(aliases), first)
+            return
+        if not untie:
+            raise _SharedError(_changed(uses), f"{name} is tied: {', '.join(aliases)}")
+        for slot, changes in agreed.items():
+            if not all(change.is_trivial for change in changes):
+                yield Replacement((slot,), changes, unties=True)
+
+    def _is_read_elsewhere(self, name: str) -> bool:
+        """Do operators that are no operations with weights read the tensor?"""
+        nodes = {operation.node for operation in self.operations}
+        return any(
+            not self._leads_to(user, nodes)
+            for node in self.trace.graph.nodes
+            if (target := self.trace.tensor_of(node)) is not None
+            and self.slots.aliases(target)[0] == name
+            and node not in nodes
+            for user in node.users
+        )
+
+    def _leads_to(self, node: fx.Node, operations: set[fx.Node]) -> bool:
+        if node in operations or only_checks(node):
+            return True
+        # A split has no part of its own, its pieces have.
+        pieces = isinstance(node.meta.get("val"), tuple | list)
+        if part_of(node, self.trace) is None and not pieces:
+            return False
+        return all(self._leads_to(user, operations) for user in node.users)
+
+
+class _SharedError(Exception):
+    def __init__(self, operation: Operation, reason: str) -> None:
+        super().__init__(reason)
+        self.operation = operation
+
+
+def _changed(uses: list[tuple[Operation, Change]]) -> Operation:
+    """The operation that asks for a change, the last one where there are several."""
+    return [operation for operation, change in uses if not change.is_trivial][-1]
+
+
+def _part_in(change: Change, name: str, slots: Slots) -> TensorPart:
+    """The part of an operation's weights that is the tensor of a name."""
+    for part in (change.weight, change.bias):
+        if part is not None and (
+            part.name == name
+            or (part.name in slots.tensors and slots.aliases(part.name)[0] == name)
+        ):
+            return part
+    raise AssertionError(f"{change} does not hold {name}")
+
+
+def _agreed(slot: str, uses: list[tuple[Operation, Change]]) -> tuple[Change, ...]:
+    """The changes of one slot, each once.
+
+    Raises:
+        _SharedError: two operations ask different things of the same rows.
+    """
+    kept: list[Change] = []
+    for _, change in uses:
+        if any(change.agrees(other) for other in kept):
+            continue
+        if any(_overlap(change, other, slot) for other in kept):
+            if change.is_trivial and all(other.is_trivial for other in kept):
+                continue
+            paths = sorted({operation.path or "the model" for operation, _ in uses})
+            raise _SharedError(
+                _changed(uses), f"{slot} is used several times, in {' and '.join(paths)}"
+            )
+        kept.append(change)
+    return tuple(kept)
+
+
+def _overlap(change: Change, other: Change, slot: str) -> bool:
+    rows = [
+        part.rows
+        for item in (change, other)
+        for part in (item.weight, item.bias)
+        if part is not None and part.name == slot
+    ]
+    (start, stop), (other_start, other_stop) = rows[:2]
+    return start < other_stop and other_start < stop
+
+
+def _ask_the_same(first: tuple[Change, ...], second: tuple[Change, ...]) -> bool:
+    def bare(change: Change) -> Change:
+        none = TensorPart("", change.weight.rows, change.weight.transposed)
+        return replace(change, weight=none, bias=None)
+
+    if all(change.is_trivial for change in (*first, *second)):
+        return True
+    return len(first) == len(second) and all(
+        bare(a).agrees(bare(b)) for a, b in zip(first, second, strict=True)
+    )
+
+
+def compute(replacement: Replacement, read: Mapping[str, Tensor]) -> Tensor:
+    """The new tensor in float64.
+
+    Args:
+        replacement: what changes.
+        read: the model's tensors by name as they were.
+    """
+    name = replacement.names[0]
+    if replacement.size is None:
+        new = read[name].detach().double().clone()
+    else:
+        weight = read[replacement.changes[0].weight.name]
+        new = torch.zeros(replacement.size, dtype=torch.float64, device=weight.device)
+    for change in replacement.changes:
+        old = read[change.weight.name].detach().double()
+        moved = _on(change, old.device)
+        rows = slice(*change.weight.rows)
+        if any(change.weight.name == slot for slot in replacement.names):
+            new[rows] = moved.new_weight(old[rows])
+        else:
+            assert change.bias is not None
+            place = slice(*change.bias.rows)
+            new[place] = moved.new_bias(old[rows], new[place].clone())
+    return new
+
+
+def _on(change: Change, device: torch.device) -> Change:
+    return replace(
+        change,
+        scale_in=change.scale_in.to(device),
+        shift_in=change.shift_in.to(device),
+        scale_out=change.scale_out.to(device),
+        shift_out=change.shift_out.to(device),
+    )

@@ -1,0 +1,317 @@
+"""Folding static norms into the weights around them: plan, apply, verify, undo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from torch import nn
+
+from powernorm.errors import InputError
+from powernorm.surgery.changes import Changes, parameter_like, slot_of
+from powernorm.surgery.edits import Replacement, compute
+from powernorm.surgery.examples import Examples, as_call
+from powernorm.surgery.folding_plans import Folding, Tied, work_out
+from powernorm.surgery.solution import Static
+from powernorm.surgery.static_layers import all_norms, static_of, statics_of
+from powernorm.surgery.storage import save_folded
+from powernorm.surgery.structure import Structure, build_structure
+from powernorm.surgery.tables import format_table
+from powernorm.surgery.verification import Errors, check, compare
+
+Action = Literal["fold", "multiply-add", "stay"]
+
+
+@dataclass(frozen=True)
+class FoldRow:
+    """What happens to one norm.
+
+    Args:
+        name: of the module.
+        norm: its class.
+        action: `fold`: nothing is left; `multiply-add`: one per feature is left; `stay`.
+        into: the parameters that take it up.
+        reason: why it does not fold; empty where it does.
+    """
+
+    name: str
+    norm: str
+    action: Action
+    into: tuple[str, ...] = ()
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """The cells by column."""
+        return {
+            "name": self.name,
+            "norm": self.norm,
+            "action": self.action,
+            "into": ", ".join(self.into),
+            "reason": self.reason,
+        }
+
+
+_SHOWN: Final = 2
+"""Parameters named in a cell of the printed table; `to_rows` names all."""
+
+
+def _table(rows: tuple[FoldRow, ...]) -> str:
+    cells = []
+    for row in rows:
+        more = len(row.into) - _SHOWN
+        into = ", ".join(row.into[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        cells.append({**row.to_dict(), "into": into})
+    return format_table(cells)
+
+
+@dataclass(frozen=True)
+class FoldReport:
+    """What folding has done.
+
+    Args:
+        model: the folded model.
+        rows: one a norm.
+        errors: differences from the original on the example inputs, one a type.
+        structure: how the modules differ from the original's.
+    """
+
+    model: nn.Module
+    rows: tuple[FoldRow, ...]
+    errors: tuple[Errors, ...]
+    structure: Structure
+    _changes: Changes = field(repr=False)
+
+    def to_rows(self) -> list[dict[str, str]]:
+        """The table as dicts: name, norm, action, into, reason."""
+        return [row.to_dict() for row in self.rows]
+
+    def __str__(self) -> str:
+        return "\n".join([_table(self.rows), *map(str, self.errors)])
+
+    def save(self, path: str | Path, settings: Mapping[str, Any] | None = None) -> None:
+        """Write the folded model; `powernorm.load_folded` reads it.
+
+        Args:
+            path: ends in `.safetensors`, or else it becomes a file of `torch.save`.
+            settings: anything that JSON can hold, kept beside it.
+
+        Raises:
+            InputError: the file cannot be written, or safetensors is missing.
+        """
+        save_folded(self.model, self.structure, path, settings)
+
+    def undo(self) -> None:
+        """Give the model its norms and its very same parameters back.
+
+        Raises:
+            InputError: it was done already.
+        """
+        self._changes.undo()
+
+
+@dataclass(frozen=True)
+class FoldPlan:
+    """What folding would change; nothing has been changed yet.
+
+    Args:
+        model: the model.
+        rows: one a norm.
+        replacements: the parameters that get new values.
+        structure: how the modules change.
+        affines: weight and bias of the norms that leave a multiply-add.
+        statics: the norms that go, as they were when it was planned.
+        examples: the example inputs.
+    """
+
+    model: nn.Module
+    rows: tuple[FoldRow, ...]
+    replacements: tuple[Replacement, ...]
+    structure: Structure
+    affines: Mapping[str, Static]
+    statics: Mapping[str, Static]
+    examples: Examples
+
+    def to_rows(self) -> list[dict[str, str]]:
+        """The table as dicts: name, norm, action, into, reason."""
+        return [row.to_dict() for row in self.rows]
+
+    def __str__(self) -> str:
+        return _table(self.rows)
+
+    def apply(self, *, inplace: bool = True, verify: bool = True) -> FoldReport:
+        """Fold.
+
+        Args:
+            inplace: change the model itself; False folds a copy.
+            verify: first fold copies and compare them with the original on the example inputs, in
+                float64, float32 and the model's own type.
+
+        Raises:
+            InputError: the folded model's outputs differ, the weights do not fit into the model's
+                type, or the model has changed since it was planned; nothing has changed then.
+        """
+        self._check_unchanged()
+        errors: tuple[Errors, ...] = ()
+        if verify:
+            errors = compare(self.model, self._change, self.examples)
+            check(errors)
+        model = self.model if inplace else deepcopy(self.model)
+        return FoldReport(model, self.rows, errors, self.structure, self._change(model))
+
+    def _check_unchanged(self) -> None:
+        now = statics_of(self.model)
+        for name, static in self.statics.items():
+            other = now.get(name)
+            if other is None or not static.equals(other):
+                raise InputError(
+                    f"norm {name!r} has changed since the fold was planned: plan it again"
+                )
+
+    def _change(self, model: nn.Module) -> Changes:
+        tensors = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
+        new = [compute(replacement, tensors) for replacement in self.replacements]
+        changes = build_structure(model, self.structure)
+        try:
+            self._fill(model, new, changes)
+        except InputError:
+            changes.undo()
+            raise
+        return changes
+
+    def _fill(self, model: nn.Module, new: list[torch.Tensor], changes: Changes) -> None:
+        for replacement, value in zip(self.replacements, new, strict=True):
+            module, attribute = slot_of(model, replacement.names[0])
+            tensor = parameter_like(value, getattr(module, attribute))
+            if not bool(tensor.isfinite().all()):
+                raise InputError(
+                    f"the new values of {replacement.names[0]} do not fit into {tensor.dtype}: "
+                    "fold the model in float32, or clamp the norms' scales"
+                )
+            for name in replacement.names:
+                module, attribute = slot_of(model, name)
+                changes.set_tensor(module, attribute, tensor)
+        for name, static in self.affines.items():
+            left = model.get_submodule(name)
+            for attribute, value in (("weight", static.scale), ("bias", static.shift)):
+                old = getattr(left, attribute)
+                with torch.no_grad():
+                    old.copy_(value)
+
+
+def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie") -> FoldPlan:
+    """Work out how the static norms of a model fold into the weights around them.
+
+    A static norm is `y = a ⊙ x + c` in evaluation. Every value of the folded model stands for
+    `A ⊙ s + B` of the original one, with A and B per feature such that each norm becomes the
+    identity and the weights around take up the rest: pre-norm, Linear → norm, post-norm by a
+    reparametrised stream, through reshapes, dropout and residual sums, into linear maps,
+    convolutions, embeddings and parameters.
+
+    Args:
+        model: in evaluation mode; it is not changed.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments
+            that the model takes. What it does with them is what is folded.
+        tied: where one tensor is the embedding and the head and the two need different values,
+            `untie` gives the head one of its own (memory for another table), `keep` leaves a
+            multiply-add in front of the head.
+
+    Raises:
+        InputError: a model in training mode, uncalibrated statistics, scales that are not finite,
+            inputs that fail, no static norm, or a model that torch.export cannot trace.
+    """
+    examples = as_call(example_inputs)
+    statics = _check(model, examples)
+    folding = work_out(model, statics, examples, tied)
+    return FoldPlan(
+        model,
+        _rows(model, folding),
+        folding.replacements,
+        folding.structure(model),
+        folding.affines,
+        {name: statics[name] for name in folding.gone},
+        examples,
+    )
+
+
+def fold(
+    model: nn.Module,
+    example_inputs: object,
+    *,
+    inplace: bool = True,
+    verify: bool = True,
+    tied: Tied = "untie",
+) -> FoldReport:
+    """Fold the static norms of a model into its weights, exactly, so that none is left.
+
+    `plan_fold` and its `apply` in one; see there for what is folded and how.
+
+    Args:
+        model: in evaluation mode, with trained or calibrated statistics.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        inplace: change the model itself; False folds a copy, the report's `model`.
+        verify: compare with the original on the example inputs.
+        tied: see `plan_fold`.
+
+    Returns:
+        The report: the model, a row a norm (what was folded into what, what stayed and why), the
+        measured errors, and `undo()`.
+
+    Raises:
+        InputError: as `plan_fold`; or the outputs differ, and nothing has changed.
+
+    >>> model = torch.nn.Sequential(powernorm.BatchNorm(4), torch.nn.Linear(4, 2))
+    >>> y = model(torch.randn(8, 4))
+    >>> report = fold(model.eval(), torch.randn(8, 4))
+    >>> [row.action for row in report.rows]
+    ['fold']
+    """
+    return plan_fold(model, example_inputs, tied=tied).apply(inplace=inplace, verify=verify)
+
+
+def _check(model: nn.Module, examples: Examples) -> Mapping[str, Static]:
+    """The static norms by name, of a model that can be folded."""
+    if static_of(model) is not None:
+        raise InputError(
+            f"the model is itself a norm ({type(model).__name__}): there is nothing around it to "
+            "fold it into; its scale and shift are model.affine()"
+        )
+    training = [name for name, module in model.named_modules() if module.training]
+    if training:
+        raise InputError(
+            f"the model is in training mode ({training[0] or 'the model itself'!r}): a norm is "
+            "static in evaluation only, call model.eval() first"
+        )
+    statics = statics_of(model)
+    if not statics:
+        present = sorted({type(norm).__name__ for norm in all_norms(model).values()})
+        raise InputError(
+            f"the model holds no static norm to fold (it holds {', '.join(present) or 'none'}): "
+            "see powernorm.swap, and `static` in powernorm.NORMS"
+        )
+    try:
+        examples.call(model)
+    except Exception as error:
+        raise InputError(
+            f"the model fails on the example inputs: {type(error).__name__}: {error}"
+        ) from error
+    return statics
+
+
+def _rows(model: nn.Module, folding: Folding) -> tuple[FoldRow, ...]:
+    rows = []
+    for name, norm in all_norms(model).items():
+        kind = type(norm).__name__
+        if name in folding.reasons:
+            left: Action = "multiply-add" if name in folding.affines else "stay"
+            into, reason = folding.into.get(name, ()), folding.reasons[name]
+            rows.append(FoldRow(name, kind, left, into, reason))
+        else:
+            rows.append(FoldRow(name, kind, "fold", folding.into.get(name, ())))
+    return tuple(rows)

@@ -1,0 +1,189 @@
+"""Training on with statistics that no longer move, at once or layer by layer."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypedDict
+
+from torch import nn
+
+from powernorm.errors import InputError
+from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.arguments import check_count
+from powernorm.surgery.batch_layers import Names, choose_layers, listed
+
+FreezingOrder = Literal["lowest_first", "highest_first"]
+"""Which end of the model a schedule begins at, in the order in which it registers its layers."""
+
+_PURPOSE = "to freeze"
+
+
+class FreezingState(TypedDict):
+    """What a schedule has done so far."""
+
+    frozen: list[str]
+
+
+def freeze_statistics(
+    model: nn.Module, names: Names | None = None, *, num_layers: int | None = None
+) -> list[str]:
+    """Let layers use their running statistics in training too, and keep these as they are.
+
+    A frozen layer computes the same in training and in evaluation, and if it is static it is an
+    affine map in both; γ and β learn on. It stays frozen through `model.train()`, copies, pickling
+    and `load_state_dict` into the same object (the flag is no part of a state dict), and
+    `powernorm.penalty` leaves it out.
+
+    Args:
+        model: any module.
+        names: globs over module names; None means all layers with batch statistics.
+        num_layers: freeze this many layers only, the first in the order in which the model
+            registers them, which in all usual models is that of their calls.
+
+    Returns:
+        The names of all layers that were asked for, frozen before or now.
+
+    Raises:
+        InputError: no such layer, fewer than num_layers, or one whose running statistics are
+            still those it was made with. Nothing is frozen then.
+
+    >>> model = torch.nn.Sequential(powernorm.BatchNorm(4))
+    >>> _ = model(torch.randn(8, 4))
+    >>> freeze_statistics(model)
+    ['0']
+    >>> model.train()[0].training
+    False
+    """
+    layers = choose_layers(model, names, _PURPOSE)
+    if num_layers is not None:
+        check_count("num_layers", num_layers, 1)
+        if num_layers > len(layers):
+            raise InputError(
+                f"num_layers is {num_layers}, but there are {len(layers)} layers {_PURPOSE}: "
+                f"{listed(layers)}"
+            )
+        layers = dict(list(layers.items())[:num_layers])
+    _freeze(layers)
+    return list(layers)
+
+
+def unfreeze_statistics(model: nn.Module, names: Names | None = None) -> list[str]:
+    """Undo `freeze_statistics`: the layers take the mode of the module that holds them.
+
+    Args:
+        model: any module.
+        names: globs over module names; None means all layers.
+
+    Returns:
+        The names of the layers that were frozen and no longer are.
+
+    Raises:
+        InputError: no layer with batch statistics, or a glob that matches none.
+    """
+    layers = choose_layers(model, names, "to unfreeze")
+    frozen = {name: layer for name, layer in layers.items() if layer.is_frozen}
+    parents = {child: module for module in model.modules() for child in module.children()}
+    for layer in frozen.values():
+        # Some trainers write `training` past `train`, so that only the surroundings know.
+        parent = parents.get(layer)
+        layer.unfreeze_statistics(None if parent is None else parent.training)
+    return list(frozen)
+
+
+class StatisticsFreezing:
+    """Freezes the statistics of one layer after another while a model trains.
+
+    For fine-tuning a pretrained LayerNorm model into one with static norms: swap, calibrate, and
+    from step `start` on freeze a further layer every `every` steps, so that the layers above can
+    follow before it is their turn. When all are frozen the model trains as it will be evaluated.
+
+    Args:
+        model: any module.
+        start: the step at which the first layer is frozen, ≥ 0.
+        every: steps from one layer to the next, ≥ 1.
+        order: from the lowest layer to the highest (the inputs of a frozen layer then come from
+            layers that no longer change in their statistics) or the other way.
+        names: globs over module names; None means all layers.
+
+    Raises:
+        InputError: a bad argument, no layer with batch statistics, or a glob that matches none.
+
+    >>> model = torch.nn.Sequential(powernorm.BatchNorm(4), powernorm.BatchNorm(4))
+    >>> _ = model(torch.randn(8, 4))
+    >>> freezing = StatisticsFreezing(model, start=10, every=5)
+    >>> [freezing.step(step) for step in (9, 10, 11, 15)]
+    [[], ['0'], [], ['1']]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        start: int,
+        every: int,
+        order: FreezingOrder = "lowest_first",
+        names: Names | None = None,
+    ) -> None:
+        if order not in ("lowest_first", "highest_first"):
+            raise InputError(f"order is {order!r}, expected 'lowest_first' or 'highest_first'")
+        self.start = check_count("start", start, 0)
+        self.every = check_count("every", every, 1)
+        layers = list(choose_layers(model, names, _PURPOSE).items())
+        self._layers = dict(layers if order == "lowest_first" else layers[::-1])
+        self._frozen: list[str] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """Are all layers frozen?"""
+        return len(self._frozen) == len(self._layers)
+
+    def step(self, step: int) -> list[str]:
+        """Freeze what is due; call it before each update.
+
+        Args:
+            step: number of the update; steps may be left out.
+
+        Returns:
+            Names of the layers that this call froze.
+
+        Raises:
+            InputError: a layer that is due has neither been trained nor calibrated.
+        """
+        if step < self.start:
+            return []
+        num_due = 1 + (step - self.start) // self.every
+        due = [name for name in list(self._layers)[:num_due] if name not in self._frozen]
+        _freeze({name: self._layers[name] for name in due})
+        self._frozen += due
+        return due
+
+    def state_dict(self) -> FreezingState:
+        """What has been frozen so far, for a checkpoint: a model's state dict does not say it."""
+        return {"frozen": list(self._frozen)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Freeze what had been frozen; load the model's own state dict first.
+
+        Raises:
+            InputError: the state is of another model, or a layer's statistics are not loaded.
+        """
+        frozen: Iterable[str] = state.get("frozen", ())
+        unknown = [name for name in frozen if name not in self._layers]
+        if unknown or "frozen" not in state:
+            what = f"names {listed(unknown)}" if unknown else "has no entry 'frozen'"
+            raise InputError(
+                f"the state of StatisticsFreezing {what}; the model has {listed(self._layers)}: "
+                "load it with the model and names that it was saved with"
+            )
+        _freeze({name: self._layers[name] for name in frozen})
+        self._frozen = list(frozen)
+
+
+def _freeze(layers: Mapping[str, BatchStatisticsNorm]) -> None:
+    """All of them, or none."""
+    untrained = [name for name, layer in layers.items() if not int(layer.num_batches_tracked)]
+    if untrained:
+        raise InputError(
+            f"{listed(untrained)}: the running statistics are still those that the layer was made "
+            "with; run powernorm.calibrate(model, batches) or train first, then freeze"
+        )
+    for layer in layers.values():
+        layer.freeze_statistics()

@@ -1,0 +1,387 @@
+"""What a graph says about scale and shift of the features that flow through it.
+
+In the folded model every value s stands for a value y of the original one by `y = A ⊙ s + B` along
+the axis of its features. Each operator relates the (A, B) of its operands to those of its output.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from powernorm.surgery.axes import (
+    Place,
+    across,
+    across_broadcast,
+    across_stack,
+    across_sum,
+    holds_floats,
+    only_checks,
+    operand_of,
+    operator_name,
+    passes,
+    shape_of,
+)
+from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
+from powernorm.surgery.tracing import MARK, Trace
+
+
+@dataclass(frozen=True)
+class Same:
+    """The output has the operands' A and B."""
+
+    output: Place
+    inputs: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A is that of every term, the B add up."""
+
+    output: Place
+    inputs: tuple[Place, ...]
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A stays, B is multiplied."""
+
+    output: Place
+    inputs: tuple[Place]
+    factor: float
+
+
+@dataclass(frozen=True)
+class Homogeneous:
+    """A stays; B has to be 0 on both sides (a mask, a sum over tokens, a factor per token)."""
+
+    output: Place
+    inputs: tuple[Place]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Normed:
+    """A static norm: A is multiplied by a, B becomes a B + c."""
+
+    output: Place
+    inputs: tuple[Place]
+    index: int
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An operator with weights, which can take up any A and B on its two sides."""
+
+    operation: Operation
+
+    @property
+    def inputs(self) -> tuple[Place, ...]:
+        """The features that it reads, if any."""
+        place = self.operation.reads
+        return () if place is None else (place,)
+
+    @property
+    def output(self) -> Place:
+        """The features that it writes."""
+        return self.operation.writes
+
+
+Relation = Same | Sum | Scaled | Homogeneous | Normed | Affine
+
+
+@dataclass
+class Relations:
+    """All relations around the norms of a graph."""
+
+    producers: dict[Place, Relation] = field(default_factory=dict)
+    """By the features they write."""
+
+    fixed: dict[Place, str] = field(default_factory=dict)
+    """Features that have to be the original ones (A = 1, B = 0), with the reason."""
+
+    places: list[Place] = field(default_factory=list)
+    """All features, in the order of the graph."""
+
+    readers: dict[Place, list[Relation]] = field(default_factory=dict)
+    """The relations that read features."""
+
+    def all(self) -> Iterator[Relation]:
+        """Each relation once, in the order of the graph."""
+        seen: set[int] = set()
+        for place in self.places:
+            for relation in (self.producers.get(place), *self.readers.get(place, ())):
+                if relation is not None and id(relation) not in seen:
+                    seen.add(id(relation))
+                    yield relation
+
+    def norms(self) -> Iterator[Normed]:
+        """The uses of norms, in the order of the graph."""
+        return (relation for relation in self.all() if isinstance(relation, Normed))
+
+
+def relate(trace: Trace, feature_axes: Sequence[int]) -> Relations:
+    """Follow the features of every marked norm up and down the graph.
+
+    Args:
+        trace: the graph.
+        feature_axes: of each norm by its index: 1, or -1 for the last.
+    """
+    return _Explorer(trace, feature_axes).explore()
+
+
+class _Explorer:
+    def __init__(self, trace: Trace, feature_axes: Sequence[int]) -> None:
+        self.trace = trace
+        self.feature_axes = feature_axes
+        self.order = {node: i for i, node in enumerate(trace.graph.nodes)}
+        self.found = Relations()
+        self.relations: dict[tuple[fx.Node, Place], Relation] = {}
+        self.queue: deque[Place] = deque()
+        self.seen: set[Place] = set()
+
+    def explore(self) -> Relations:
+        for node in self.trace.graph.nodes:
+            if node.target is MARK:
+                self._see(self._norm(node).output)
+        while self.queue:
+            place = self.queue.popleft()
+            self._look_up(place)
+            for user in place.node.users:
+                self._look_down(place, user)
+        self.found.places = sorted(self.seen, key=lambda place: (self.order[place.node], place[1]))
+        return self.found
+
+    def _see(self, place: Place) -> None:
+        if place not in self.seen:
+            self.seen.add(place)
+            self.queue.append(place)
+
+    def _fix(self, place: Place, reason: str) -> None:
+        self.found.fixed.setdefault(place, reason)
+
+    def _add(self, relation: Relation) -> None:
+        known = self.relations.setdefault((relation.output.node, relation.output), relation)
+        if known is not relation:
+            return
+        self.found.producers[relation.output] = relation
+        for place in dict.fromkeys(relation.inputs):
+            self.found.readers.setdefault(place, []).append(relation)
+        # The other side of an operator with weights is another matter, unless a norm is there.
+        if not isinstance(relation, Affine):
+            for place in (relation.output, *relation.inputs):
+                self._see(place)
+
+    def _look_up(self, place: Place) -> None:
+        """Relate features to what writes them."""
+        node = place.node
+        if node.op == "placeholder":
+            self._look_up_tensor(place)
+            return
+        if node.op != "call_function":
+            self._fix(place, "it is a constant of the graph")
+            return
+        relation = self._relation(node, place, None)
+        if relation is None:
+            self._fix(place, f"it comes out of {self._describe(node)}")
+        else:
+            self._add(relation)
+
+    def _look_up_tensor(self, place: Place) -> None:
+        part = part_of(place.node, self.trace)
+        whole = part is not None and place.axis == len(shape_of(place.node)) - 1
+        if part is None or not whole:
+            self._fix(place, "it is an input of the model" if part is None else "broadcast")
+            return
+        self._add(Affine(Operation(place.node, "value", "", None, place, part)))
+
+    def _look_down(self, place: Place, user: fx.Node) -> None:
+        """Relate features to one operator that reads them."""
+        if only_checks(user):
+            return
+        if user.op == "output":
+            self._fix(place, "it is an output of the model")
+            return
+        relation = self._relation(user, None, place)
+        if relation is None or place not in relation.inputs:
+            self._fix(place, f"{self._describe(user)} needs the original values")
+        else:
+            self._add(relation)
+
+    def _describe(self, node: fx.Node) -> str:
+        path = self.trace.path_of(node)
+        return operator_name(node) + (f" in {path}" if path else "")
+
+    def _relation(self, node: fx.Node, output: Place | None, read: Place | None) -> Relation | None:
+        """The relation of an operator, met at its output or at an operand; None for others."""
+        if node.target is MARK:
+            return self._norm(node)
+        if not holds_floats(node):
+            return None
+        operation = operation_of(node, self.trace)
+        if operation is not None:
+            met = operation.writes == output if output else operation.reads == read
+            return self._known(node, operation.writes) or (Affine(operation) if met else None)
+        name = operator_name(node)
+        if output is None:
+            assert read is not None
+            output = self._output_of(node, name, read)
+        if output is None:
+            return None
+        return self._known(node, output) or self._build(node, name, output)
+
+    def _known(self, node: fx.Node, output: Place) -> Relation | None:
+        return self.relations.get((node, output))
+
+    def _norm(self, node: fx.Node) -> Normed:
+        inner, index = operand_of(node), node.args[1]
+        assert isinstance(index, int)
+        axis = self.feature_axes[index] % len(shape_of(node))
+        return Normed(Place(node, axis), (Place(inner, axis),), index)
+
+    def _output_of(self, node: fx.Node, name: str, read: Place) -> Place | None:
+        """Where an operator puts the features that it reads."""
+        axis: int | None = None
+        if passes(node):
+            axis = across(node, read.axis, forward=True) if operand_of(node) is read.node else None
+        elif name in ("cat", "stack"):
+            axis = across_stack(node, read.axis, forward=True)
+        elif name == "sum":
+            axis = across_sum(node, read.axis, forward=True)
+        elif name in _ELEMENTWISE:
+            axis = read.axis + len(shape_of(node)) - len(shape_of(read.node))
+        return None if axis is None else Place(node, axis)
+
+    def _build(self, node: fx.Node, name: str, output: Place) -> Relation | None:
+        if passes(node):
+            axis = across(node, output.axis, forward=False)
+            inner = operand_of(node)
+            known = axis is not None and across(node, axis, forward=True) == output.axis
+            return Same(output, (Place(inner, axis),)) if known and axis is not None else None
+        if name in ("cat", "stack"):
+            return self._stack(node, output)
+        if name == "sum":
+            axis = across_sum(node, output.axis, forward=False)
+            place = None if axis is None else Place(operand_of(node), axis)
+            return None if place is None else Homogeneous(output, (place,), "a sum over tokens")
+        if name in _ELEMENTWISE:
+            return _ELEMENTWISE[name](node, output, self.trace)
+        return None
+
+    def _stack(self, node: fx.Node, output: Place) -> Relation | None:
+        axis = across_stack(node, output.axis, forward=False)
+        operands = node.args[0]
+        if axis is None or not isinstance(operands, Sequence):
+            return None
+        # Empty caches are put in front of keys and values.
+        nodes = [item for item in operands if isinstance(item, fx.Node)]
+        if any(len(shape_of(item)) <= axis for item in nodes):
+            return None
+        return Same(output, tuple(Place(item, axis) for item in nodes))
+
+
+def _terms(node: fx.Node, output: Place, factor: float) -> Relation | None:
+    """`x + factor y`, both with the features."""
+    places: list[Place] = []
+    for operand in node.args[:2]:
+        if not isinstance(operand, fx.Node):
+            return Same(output, (places[0],)) if operand == 0 and places else None
+        axis = across_broadcast(node, operand, output.axis)
+        if axis is None or not holds_floats(operand):
+            return None
+        places.append(Place(operand, axis))
+    return Sum(output, tuple(places), (1.0, factor))
+
+
+def _added(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
+    del trace
+    return _terms(node, output, _number(node.kwargs.get("alpha", 1)))
+
+
+def _subtracted(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
+    del trace
+    return _terms(node, output, -_number(node.kwargs.get("alpha", 1)))
+
+
+def _multiplied(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
+    first, second = node.args[:2]
+    if not isinstance(first, fx.Node):
+        first, second = second, first
+    assert isinstance(first, fx.Node)
+    if not isinstance(second, fx.Node):
+        axis = across_broadcast(node, first, output.axis)
+        return None if axis is None else Scaled(output, (Place(first, axis),), _number(second))
+    for x, factor in ((first, second), (second, first)):
+        found = _by_tensor(node, output, x, factor, trace)
+        if found is not None:
+            return found
+    return None
+
+
+def _by_tensor(
+    node: fx.Node, output: Place, x: fx.Node, factor: fx.Node, trace: Trace
+) -> Relation | None:
+    """A product with a factor per token, or with a parameter per feature (LayerScale)."""
+    axis = across_broadcast(node, x, output.axis)
+    if axis is None:
+        return None
+    if across_broadcast(node, factor, output.axis) is None:
+        return Homogeneous(output, (Place(x, axis),), "a factor per token")
+    part: TensorPart | None = part_of(factor, trace)
+    last = len(shape_of(node)) - 1
+    if part is None or len(shape_of(factor)) != 1 or output.axis != last or axis != last:
+        return None
+    path = trace.path_of(node)
+    return Affine(Operation(node, "diagonal", path, Place(x, axis), output, part))
+
+
+def _divided(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
+    del trace
+    x, divisor = node.args[:2]
+    if not isinstance(x, fx.Node) or node.kwargs.get("rounding_mode") is not None:
+        return None
+    axis = across_broadcast(node, x, output.axis)
+    if axis is None:
+        return None
+    place = Place(x, axis)
+    if not isinstance(divisor, fx.Node):
+        return Scaled(output, (place,), 1 / _number(divisor))
+    if across_broadcast(node, divisor, output.axis) is None:
+        return Homogeneous(output, (place,), "a factor per token")
+    return None
+
+
+def _negated(node: fx.Node, output: Place, trace: Trace) -> Relation:
+    del trace
+    return Scaled(output, (Place(operand_of(node), output.axis),), -1.0)
+
+
+def _masked(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
+    """`masked_fill(x, mask, 0)` with one mask for all features."""
+    del trace
+    x, mask, value = node.args
+    if not isinstance(x, fx.Node) or not isinstance(mask, fx.Node) or value != 0:
+        return None
+    axis = across_broadcast(node, x, output.axis)
+    if axis is None or across_broadcast(node, mask, output.axis) is not None:
+        return None
+    return Homogeneous(output, (Place(x, axis),), "a mask")
+
+
+def _number(value: Any) -> float:
+    return float(value)
+
+
+_ELEMENTWISE = {
+    "add": _added,
+    "sub": _subtracted,
+    "mul": _multiplied,
+    "div": _divided,
+    "neg": _negated,
+    "masked_fill": _masked,
+}

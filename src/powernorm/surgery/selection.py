@@ -1,0 +1,311 @@
+"""Which norms of a model: by name, class, role, side of an encoder-decoder, height in the stack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, Literal, get_args
+
+from torch import nn
+
+from powernorm.errors import InputError
+from powernorm.surgery.discovery import FoundNorm
+
+Role = Literal["attention", "feed-forward", "final", "embedding", "other"]
+"""What a norm belongs to: a sub-layer (before or after it), the end of a stack, the embeddings."""
+
+Side = Literal["encoder", "decoder"]
+
+_LISTED: Final = 12
+"""So many names an error shows."""
+
+_ATTENTION: Final = re.compile(r"att|(^|[._])sa_|input_layernorm|layernorm_before")
+_FEED_FORWARD: Final = re.compile(r"ff|feed|mlp|fc|dense|^output|layernorm_after|full_layer|final")
+_EMBEDDING: Final = re.compile(r"emb|(^|[._])pre(_|norm|layer)|_pre$")
+_LAYER_CLASS: Final = re.compile(r"(layer|block)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which norms; each condition that is given must hold.
+
+    Args:
+        names: globs over the dotted name.
+        types: globs over the name of the norm's class.
+        roles: attention, feed-forward, final, embedding, other.
+        side: encoder or decoder, of a model that has both.
+        lowest: norms inside the layers with index below this, of each side (Wang et al. 2022,
+            Fig. 3), ≥ 1.
+
+    Raises:
+        InputError: a role, side or number that does not exist.
+    """
+
+    names: str | Sequence[str] | None = None
+    types: str | Sequence[str] | None = None
+    roles: Role | Sequence[Role] | None = None
+    side: Side | None = None
+    lowest: int | None = None
+
+    def __post_init__(self) -> None:
+        for role in _listed(self.roles):
+            if role not in get_args(Role):
+                raise InputError(f"unknown role {role!r}, known are {', '.join(get_args(Role))}")
+        if self.side is not None and self.side not in get_args(Side):
+            raise InputError(f"side is {self.side!r}, expected 'encoder' or 'decoder'")
+        if self.lowest is not None and (type(self.lowest) is not int or self.lowest < 1):
+            raise InputError(f"lowest is {self.lowest!r}, expected a whole number of layers ≥ 1")
+
+    def selects(self, site: Site) -> bool:
+        """Whether all conditions hold for a norm."""
+        if self.names is not None and not any(
+            fnmatchcase(name, glob) for name in site.norm.names for glob in _listed(self.names)
+        ):
+            return False
+        if self.types is not None and not any(
+            fnmatchcase(site.type_name, glob) for glob in _listed(self.types)
+        ):
+            return False
+        if self.roles is not None and site.role not in _listed(self.roles):
+            return False
+        if self.side is not None and site.side != self.side:
+            return False
+        return self.lowest is None or (site.layer is not None and site.layer < self.lowest)
+
+
+Selection = str | Sequence[str] | Callable[[str, nn.Module], bool] | Where | None
+"""Globs over dotted names, a question about (name, module), conditions, or None for the default."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A norm and its place in the model."""
+
+    norm: FoundNorm
+    role: Role
+    side: Side | None
+    layer: int | None
+    """Index of its layer in the stack of its side, 0 next to the input; None outside."""
+
+    @property
+    def name(self) -> str:
+        """Its first dotted name."""
+        return self.norm.names[0]
+
+    @property
+    def type_name(self) -> str:
+        """The name of its class."""
+        return type(self.norm.module).__name__
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One module on the way from the model down to a norm."""
+
+    attribute: str
+    module: nn.Module
+
+
+def place(model: nn.Module, norms: Iterable[FoundNorm]) -> tuple[Site, ...]:
+    """Role, side and layer of each norm."""
+    norms = tuple(norms)
+    sides = stacks(model, [name for norm in norms for name in norm.names])
+    return tuple(_site(model, norm, sides) for norm in norms)
+
+
+def stacks(model: nn.Module, norm_names: Sequence[str]) -> dict[str, Side]:
+    """The encoder and decoder stacks of an encoder-decoder model by dotted name.
+
+    A model is one if it has an `encoder` beside a `decoder` with norms in both: BERT's `encoder`
+    and the `decoder` of its masked language model, a Linear, are none.
+
+    Args:
+        model: the model.
+        norm_names: the dotted names of its norms.
+    """
+    found: dict[str, Side] = {}
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        ends: tuple[Side, Side] = ("encoder", "decoder")
+        if any(name.startswith(f"{outer}.") for outer in found) or not all(
+            isinstance(module._modules.get(end), nn.Module)
+            and any(norm.startswith(f"{prefix}{end}.") for norm in norm_names)
+            for end in ends
+        ):
+            continue
+        found.update({f"{prefix}{end}": end for end in ends})
+    return found
+
+
+def select(sites: Sequence[Site], where: Selection) -> frozenset[str]:
+    """The names (first ones) of the norms that a selection means.
+
+    Args:
+        sites: all norms.
+        where: None means the encoder of an encoder-decoder model (Shen et al. 2020, App. A; Wang
+            et al. 2022, App. A), all norms of others.
+
+    Raises:
+        InputError: nothing is selected; lists what there is.
+    """
+    if where is None:
+        both = any(site.side is not None for site in sites)
+        chosen = [site for site in sites if not both or site.side == "encoder"]
+    elif callable(where):
+        chosen = [
+            site for site in sites if any(where(name, site.norm.module) for name in site.norm.names)
+        ]
+    else:
+        conditions = where if isinstance(where, Where) else Where(names=_checked(where))
+        chosen = [site for site in sites if conditions.selects(site)]
+    if not chosen:
+        raise InputError(f"where={where!r} selects no norm; {inventory(sites)}")
+    return frozenset(site.name for site in chosen)
+
+
+def inventory(sites: Sequence[Site]) -> str:
+    """A sentence that says which norms a model has."""
+    if not sites:
+        return "the model has no norms at all"
+    names = [site.name for site in sites]
+    rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    parts = [f"the model has the norms {', '.join(names[:_LISTED])}{rest}"]
+    parts.append(f"types {', '.join(sorted({site.type_name for site in sites}))}")
+    parts.append(f"roles {', '.join(sorted({site.role for site in sites}))}")
+    sides = sorted({site.side for site in sites if site.side is not None})
+    parts.append(f"sides {', '.join(sides)}" if sides else "no encoder and decoder side")
+    layers = {site.layer for site in sites if site.layer is not None}
+    if layers:
+        parts.append(f"layers 0 to {max(layers)}")
+    return "; ".join(parts)
+
+
+def _checked(where: object) -> str | Sequence[str]:
+    if isinstance(where, str):
+        return where
+    if isinstance(where, Sequence) and all(isinstance(glob, str) for glob in where):
+        return tuple(where)
+    raise InputError(
+        f"where is {where!r}, expected a glob over names, a sequence of globs, a function of "
+        "(name, module), a powernorm.Where or None"
+    )
+
+
+def _listed(value: str | Sequence[str] | None) -> Sequence[str]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+def _site(model: nn.Module, norm: FoundNorm, sides: dict[str, Side]) -> Site:
+    name = norm.names[0]
+    stack = next((outer for outer in sides if name.startswith(f"{outer}.")), "")
+    steps = list(_steps(model, name))
+    start = len(stack.split(".")) if stack else 0
+    at = _layer_step(steps, start)
+    layer = None if at is None else int(steps[at].attribute)
+    role = _numbered_sublayer(steps, at)
+    if role is not None and at is not None:
+        layer = _blocks_before(steps[at - 2].module, layer or 0)
+    elif at is not None:
+        role = _role_in_layer(steps, at + 1)
+    elif len(steps) > 1 and _LAYER_CLASS.search(type(steps[-2].module).__name__):
+        role = _role_in_layer(steps, len(steps) - 1)
+    else:
+        role = _role_outside(steps)
+    return Site(norm, role, sides.get(stack), layer)
+
+
+def _steps(model: nn.Module, name: str) -> Iterator[_Step]:
+    module = model
+    yield _Step("", module)
+    for attribute in name.split("."):
+        child = module._modules[attribute]
+        assert child is not None
+        module = child
+        yield _Step(attribute, module)
+
+
+def _layer_step(steps: Sequence[_Step], start: int) -> int | None:
+    """Where in the steps the layer stands: the first item of a list of one class."""
+    for index in range(max(start + 1, 1), len(steps)):
+        container = steps[index - 1].module
+        if not steps[index].attribute.isdigit() or not _is_stack(container):
+            continue
+        return index
+    return None
+
+
+def _is_stack(module: nn.Module) -> bool:
+    if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+        return False
+    classes = {type(item) for item in module}
+    return len(classes) == 1 and (isinstance(module, nn.ModuleList) or len(module) > 1)
+
+
+def _numbered_sublayer(steps: Sequence[_Step], at: int | None) -> Role | None:
+    # x-transformers numbers sub-layers, and says in `layer_types` what each of them is.
+    types = None if at is None or at < 2 else _sublayer_types(steps[at - 2].module)
+    if at is None or types is None:
+        return None
+    return "feed-forward" if types[int(steps[at].attribute)] == "f" else "attention"
+
+
+def _sublayer_types(module: nn.Module) -> Sequence[str] | None:
+    types: Sequence[str] | None = getattr(module, "layer_types", None)
+    foreign = type(module).__module__.startswith("x_transformers")
+    return types if foreign else None
+
+
+def _blocks_before(stack: nn.Module, sublayer: int) -> int:
+    types = _sublayer_types(stack) or ()
+    return max(0, sum(kind == "a" for kind in types[: sublayer + 1]) - 1)
+
+
+def _role_in_layer(steps: Sequence[_Step], first: int) -> Role:
+    """The role from what comes after the layer in a norm's name, and from its neighbours."""
+    path = ".".join(step.attribute for step in steps[first:]).lower()
+    last = steps[-1].attribute
+    neighbours = tuple(steps[-2].module._modules)
+    if last.startswith("post_attention") and "." not in path:
+        # Llama's name says where it stands: after the attention, in front of the feed-forward
+        # network. In Gemma 2, which has another norm there, it belongs to the attention.
+        own = any(name.startswith("pre_f") for name in neighbours)
+        return "attention" if own else "feed-forward"
+    if last == "layer_norm" and "final_layer_norm" in neighbours:
+        return "attention"  # Wav2Vec2 names only one of the two
+    parent = type(steps[-2].module).__name__.lower()
+    if re.search(r"attention$|attn$", parent) or _ATTENTION.search(path):
+        return "attention"
+    numbered = _by_number(last, neighbours)
+    if numbered is not None:
+        return numbered
+    if re.search(r"ff$|feedforward$|mlp$", parent) or _FEED_FORWARD.search(path):
+        return "feed-forward"
+    return "other"
+
+
+def _by_number(name: str, neighbours: Sequence[str]) -> Role | None:
+    """norm1, norm2, …: the last one belongs to the feed-forward network, the others do not."""
+    match = re.fullmatch(r"(.*?)(\d+)", name)
+    if match is None:
+        return None
+    numbers = [
+        int(found.group(1))
+        for found in (re.fullmatch(re.escape(match[1]) + r"(\d+)", other) for other in neighbours)
+        if found is not None
+    ]
+    if len(numbers) < 2:
+        return None
+    return "feed-forward" if int(match[2]) == max(numbers) else "attention"
+
+
+def _role_outside(steps: Sequence[_Step]) -> Role:
+    path = ".".join(step.attribute for step in steps[1:]).lower()
+    parent = steps[-2].module if len(steps) > 1 else steps[-1].module
+    if _EMBEDDING.search(path) or "embed" in type(parent).__name__.lower():
+        return "embedding"
+    holds_layers = any(_is_stack(module) for module in parent.modules())
+    return "final" if holds_layers else "other"

@@ -1,0 +1,387 @@
+"""Scale and shift of every value of the folded model, from the relations of its graph."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from powernorm.surgery.axes import Place
+from powernorm.surgery.relations import (
+    Affine,
+    Homogeneous,
+    Normed,
+    Relation,
+    Relations,
+    Same,
+    Scaled,
+    Sum,
+)
+
+
+class FoldConflictError(Exception):
+    """A norm cannot be folded together with the others.
+
+    Args:
+        index: of the norm.
+        reason: why, for the user.
+    """
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Static:
+    """A static norm `y = scale ⊙ x + shift`, each (C,) float64."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def equals(self, other: Static) -> bool:
+        """Are both the same?"""
+        return torch.equal(self.scale, other.scale) and torch.equal(self.shift, other.shift)
+
+
+@dataclass
+class Problem:
+    """What is known before solving.
+
+    Args:
+        relations: of the graph.
+        norms: by index.
+        kept: norms that stay as a multiply-add of their own, whose sides are independent.
+        bound: norms that stay as they are, whose sides are the original values.
+        shiftable: can an operation with weights add a constant (has it a bias, or a place for it)?
+    """
+
+    relations: Relations
+    norms: Sequence[Static]
+    kept: Collection[int]
+    bound: Collection[int]
+    shiftable: Mapping[int, bool]
+
+    def folds(self, index: int) -> bool:
+        """Does the norm vanish?"""
+        return index not in self.kept and index not in self.bound
+
+    def can_shift(self, relation: Affine) -> bool:
+        """Can an operation take up a shift?"""
+        return self.shiftable[id(relation.operation)]
+
+    def fixed(self) -> dict[Place, str]:
+        """Features that have to be the original ones, with the reason."""
+        fixed = dict(self.relations.fixed)
+        for use in self.relations.norms():
+            if use.index in self.bound:
+                for place in (use.output, *use.inputs):
+                    fixed.setdefault(place, "a norm that stays")
+        return fixed
+
+
+@dataclass
+class Solution:
+    """A and B of every value: the original one is `scale ⊙ s + shift`; None is 1, or 0."""
+
+    scales: dict[Place, Tensor] = field(default_factory=dict)
+    shifts: dict[Place, Tensor] = field(default_factory=dict)
+
+
+def solve(problem: Problem) -> Solution:
+    """Scales and shifts that fold every norm that is neither kept nor bound.
+
+    Raises:
+        FoldConflictError: there are none; names a norm that stands in the way.
+    """
+    scales = _Scales(problem).solve()
+    return Solution(scales, _Shifts(problem, scales).solve())
+
+
+class _Scales:
+    """Classes of values whose scales hang together by known ratios (union-find)."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.parents: dict[Place, tuple[Place, Tensor | None]] = {}
+        self.pins: dict[Place, Tensor] = {}
+
+    def solve(self) -> dict[Place, Tensor]:
+        relations = self.problem.relations
+        for relation in relations.all():
+            if not isinstance(relation, Normed | Affine):
+                for place in relation.inputs:
+                    self._join(relation.output, place, None)
+        for place in self.problem.fixed():
+            root, ratio = self._root(place)
+            self.pins[root] = torch.ones_like(ratio) if ratio is not None else _ONE
+        for use in relations.norms():
+            if self.problem.folds(use.index):
+                self._fold(use)
+        scales = {place: self._scale(place) for place in relations.places}
+        self._check(scales)
+        return scales
+
+    def _root(self, place: Place) -> tuple[Place, Tensor | None]:
+        """The root of a place and the ratio of its scale to that of the root."""
+        ratio: Tensor | None = None
+        while place in self.parents:
+            place, step = self.parents[place]
+            if step is not None:
+                ratio = step if ratio is None else ratio * step
+        return place, ratio
+
+    def _join(self, place: Place, other: Place, factor: Tensor | None) -> bool:
+        """State `A(place) = factor ⊙ A(other)`; False where it contradicts what is known."""
+        (root, ratio), (base, base_ratio) = self._root(place), self._root(other)
+        step = _times(_times(factor, base_ratio), _inverse(ratio))
+        if root == base:
+            return _is_one(step)
+        if root in self.pins:
+            value = _times(self.pins[root], _inverse(step))
+            if base in self.pins:
+                if not torch.allclose(_wide(value), _wide(self.pins[base]), rtol=1e-12, atol=0):
+                    return False
+            else:
+                assert value is not None
+                self.pins[base] = value
+        self.parents[root] = (base, step)
+        return True
+
+    def _fold(self, use: Normed) -> None:
+        scale = self.problem.norms[use.index].scale
+        if not bool(scale.all()) and self._needs_inverse(use.output):
+            zeros = int((scale == 0).sum())
+            raise FoldConflictError(
+                use.index,
+                f"its scale is 0 in {zeros} of {len(scale)} features, and what follows it would "
+                "have to be divided by it",
+            )
+        if not self._join(use.output, use.inputs[0], scale):
+            raise FoldConflictError(use.index, self._contradiction(use))
+
+    def _needs_inverse(self, place: Place) -> bool:
+        """Is anything but operators with weights behind a norm?"""
+        root, _ = self._root(place)
+        relations = self.problem.relations
+        members = [other for other in relations.places if self._root(other)[0] == root]
+        fixed = self.problem.fixed()
+        return any(
+            other in fixed
+            or isinstance(relations.producers.get(other), Affine)
+            or any(isinstance(reader, Normed) for reader in relations.readers.get(other, ()))
+            for other in members
+        )
+
+    def _contradiction(self, use: Normed) -> str:
+        root, _ = self._root(use.output)
+        fixed = self.problem.fixed()
+        for place, reason in fixed.items():
+            if self._root(place)[0] == root:
+                return f"its output has to keep its values: {reason}"
+        return "its input and its output are added to each other"
+
+    def _scale(self, place: Place) -> Tensor:
+        root, ratio = self._root(place)
+        return _wide(_times(ratio, self.pins.get(root)))
+
+    def _check(self, scales: Mapping[Place, Tensor]) -> None:
+        for place, scale in scales.items():
+            # Zeros are fine where only operators with weights read them, see _fold.
+            used = scale[scale != 0]
+            if not bool(scale.isfinite().all()) or (
+                used.numel() and not (_SMALLEST < used.abs().min() <= used.abs().max() < _LARGEST)
+            ):
+                index = nearest_norm(self.problem, place)
+                raise FoldConflictError(
+                    index, "the product of the scales up to it leaves float's range"
+                )
+
+
+_ONE = torch.ones((), dtype=torch.float64)
+_SMALLEST, _LARGEST = 1e-30, 1e30
+
+
+def _times(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None:
+        return second
+    return first if second is None else first * second
+
+
+def _inverse(value: Tensor | None) -> Tensor | None:
+    return None if value is None else 1 / value
+
+
+def _wide(value: Tensor | None) -> Tensor:
+    return _ONE if value is None else value
+
+
+def _is_one(value: Tensor | None) -> bool:
+    return value is None or torch.allclose(value, torch.ones_like(value), rtol=1e-12, atol=0)
+
+
+def nearest_norm(problem: Problem, place: Place) -> int:
+    """The folded norm that is the fewest operators away, those before the place first.
+
+    Raises:
+        LookupError: there is none.
+    """
+    relations = problem.relations
+    queue, seen = deque([place]), {place}
+    while queue:
+        here = queue.popleft()
+        producer = relations.producers.get(here)
+        neighbours = [producer] if producer is not None else []
+        for relation in (*neighbours, *relations.readers.get(here, ())):
+            if isinstance(relation, Affine):
+                continue
+            if isinstance(relation, Normed):
+                if problem.folds(relation.index):
+                    return relation.index
+                continue
+            for other in (*relation.inputs, relation.output):
+                if other not in seen:
+                    seen.add(other)
+                    queue.append(other)
+    raise LookupError(f"no norm to be folded is connected with {place}")
+
+
+class _Shifts:
+    """Forward through the graph, then mended where a shift must not be."""
+
+    def __init__(self, problem: Problem, scales: Mapping[Place, Tensor]) -> None:
+        self.problem = problem
+        self.scales = scales
+        self.fixed = problem.fixed()
+        self.chosen: dict[Place, Tensor] = {}
+        """What operations with weights and kept norms are made to add."""
+
+    def solve(self) -> dict[Place, Tensor]:
+        shifts = self._forward()
+        met: list[tuple[Place, Place | None]] = []
+        for place, like in self._demands():
+            met.append((place, like))
+            if _equal(shifts[place], self._target(like, shifts)):
+                continue
+            if not self._settle(place, self._target(like, shifts), shifts):
+                self._fail(place)
+            shifts = self._forward()
+            if not all(_equal(shifts[p], self._target(other, shifts)) for p, other in met):
+                self._fail(place)
+        # Rounding may have left a trace of what cancels.
+        return {**shifts, **{place: _ZERO for place, like in met if like is None}}
+
+    def _target(self, like: Place | None, shifts: Mapping[Place, Tensor]) -> Tensor:
+        return _ZERO if like is None else shifts[like]
+
+    def _fail(self, place: Place) -> None:
+        index = nearest_norm(self.problem, place)
+        reason = self.fixed.get(place, "an operator there has no place for a shift")
+        raise FoldConflictError(index, f"its shift has nowhere to go: {reason}")
+
+    def _demands(self) -> list[tuple[Place, Place | None]]:
+        """Places whose shift has to be 0, or that of another place, in the order of the graph."""
+        demands: list[tuple[Place, Place | None]] = []
+        relations = self.problem.relations
+        for place in relations.places:
+            if place in self.fixed:
+                demands.append((place, None))
+            for reader in relations.readers.get(place, ()):
+                if isinstance(reader, Same) and place != reader.inputs[0]:
+                    demands.append((place, reader.inputs[0]))
+                if isinstance(reader, Homogeneous) or (
+                    isinstance(reader, Affine) and not self._takes_shift(reader)
+                ):
+                    demands.append((place, None))
+        return demands
+
+    def _takes_shift(self, relation: Affine) -> bool:
+        return self.problem.can_shift(relation) and not relation.operation.padded
+
+    def _forward(self) -> dict[Place, Tensor]:
+        shifts: dict[Place, Tensor] = {}
+        for place in self.problem.relations.places:
+            producer = self.problem.relations.producers.get(place)
+            shifts[place] = self._shift(place, producer, shifts)
+        return shifts
+
+    def _shift(
+        self, place: Place, producer: Relation | None, shifts: Mapping[Place, Tensor]
+    ) -> Tensor:
+        if place in self.chosen:
+            return self.chosen[place]
+        if producer is None or isinstance(producer, Affine | Homogeneous):
+            return _ZERO
+        before = [shifts[inner] for inner in producer.inputs]
+        if isinstance(producer, Same):
+            return before[0]
+        if isinstance(producer, Sum):
+            return sum(
+                (factor * shift for factor, shift in zip(producer.factors, before, strict=True)),
+                _ZERO,
+            )
+        if isinstance(producer, Scaled):
+            return producer.factor * before[0]
+        if not self.problem.folds(producer.index):
+            return _ZERO
+        norm = self.problem.norms[producer.index]
+        return norm.scale * before[0] + norm.shift
+
+    def _settle(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
+        """Make the shift of a place the target by the nearest operation before it."""
+        producer = self.problem.relations.producers.get(place)
+        if isinstance(producer, Affine):
+            if place in self.chosen or not self.problem.can_shift(producer):
+                return False
+            self.chosen[place] = target
+            return True
+        if isinstance(producer, Same):
+            return all(self._settle(inner, target, shifts) for inner in producer.inputs)
+        if isinstance(producer, Scaled):
+            return bool(producer.factor) and self._settle(
+                producer.inputs[0], target / producer.factor, shifts
+            )
+        if isinstance(producer, Sum):
+            return self._settle_sum(producer, target, shifts)
+        if isinstance(producer, Normed):
+            return self._settle_norm(place, producer, target, shifts)
+        return False
+
+    def _settle_norm(
+        self, place: Place, producer: Normed, target: Tensor, shifts: Mapping[Place, Tensor]
+    ) -> bool:
+        if producer.index in self.problem.bound:
+            return False
+        if producer.index in self.problem.kept:
+            self.chosen[place] = target
+            return True
+        norm = self.problem.norms[producer.index]
+        if not bool(norm.scale.all()):
+            return False
+        return self._settle(producer.inputs[0], (target - norm.shift) / norm.scale, shifts)
+
+    def _settle_sum(self, producer: Sum, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
+        rest = target - sum(
+            (f * shifts[p] for f, p in zip(producer.factors, producer.inputs, strict=True)), _ZERO
+        )
+        readers = self.problem.relations.readers
+        terms = sorted(
+            zip(producer.factors, producer.inputs, strict=True),
+            # A branch is read by the sum alone, the stream also by what comes after.
+            key=lambda term: (len(term[1].node.users), len(readers.get(term[1], ()))),
+        )
+        return any(
+            bool(factor) and self._settle(inner, shifts[inner] + rest / factor, shifts)
+            for factor, inner in terms
+        )
+
+
+_ZERO = torch.zeros((), dtype=torch.float64)
+
+
+def _equal(value: Tensor, target: Tensor) -> bool:
+    return torch.allclose(value, target.expand_as(value) if value.ndim else target, 1e-12, 1e-12)

@@ -1,0 +1,81 @@
+"""The static norms of a model, and what they compute in evaluation."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from powernorm.errors import InputError
+from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.surgery.solution import Static
+
+TORCH_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_OTHER_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm)
+
+
+def all_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """The norms of a model by name, each module once, foreign ones by the name of their class."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (Norm, *TORCH_BATCH_NORMS, *_OTHER_NORMS))
+        or (type(module).__name__.endswith("Norm") and not list(module.children()))
+    }
+
+
+def feature_axis(norm: nn.Module) -> int:
+    """The axis of the features in the norm's input: 1, or -1 for the last."""
+    return -1 if isinstance(norm, Norm) else 1
+
+
+def statics_of(model: nn.Module) -> dict[str, Static]:
+    """The static norms by name.
+
+    Raises:
+        InputError: one of them has never seen a batch, or its scales are not finite.
+    """
+    found = {}
+    for name, norm in all_norms(model).items():
+        static = static_of(norm)
+        if static is None:
+            continue
+        tracked = getattr(norm, "num_batches_tracked", None)
+        if tracked is not None and int(tracked) == 0:
+            raise InputError(
+                f"the statistics of {name!r} ({type(norm).__name__}) have never seen a batch: "
+                "train the model, or call powernorm.calibrate(model, batches) first"
+            )
+        for what, value in (("scale", static.scale), ("shift", static.shift)):
+            wrong = int((~value.isfinite()).sum())
+            if wrong:
+                raise InputError(
+                    f"the {what} of {name!r} ({type(norm).__name__}) is not finite in {wrong} of "
+                    f"{len(value)} features: its weights or statistics are broken, calibrate or "
+                    "train again"
+                )
+        found[name] = static
+    return found
+
+
+def static_of(norm: nn.Module) -> Static | None:
+    """Scale and shift of a static norm in evaluation, None for everything else."""
+    if isinstance(norm, Norm):
+        if not norm.is_static:
+            return None
+        scale, shift = norm.affine()
+        return Static(scale.detach().cpu(), shift.detach().cpu())
+    if isinstance(norm, TORCH_BATCH_NORMS) and norm.running_var is not None:
+        assert norm.running_mean is not None
+        scale = torch.rsqrt(norm.running_var.double() + norm.eps)
+        if norm.weight is not None:
+            scale = scale * norm.weight.double()
+        shift = -scale * norm.running_mean.double()
+        if norm.bias is not None:
+            shift = shift + norm.bias.double()
+        return Static(scale.detach().cpu(), shift.detach().cpu())
+    return None
+
+
+def hides_padding(norm: nn.Module) -> bool:
+    """Does the norm set padding to 0 in evaluation? With a mask that is no affine map."""
+    return isinstance(norm, BatchStatisticsNorm) and norm.floor

@@ -1,0 +1,171 @@
+"""Folded models in files: their weights, and how they differ from the original architecture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.surgery.structure import Structure, build_structure
+
+_KEY: Final = "powernorm_folded"
+_SUFFIX: Final = ".safetensors"
+
+
+@dataclass(frozen=True)
+class FoldedFile:
+    """The contents of a file of a folded model.
+
+    Args:
+        structure: how the model differs from the original architecture.
+        state_dict: its parameters and buffers by name.
+        settings: what the writer added, such as the configuration of the architecture.
+    """
+
+    structure: Structure
+    state_dict: Mapping[str, Tensor]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save_folded(
+    model: nn.Module,
+    structure: Structure,
+    path: str | Path,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a folded model: a plain state dict with the structure beside it.
+
+    Args:
+        model: the folded model.
+        structure: of its fold's report.
+        path: a name that ends in `.safetensors` gives that format (needs the package safetensors),
+            any other a file of `torch.save`.
+        settings: anything that JSON can hold, kept beside it.
+
+    Raises:
+        InputError: the file cannot be written, or safetensors is missing.
+    """
+    path = Path(path)
+    described = {"structure": structure.to_dict(), "settings": dict(settings or {})}
+    state, shared = _separate(model.state_dict())
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == _SUFFIX:
+            text = json.dumps({**described, "shared": shared})
+            _safetensors().save_file(state, str(temporary), {_KEY: text, "format": "pt"})
+        else:
+            full = {**state, **{name: state[first] for name, first in shared.items()}}
+            torch.save({_KEY: json.dumps(described), "state_dict": full}, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_folded(path: str | Path) -> FoldedFile:
+    """Read a file of `save_folded`.
+
+    Raises:
+        InputError: it is missing, damaged or something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} is no file: give one that powernorm.save_folded wrote")
+    try:
+        described, state = _read(path)
+        structure = Structure.from_dict(described["structure"])
+    except InputError:
+        raise
+    except Exception as error:  # whatever a damaged file makes the readers raise
+        raise InputError(
+            f"{path} is not a folded model ({type(error).__name__}: {error}): give a file that "
+            "powernorm.save_folded or `powernorm fold` wrote"
+        ) from error
+    return FoldedFile(structure, state, described["settings"])
+
+
+def load_folded(model: nn.Module, path: str | Path) -> nn.Module:
+    """Turn a model of the original architecture into the folded one of a file, in place.
+
+    Args:
+        model: built with the same configuration, its norms swapped or not; its weights do not
+            matter.
+        path: a file of `save_folded`.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        InputError: the file is none, or was made from another architecture; the model is as
+            before then.
+    """
+    content = read_folded(path)
+    changes = build_structure(model, content.structure)
+    expected, given = model.state_dict(), content.state_dict
+    problem = _mismatch(expected, given)
+    if problem:
+        changes.undo()
+        raise InputError(
+            f"{path} does not fit {type(model).__name__}: {problem}; build the model with the "
+            "configuration that the file was made from"
+        )
+    model.load_state_dict(given)
+    return model.eval()
+
+
+def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+    for what, names in (
+        ("the file lacks", expected.keys() - given.keys()),
+        ("the model lacks", given.keys() - expected.keys()),
+    ):
+        if names:
+            return f"{what} {min(names)}"
+    for name, tensor in expected.items():
+        if tensor.shape != given[name].shape:
+            return f"{name} is {tuple(given[name].shape)} there and {tuple(tensor.shape)} here"
+    return ""
+
+
+def _separate(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors, each once, and the names that share one with an earlier name."""
+    kept: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
+    first: dict[tuple[int, torch.Size], str] = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape)
+        if tensor.numel() and key in first:
+            shared[name] = first[key]
+        else:
+            first.setdefault(key, name)
+            kept[name] = tensor.detach().contiguous()
+    return kept, shared
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if path.suffix == _SUFFIX:
+        with _safetensors().safe_open(str(path), "pt") as file:
+            described = json.loads(file.metadata()[_KEY])
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        state |= {name: state[other] for name, other in described["shared"].items()}
+        return described, state
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    return json.loads(content[_KEY]), content["state_dict"]
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "files of the kind .safetensors need the package safetensors: pip install "
+            "'powernorm[hf]', or give a name that ends in .pt"
+        ) from error
+    return safetensors.torch

@@ -1,0 +1,405 @@
+"""Replacing the norms of a model: a plan to look at, its application, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, check_norm_options, norm_info
+from powernorm.surgery.discovery import FoundNorm, Reading, find_norms
+from powernorm.surgery.fast_paths import Switch, restore, without_fast_path
+from powernorm.surgery.masking import MaskOwner, mask_sources, own_masks
+from powernorm.surgery.selection import (
+    Role,
+    Selection,
+    Side,
+    Site,
+    inventory,
+    place,
+    select,
+    stacks,
+)
+from powernorm.surgery.tables import format_table
+
+_COMPILED: Final = "_orig_mod"
+"""Name under which `torch.compile` keeps the module that it wraps."""
+
+_HOOKS: Final = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
+
+
+@dataclass(frozen=True)
+class SwapRow:
+    """One norm of the model and what the plan does with it."""
+
+    name: str
+    from_class: str
+    to: str
+    features: int | None
+    role: Role
+    side: Side | None
+    layer: int | None
+    action: Literal["swap", "skip"]
+    mask: str | None = None
+    """The argument, of the model or a module in it, that tells the new norm about padding; None
+    where it needs no mask or the model has none for it."""
+    reason: str = ""
+    """Why it is skipped."""
+    shared: tuple[str, ...] = ()
+    """Its other names, where one module stands in several places."""
+
+
+@dataclass(frozen=True)
+class SwapPlan:
+    """What a swap would do: nothing is changed until `apply`."""
+
+    rows: tuple[SwapRow, ...]
+    to: str
+    options: Mapping[str, Any]
+    model: nn.Module = field(repr=False, compare=False)
+    _found: Mapping[str, FoundNorm] = field(repr=False, compare=False)
+    _sides: Mapping[str, Side] = field(repr=False, compare=False)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """The table as dictionaries, one a norm."""
+        return [asdict(row) for row in self.rows]
+
+    def __str__(self) -> str:
+        """The table as text, and how many norms change."""
+        swapped = sum(row.action == "swap" for row in self.rows)
+        table = format_table([_cells(row) for row in self.rows])
+        return f"{table}\n{swapped} of {len(self.rows)} norms change to {self.to}"
+
+    def apply(self) -> Swap:
+        """Put the new norms in place, all of them or, where one cannot be built, none.
+
+        Raises:
+            InputError: the model is not what was planned for, or a norm cannot be built.
+        """
+        _check_not_compiled(self.model)
+        chosen = {row.name: self._found[row.name] for row in self.rows if row.action == "swap"}
+        for name, found in chosen.items():
+            if not all(slot.holds(found.module) for slot in found.slots):
+                raise InputError(
+                    f"{name} is no longer the module that the plan was made for: plan again"
+                )
+        fallback = _a_tensor(self.model)
+        replacements = tuple(
+            _Replacement(found, _successor(found, self.to, self.options, fallback))
+            for found in chosen.values()
+        )
+        return Swap(self, replacements)
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """An old norm, its places, the new norm."""
+
+    found: FoundNorm
+    new: Norm
+
+
+class Swap:
+    """A swap that was made; keeps the old norms for the way back.
+
+    Args:
+        plan: what was planned.
+        replacements: old and new norms.
+    """
+
+    def __init__(self, plan: SwapPlan, replacements: tuple[_Replacement, ...]) -> None:
+        self.plan = plan
+        self.model = plan.model
+        self._replacements = replacements
+        self._undone = False
+        self._kinds = [_kind_of(one.new) for one in replacements]
+        self._hooks_before = [_hook_ids(one.found.module) for one in replacements]
+        for one in replacements:
+            _share_hooks(one.found.module, one.new)
+            for slot in one.found.slots:
+                slot.put(one.new)
+        self._switches: tuple[Switch, ...] = without_fast_path(
+            plan.model, [one.new for one in replacements]
+        )
+        batch_norms = {
+            name: one.new
+            for one in replacements
+            for name in one.found.names
+            if isinstance(one.new, BatchStatisticsNorm)
+        }
+        self._owners: tuple[MaskOwner, ...] = own_masks(plan.model, batch_norms, plan._sides)
+
+    @property
+    def norms(self) -> dict[str, Norm]:
+        """The new norms by dotted name, each once."""
+        return {one.found.names[0]: one.new for one in self._replacements}
+
+    def undo(self) -> None:
+        """Put the very same old norms back and take every hook of the swap away.
+
+        Training is not taken back: parameters that both norms share and all others of the model
+        keep what they have learned. Hooks that were put on a new norm since go with it.
+
+        Raises:
+            InputError: undone already, or something else stands where the swap put its norms.
+        """
+        if self._undone:
+            raise InputError("this swap is undone already")
+        for one in self._replacements:
+            if not all(slot.holds(one.new) for slot in one.found.slots):
+                raise InputError(
+                    f"{one.found.names[0]} is no longer the norm that this swap put there: undo "
+                    "what came later first"
+                )
+        for one, kind in zip(self._replacements, self._kinds, strict=True):
+            _follow(one.found.module, kind, _kind_of(one.new))
+        for owner in self._owners:
+            owner.remove()
+        for one, before in zip(self._replacements, self._hooks_before, strict=True):
+            _drop_later_hooks(one.found.module, before)
+            one.found.module.train(one.new.training)
+            for slot in one.found.slots:
+                slot.put(one.found.module)
+        restore(self._switches)
+        self._undone = True
+
+    def __repr__(self) -> str:
+        """How many norms changed to what."""
+        state = ", undone" if self._undone else ""
+        return f"Swap({len(self._replacements)} norms to {self.plan.to}{state})"
+
+
+def plan_swap(
+    model: nn.Module, to: str = "rbn", where: Selection = None, **norm_options: Any
+) -> SwapPlan:
+    """Plan which norms of a model become which; changes nothing.
+
+    Args:
+        model: a model of torch, Hugging Face, timm, x-transformers, this library or your own.
+        to: short name of the new norm, one of `powernorm.NORMS`.
+        where: which norms: a glob over dotted names or several, a function of (name, module), a
+            `Where`, or None for all, of an encoder-decoder those of the encoder (Shen et al. 2020,
+            App. A; Wang et al. 2022, App. A).
+        norm_options: of the new norm, as of `powernorm.build_norm`.
+
+    Raises:
+        InputError: unknown norm or option, a selection without a norm that can change, a model
+            that is compiled already or is itself a norm.
+
+    >>> layer = nn.TransformerEncoderLayer(8, 2)
+    >>> [row.name for row in plan_swap(layer, to="bn").rows]
+    ['norm1', 'norm2']
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+    check_norm_options(to, norm_options)
+    _check_not_compiled(model)
+    found = find_norms(model)
+    if any("" in norm.names for norm in found):
+        raise InputError(
+            f"the model itself is a norm, {type(model).__name__}, and a root cannot be replaced: "
+            f"build the new one by powernorm.build_norm({to!r}, …)"
+        )
+    sites = place(model, found)
+    chosen = select(sites, where)
+    _check_possible([site for site in sites if site.name in chosen], sites, to, norm_options)
+    sides = stacks(model, [name for norm in found for name in norm.names])
+    masks = {}
+    if norm_info(to).needs_batch_statistics:
+        masks = mask_sources(model, sorted(chosen), sides)
+    rows = tuple(_row(site, to, site.name in chosen, masks.get(site.name)) for site in sites)
+    by_name = {site.name: site.norm for site in sites}
+    return SwapPlan(rows, to, dict(norm_options), model, by_name, sides)
+
+
+def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_options: Any) -> Swap:
+    """Replace norms of a model in place, and hand them the model's own padding mask.
+
+    γ and β stay, as the very same parameters where the new norm can use them; β of a new norm whose
+    predecessor had none starts at 0. Device, dtype, mode, `requires_grad` and hooks stay; shared
+    norms stay shared. Afterwards the model is called as before: what it is told about padding by
+    `attention_mask`, `src_key_padding_mask` and the like reaches the new norms. Swap before
+    `torch.compile` and before the model is wrapped for several processes.
+
+    Args:
+        model: changed in place.
+        to: short name of the new norm.
+        where: as of `plan_swap`.
+        norm_options: as of `plan_swap`.
+
+    Returns:
+        The swap, with `undo()`.
+
+    Raises:
+        InputError: as of `plan_swap`; nothing is changed then.
+
+    >>> layer = nn.TransformerEncoderLayer(8, 2)
+    >>> swapped = swap(layer, to="rbn")
+    >>> type(layer.norm1).__name__
+    'RegularizedBatchNorm'
+    >>> swapped.undo()
+    >>> type(layer.norm1).__name__
+    'LayerNorm'
+    """
+    return plan_swap(model, to, where, **norm_options).apply()
+
+
+def _cells(row: SwapRow) -> dict[str, object]:
+    shared = f"also {', '.join(row.shared)}" if row.shared else ""
+    cells: dict[str, object | None] = {
+        "name": row.name,
+        "from": row.from_class,
+        "to": row.to if row.action == "swap" else None,
+        "features": row.features,
+        "role": row.role,
+        "side": row.side,
+        "layer": row.layer,
+        "mask": row.mask,
+        "remark": "; ".join(part for part in (row.reason, shared) if part),
+    }
+    return {key: "" if value is None else value for key, value in cells.items()}
+
+
+def _row(site: Site, to: str, selected: bool, mask: str | None) -> SwapRow:
+    reading = site.norm.reading
+    reason = "not selected" if not selected else site.norm.reason
+    return SwapRow(
+        site.name,
+        site.type_name,
+        to,
+        None if reading is None else reading.num_features,
+        site.role,
+        site.side,
+        site.layer,
+        "skip" if reason else "swap",
+        None if reason else mask,
+        reason,
+        site.norm.names[1:],
+    )
+
+
+def _check_possible(
+    chosen: Sequence[Site], sites: Sequence[Site], to: str, options: Mapping[str, Any]
+) -> None:
+    readings = [site.norm.reading for site in chosen if site.norm.reading is not None]
+    if not readings:
+        reasons = "; ".join(f"{site.name}: {site.norm.reason}" for site in chosen[:3])
+        raise InputError(f"none of the selected norms can change ({reasons}); {inventory(sites)}")
+    for num_features in {reading.num_features for reading in readings}:
+        build_norm(to, num_features, **{**options, "device": "meta"})
+
+
+def _check_not_compiled(model: nn.Module) -> None:
+    if any(
+        _COMPILED in module._modules or module._compiled_call_impl is not None
+        for module in model.modules()
+    ):
+        raise InputError(
+            f"{type(model).__name__} is compiled already, and compiled code would not see the new "
+            "norms' masks: swap before torch.compile"
+        )
+
+
+def _a_tensor(model: nn.Module) -> Tensor:
+    """Some floating-point tensor of the model, for norms that have none."""
+    tensors = (*model.parameters(), *model.buffers())
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
+
+
+def _successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: Tensor) -> Norm:
+    """The new norm, with all that it takes over, not yet in its place."""
+    reading = cast(Reading, found.reading)
+    like = next(
+        (tensor for tensor in (reading.weight, reading.bias) if tensor is not None), fallback
+    )
+    place_of_old = {"device": like.device, "dtype": like.dtype}
+    new = build_norm(to, reading.num_features, **{**place_of_old, **options})
+    _take_over(new, "weight", reading.scale(), reading.weight)
+    _take_over(new, "bias", reading.bias, reading.bias)
+    beta = new._parameters.get("bias")
+    if beta is not None and reading.bias is None and reading.weight is not None:
+        beta.requires_grad_(reading.weight.requires_grad)
+    if reading.statistics is not None:
+        _take_over_statistics(new, reading.statistics)
+    return new.train(found.module.training)
+
+
+def _take_over(new: Norm, name: str, value: Tensor | None, old: nn.Parameter | None) -> None:
+    """Give γ or β to a norm that has it: the very same parameter where nothing is to convert."""
+    own = new._parameters.get(name)
+    if own is None or value is None or old is None:
+        return
+    same = value is old and (own.shape, own.dtype, own.device) == (
+        old.shape,
+        old.dtype,
+        old.device,
+    )
+    if same:
+        new._parameters[name] = old
+        return
+    with torch.no_grad():
+        own.copy_(value.reshape(own.shape))
+    own.requires_grad_(old.requires_grad)
+
+
+@torch.no_grad()
+def _take_over_statistics(new: Norm, old: nn.Module) -> None:
+    """Running statistics, where both norms keep the same ones."""
+    kept = [name for name in _STATISTICS if new._buffers.get(name) is not None]
+    if any(old._buffers.get(name) is None for name in kept):
+        return
+    for name in kept:
+        cast(Tensor, new._buffers[name]).copy_(cast(Tensor, old._buffers[name]))
+
+
+def _kind_of(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    tensor = _a_tensor(module)
+    return tensor.device, tensor.dtype
+
+
+def _follow(
+    old: nn.Module,
+    before: tuple[torch.device, torch.dtype],
+    now: tuple[torch.device, torch.dtype],
+) -> None:
+    """Move an old norm as the model was moved since the swap."""
+    if before == now or all(
+        (tensor.device, tensor.dtype) == now for tensor in (*old.parameters(), *old.buffers())
+    ):
+        return
+    if _a_tensor(old).is_meta:
+        raise InputError(
+            "the old norms were left on the meta device when the model got its values: build the "
+            "model anew instead of undoing the swap"
+        )
+    old.to(*now)
+
+
+def _share_hooks(old: nn.Module, new: nn.Module) -> None:
+    # The same dictionaries, so that the handles that were given out remove hooks from both.
+    for name in (*_HOOKS, "_is_full_backward_hook"):
+        new.__dict__[name] = old.__dict__[name]
+
+
+def _hook_ids(module: nn.Module) -> dict[str, frozenset[int]]:
+    return {name: frozenset(module.__dict__[name]) for name in _HOOKS}
+
+
+def _drop_later_hooks(module: nn.Module, before: Mapping[str, frozenset[int]]) -> None:
+    for name, ids in before.items():
+        hooks = module.__dict__[name]
+        for key in [key for key in hooks if key not in ids]:
+            del hooks[key]

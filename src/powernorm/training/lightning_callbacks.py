@@ -1,0 +1,198 @@
+"""Callbacks for anybody's LightningModule: the penalty of RBN, and TID in the log."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import Tensor, nn
+
+from powernorm.diagnosis import NormMonitor
+from powernorm.errors import InputError
+from powernorm.norms.models import Reduction
+from powernorm.training.trainers import count_labels, log_entries, process_penalty
+
+NumTokens = Callable[[Any], int | Tensor]
+"""Number of tokens in a batch that its loss is the mean of."""
+
+
+class PenaltyCallback(pl.Callback):
+    """Adds the penalty of RegularizedBatchNorm to the loss that `training_step` returned.
+
+    λ of Wang et al. 2022 belongs to a cross entropy summed over tokens. With N tokens in the
+    micro-batch, k micro-batches in an update and a mean loss, the update minimises
+    `(1/k) Σ_i (loss_i + penalty_i/N_i)`, where penalty_i is that of micro-batch i; with
+    `reduction="token_sum"` `(1/k) Σ_i (loss_i + penalty_i)`. It is added just before the backward,
+    when Lightning has divided the loss by k and a GradScaler has scaled it, and it is divided and
+    scaled like the loss. The logged loss stays without it; evaluation never sees it, and a model
+    without such layers is left alone.
+
+    Args:
+        num_tokens: number of tokens that the loss of a batch is the mean of: a function of the
+            batch, or the key (or attribute) of its labels, of which those that are not -100
+            count. Needed for `mean`.
+        reduction: how `training_step` reduces its loss: `mean` over tokens, or `token_sum`.
+
+    Raises:
+        InputError: num_tokens is missing or superfluous; manual optimisation; a batch without
+            that key.
+
+    Distributed:
+        See `powernorm.training.trainers.process_penalty`: each process gives the tokens of its
+        own batch.
+    """
+
+    def __init__(
+        self, num_tokens: NumTokens | str | None = None, *, reduction: Reduction = "mean"
+    ) -> None:
+        if reduction not in ("mean", "token_sum"):
+            raise InputError(f"reduction is {reduction!r}, expected 'mean' or 'token_sum'")
+        if reduction == "mean" and num_tokens is None:
+            raise InputError(
+                "reduction='mean' needs num_tokens, the number of tokens that the loss of a batch "
+                "is the mean of: a function of the batch or the key of its labels; for a loss "
+                "summed over tokens pass reduction='token_sum'"
+            )
+        if reduction == "token_sum" and num_tokens is not None:
+            raise InputError(
+                "reduction='token_sum' has no use for num_tokens: leave it out, or pass "
+                "reduction='mean' if the loss is a mean over tokens"
+            )
+        self._num_tokens = num_tokens
+        self._reduction = reduction
+        self._batch: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse what cannot be right."""
+        del trainer
+        if not pl_module.automatic_optimization:
+            raise InputError(
+                f"{type(pl_module).__name__} optimises manually, where no callback knows which "
+                "loss the penalty belongs to: leave out PenaltyCallback and add "
+                "powernorm.penalty(model, …) to the loss"
+            )
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep the batch, whose tokens are counted later."""
+        del trainer, pl_module, batch_idx
+        self._batch = batch
+
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
+    ) -> None:
+        """Add the penalty in place: Lightning hands over the tensor that it will go back from."""
+        tokens = self._count() if self._reduction == "mean" else None
+        added = process_penalty(pl_module, self._reduction, tokens)
+        if added is None:
+            return
+        added = added / trainer.accumulate_grad_batches
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None:
+            added = scaler.scale(added)
+        loss.add_(added.to(loss))
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Let go of the batch."""
+        del trainer, pl_module, outputs, batch, batch_idx
+        self._batch = None
+
+    def _count(self) -> int | Tensor:
+        assert self._num_tokens is not None
+        if not isinstance(self._num_tokens, str):
+            return self._num_tokens(self._batch)
+        key = self._num_tokens
+        if isinstance(self._batch, Mapping):
+            labels = self._batch.get(key)
+        else:
+            labels = getattr(self._batch, key, None)
+        if not isinstance(labels, Tensor):
+            raise InputError(
+                f"num_tokens is {key!r}, but the batch, a {type(self._batch).__name__}, has no "
+                "tensor of labels under that key: give the right key, or a function of the batch"
+            )
+        return count_labels(labels)
+
+
+class NormCallback(pl.Callback):
+    """Logs what batch statistics do: TID and the distances of every layer that has them.
+
+    Sends `norm/<layer>/mean_tid`, `…/var_tid`, `…/mean_distance`, `…/var_distance` and
+    `…/num_nonfinite_batches` (see `powernorm.diagnosis.NormMonitor`) straight to the loggers, at
+    the number of the update. In between nothing is measured.
+
+    Args:
+        every: updates from one observation to the next, ≥ 1.
+        model: what to watch, attached at once: needed where it is compiled before `fit`, because
+            compiled code ignores later hooks. None watches the whole LightningModule from the
+            start of the training.
+
+    Raises:
+        InputError: `every` below 1; a model that is compiled already.
+    """
+
+    def __init__(self, every: int = 100, *, model: nn.Module | None = None) -> None:
+        if every < 1:
+            raise InputError(f"every is {every}, expected a number of updates of at least 1")
+        self._every = every
+        self._model = model
+        self._monitor = None if model is None else NormMonitor(model, every)
+        self._update: int | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Attach to the module."""
+        del trainer
+        if self._monitor is None:
+            self._monitor = NormMonitor(self._model or pl_module, self._every)
+        self._update = None
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Get ready at the first micro-batch of an update."""
+        del pl_module, batch, batch_idx
+        if self._monitor is not None and self._update is None:
+            self._update = trainer.global_step + 1
+            self._monitor.start_step(self._update)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Log after the last micro-batch, which is when Lightning's own count has moved."""
+        del pl_module, outputs, batch, batch_idx
+        if self._monitor is None or self._update is None or trainer.global_step < self._update:
+            return
+        values = log_entries(self._monitor.finish_step(self._update))
+        self._update = None
+        if values:
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=trainer.global_step)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Detach."""
+        del trainer, pl_module
+        self._detach()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Detach."""
+        del trainer, pl_module, exception
+        self._detach()
+
+    def _detach(self) -> None:
+        if self._monitor is not None:
+            self._monitor.detach()
+        self._monitor = self._update = None

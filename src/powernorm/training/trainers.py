@@ -1,0 +1,78 @@
+"""What goes into foreign trainers: RBN's penalty in the units of a loss, TID as log entries."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.diagnosis import NormRow
+from powernorm.errors import InputError
+from powernorm.norms import RegularizedBatchNorm, penalty
+from powernorm.norms.models import Reduction
+from powernorm.ops.processes import all_reduce_sum
+
+IGNORED_LABEL: Final = -100
+"""The label of positions that are no part of a loss, in torch and Hugging Face."""
+
+
+def count_labels(labels: Tensor) -> Tensor:
+    """Number of labels that count in a loss, 0-d."""
+    return labels.ne(IGNORED_LABEL).sum()
+
+
+def penalized_layers(model: nn.Module) -> list[RegularizedBatchNorm]:
+    """The layers in training mode that have a penalty."""
+    return [m for m in model.modules() if isinstance(m, RegularizedBatchNorm) and m.training]
+
+
+def process_penalty(
+    model: nn.Module, reduction: Reduction, num_tokens: int | Tensor | None
+) -> Tensor | None:
+    """What a process adds to its own loss so that an update sees the penalty once.
+
+    A data-parallel trainer averages gradients over W processes. Layers that share statistics have
+    one common penalty P, which each process computes and whose gradient the exchange of the
+    statistics adds up over them: each adds P/W to a loss that is a sum over its tokens, P/(tokens
+    of all processes) to one that is a mean over its tokens. Layers with statistics of their own
+    add their own penalty to their own loss, as in one process.
+
+    Args:
+        model: after a training-mode forward.
+        reduction: of the loss of this process.
+        num_tokens: of this process, that the mean is taken over; None for `token_sum`.
+
+    Returns:
+        0-d; None where no RegularizedBatchNorm trains.
+
+    Raises:
+        InputError: see `powernorm.penalty`; layers of several process groups.
+
+    Distributed:
+        One exchange of a number for `mean` where layers share statistics.
+    """
+    layers = penalized_layers(model)
+    if not layers:
+        return None
+    groups = {layer.group_name for layer in layers}
+    if len(groups) > 1:
+        raise InputError(
+            "the RegularizedBatchNorm layers belong to several process groups, so that there is no "
+            "common number of tokens: give all of them the same `process_group` and `sync`"
+        )
+    group, device = groups.pop(), layers[0].running_mean.device
+    own: int | Tensor = 1 if reduction == "token_sum" or num_tokens is None else num_tokens
+    own = torch.as_tensor(own, dtype=torch.float64, device=device)
+    if reduction == "token_sum":
+        return penalty(model, "token_sum") / all_reduce_sum(own, group).to(torch.float32)
+    return penalty(model, "mean", None if num_tokens is None else all_reduce_sum(own, group))
+
+
+def log_entries(rows: Iterable[NormRow]) -> dict[str, float]:
+    """Rows of a monitor as `norm/<layer>/<quantity>`; cells that do not exist are left out."""
+    return {
+        f"norm/{row['layer']}/{quantity}": float(value)
+        for row in rows
+        for quantity, value in row.items()
+        if isinstance(value, int | float) and quantity != "step"
+    }

@@ -1,0 +1,67 @@
+"""What cannot be calibrated: one error each, and nothing has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from diagnosis.models import Batch, Masked, batches
+from powernorm.errors import InputError
+from powernorm.norms import BatchNorm
+from powernorm.surgery.calibration import calibrate
+
+WAYS = ("layer_by_layer", "one_pass")
+
+
+def padded() -> list[Batch]:
+    return [(x, torch.ones(x.shape[:2], dtype=torch.bool)) for x, _ in batches()]
+
+
+def poisoned() -> list[Batch]:
+    x = batches(1)[0][0].clone()
+    x[0, 0, 0] = float("nan")
+    return [*batches(), (x, None)]
+
+
+def only_lower(model: nn.Module, batch: Batch) -> None:
+    model.get_submodule("lower")(batch[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("data", "forward", "options", "message"),
+    [
+        ([], None, {}, "batches is empty"),
+        (batches(), only_lower, {}, "no batch went through 'upper' of the 2"),
+        (padded(), None, {}, "no valid token for layer 'lower'"),
+        (poisoned(), None, {}, "layer 'lower' are not finite in 6 of its 6"),
+        (batches(), None, {"names": "head.*"}, r"'head\.\*', which matches no .*'lower', 'upper'"),
+        (batches(), None, {"names": []}, "names is empty"),
+    ],
+    ids=["empty", "uncalled", "padding", "nonfinite", "glob", "no-names"],
+)
+def test_bad_input(data: Any, forward: Any, options: Any, message: str, way: Any) -> None:
+    model = Masked("bn")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(InputError, match=message):
+        calibrate(model, data, forward, way=way, **options)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(before[name], tensor), name
+
+
+def test_bad_way_generator_and_model() -> None:
+    with pytest.raises(InputError, match="way is 'twice'"):
+        calibrate(Masked("bn"), batches(), way="twice")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="_iterator, which can be gone through only once"):
+        calibrate(Masked("bn"), iter(batches()))
+    with pytest.raises(InputError, match="Linear has no layer with batch statistics"):
+        calibrate(nn.Linear(2, 2), [torch.ones(1, 2)])
+
+
+def test_too_large_for_the_buffer_is_not_finite() -> None:
+    norm = BatchNorm(2)
+    with pytest.raises(InputError, match="not finite in 1 of its 2"):
+        calibrate(norm, [torch.tensor([[1e30, 1.0], [-1e30, 2.0]])])

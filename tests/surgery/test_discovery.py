@@ -1,0 +1,265 @@
+"""Norms are found in models of every family and read as what they compute, not by their name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import powernorm
+from powernorm.surgery.discovery import FoundNorm, Reading, find_norms, read_norm
+from powernorm.surgery.selection import Site, place
+from surgery.foreign_models import FAMILIES, WIDTH, timm
+
+
+def found(model: nn.Module) -> dict[str, FoundNorm]:
+    return {norm.names[0]: norm for norm in find_norms(model)}
+
+
+def sites(name: str) -> dict[str, Site]:
+    model, _ = FAMILIES[name]()
+    return {site.name: site for site in place(model, find_norms(model))}
+
+
+class GammaPlusOne(nn.Module):
+    """Some library's RMSNorm, as Gemma's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt() * (1 + self.weight)
+
+
+class GatedRMSNorm(GammaPlusOne):
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return super().forward(x) * gate
+
+
+class OddNorm(GammaPlusOne):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.abs().amax(-1, keepdim=True) * self.weight
+
+
+class ChannelLayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class PlusOneRMSNorm(GammaPlusOne):
+    pass
+
+
+class PlainLayerNorm(nn.LayerNorm):
+    pass
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_norm_of_a_family_can_be_swapped(name: str) -> None:
+    assert sites(name)
+    for site in sites(name).values():
+        assert site.norm.reading is not None, site.norm.reason
+        assert site.norm.reading.num_features == WIDTH
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "offset"),
+    [
+        ("bert", "layer", 0.0),
+        ("llama", "rms", 0.0),
+        ("t5", "rms", 0.0),
+        ("gemma", "rms", 1.0),
+        ("x-transformers", "layer", 1.0),
+        ("x-transformers-rms", "rms", 1.0),
+        ("patchtst", "batch", 0.0),
+        ("language-model", "own", 0.0),
+    ],
+)
+def test_what_norms_of_libraries_compute(name: str, kind: str, offset: float) -> None:
+    for site in sites(name).values():
+        assert site.norm.reading is not None
+        assert (site.norm.reading.kind, site.norm.reading.offset) == (kind, offset)
+
+
+def test_reading_leaves_the_random_numbers_alone() -> None:
+    state = torch.get_rng_state()
+    sites("gemma")
+    FAMILIES["gemma"]()
+    before = torch.get_rng_state()
+    read_norm(PlusOneRMSNorm())
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_an_unknown_class_is_tried_out(device: str) -> None:
+    reading = read_norm(PlusOneRMSNorm().to(device))
+    assert isinstance(reading, Reading)
+    assert (reading.kind, reading.offset) == ("rms", 1.0)
+    reading = read_norm(PlainLayerNorm(WIDTH, bias=False).to(device))
+    assert isinstance(reading, Reading)
+    assert (reading.kind, reading.bias, reading.eps) == ("layer", None, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("norm", "reason"),
+    [
+        (GatedRMSNorm(), "alone"),
+        (OddNorm(), "neither LayerNorm nor RMSNorm"),
+        (ChannelLayerNorm(WIDTH), "alone"),
+        (nn.LayerNorm((3, WIDTH)), "2 dimensions"),
+        (nn.BatchNorm1d(WIDTH), "second dimension"),
+        (nn.BatchNorm2d(WIDTH), "second dimension"),
+        (nn.GroupNorm(2, WIDTH), "second dimension"),
+    ],
+)
+def test_what_cannot_be_swapped_says_why(norm: nn.Module, reason: str) -> None:
+    (only,) = find_norms(nn.Sequential(norm))
+    assert only.reading is None
+    assert reason in only.reason
+
+
+def test_norms_over_channels_in_timm() -> None:
+    library = timm()
+    norm = library.layers.LayerNorm2d(WIDTH)
+    assert isinstance(read_norm(norm), str)
+    for norm in (library.layers.LayerNorm(WIDTH), library.layers.LayerNormFp32(WIDTH)):
+        reading = read_norm(norm)
+        assert isinstance(reading, Reading)
+        assert reading.kind == "layer"
+    reading = read_norm(library.layers.RmsNorm(WIDTH))
+    assert isinstance(reading, Reading)
+    assert reading.kind == "rms"
+
+
+def test_norms_of_queries_and_keys_stay() -> None:
+    library = timm()
+    model = library.models.vision_transformer.VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=WIDTH, depth=1, num_heads=2, qk_norm=True
+    )
+    norms = found(model)
+    for name in ("blocks.0.attn.q_norm", "blocks.0.attn.k_norm"):
+        assert "queries, keys or values" in norms[name].reason
+    assert norms["blocks.0.norm1"].reading is not None
+
+
+def test_shared_norms_are_one_with_several_names() -> None:
+    norm = nn.LayerNorm(WIDTH)
+    layer = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm)
+    model = nn.Sequential(layer, norm, layer)
+    (only,) = find_norms(model)
+    assert only.names == ("0.1", "1", "2.1")
+    assert [(slot.parent, slot.attribute) for slot in only.slots] == [(layer, "1"), (model, "1")]
+
+
+def test_what_is_inside_a_norm_is_none_of_its_own() -> None:
+    assert not any(name.endswith("batchnorm") for name in sites("patchtst"))
+    assert not any(name.endswith(".ln") for name in sites("x-transformers"))
+    assert find_norms(nn.Linear(2, 2)) == ()
+
+
+ROLES = {
+    "torch-encoder": ("layers.0.norm1 attention", "layers.1.norm2 feed-forward", "norm final"),
+    "torch-layer": ("norm1 attention", "norm2 feed-forward"),
+    "torch-transformer": (
+        "decoder.layers.0.norm2 attention",
+        "decoder.layers.0.norm3 feed-forward",
+        "decoder.norm final",
+    ),
+    "bert": (
+        "embeddings.LayerNorm embedding",
+        "encoder.layer.0.attention.output.LayerNorm attention",
+        "encoder.layer.0.output.LayerNorm feed-forward",
+    ),
+    "roberta": ("lm_head.layer_norm other",),
+    "distilbert": (
+        "transformer.layer.0.sa_layer_norm attention",
+        "transformer.layer.0.output_layer_norm feed-forward",
+    ),
+    "gpt2": (
+        "transformer.h.1.ln_1 attention",
+        "transformer.h.1.ln_2 feed-forward",
+        "transformer.ln_f final",
+    ),
+    "llama": (
+        "model.layers.0.input_layernorm attention",
+        "model.layers.0.post_attention_layernorm feed-forward",
+        "model.norm final",
+    ),
+    "t5": (
+        "encoder.block.0.layer.0.layer_norm attention",
+        "encoder.block.0.layer.1.layer_norm feed-forward",
+        "encoder.final_layer_norm final",
+        "decoder.block.0.layer.1.layer_norm attention",
+        "decoder.block.0.layer.2.layer_norm feed-forward",
+    ),
+    "bart": (
+        "model.encoder.layernorm_embedding embedding",
+        "model.encoder.layers.0.self_attn_layer_norm attention",
+        "model.encoder.layers.0.final_layer_norm feed-forward",
+        "model.decoder.layers.0.encoder_attn_layer_norm attention",
+    ),
+    "vit": (
+        "layers.0.layernorm_before attention",
+        "layers.0.layernorm_after feed-forward",
+        "layernorm final",
+    ),
+    "whisper-encoder": ("layers.0.final_layer_norm feed-forward", "layer_norm final"),
+    "patchtst": (
+        "model.encoder.layers.0.norm_sublayer1 attention",
+        "model.encoder.layers.0.norm_sublayer3 feed-forward",
+    ),
+    "timm-vit": ("blocks.0.norm1 attention", "blocks.0.norm2 feed-forward", "norm final"),
+    "x-transformers": (
+        "attn_layers.layers.0.0.0 attention",
+        "attn_layers.layers.3.0.0 feed-forward",
+        "attn_layers.final_norm final",
+    ),
+    "language-model": (
+        "layers.0.attention_frame.norm attention",
+        "layers.0.feedforward_frame.norm feed-forward",
+        "final_norm final",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_roles(name: str) -> None:
+    roles = {site.name: site.role for site in sites(name).values()}
+    for line in ROLES[name]:
+        norm, role = line.split()
+        assert roles[norm] == role, line
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sides_and_layers(name: str) -> None:
+    both = name in ("t5", "bart", "marian") or name.startswith("torch-transformer")
+    for site in sites(name).values():
+        assert (site.side is not None) == both
+        if site.side is not None:
+            assert site.side in site.name
+        inside = site.role in ("attention", "feed-forward") and not name.startswith("torch-layer")
+        assert (site.layer in (0, 1)) == inside
+
+
+def test_a_linear_called_decoder_makes_no_encoder_decoder() -> None:
+    from transformers import BertForMaskedLM
+
+    bert, _ = FAMILIES["bert"]()
+    model = BertForMaskedLM(bert.config)
+    places = place(model, find_norms(model))
+    assert {site.side for site in places} == {None}
+    assert places[-1].name == "cls.predictions.transform.LayerNorm"
+    assert places[-1].role == "other"
+
+
+def test_a_parametrization_is_no_norm() -> None:
+    linear = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+    assert find_norms(nn.Sequential(linear)) == ()
+
+
+def test_an_own_norm_without_parameters() -> None:
+    reading = read_norm(powernorm.SimpleLayerNorm(WIDTH))
+    assert isinstance(reading, Reading)
+    assert reading.weight is None

@@ -1,0 +1,405 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from regularized_models import (
+    LEARNING_RATE,
+    MEAN_PENALTY,
+    VAR_PENALTY,
+    Classifier,
+    PenaltiesByHand,
+    assert_same_state,
+    batches,
+    by_hand,
+    cross_entropy_sum,
+    mean_of_means,
+    num_labels,
+    over_all_tokens,
+)
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from powernorm.errors import InputError
+from powernorm.norms import RegularizedBatchNorm, build_norm
+from powernorm.training.huggingface import NormCallback, PenaltyTrainerMixin
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*pin_memory"),
+    pytest.mark.filterwarnings("ignore:.*torch.cpu.amp"),
+]
+
+MICRO_BATCHES = 6
+
+
+class Mean(Classifier):
+    """Its loss is the mean over the micro-batch."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        mask = torch.zeros(x.shape[:-1], dtype=torch.bool) if labels is None else labels == -100
+        logits = self.logits(x, mask)
+        if labels is None:
+            return {"logits": logits}
+        loss = cross_entropy_sum(logits, labels) / (labels != -100).sum()
+        return {"loss": loss, "logits": logits}
+
+
+class PerItem(Classifier):
+    """Its loss is a sum over the number of items of the whole update, if it is told."""
+
+    def forward(self, x: Tensor, labels: Tensor, **kwargs: Any) -> dict[str, Tensor]:
+        logits = self.logits(x, labels == -100)
+        items = kwargs.get("num_items_in_batch", (labels != -100).sum())
+        return {"loss": cross_entropy_sum(logits, labels) / items, "logits": logits}
+
+
+class ForgetfulMean(Mean):
+    """Takes kwargs but ignores the number of items."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, labels: Tensor, **_: Any
+    ) -> dict[str, Tensor]:
+        return super().forward(x, labels)
+
+
+class PlainTrainer(Trainer):
+    """Goes through the micro-batches in order, as they are."""
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.train_dataset, batch_size=1, collate_fn=lambda items: items[0])
+
+    def get_eval_dataloader(self, _: Any = None) -> DataLoader[Any]:
+        return DataLoader(self.eval_dataset, batch_size=None)
+
+
+class RegularizedTrainer(PenaltyTrainerMixin, PlainTrainer):
+    pass
+
+
+def arguments(folder: Path, **options: Any) -> TrainingArguments:
+    return TrainingArguments(
+        **{
+            "output_dir": str(folder),
+            "use_cpu": True,
+            "report_to": [],
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "optim": "sgd",
+            "learning_rate": LEARNING_RATE,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0.0,
+            "num_train_epochs": 1,
+            "logging_steps": 1,
+            "seed": 0,
+            "label_names": ["labels"],
+            **options,
+        }
+    )
+
+
+def trained(
+    model: nn.Module,
+    folder: Path,
+    *,
+    trainer: type[Trainer] = RegularizedTrainer,
+    data: Any = None,
+    callback: bool = False,
+    resume: str | None = None,
+    more: dict[str, Any] | None = None,
+    **options: Any,
+) -> Trainer:
+    data = data or batches(MICRO_BATCHES)
+    made = trainer(
+        model=model,
+        args=arguments(folder, **options),
+        train_dataset=data,
+        eval_dataset=data[:2],
+        **(more or {}),
+    )
+    if callback:
+        made.add_callback(NormCallback(made))
+    made.train(resume_from_checkpoint=resume)
+    return made
+
+
+def updates(accumulation: int) -> list[list[dict[str, Tensor]]]:
+    data = batches(MICRO_BATCHES)
+    return [data[i : i + accumulation] for i in range(0, MICRO_BATCHES, accumulation)]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("kind", "weight"), [(Mean, mean_of_means), (PerItem, over_all_tokens)], ids=["mean", "items"]
+)
+def test_update_equals_one_written_by_hand(
+    tmp_path: Path, kind: type[Classifier], weight: Any, accumulation: int
+) -> None:
+    model = kind()
+    expected = by_hand(model, updates(accumulation), weight)
+    trained(model, tmp_path, gradient_accumulation_steps=accumulation)
+    assert_same_state(model, expected)
+
+
+def test_loss_kwargs_that_are_ignored(tmp_path: Path) -> None:
+    class Told(RegularizedTrainer):
+        loss_is_scaled_for_ga = False
+
+    model = ForgetfulMean()
+    expected = by_hand(model, updates(3), mean_of_means)
+    trained(model, tmp_path, trainer=Told, gradient_accumulation_steps=3)
+    assert_same_state(model, expected)
+
+
+def test_loss_function_of_its_own(tmp_path: Path) -> None:
+    def per_item(outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
+        return cross_entropy_sum(outputs["logits"], labels) / num_items_in_batch
+
+    class Padded(Mean):
+        # The labels are taken away, and with them this model's mask.
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            assert labels is None
+            return super().forward(x)
+
+    data = batches(MICRO_BATCHES)
+    model = Padded()
+    reference = copy.deepcopy(model)
+    penalties = PenaltiesByHand(reference, lambda: None)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=LEARNING_RATE)
+    for update in (data[:3], data[3:]):
+        optimizer.zero_grad()
+        for batch in update:
+            loss = cross_entropy_sum(reference(batch["x"])["logits"], batch["labels"])
+            ((loss + penalties.take()) * over_all_tokens(update, batch)).backward()
+        optimizer.step()
+    trained(model, tmp_path, gradient_accumulation_steps=3, more={"compute_loss_func": per_item})
+    assert_same_state(model, reference)
+
+
+def smoothed_sum(logits: Tensor, labels: Tensor, epsilon: float) -> Tensor:
+    """The Trainer's label smoothing: the uniform part is the mean over classes."""
+    return F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), label_smoothing=epsilon, reduction="sum"
+    )
+
+
+def test_label_smoothing(tmp_path: Path) -> None:
+    model = Mean()
+    # The Trainer looks there before it smooths.
+    model.config = SimpleNamespace(problem_type=None)
+    reference = copy.deepcopy(model)
+    penalties = PenaltiesByHand(reference, lambda: None)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=LEARNING_RATE)
+    data = batches(MICRO_BATCHES)
+    for update in (data[:3], data[3:]):
+        optimizer.zero_grad()
+        for batch in update:
+            loss = smoothed_sum(reference(batch["x"])["logits"], batch["labels"], 0.1)
+            ((loss + penalties.take()) * mean_of_means(update, batch)).backward()
+        optimizer.step()
+    trained(model, tmp_path, gradient_accumulation_steps=3, label_smoothing_factor=0.1)
+    # The Trainer sums the uniform part in float32.
+    assert_same_state(model, reference, rtol=1e-6, atol=1e-8)
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=20,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+    )
+    model = LlamaForCausalLM(config).double()
+    options = {"mean_penalty": MEAN_PENALTY, "var_penalty": VAR_PENALTY, "dtype": torch.float64}
+    layer = model.model.layers[0]
+    for holder, name in (
+        (layer, "input_layernorm"),
+        (layer, "post_attention_layernorm"),
+        (model.model, "norm"),
+    ):
+        setattr(holder, name, build_norm("rbn", 8, **options))
+    return model
+
+
+@pytest.mark.parametrize("kwargs", [True, False])
+def test_causal_model_of_the_library(tmp_path: Path, kwargs: bool) -> None:
+    """Its labels are shifted: the first of each row is no prediction."""
+    generator = torch.Generator().manual_seed(1)
+    data = []
+    for index in range(4):
+        tokens = torch.randint(20, (3, 6), generator=generator)
+        labels = tokens.clone()
+        labels[0, 2 + index :] = -100
+        data.append({"input_ids": tokens, "labels": labels})
+
+    def weight(update: list[dict[str, Tensor]], batch: dict[str, Tensor]) -> float:
+        counts = [int((micro["labels"][:, 1:] != -100).sum()) for micro in update]
+        own = int((batch["labels"][:, 1:] != -100).sum())
+        return 1 / sum(counts) if kwargs else 1 / (len(update) * own)
+
+    model = llama()
+    reference = llama()
+    penalties = PenaltiesByHand(reference, lambda: None)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=LEARNING_RATE)
+    for update in (data[:2], data[2:]):
+        optimizer.zero_grad()
+        for batch in update:
+            logits = reference(input_ids=batch["input_ids"]).logits[:, :-1]
+            loss = cross_entropy_sum(logits, batch["labels"][:, 1:])
+            ((loss + penalties.take()) * weight(update, batch)).backward()
+        optimizer.step()
+    model.accepts_loss_kwargs = kwargs
+    trained(model, tmp_path, data=data, gradient_accumulation_steps=2)
+    # The library's loss is in float32.
+    assert_same_state(model, reference, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_has_no_penalty(tmp_path: Path) -> None:
+    model = Mean()
+    trainer = trained(model, tmp_path, eval_strategy="steps", eval_steps=3)
+    evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(evaluated) == 2
+    model.eval()
+    with torch.no_grad():
+        expected = [model(**batch)["loss"].item() for batch in batches(2)]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(sum(expected) / len(expected), rel=1e-6)
+    assert evaluated[-1] == pytest.approx(sum(expected) / len(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["bn", "pn", "ln"])
+def test_model_without_such_layers_is_left_alone(tmp_path: Path, norm: str) -> None:
+    plain, model = Mean(norm), Mean(norm)
+    trained(plain, tmp_path, trainer=PlainTrainer)
+    trained(model, tmp_path)
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_tid_is_in_the_log_history(tmp_path: Path, first: bool) -> None:
+    model = Mean()
+    reference = copy.deepcopy(model)
+    trainer = trained(
+        model,
+        tmp_path,
+        callback=True,
+        logging_steps=2,
+        logging_first_step=first,
+        gradient_accumulation_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    history = trainer.state.log_history
+    steps = [entry["step"] for entry in history if "norm/lower/mean_tid" in entry]
+    assert steps == ([1, 2] if first else [2])
+    assert [entry["step"] for entry in history if "loss" in entry] == steps
+    assert not any(layer._forward_pre_hooks for layer in model.modules())
+    (entry,) = [e for e in history if "norm/lower/mean_tid" in e and e["step"] == 2]
+    data = batches(4)
+    trained(reference, tmp_path, data=data[:2], gradient_accumulation_steps=2)
+    layer, parts = reference.lower, []
+    for batch in data[2:4]:
+        tokens = batch["x"][batch["labels"] != -100]
+        parts.append((tokens.mean(0), tokens.std(0, correction=0)))
+        layer(tokens).sum().backward()
+    expected = [((mean - layer.running_mean).abs() / std).mean().item() for mean, std in parts]
+    assert entry["norm/lower/mean_tid"] == pytest.approx(sum(expected) / 2)
+    assert entry["norm/upper/num_nonfinite_batches"] == 0
+
+
+def test_trained_twice_and_model_made_late(tmp_path: Path) -> None:
+    trainer = RegularizedTrainer(
+        model_init=lambda: Mean(), args=arguments(tmp_path), train_dataset=batches(2)
+    )
+    trainer.add_callback(NormCallback(trainer))
+    for _ in range(2):
+        trainer.train()
+        steps = [e["step"] for e in trainer.state.log_history if "norm/lower/var_tid" in e]
+        assert steps == [1, 2]
+
+
+def test_resumed_run_is_the_same(tmp_path: Path) -> None:
+    options = {"gradient_accumulation_steps": 2, "callback": True, "save_strategy": "steps"}
+    straight = Mean()
+    whole = trained(straight, tmp_path, save_steps=2, **options)  # type: ignore[arg-type]
+    resumed = Mean()
+    trainer = trained(
+        resumed,
+        tmp_path / "again",
+        resume=str(tmp_path / "checkpoint-2"),
+        save_steps=100,
+        **options,  # type: ignore[arg-type]
+    )
+    assert_same_state(resumed, straight)
+
+    def tid(entries: list[dict[str, float]]) -> list[tuple[float, float]]:
+        return [
+            (entry["step"], entry["norm/lower/mean_tid"])
+            for entry in entries
+            if "norm/lower/mean_tid" in entry
+        ]
+
+    assert tid(trainer.state.log_history) == tid(whole.state.log_history)
+
+
+class Unlabelled(Classifier):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        mask = torch.zeros(x.shape[:-1], dtype=torch.bool)
+        return {"loss": self.logits(x, mask).square().mean()}
+
+
+def test_labels_are_needed_or_counting_of_ones_own(tmp_path: Path) -> None:
+    data = [{"x": batch["x"]} for batch in batches(2)]
+    with pytest.raises(InputError, match=r"no 'labels' .*override count_loss_tokens"):
+        trained(Unlabelled(), tmp_path, data=data)
+
+    class Counts(RegularizedTrainer):
+        def count_loss_tokens(self, inputs: Any) -> int:
+            return inputs["x"][..., 0].numel()
+
+    trained(Unlabelled(), tmp_path, data=data, trainer=Counts)
+
+
+def test_wrong_configuration(tmp_path: Path) -> None:
+    class Scaled(RegularizedTrainer):
+        loss_is_scaled_for_ga = True
+
+    with pytest.raises(InputError, match="could not count them"):
+        trained(Mean(), tmp_path, trainer=Scaled)
+    with pytest.raises(InputError, match=r"logging_strategy is 'epoch'.*'steps'"):
+        trained(Mean(), tmp_path, callback=True, logging_strategy="epoch")
+    with pytest.raises(InputError, match="before torch"):
+        NormCallback(
+            PlainTrainer(
+                model=nn.Sequential(torch.compile(Mean(), backend="eager")),
+                args=arguments(tmp_path),
+            )
+        )
+
+
+def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:
+    model = Mean()
+    trainer = RegularizedTrainer(model=model, args=arguments(tmp_path), train_dataset=batches(2))
+    trainer.args._n_gpu = 2
+    with pytest.raises(InputError, match="2 GPUs in one process"):
+        trainer.compute_loss(model, dict(batches(1)[0]))
+
+
+def test_case_has_teeth() -> None:
+    """The penalty is a large part of the gradient, and the scales differ."""
+    data = batches(3)
+    assert len({num_labels(batch) for batch in data}) > 1
+    model = Mean()
+    layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm)]
+    assert [layer.mean_penalty for layer in layers] == [MEAN_PENALTY] * 2
+    loss = model(**data[0])["loss"] * num_labels(data[0])
+    penalty = sum(layer.penalty() for layer in layers)
+    assert penalty > 0.1 * loss

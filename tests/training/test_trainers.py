@@ -1,0 +1,109 @@
+"""Each process adds its share of the penalty: gradients averaged over processes see it once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from regularized_models import Batch, Classifier, batches, cross_entropy_sum
+from torch import Tensor, nn
+
+import powernorm
+from norms.processes import run_processes
+from powernorm.errors import InputError
+from powernorm.norms import build_norm
+from powernorm.training.trainers import count_labels, log_entries, process_penalty
+
+
+def data() -> list[Batch]:
+    """A batch for each of two processes, of equally many labels."""
+    made = batches(3)
+    return [made[0], made[2]]
+
+
+def losses(model: Classifier, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(token sum, number of tokens)"""
+    logits = model.logits(batch["x"], batch["labels"] == -100)
+    return cross_entropy_sum(logits, batch["labels"]), count_labels(batch["labels"])
+
+
+def averaged_gradients(rank: int) -> dict[str, list[Tensor]]:
+    result = {}
+    for reduction in ("mean", "token_sum"):
+        model = Classifier()
+        loss, tokens = losses(model, data()[rank])
+        if reduction == "mean":
+            loss, added = loss / tokens, process_penalty(model, "mean", tokens)
+        else:
+            added = process_penalty(model, "token_sum", None)
+        assert added is not None
+        (loss + added).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        result[reduction] = [parameter.grad for parameter in model.parameters()]
+    return result
+
+
+@pytest.mark.distributed
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    ranks = run_processes(averaged_gradients, 2, tmp_path)
+    whole = {key: torch.cat([batch[key] for batch in data()]) for key in ("x", "labels")}
+    for reduction in ("mean", "token_sum"):
+        model = Classifier()
+        loss, tokens = losses(model, whole)
+        (loss + powernorm.penalty(model, "token_sum")).backward()
+        for rank in ranks:
+            for found, parameter in zip(rank[reduction], model.parameters(), strict=True):
+                # Averaging makes (sum + penalty)/2 of a loss that is a sum on each process.
+                scale = tokens if reduction == "mean" else 2
+                torch.testing.assert_close(found * scale, parameter.grad, rtol=1e-9, atol=1e-9)
+
+
+def unsynchronised(rank: int) -> float:
+    model = Classifier()
+    model.lower.sync = model.upper.sync = False
+    losses(model, data()[rank])
+    added = process_penalty(model, "mean", 7)
+    assert added is not None
+    return added.item() - powernorm.penalty(model, "mean", 7).item()
+
+
+@pytest.mark.distributed
+def test_statistics_of_its_own_have_a_penalty_of_their_own(tmp_path: Path) -> None:
+    assert run_processes(unsynchronised, 2, tmp_path) == [0, 0]
+
+
+def mixed(rank: int) -> str:
+    model = Classifier()
+    model.lower.sync = False
+    losses(model, data()[rank])
+    with pytest.raises(InputError) as error:
+        process_penalty(model, "mean", 7)
+    return str(error.value)
+
+
+@pytest.mark.distributed
+def test_several_groups_are_refused(tmp_path: Path) -> None:
+    assert all("several process groups" in text for text in run_processes(mixed, 2, tmp_path))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "token_sum"])
+def test_nothing_to_add(reduction: Any) -> None:
+    assert process_penalty(nn.Sequential(build_norm("bn", 4)), reduction, 3) is None
+    assert process_penalty(nn.Sequential(build_norm("rbn", 4)).eval(), reduction, 3) is None
+
+
+def test_mean_without_tokens() -> None:
+    model = Classifier()
+    losses(model, data()[0])
+    with pytest.raises(InputError, match="needs num_tokens"):
+        process_penalty(model, "mean", None)
+
+
+def test_log_entries() -> None:
+    row = {"step": 3, "layer": "a.b", "norm": "pn", "mean_tid": None, "var_tid": 0.5}
+    assert log_entries([row]) == {"norm/a.b/var_tid": 0.5}
