@@ -1,0 +1,434 @@
+"""Folding of small graphs: what is looked through, what stands in the way, what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import powernorm
+from powernorm.errors import InputError
+from surgery.static_models import settle
+
+C = 6
+
+
+class Net(nn.Module):
+    """Parts by name and a function of (parts, input)."""
+
+    def __init__(self, run: Callable[[Net, Tensor], Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+def bn() -> nn.Module:
+    return powernorm.BatchNorm(C, dtype=torch.float64)
+
+
+def linear(bias: bool = True) -> nn.Linear:
+    return nn.Linear(C, C, bias=bias, dtype=torch.float64)
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (2, 5, C)), dtype=torch.float64)
+
+
+def folded(model: nn.Module, x: Tensor | None = None) -> dict[str, str]:
+    """Fold a settled model, check its outputs, and give the action of each norm."""
+    x = tokens() if x is None else x
+    settle(model)
+    expected = model(x).detach()
+    report = powernorm.fold(model, x)
+    gap = (model(x).detach() - expected).abs().max() / expected.abs().max()
+    assert gap <= 1e-12
+    return {row.name: row.action for row in report.rows}
+
+
+def reasons(model: nn.Module, x: Tensor | None = None) -> dict[str, str]:
+    plan = powernorm.plan_fold(settle(model), tokens() if x is None else x)
+    return {row.name: row.reason for row in plan.rows if row.reason}
+
+
+FOLDING: dict[str, Callable[[], nn.Module]] = {
+    "into the linear behind": lambda: nn.Sequential(bn(), linear()),
+    "into a linear that gets a bias": lambda: nn.Sequential(bn(), linear(bias=False)),
+    "into the linear before": lambda: nn.Sequential(linear(), bn(), nn.GELU()),
+    "two norms in a row": lambda: nn.Sequential(linear(), bn(), bn(), linear()),
+    "fan-out": lambda: Net(
+        lambda m, x: m.a(m.n(x)) * torch.sigmoid(m.b(m.n(x))), n=bn(), a=linear(), b=linear(False)
+    ),
+    "through dropout and identity": lambda: nn.Sequential(
+        bn(), nn.Dropout(0.5), nn.Identity(), linear()
+    ),
+    "through reshapes": lambda: Net(
+        lambda m, x: m.a(m.n(x).reshape(-1, C)[None].transpose(0, 1).contiguous()),
+        n=bn(),
+        a=linear(),
+    ),
+    "through a choice of tokens": lambda: Net(
+        lambda m, x: m.a(m.n(x)[:, 1:].flip(1)) + m.a2(m.n(x)[:, 0])[:, None],
+        n=bn(),
+        a=linear(),
+        a2=linear(),
+    ),
+    "through tokens by index": lambda: Net(
+        lambda m, x: m.a(m.n(x)[torch.arange(2), torch.tensor([1, 3])]), n=bn(), a=linear()
+    ),
+    "through concatenation": lambda: Net(
+        lambda m, x: m.a(torch.cat([m.n(x), m.n(2 * x)], dim=1)), n=bn(), a=linear()
+    ),
+    "through a mean over tokens": lambda: Net(
+        lambda m, x: m.a(m.n(m.b(x)).mean(1)), n=bn(), a=linear(), b=linear()
+    ),
+    "through a masked mean": lambda: Net(
+        lambda m, x: m.a((m.n(m.b(x)) * _weights(x)).sum(1) / _weights(x).sum(1)),
+        n=bn(),
+        a=linear(),
+        b=linear(),
+    ),
+    "through masked_fill": lambda: Net(
+        lambda m, x: m.a(m.n(m.b(x)).masked_fill(_weights(x) < 0.5, 0.0)),
+        n=bn(),
+        a=linear(),
+        b=linear(),
+    ),
+    "through numbers": lambda: Net(
+        lambda m, x: m.a(-(m.n(m.b(x)) * 3.0) / 2.0), n=bn(), a=linear(), b=linear()
+    ),
+    "in place": lambda: Net(
+        lambda m, x: m.a(m.n(m.b(x).mul_(2.0)).add_(m.b2(x))),
+        n=bn(),
+        a=linear(),
+        b=linear(),
+        b2=linear(),
+    ),
+    "pre-norm stream": lambda: Net(
+        lambda m, x: m.h(m.n2(_then(m.e(x), lambda s: s + m.a(m.n(s))))),
+        e=linear(),
+        n=bn(),
+        a=linear(),
+        n2=bn(),
+        h=linear(),
+    ),
+    "post-norm stream": lambda: Net(
+        lambda m, x: m.h(
+            _then(
+                m.n(_then(m.e(x), lambda s: s + m.a(s))),
+                lambda s: m.n2(s - m.b(torch.tanh(m.c(s)))),
+            )
+        ),
+        e=linear(),
+        n=bn(),
+        a=linear(),
+        n2=bn(),
+        b=linear(),
+        c=linear(),
+        h=linear(),
+    ),
+    "post-norm stream that is the output": lambda: Net(
+        lambda m, x: m.n2(_then(m.n(_then(m.e(x), lambda s: s + m.a(s))), lambda s: s + m.b(s))),
+        e=linear(),
+        n=bn(),
+        a=linear(),
+        n2=bn(),
+        b=linear(),
+    ),
+    "post-norm with layer scale": lambda: Net(
+        lambda m, x: m.h(m.n(_then(m.e(x), lambda s: s + m.a(s) * m.g.weight[0]))),
+        e=linear(),
+        n=bn(),
+        a=linear(),
+        g=nn.Linear(C, 1, bias=False, dtype=torch.float64),
+        h=linear(),
+    ),
+    "scale of zero in front of a linear": lambda: nn.Sequential(
+        prepared(lambda weight: weight[2].zero_()), linear()
+    ),
+    "torch's BatchNorm1d": lambda: nn.Sequential(
+        nn.Conv1d(5, 5, 1, dtype=torch.float64), _settled_batch_norm(5), nn.ReLU()
+    ),
+}
+
+
+def _weights(x: Tensor) -> Tensor:
+    return (x[..., :1] > 0).double() + 0.25
+
+
+def _then(value: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    return function(value)
+
+
+def prepared(edit: Callable[[Tensor], object]) -> nn.Module:
+    """A norm with statistics, whose γ is edited."""
+    norm = settle(nn.ModuleList([bn()]))[0]
+    with torch.no_grad():
+        edit(norm.weight)
+    norm.is_prepared = True
+    return norm
+
+
+def _settled_batch_norm(features: int) -> nn.Module:
+    norm = nn.BatchNorm1d(features, dtype=torch.float64)
+    norm(torch.randn(20, features, dtype=torch.float64) * 2 + 1)
+    return norm
+
+
+@pytest.mark.parametrize("name", FOLDING)
+def test_folds(name: str) -> None:
+    assert set(folded(FOLDING[name]()).values()) == {"fold"}
+
+
+STANDING: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "input and output are the user's": (lambda: Net(lambda m, x: m.n(x), n=bn()), "an output"),
+    "in front of a non-linearity": (
+        lambda: nn.Sequential(nn.GELU(), bn(), nn.GELU()),
+        "gelu in 2 needs the original values",
+    ),
+    "behind a computed weight": (
+        lambda: Net(lambda m, x: F.linear(m.n(torch.tanh(x)), m.a.weight * 2), n=bn(), a=linear()),
+        "linear needs the original values",
+    ),
+    "its input and its output are added": (
+        lambda: Net(
+            lambda m, x: m.a(_then(m.b(x), lambda s: s + m.n(s))), n=bn(), a=linear(), b=linear()
+        ),
+        "added to each other",
+    ),
+    "the features are split": (
+        lambda: Net(
+            lambda m, x: torch.tanh(m.n(torch.tanh(x)).unflatten(-1, (2, 3))).flatten(2), n=bn()
+        ),
+        "unflatten|view|reshape",
+    ),
+    "scale of zero in a stream": (
+        lambda: Net(
+            lambda m, x: m.h(_then(m.n(m.e(x)), lambda s: s + m.a(s))),
+            n=prepared(lambda weight: weight[2].zero_()),
+            e=linear(),
+            a=linear(),
+            h=linear(),
+        ),
+        r"scale is 0 in 1 of 6 features",
+    ),
+    "a weight that two places use": (
+        lambda: Net(lambda m, x: m.a(m.n(m.a(x))), n=bn(), a=linear()),
+        "a.weight is used several times",
+    ),
+    "a shift in front of zero padding": (
+        lambda: Net(
+            lambda m, x: m.c(m.n(torch.tanh(x)).transpose(1, 2)),
+            n=bn(),
+            c=nn.Conv1d(C, 3, 3, padding=1, dtype=torch.float64),
+        ),
+        "has nowhere to go",
+    ),
+    "a linear without a place for a bias": (
+        lambda: Net(lambda m, x: F.linear(m.n(torch.tanh(x)), m.a.weight), n=bn(), a=_BareLinear()),
+        "has nowhere to go",
+    ),
+    "scales that leave float's range": (
+        lambda: nn.Sequential(linear(), tiny(), tiny(), linear()),
+        "leaves float's range",
+    ),
+}
+
+
+class _BareLinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(C, C, dtype=torch.float64))
+
+
+def tiny() -> nn.Module:
+    return prepared(lambda weight: weight[0].fill_(1e-25))
+
+
+@pytest.mark.parametrize("name", STANDING)
+def test_stays_as_a_multiply_add_and_says_why(name: str) -> None:
+    build, reason = STANDING[name]
+    found = reasons(build())
+    assert len(found) == 1
+    assert re.search(reason, next(iter(found.values())))
+    assert "multiply-add" in folded(build()).values()
+
+
+def test_norm_that_is_used_twice() -> None:
+    def run(m: Net, x: Tensor) -> Tensor:
+        return m.b(m.n(torch.tanh(m.a(m.n(x)))))
+
+    assert folded(Net(run, n=bn(), a=linear(), b=linear())) == {"n": "fold"}
+
+
+def test_norm_that_is_used_twice_and_cannot_fold() -> None:
+    def run(m: Net, x: Tensor) -> Tensor:
+        return torch.tanh(m.n(torch.tanh(m.a(m.n(x)))))
+
+    assert folded(Net(run, n=bn(), a=linear())) == {"n": "multiply-add"}
+
+
+def test_torch_batch_norm_that_cannot_fold_stays() -> None:
+    model = nn.Sequential(nn.Tanh(), _settled_batch_norm(5), nn.Tanh())
+    norm = model[1]
+    assert folded(nn.Sequential(bn(), linear(), model)) == {"0": "fold", "2.1": "stay"}
+    assert isinstance(norm, nn.BatchNorm1d)
+
+
+def test_what_the_example_does_not_use_stays() -> None:
+    model = Net(lambda m, x: m.a(m.n(x)), n=bn(), unused=bn(), a=linear())
+    assert "does not use it" in reasons(model)["unused"]
+    assert folded(model) == {"n": "fold", "unused": "stay"}
+
+
+def test_dynamic_norms_are_listed() -> None:
+    layer = powernorm.PowerNorm(C, dtype=torch.float64, warmup_steps=0)
+    model = nn.Sequential(bn(), linear(), layer, nn.LayerNorm(C, dtype=torch.float64))
+    assert folded(model) == {"0": "fold", "2": "stay", "3": "stay"}
+
+
+def test_released_variant_with_a_mask_stays() -> None:
+    norm = powernorm.BatchNorm(C, variant="released", dtype=torch.float64)
+    model = settle(nn.Sequential(norm, linear()))
+    x = tokens()
+    with powernorm.padding_mask(torch.arange(5).expand(2, 5) > 2):
+        (row,) = powernorm.plan_fold(model, x).rows
+    assert (row.action, "released" in row.reason) == ("stay", True)
+    assert folded(model) == {"0": "fold"}
+
+
+BLOCKS = ("pre", "post", "linear", "norm", "gelu", "dropout", "scale", "tokens", "pool")
+
+
+class Chain(nn.Module):
+    """Blocks in a row, as drawn."""
+
+    def __init__(self, blocks: list[str]) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.norms = nn.ModuleList(bn() for _ in blocks)
+        self.inner = nn.ModuleList(linear(bias=i % 3 > 0) for i in range(len(blocks)))
+        self.outer = nn.ModuleList(linear(bias=i % 2 > 0) for i in range(len(blocks)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, norm, inner, outer in zip(
+            self.blocks, self.norms, self.inner, self.outer, strict=True
+        ):
+            x = self._block(name, x, norm, inner, outer)
+        return x
+
+    def _block(
+        self, name: str, x: Tensor, norm: nn.Module, inner: nn.Module, outer: nn.Module
+    ) -> Tensor:
+        if name == "pre":
+            return x + outer(torch.tanh(inner(norm(x))))
+        if name == "post":
+            return norm(x + outer(torch.tanh(inner(x))))
+        functions: dict[str, Callable[[Tensor], Tensor]] = {
+            "linear": inner,
+            "norm": norm,
+            "gelu": F.gelu,
+            "dropout": lambda y: F.dropout(y, 0.5, self.training),
+            "scale": lambda y: y * -0.7,
+            "tokens": lambda y: torch.cat([y[:, 1:], y[:, :1]], dim=1),
+            "pool": lambda y: y - y.mean(1, keepdim=True),
+        }
+        return functions[name](x)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=6))
+def test_any_chain_keeps_its_outputs(blocks: list[str]) -> None:
+    if not {"pre", "post", "norm"} & set(blocks):
+        blocks = [*blocks, "norm"]
+    torch.manual_seed(len(blocks))
+    model = Chain(blocks)
+    actions = folded(model)
+    used = [f"norms.{i}" for i, name in enumerate(blocks) if name in ("pre", "post", "norm")]
+    assert {name for name, action in actions.items() if action != "stay"} == set(used)
+
+
+# Bad input
+
+
+def test_training_mode_is_refused() -> None:
+    model = nn.Sequential(bn(), linear())
+    model(tokens())
+    with pytest.raises(InputError, match=r"training mode.*model\.eval\(\)"):
+        powernorm.fold(model, tokens())
+    settle(model)
+    model[1].train()
+    with pytest.raises(InputError, match=r"training mode \('1'\)"):
+        powernorm.fold(model, tokens())
+
+
+def test_uncalibrated_statistics_are_refused() -> None:
+    model = nn.Sequential(linear(), bn(), linear()).eval()
+    with pytest.raises(InputError, match=r"'1' \(BatchNorm\).*calibrate"):
+        powernorm.fold(model, tokens())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_scales_are_refused(value: float) -> None:
+    model = settle(nn.Sequential(bn(), linear()))
+    with torch.no_grad():
+        model[0].weight[1] = value
+    with pytest.raises(InputError, match=r"scale of '0' .* not finite in 1 of 6"):
+        powernorm.fold(model, tokens())
+
+
+def test_weights_that_do_not_fit_the_type_are_refused() -> None:
+    model = settle(nn.Sequential(bn(), linear()))
+    with torch.no_grad():
+        model[0].weight.mul_(1e3)
+        model[1].weight.fill_(1e3)
+    model.half()
+    before = model[1].weight.clone()
+    with pytest.raises(InputError, match=r"1\.weight do not fit into torch\.float16"):
+        powernorm.fold(model, tokens().half(), verify=False)
+    assert torch.equal(model[1].weight, before)
+    assert isinstance(model[0], powernorm.BatchNorm)
+
+
+def test_no_static_norm() -> None:
+    model = nn.Sequential(nn.LayerNorm(C), nn.Linear(C, C)).eval()
+    with pytest.raises(InputError, match=r"no static norm to fold \(it holds LayerNorm\)"):
+        powernorm.fold(model, torch.randn(2, C))
+
+
+def test_a_norm_alone() -> None:
+    norm = settle(nn.ModuleList([bn()]))[0]
+    with pytest.raises(InputError, match="itself a norm"):
+        powernorm.fold(norm, tokens())
+
+
+def test_example_inputs() -> None:
+    model = settle(nn.Sequential(bn(), linear()))
+    with pytest.raises(InputError, match=r"fails on the example inputs.*6 features"):
+        powernorm.fold(model, tokens(2, 5))
+    with pytest.raises(InputError, match="example_inputs is a str"):
+        powernorm.fold(model, "tokens")
+
+
+def test_a_model_that_cannot_be_traced() -> None:
+    model = settle(Net(lambda m, x: m.a(m.n(x)) if float(x.sum()) > 0 else x, n=bn(), a=linear()))
+    with pytest.raises(InputError, match=r"Net cannot be planned: torch\.export"):
+        powernorm.fold(model, tokens())
+
+
+def test_verification_catches_what_the_graph_does_not_show() -> None:
+    model = settle(nn.Sequential(bn(), linear()))
+    model[0].register_forward_hook(lambda _module, _args, output: output * 2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(InputError, match=r"does not give the original's outputs.*nothing"):
+        powernorm.fold(model, tokens())
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
