@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-gpu bench bench-gpu check format docs clean
+.PHONY: help install demo test test-slow test-gpu bench bench-inference bench-gpu check format docs clean
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 install: $(INSTALLED)  ## create .venv and install the package with all that is tested
 
@@ -15,7 +15,10 @@ KERNELS := src/powernorm/ops/kernels/cpu
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard $(KERNELS)/source/*) $(KERNELS)/building.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "powernorm needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,hf,export,dev]'
+	# torchvision's wheels ask for another build of torch, and timm uses its Python part alone. In a
+	# folder of its own (tests/surgery/foreign_models.py): where other libraries see it, they fail.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --upgrade --target $(VENV)/foreign timm torchvision
 	@touch $@
 
 demo: $(INSTALLED)  ## train a small language model with five norms, print the table, write runs/demo/report.html
@@ -36,6 +39,9 @@ bench: $(INSTALLED)  ## measure the CPU kernels and a whole training step: table
 	$(BIN)/powernorm bench --preset targets --threads 2 --seconds 10 --out $(RESULTS)/cpu.jsonl --plot $(RESULTS)/cpu.svg
 	$(BIN)/powernorm bench --preset rivals --threads 2 --seconds 10 --eager --compiled --out $(RESULTS)/rivals.jsonl --plot $(RESULTS)/rivals.svg
 	$(BIN)/powernorm bench --preset step --threads 2 --out $(RESULTS)/step.jsonl --plot $(RESULTS)/step.svg
+
+bench-inference: $(INSTALLED)  ## measure encoders with their norms folded, in torch and onnxruntime
+	$(BIN)/powernorm bench --preset inference --threads 2 --seconds 10 --out $(RESULTS)/inference.jsonl --plot $(RESULTS)/inference.svg
 
 bench-gpu: $(INSTALLED)  ## the same for the Triton kernels, on a CUDA device
 	$(BIN)/powernorm bench --preset gpu --device cuda --compiled --out $(RESULTS)/gpu.jsonl --plot $(RESULTS)/gpu.svg

@@ -34,13 +34,19 @@ def test_bench_prints_writes_and_draws(tmp_path: Path) -> None:
     [
         (
             ("--preset", "huge"),
-            "preset is 'huge', expected one of quick, targets, rivals, grid, gpu, step",
+            "preset is 'huge', expected one of quick, targets, rivals, grid, gpu, step, inference",
         ),
         (("--norms", "pn,softmax"), "norm 'softmax' has no benchmark; those that have: pn-only"),
         (("--device", "tpu"), "device is 'tpu', expected cpu or cuda"),
         (("--device", "cuda"), "device is 'cuda', but torch sees no CUDA device"),
         (("--preset", "step", "--device", "cuda"), "the preset 'step'"),
         (("--preset", "step", "--norms", "layer"), "norm 'layer' has no benchmark"),
+        (
+            ("--preset", "inference", "--norms", "pn"),
+            "'inference' compares folded, identity, LayerNorm, RMSNorm, BatchNorm: drop --norms",
+        ),
+        (("--preset", "inference", "--compiled"), "drop --compiled"),
+        (("--preset", "inference", "--device", "cuda"), "'inference' runs on the CPU only"),
     ],
 )
 def test_bench_refuses(tmp_path: Path, options: tuple[str, ...], message: str) -> None:

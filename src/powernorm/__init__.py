@@ -22,6 +22,7 @@ __all__ = [
     "Identity",
     "InputError",
     "LayerNorm",
+    "MaskWarning",
     "Moments",
     "MovingAverageBatchNorm",
     "Norm",
@@ -38,6 +39,7 @@ __all__ = [
     "fold",
     "freeze_statistics",
     "load_folded",
+    "match_teacher",
     "ops",
     "padding_mask",
     "penalty",
@@ -80,12 +82,14 @@ if TYPE_CHECKING:
     )
     from powernorm.ops import Moments
     from powernorm.surgery import (
+        MaskWarning,
         StatisticsFreezing,
         Where,
         calibrate,
         fold,
         freeze_statistics,
         load_folded,
+        match_teacher,
         plan_fold,
         plan_swap,
         save_folded,
@@ -94,12 +98,14 @@ if TYPE_CHECKING:
     )
 else:
     _SURGERY = (
+        "MaskWarning",
         "StatisticsFreezing",
         "Where",
         "calibrate",
         "fold",
         "freeze_statistics",
         "load_folded",
+        "match_teacher",
         "plan_fold",
         "plan_swap",
         "save_folded",

@@ -7,9 +7,11 @@ them, and the masks. A library that is not installed skips the test that asks fo
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,7 +87,6 @@ def mend_torchvision() -> None:
 
 
 def transformers() -> Any:
-    mend_torchvision()
     return pytest.importorskip("transformers")
 
 
@@ -297,6 +298,10 @@ def whisper_inputs(extra: int = 0) -> Inputs:
 
 def timm() -> Any:
     mend_torchvision()
+    # Where `make install` puts timm and torchvision, out of sight of other libraries.
+    folder = str(Path(sys.prefix) / "foreign")
+    if folder not in sys.path:
+        sys.path.append(folder)
     return pytest.importorskip("timm")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,10 @@ from rich.console import Console
 
 from powernorm.benchmarking.cases import GRIDS
 from powernorm.benchmarking.gate import check_providers
+from powernorm.benchmarking.inference.cases import SIZES
+from powernorm.benchmarking.inference.measuring import measure_size
+from powernorm.benchmarking.inference.printing import print_encoders, print_inference_targets
+from powernorm.benchmarking.inference.rows import InferenceRow
 from powernorm.benchmarking.measuring import measure
 from powernorm.benchmarking.printing import print_case, print_steps, print_targets
 from powernorm.benchmarking.providers import NORMS, providers
@@ -22,7 +26,7 @@ from powernorm.benchmarking.rows import (
     Row,
     count_preemptions,
     describe_machine,
-    read_rows,
+    read_any_rows,
     write_rows,
 )
 from powernorm.benchmarking.targets import outcomes
@@ -31,7 +35,7 @@ from powernorm.errors import InputError
 _BUSY = 80
 """Preemptions a second that a quiet machine stays well below."""
 
-Keep = Callable[[list[Row]], None]
+Keep = Callable[[Sequence[Row | InferenceRow]], None]
 
 
 def run(settings: dict[str, Any]) -> None:
@@ -42,8 +46,9 @@ def run(settings: dict[str, Any]) -> None:
             compiled, out, plot, show.
     """
     console, notes = Console(), Console(stderr=True)
+    rows: list[Row] | list[InferenceRow]
     if settings["show"]:
-        machine, rows = read_rows(Path(settings["show"]))
+        machine, rows = read_any_rows(Path(settings["show"]))
         _introduce(notes, machine)
         _print_cases(console, rows)
     else:
@@ -52,14 +57,32 @@ def run(settings: dict[str, Any]) -> None:
         machine = describe_machine(torch.device(settings["device"]))
         _introduce(notes, machine)
         rows = _measure(settings, machine, console, notes)
-    print_targets(console, outcomes(rows), rows)
+    norms, encoders = _parted(rows)
+    print_targets(console, outcomes(norms), norms)
+    print_inference_targets(console, encoders)
     if settings["out"] and not settings["show"]:
         console.print(f"rows: {settings['out']}", highlight=False)
     if settings["plot"]:
-        from powernorm.benchmarking.drawing import draw_rows
-
-        draw_rows(Path(settings["plot"]), machine, rows)
+        _draw(Path(settings["plot"]), machine, norms, encoders)
         console.print(f"plot: {settings['plot']}", highlight=False)
+
+
+def _parted(rows: Sequence[Row | InferenceRow]) -> tuple[list[Row], list[InferenceRow]]:
+    """Rows of norms and rows of encoders; a run has only one kind."""
+    norms = [row for row in rows if isinstance(row, Row)]
+    return norms, [row for row in rows if isinstance(row, InferenceRow)]
+
+
+def _draw(
+    path: Path, machine: dict[str, Any], norms: list[Row], encoders: list[InferenceRow]
+) -> None:
+    from powernorm.benchmarking.drawing import draw_rows
+    from powernorm.benchmarking.inference.drawing import draw_inference
+
+    if encoders:
+        draw_inference(path, machine, encoders)
+    else:
+        draw_rows(path, machine, norms)
 
 
 def _introduce(notes: Console, machine: dict[str, Any]) -> None:
@@ -67,8 +90,11 @@ def _introduce(notes: Console, machine: dict[str, Any]) -> None:
         notes.print(f"{name}: {value}", highlight=False)
 
 
-def _print_cases(console: Console, rows: list[Row]) -> None:
-    for _, case in groupby(rows, key=lambda row: row.case):
+def _print_cases(console: Console, rows: Sequence[Row | InferenceRow]) -> None:
+    norms, encoders = _parted(rows)
+    for _, encoder_case in groupby(encoders, key=lambda row: row.case):
+        print_encoders(console, list(encoder_case))
+    for _, case in groupby(norms, key=lambda row: row.case):
         found = list(case)
         if any(row.backend == "step" for row in found):
             print_steps(console, found)
@@ -78,18 +104,21 @@ def _print_cases(console: Console, rows: list[Row]) -> None:
 
 def _measure(
     settings: dict[str, Any], machine: dict[str, Any], console: Console, notes: Console
-) -> list[Row]:
+) -> list[Row] | list[InferenceRow]:
     begin, before = time.perf_counter(), count_preemptions()
 
-    def keep(rows: list[Row]) -> None:
+    def keep(rows: Sequence[Row | InferenceRow]) -> None:
         # After every case, so that an interruption costs one case and not the run.
         seconds = time.perf_counter() - begin
         machine["preemptions_per_second"] = round((count_preemptions() - before) / seconds, 1)
         if settings["out"]:
             write_rows(Path(settings["out"]), machine, rows)
 
+    rows: list[Row] | list[InferenceRow]
     if settings["preset"] == "step":
         rows = _steps(settings, console, notes)
+    elif settings["preset"] == "inference":
+        rows = _encoders(settings, console, notes, keep)
     else:
         rows = _grid(settings, console, notes, keep)
     keep(rows)
@@ -136,6 +165,27 @@ def _steps(settings: dict[str, Any], console: Console, notes: Console) -> list[R
         on_round=lambda n: notes.print(f"round {n} of {rounds} is over", highlight=False),
     )
     print_steps(console, rows)
+    return rows
+
+
+def _encoders(
+    settings: dict[str, Any], console: Console, notes: Console, keep: Keep
+) -> list[InferenceRow]:
+    rows: list[InferenceRow] = []
+
+    def add(found: list[InferenceRow]) -> None:
+        print_encoders(console, found)
+        rows.extend(found)
+        keep(rows)
+
+    for number, size in enumerate(SIZES, 1):
+        notes.print(f"encoder {number} of {len(SIZES)}: weights, folding", highlight=False)
+        measure_size(
+            size,
+            seconds=settings["seconds"],
+            on_case=lambda case: notes.print(case.label, highlight=False),
+            on_rows=add,
+        )
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from powernorm.benchmarking.cases import DTYPES, Case
 from powernorm.benchmarking.providers import BASELINE, COPY, CopyMatrix, Provider
 from powernorm.benchmarking.rows import Row, make_row
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 WARMUP_CALLS = 3
 CALLS_A_TURN = 2
 """Timed calls of a provider before the next one has its turn, after one that is not timed."""
@@ -46,6 +46,31 @@ def measure(
     copying = CopyMatrix(x)
     steps[COPY] = lambda: _ignore(copying(x))
     clock = _cuda_clock if device.type == "cuda" else _clock
+    samples = interleave(steps, seconds=seconds, seed=seed, clock=clock)
+    baseline = samples.get(BASELINE, samples[providers[0].name])
+    labels = [(COPY, "copy", "torch"), *((p.name, p.norm, p.backend) for p in providers)]
+    return [
+        make_row(case, name, norm, backend, samples[name], baseline, samples[COPY])
+        for name, norm, backend in labels
+    ]
+
+
+def interleave(
+    steps: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float,
+    seed: int = 0,
+    clock: Callable[[Step], float] | None = None,
+) -> dict[str, list[float]]:
+    """Seconds a call of each step, all in turn in every round, in an order that changes.
+
+    Args:
+        steps: what is timed, by name.
+        seconds: time for all of them together, without warm-up; at least 5 rounds are run.
+        seed: of the order.
+        clock: times one call; None takes the host's time.
+    """
+    clock = clock or _clock
     samples: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(WARMUP_CALLS):
@@ -57,12 +82,7 @@ def measure(
             # The first call of a turn meets the caches as another provider left them.
             steps[name]()
             samples[name] += [clock(steps[name]) for _ in range(CALLS_A_TURN)]
-    baseline = samples.get(BASELINE, samples[providers[0].name])
-    labels = [(COPY, "copy", "torch"), *((p.name, p.norm, p.backend) for p in providers)]
-    return [
-        make_row(case, name, norm, backend, samples[name], baseline, samples[COPY])
-        for name, norm, backend in labels
-    ]
+    return samples
 
 
 def _rounds(seconds: float) -> Iterator[int]:

@@ -15,6 +15,7 @@ import torch
 
 import powernorm
 from powernorm.benchmarking.cases import Case
+from powernorm.benchmarking.inference.rows import InferenceRow
 from powernorm.errors import InputError
 
 
@@ -130,7 +131,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def write_rows(path: Path, machine: dict[str, Any], rows: Iterable[Row]) -> None:
+def write_rows(path: Path, machine: dict[str, Any], rows: Iterable[Row | InferenceRow]) -> None:
     """Writes the results of a run, in place of what the file held."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"machine": machine}), *(json.dumps(asdict(row)) for row in rows)]
@@ -138,7 +139,20 @@ def write_rows(path: Path, machine: dict[str, Any], rows: Iterable[Row]) -> None
 
 
 def read_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """(machine, rows) of a file.
+    """(machine, rows) of a file on norms.
+
+    Raises:
+        InputError: not a file of such results.
+    """
+    machine, rows = read_any_rows(path)
+    found = [row for row in rows if isinstance(row, Row)]
+    if len(found) < len(rows):
+        raise InputError(f"{path} holds no results of `powernorm bench` on norms, but on encoders")
+    return machine, found
+
+
+def read_any_rows(path: Path) -> tuple[dict[str, Any], list[Row] | list[InferenceRow]]:
+    """(machine, rows) of a file, which are all of one kind.
 
     Raises:
         InputError: not a file of results.
@@ -146,6 +160,9 @@ def read_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
     try:
         head, *rest = path.read_text(encoding="utf-8").splitlines()
         machine: dict[str, Any] = json.loads(head)["machine"]
-        return machine, [Row(**json.loads(line)) for line in rest]
+        records = [json.loads(line) for line in rest]
+        if records and "engine" in records[0]:
+            return machine, [InferenceRow(**record) for record in records]
+        return machine, [Row(**record) for record in records]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} holds no results of `powernorm bench`: {error}") from None

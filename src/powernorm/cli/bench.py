@@ -50,9 +50,12 @@ def check_settings(settings: dict[str, Any]) -> None:
             raise InputError("--show measures nothing, so there are no rows for --out: drop one")
         return
     preset, norms = settings["preset"], settings["norms"] or []
-    presets = (*GRIDS, "step")
+    presets = (*GRIDS, "step", "inference")
     if preset not in presets:
         raise InputError(f"preset is {preset!r}, expected one of {', '.join(presets)}")
+    if preset == "inference":
+        _check_inference(settings)
+        return
     known = NORMS if preset == "step" else BENCHMARKED
     for norm in norms:
         if norm not in known:
@@ -63,3 +66,18 @@ def check_settings(settings: dict[str, Any]) -> None:
         raise InputError("device is 'cuda', but torch sees no CUDA device: use --device cpu")
     if settings["device"] not in ("cpu", "cuda"):
         raise InputError(f"device is {settings['device']!r}, expected cpu or cuda")
+
+
+def _check_inference(settings: dict[str, Any]) -> None:
+    from powernorm.benchmarking.inference.encoders import KINDS
+    from powernorm.benchmarking.inference.engines import check_extra
+
+    given = [name for name in ("norms", "eager", "compiled") if settings[name]]
+    if given:
+        raise InputError(
+            f"the preset 'inference' compares {', '.join(KINDS)}: drop --{given[0]}, which it "
+            "does not take"
+        )
+    if settings["device"] != "cpu":
+        raise InputError("the preset 'inference' runs on the CPU only: drop --device")
+    check_extra()

@@ -135,6 +135,78 @@ def report(
 
 
 @app.command()
+def swap(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="module:name of a model or of a function that builds one, or a Hugging Face "
+            "config.json."
+        ),
+    ],
+    to: Annotated[
+        str, typer.Option(metavar="NORM", help="Short name, see `powernorm norms`.")
+    ] = "rbn",
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="GLOB", help="Names of norms; may be given several times."),
+    ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE", help="attention, feed-forward, final, embedding or other."),
+    ] = None,
+    side: Annotated[
+        str | None,
+        typer.Option(metavar="encoder|decoder", help="Of a model with both; else the encoder."),
+    ] = None,
+    lowest: Annotated[
+        int | None, typer.Option(metavar="K", help="Only norms inside the K lowest layers.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Option of the norm, e.g. momentum=0.05."),
+    ] = None,
+) -> None:
+    """Show what powernorm.swap would do to a model: each norm, what becomes of it, and why not.
+
+    Nothing is changed; in Python: powernorm.swap(model, to=…).
+    """
+    from powernorm.cli.surgery import choose, swap_table
+
+    typer.echo(swap_table(source, to, choose(names, role, side, lowest), assignments or []))
+
+
+@app.command()
+def fold(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A run's folder (its best checkpoint) or one of its checkpoints.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the folded model there (….safetensors or ….pt); else only show the table.",
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify/--no-verify", help="Compare with the original model first."),
+    ] = True,
+    tied: Annotated[
+        str,
+        typer.Option(
+            metavar="untie|keep",
+            help="Where embedding and head are one table: give the head its own, or keep one "
+            "multiply-add in front of it.",
+        ),
+    ] = "untie",
+) -> None:
+    """Fold the norms of a trained model into its weights, so that none is left at inference."""
+    from powernorm.cli.surgery import fold_run
+
+    typer.echo(fold_run(checkpoint, out, verify=verify, tied=tied))
+
+
+@app.command()
 def doctor() -> None:
     """Show which kernels this machine has, why not the rest, and whether they compute right."""
     from powernorm.cli.doctor import print_health
@@ -148,7 +220,8 @@ def bench(
         str,
         typer.Option(
             metavar="NAME",
-            help="What to measure: quick, targets, rivals, grid, gpu, or step (a training step).",
+            help="What to measure: quick, targets, rivals, grid, gpu, step (a training step), or "
+            "inference (folded encoders).",
         ),
     ] = "quick",
     norms: Annotated[

@@ -113,10 +113,17 @@ def moments_of_call(
     layer: BatchStatisticsNorm, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Moments:
     """Moments of what a call of the layer normalises, from the call's arguments."""
+    return layer.batch_moments(*arguments_of_call(args, kwargs))
+
+
+def arguments_of_call(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """What a call of a norm normalises (the sum with a residual), and the mask it was given."""
     x: Tensor = args[0] if args else kwargs["x"]
     mask: Tensor | None = args[1] if len(args) > 1 else kwargs.get("padding_mask")
     residual: Tensor | None = args[2] if len(args) > 2 else kwargs.get("residual")
-    return layer.batch_moments(x if residual is None else x + residual, mask)
+    return x if residual is None else x + residual, mask
 
 
 def _recomputing() -> bool:

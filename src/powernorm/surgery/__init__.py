@@ -10,6 +10,8 @@ from powernorm.surgery.freezing import (
     freeze_statistics,
     unfreeze_statistics,
 )
+from powernorm.surgery.mask_checks import MaskWarning
+from powernorm.surgery.matching import MatchReport, match_teacher
 from powernorm.surgery.selection import Where
 from powernorm.surgery.storage import load_folded, save_folded
 from powernorm.surgery.swapping import Swap, SwapPlan, SwapRow, plan_swap, swap
@@ -19,6 +21,8 @@ __all__ = [
     "FoldPlan",
     "FoldReport",
     "FoldRow",
+    "MaskWarning",
+    "MatchReport",
     "StatisticsFreezing",
     "Swap",
     "SwapPlan",
@@ -28,6 +32,7 @@ __all__ = [
     "fold",
     "freeze_statistics",
     "load_folded",
+    "match_teacher",
     "plan_fold",
     "plan_swap",
     "save_folded",

@@ -1,36 +1,40 @@
 """Population statistics by exact averages over data, in the place of running ones."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm
-from powernorm.norms.families import CenteredNorm
+from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.observation import (
     Forward,
     call_model,
     check_repeatable,
-    moments_of_call,
     short_name,
 )
 from powernorm.norms.untouched import untouched
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.surgery.batch_layers import Names, choose_layers, listed
+from powernorm.surgery.populations import (
+    Buffers,
+    NormCall,
+    adopt_statistics,
+    check_population,
+    evaluated_statistics,
+    evaluating,
+    statistics_of,
+    write_statistics,
+)
 
 Way = Literal["layer_by_layer", "one_pass"]
 """How the statistics of one layer come by those of the layers below, see `calibrate`."""
 
 Progress = Callable[[int, int], None]
 """Is told (batches done, batches in all); the latter is 0 while it is not known."""
-
-_Buffers = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +171,13 @@ def calibrate(
     survey = _Survey(model, layers, batches, forward or call_model, num_passes, on_progress)
     with untouched(model, layers.values()):
         populations = survey.measure(way)
-        new = {name: _evaluated(layers[name], moments) for name, moments in populations.items()}
+        new = {
+            name: evaluated_statistics(layers[name], moments)
+            for name, moments in populations.items()
+        }
     rows = [_row(name, layers[name], populations[name], new[name]) for name in new]
     for name, statistics in new.items():
-        _adopt(layers[name], statistics)
+        adopt_statistics(layers[name], statistics)
     return CalibrationReport(tuple(rows))
 
 
@@ -212,23 +219,39 @@ class _Survey:
         merged = {name: self._merged(name) for name in self._layers}
         if way == "one_pass":
             for name in order:
-                _check(name, self._layers[name], merged[name])
+                check_population(name, self._layers[name], merged[name])
             return {name: merged[name] for name in order}
         for index, name in enumerate(order):
             if index:
                 self._go_through([name], normalise_by_batch=False)
                 merged[name] = self._merged(name)
-            _check(name, self._layers[name], merged[name])
-            _write(self._layers[name], _evaluated(self._layers[name], merged[name]))
+            check_population(name, self._layers[name], merged[name])
+            write_statistics(
+                self._layers[name], evaluated_statistics(self._layers[name], merged[name])
+            )
             if not index:
                 # What the last batch left behind; a layer that is called twice reads its own.
                 for later in order[1:]:
-                    _write(self._layers[later], _evaluated(self._layers[later], merged[later]))
+                    write_statistics(
+                        self._layers[later],
+                        evaluated_statistics(self._layers[later], merged[later]),
+                    )
         return {name: merged[name] for name in order}
 
     def _go_through(self, measured: Container[str], *, normalise_by_batch: bool) -> None:
         self._pools = {}
-        with _hooked(self._layers, measured, self._add, normalise_by_batch):
+
+        def measure(name: str, call: NormCall) -> None:
+            if name in measured:
+                moments = call.moments()
+                self._add(name, moments)
+                if normalise_by_batch:
+                    # Evaluating by the batch's own statistics is what all norms have in common:
+                    # some normalise by running statistics in training too.
+                    buffers = statistics_of(call.layer, moments, unbiased=False)
+                    write_statistics(call.layer, buffers, moments.count > 0)
+
+        with evaluating(self._layers, measure):
             count = 0
             # Every pass draws the same numbers: a shuffling loader gives the same batches.
             with torch.random.fork_rng(devices=[]):
@@ -276,47 +299,6 @@ class _Survey:
         return sorted(mean, key=lambda name: mean[name])
 
 
-@contextmanager
-def _hooked(
-    layers: Mapping[str, BatchStatisticsNorm],
-    measured: Container[str],
-    receive: Callable[[str, Moments], None],
-    normalise_by_batch: bool,
-) -> Iterator[None]:
-    """In the block all layers evaluate, and `receive` gets the moments of the measured ones."""
-
-    def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        layer = cast(BatchStatisticsNorm, module)
-        # Between its calls a layer counts as in training: swapped models hand their mask to norms
-        # only where some of them train.
-        layer.training = False
-        if name in measured:
-            moments = moments_of_call(layer, args, kwargs)
-            receive(name, moments)
-            if normalise_by_batch:
-                # Evaluating by the batch's own statistics is what all norms have in common: some
-                # normalise by running statistics in training too.
-                _write(layer, _statistics(layer, moments, unbiased=False), moments.count > 0)
-
-    def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        del args, output
-        module.training = True
-
-    handles = [
-        handle
-        for name, layer in layers.items()
-        for handle in (
-            layer.register_forward_pre_hook(partial(enter, name), with_kwargs=True),
-            layer.register_forward_hook(leave, always_call=True),
-        )
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _length(batches: Iterable[Any]) -> int:
     """Number of batches, 0 where it is not known beforehand."""
     try:
@@ -325,54 +307,8 @@ def _length(batches: Iterable[Any]) -> int:
         return 0
 
 
-def _statistics(layer: BatchStatisticsNorm, moments: Moments, *, unbiased: bool) -> _Buffers:
-    """The buffers that the layer evaluates by, in float64."""
-    if not isinstance(layer, CenteredNorm):
-        return {"running_second_moment": moments.second_moment}
-    var = layer.running_target(moments.var, moments.count) if unbiased else moments.var
-    return {"running_mean": moments.mean, "running_var": var}
-
-
-_evaluated: Final = partial(_statistics, unbiased=True)
-
-
-def _write(layer: BatchStatisticsNorm, statistics: _Buffers, wanted: Tensor | None = None) -> None:
-    for name, value in statistics.items():
-        buffer = layer.get_buffer(name)
-        value = value.to(buffer.dtype)
-        buffer.copy_(value if wanted is None else torch.where(wanted, value, buffer))
-
-
-@torch.no_grad()
-def _adopt(layer: BatchStatisticsNorm, statistics: _Buffers) -> None:
-    _write(layer, statistics)
-    if isinstance(layer, MovingAverageBatchNorm) and not layer.num_batches_tracked:
-        layer.window_second_moment.copy_(layer.running_second_moment.expand(layer.window, -1))
-    layer.num_batches_tracked.clamp_(min=1)
-
-
-def _check(name: str, layer: BatchStatisticsNorm, moments: Moments) -> None:
-    """Raises unless a population can be evaluated by."""
-    if not moments.count:
-        raise InputError(
-            f"the batches hold no valid token for layer {name!r}: every position is padding; check "
-            "that padding_mask is True at padding, not at tokens"
-        )
-    buffers = _evaluated(layer, moments)
-    finite = torch.stack(
-        [torch.isfinite(value.to(layer.get_buffer(key).dtype)) for key, value in buffers.items()]
-    ).all(0)
-    num_bad = int((~finite).sum())
-    if num_bad:
-        raise InputError(
-            f"the statistics of layer {name!r} are not finite in {num_bad} of its "
-            f"{layer.num_features} features: look for NaN or infinity in the data or in the "
-            "layers before it"
-        )
-
-
 def _row(
-    name: str, layer: BatchStatisticsNorm, population: Moments, new: _Buffers
+    name: str, layer: BatchStatisticsNorm, population: Moments, new: Buffers
 ) -> CalibratedLayer:
     *mean, square = new  # names of the buffers; only centred layers have a mean
     deviation, before = (

@@ -89,6 +89,21 @@ def _assign_option(config: ComparisonConfig, key: str, text: str) -> ComparisonC
     return replace(config, norm_options=options)
 
 
+def parse_options(assignments: Iterable[str]) -> dict[str, OptionValue]:
+    """Return options of a norm, each written as `key=value`.
+
+    Raises:
+        InputError: one without a `=`.
+    """
+    options = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not key or not equals:
+            raise InputError(f"{assignment!r} is no option: write key=value, e.g. eps=1e-5.")
+        options[key] = _scalar(text)
+    return options
+
+
 def _scalar(text: str) -> OptionValue:
     lowered = text.lower()
     if lowered in NONE_WORDS:

@@ -1,0 +1,1 @@
+"""What a folded model gains at inference: whole encoders, in torch and in onnxruntime."""

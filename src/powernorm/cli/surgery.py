@@ -1,0 +1,148 @@
+"""`powernorm swap` and `powernorm fold`: what they would do, and a folded checkpoint."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, cast, get_args
+
+import torch
+from torch import nn
+
+from powernorm.errors import InputError
+from powernorm.surgery import Where, plan_fold, plan_swap
+from powernorm.surgery.folding_plans import Tied
+from powernorm.surgery.selection import Role, Side
+from powernorm.training.overrides import parse_options
+
+_CONFIG: Final = "config.json"
+
+
+def swap_table(source: str, to: str, where: Where | None, options: Sequence[str]) -> str:
+    """The plan of a swap as text.
+
+    Args:
+        source: `module:name` of a model or of a function that builds one, or a Hugging Face
+            config.json or the folder that holds it.
+        to: short name of the norm.
+        where: which norms.
+        options: of the norm, each `key=value`.
+
+    Raises:
+        InputError: a source that gives no model, or a plan that cannot be made.
+    """
+    return str(plan_swap(build_model(source), to, where, **parse_options(options)))
+
+
+def choose(
+    names: Sequence[str] | None, roles: Sequence[str] | None, side: str | None, lowest: int | None
+) -> Where | None:
+    """The selection that the options describe, None without any.
+
+    Raises:
+        InputError: a role, side or number that does not exist.
+    """
+    if names is None and roles is None and side is None and lowest is None:
+        return None
+    return Where(
+        names, roles=cast(Sequence[Role] | None, roles), side=cast(Side | None, side), lowest=lowest
+    )
+
+
+def fold_run(path: Path, out: Path | None, *, verify: bool, tied: str) -> str:
+    """Fold the model of a run; the table, the errors and where it was written, as text.
+
+    Args:
+        path: a run's folder or checkpoint.
+        out: the file to be written; None only shows the table.
+        verify: compare with the original first.
+        tied: see `powernorm.plan_fold`.
+
+    Raises:
+        InputError: no such run, or it cannot be folded.
+    """
+    if tied not in get_args(Tied):
+        raise InputError(f"tied is {tied!r}, expected {' or '.join(get_args(Tied))}")
+    from powernorm.training.trained_models import load_trained
+
+    trained = load_trained(path)
+    plan = plan_fold(trained.model, trained.example_tokens(), tied=cast(Tied, tied))
+    if out is None:
+        return f"{plan}\nnothing was written: give --out FILE"
+    report = plan.apply(verify=verify)
+    report.save(out, trained.settings)
+    return f"{report}\nfolded model: {out}"
+
+
+def build_model(source: str) -> nn.Module:
+    """A model to look at; its weights do not matter.
+
+    Raises:
+        InputError: the source gives none.
+    """
+    path = Path(source)
+    if path.name == _CONFIG or (path / _CONFIG).is_file():
+        return _from_config(path)
+    module_name, colon, name = source.partition(":")
+    if not colon or not name:
+        raise InputError(
+            f"{source!r} is neither module:name (a model, or a function that builds one) nor a "
+            "Hugging Face config.json"
+        )
+    # As `python -m` does: the user's own modules stand in the working directory.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{source!r} cannot be loaded: {error}") from error
+    model = found if isinstance(found, nn.Module) else _called(found, source)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{source!r} gives a {type(model).__name__}, expected a torch.nn.Module")
+    return model
+
+
+def _called(build: Any, source: str) -> object:
+    if not callable(build):
+        raise InputError(f"{source!r} is a {type(build).__name__}, expected a model or a function")
+    try:
+        return build()
+    except Exception as error:
+        raise InputError(
+            f"{source}() failed ({type(error).__name__}: {error}): name a function without "
+            "arguments that builds the model"
+        ) from error
+
+
+def _from_config(path: Path) -> nn.Module:
+    """The architecture of a Hugging Face configuration, without memory for its weights."""
+    folder = path.parent if path.name == _CONFIG else path
+    file = folder / _CONFIG
+    try:
+        described = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    if not isinstance(described, dict) or "model_type" not in described:
+        raise InputError(f"{file} has no model_type: it is no Hugging Face configuration")
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "a Hugging Face configuration needs the package transformers: pip install "
+            "'powernorm[hf]'"
+        ) from error
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder))
+        kind = getattr(transformers, (config.architectures or [""])[0], None)
+        with torch.device("meta"):
+            build: Any = kind or transformers.AutoModel.from_config
+            built = build(config)
+    except Exception as error:  # whatever a damaged configuration makes the library raise
+        raise InputError(f"{file} gives no model: {type(error).__name__}: {error}") from error
+    assert isinstance(built, nn.Module)
+    return built

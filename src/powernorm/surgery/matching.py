@@ -1,0 +1,284 @@
+"""Fitting static norms to the outputs of a teacher's norms: from LayerNorm to none in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.observation import Forward, call_model, check_repeatable
+from powernorm.norms.untouched import untouched
+from powernorm.ops.moments import Moments
+from powernorm.ops.processes import all_reduce_sum
+from powernorm.surgery.batch_layers import Names, choose_layers, listed
+from powernorm.surgery.calibration import Progress
+from powernorm.surgery.populations import (
+    NormCall,
+    adopt_statistics,
+    check_population,
+    evaluated_statistics,
+    evaluating,
+)
+from powernorm.surgery.tables import format_table
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedLayer:
+    """How well an affine map per feature reproduces a teacher's norm.
+
+    Attributes:
+        layer: its name in both models.
+        tokens: valid tokens that it was fitted to, of all processes.
+        explained: share of the variance of the teacher's outputs that the map explains, over all
+            features; 1 is exact.
+    """
+
+    layer: str
+    tokens: int
+    explained: float
+
+
+@dataclass(frozen=True)
+class MatchReport:
+    """One row a layer, in the order in which they were fitted."""
+
+    layers: tuple[MatchedLayer, ...]
+
+    def to_rows(self) -> list[dict[str, str | int | float]]:
+        """One dictionary a layer: layer, tokens, explained."""
+        return [
+            {"layer": row.layer, "tokens": row.tokens, "explained": row.explained}
+            for row in self.layers
+        ]
+
+    def __str__(self) -> str:
+        return format_table(
+            [{**row, "explained": f"{row['explained']:.4f}"} for row in self.to_rows()]
+        )
+
+
+def match_teacher(
+    model: nn.Module,
+    teacher: nn.Module,
+    batches: Iterable[Any],
+    forward: Forward | None = None,
+    *,
+    names: Names | None = None,
+    on_progress: Progress | None = None,
+) -> MatchReport:
+    """Make each static norm of a model reproduce, as well as it can, the teacher's norm there.
+
+    A LayerNorm that is swapped to a static norm keeps γ and β, which then belong to features of
+    unit variance, and the model's outputs are far off. This finds, per feature and by least squares
+    over all valid tokens, the a and c with which `a x + c` comes nearest to what the norm of the
+    same name in the teacher puts out, where x is the model's own input of the norm, behind norms
+    that were fitted before. The layer's statistics become those of x, and γ, β such that in
+    evaluation `y = a x + c`. A start for distillation, and often nearly all of it.
+
+    Args:
+        model: a swapped copy of the teacher, with static norms; all layers of batch statistics.
+        teacher: the model as it was; both take the same batches.
+        batches: each on the models' device; gone through once a layer, and calls of the model tell
+            its norms about padding as in training.
+        forward: runs a model on a batch. None calls `model(batch)` for a tensor, `model(*batch)`
+            for a tuple or list and `model(**batch)` for a mapping.
+        names: globs over module names; the other layers evaluate as they are.
+        on_progress: called after every batch with (passes done, passes in all).
+
+    Raises:
+        InputError: a layer that is not static or has no γ and β, a teacher without a module of its
+            name or of other shapes, no valid token, data that can be gone through only once.
+            Nothing has changed then.
+
+    State:
+        The running statistics, γ and β of the layers; what has seen no batch counts one.
+
+    Distributed:
+        Sums are merged over each layer's process group.
+
+    >>> teacher = torch.nn.Sequential(torch.nn.LayerNorm(4))
+    >>> model = torch.nn.Sequential(powernorm.BatchNorm(4))
+    >>> report = match_teacher(model, teacher, [torch.randn(64, 4) for _ in range(3)])
+    >>> report.layers[0].tokens
+    192
+    """
+    layers = choose_layers(model, names, "to match")
+    _check_layers(layers, teacher)
+    if len(layers) > 1:
+        check_repeatable(batches, f"for {len(layers)} layers {len(layers)}")
+    run = forward or call_model
+    fitted: dict[str, _Fit] = {}
+    with untouched(model, layers.values()), untouched(teacher, ()):
+        before = {name: deepcopy(dict(layer.named_parameters())) for name, layer in layers.items()}
+        try:
+            for name in _order(model, layers, batches, run):
+                fitted[name] = _sums(name, model, teacher, layers, batches, run).fit(layers[name])
+                _adopt(layers[name], fitted[name])
+                if on_progress is not None:
+                    on_progress(len(fitted), len(layers))
+        finally:
+            for name, parameters in before.items():
+                for attribute, value in parameters.items():
+                    layers[name].get_parameter(attribute).copy_(value)
+    for name, fit in fitted.items():
+        _adopt(layers[name], fit)
+    rows = [
+        MatchedLayer(name, int(fit.moments.count), fit.explained) for name, fit in fitted.items()
+    ]
+    return MatchReport(tuple(rows))
+
+
+@dataclass
+class _Fit:
+    """The population of a norm's input, and its best affine map."""
+
+    moments: Moments
+    scale: Tensor
+    shift: Tensor
+    explained: float
+
+
+@dataclass
+class _Sums:
+    """Sums over valid tokens, each (C,) float64."""
+
+    name: str
+    moments: Moments | None = None
+    products: Tensor | None = None
+    """Rows: Σ y, Σ y², Σ x y."""
+
+    def add(self, call: NormCall, y: Tensor) -> None:
+        """Take up a call of the norm and the teacher's output."""
+        x, mask = call.x, call.padding_mask
+        if y.shape != x.shape:
+            raise InputError(
+                f"the teacher's {self.name!r} put out {tuple(y.shape)} where the model's norm got "
+                f"{tuple(x.shape)}: both have to be the same architecture on the same batch"
+            )
+        valid = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else ~mask
+        inputs, outputs = x[valid].double(), y[valid].double()
+        moments = call.moments()
+        rows = torch.stack([outputs.sum(0), outputs.square().sum(0), (inputs * outputs).sum(0)])
+        self.moments = moments if self.moments is None else self.moments.merge(moments)
+        self.products = rows if self.products is None else self.products + rows
+
+    def fit(self, layer: BatchStatisticsNorm) -> _Fit:
+        """Least squares over the sums of all processes."""
+        device = layer.num_batches_tracked.device
+        moments = self.moments or Moments.zero(layer.num_features, device)
+        products = self.products
+        if products is None:
+            products = torch.zeros(3, layer.num_features, dtype=torch.float64, device=device)
+        moments = moments.all_reduce(layer.group_name)
+        products = all_reduce_sum(products, layer.group_name)
+        check_population(self.name, layer, moments)
+        count = moments.count.double()
+        mean, (mean_y, square_y, both) = moments.mean.double(), products / count
+        variance, covariance = moments.var.double(), both - mean * mean_y
+        scale = torch.where(variance > 0, covariance / variance.clamp(min=1e-300), 0.0)
+        left = (square_y - mean_y.square() - scale * covariance).sum()
+        spread = (square_y - mean_y.square()).sum().clamp(min=1e-300)
+        return _Fit(moments, scale, mean_y - scale * mean, float(1 - left / spread))
+
+
+def _sums(
+    name: str,
+    model: nn.Module,
+    teacher: nn.Module,
+    layers: Mapping[str, BatchStatisticsNorm],
+    batches: Iterable[Any],
+    run: Forward,
+) -> _Sums:
+    """One pass over the data for one layer."""
+    sums = _Sums(name)
+    calls: list[NormCall] = []
+    outputs: list[Tensor] = []
+
+    def keep_call(called: str, call: NormCall) -> None:
+        if called == name:
+            calls.append(call)
+
+    def keep_output(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        del module, args
+        outputs.append(cast(Tensor, output[0] if isinstance(output, tuple) else output))
+
+    watched = teacher.get_submodule(name).register_forward_hook(keep_output)
+    try:
+        with evaluating(layers, keep_call), torch.random.fork_rng(devices=[]):
+            for batch in batches:
+                run(teacher, batch)
+                run(model, batch)
+                if len(calls) != len(outputs):
+                    raise InputError(
+                        f"on one batch the model calls {name!r} {len(calls)} times and the "
+                        f"teacher {len(outputs)} times: both have to run alike"
+                    )
+                for call, output in zip(calls, outputs, strict=True):
+                    sums.add(call, output)
+                calls.clear()
+                outputs.clear()
+    finally:
+        watched.remove()
+    return sums
+
+
+def _order(
+    model: nn.Module,
+    layers: Mapping[str, BatchStatisticsNorm],
+    batches: Iterable[Any],
+    run: Forward,
+) -> list[str]:
+    """The layers in the order of their first calls on the first batch."""
+    called: dict[str, None] = {}
+
+    def note(name: str, call: NormCall) -> None:
+        del call
+        called.setdefault(name)
+
+    with evaluating(layers, note):
+        for batch in batches:
+            run(model, batch)
+            break
+    missing = [name for name in layers if name not in called]
+    if missing:
+        raise InputError(
+            f"the first batch does not go through {listed(missing)}: give a `forward` that runs "
+            "the whole model, or leave layers out by `names`"
+        )
+    return list(called)
+
+
+def _check_layers(layers: Mapping[str, BatchStatisticsNorm], teacher: nn.Module) -> None:
+    modules = dict(teacher.named_modules())
+    for name, layer in layers.items():
+        kind = type(layer).__name__
+        if not layer.is_static:
+            raise InputError(
+                f"{name!r} ({kind} with groups) is not static: an affine map cannot stand for it"
+            )
+        if layer.weight is None or layer.bias is None:
+            raise InputError(f"{name!r} ({kind}) has no weight and bias to be fitted: affine=True")
+        if name not in modules:
+            raise InputError(
+                f"the teacher has no module {name!r}: give the model as it was before the swap"
+            )
+
+
+@torch.no_grad()
+def _adopt(layer: BatchStatisticsNorm, fit: _Fit) -> None:
+    """Statistics of the input, then γ and β such that y = a x + c in evaluation."""
+    assert layer.weight is not None
+    assert layer.bias is not None
+    adopt_statistics(layer, evaluated_statistics(layer, fit.moments))
+    layer.weight.fill_(1)
+    layer.bias.zero_()
+    scale, shift = layer.affine()
+    weight = fit.scale / scale
+    layer.weight.copy_(weight)
+    layer.bias.copy_(fit.shift - weight * shift)

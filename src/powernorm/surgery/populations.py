@@ -1,0 +1,115 @@
+"""Statistics of a whole population: what goes into layers that evaluate, and their buffers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm, current_padding_mask
+from powernorm.norms.families import CenteredNorm
+from powernorm.norms.observation import arguments_of_call
+from powernorm.ops.moments import Moments
+
+Buffers = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class NormCall:
+    """One call of a layer: what it normalises and where that is padding."""
+
+    layer: BatchStatisticsNorm
+    x: Tensor
+    padding_mask: Tensor | None
+
+    def moments(self) -> Moments:
+        """Moments over the valid tokens."""
+        return self.layer.batch_moments(self.x, self.padding_mask)
+
+
+@contextmanager
+def evaluating(
+    layers: Mapping[str, BatchStatisticsNorm], look: Callable[[str, NormCall], None]
+) -> Iterator[None]:
+    """In the block all layers evaluate, and before each call `look` gets its name and the call."""
+
+    def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        layer = cast(BatchStatisticsNorm, module)
+        # Between its calls a layer counts as in training: swapped models hand their mask to norms
+        # only where some of them train.
+        layer.training = False
+        x, mask = arguments_of_call(args, kwargs)
+        look(name, NormCall(layer, x, current_padding_mask() if mask is None else mask))
+
+    def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        del args, output
+        module.training = True
+
+    handles = [
+        handle
+        for name, layer in layers.items()
+        for handle in (
+            layer.register_forward_pre_hook(partial(enter, name), with_kwargs=True),
+            layer.register_forward_hook(leave, always_call=True),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def statistics_of(layer: BatchStatisticsNorm, moments: Moments, *, unbiased: bool) -> Buffers:
+    """The buffers that the layer evaluates by, in float64."""
+    if not isinstance(layer, CenteredNorm):
+        return {"running_second_moment": moments.second_moment}
+    var = layer.running_target(moments.var, moments.count) if unbiased else moments.var
+    return {"running_mean": moments.mean, "running_var": var}
+
+
+evaluated_statistics: Final = partial(statistics_of, unbiased=True)
+"""The buffers of a population, as evaluation wants them."""
+
+
+def write_statistics(
+    layer: BatchStatisticsNorm, statistics: Buffers, wanted: Tensor | None = None
+) -> None:
+    """Write a layer's buffers in place, only where a 0-d tensor says so if one is given."""
+    for name, value in statistics.items():
+        buffer = layer.get_buffer(name)
+        value = value.to(buffer.dtype)
+        buffer.copy_(value if wanted is None else torch.where(wanted, value, buffer))
+
+
+@torch.no_grad()
+def adopt_statistics(layer: BatchStatisticsNorm, statistics: Buffers) -> None:
+    """Write a layer's buffers for good: it counts as trained from now on."""
+    write_statistics(layer, statistics)
+    if isinstance(layer, MovingAverageBatchNorm) and not layer.num_batches_tracked:
+        layer.window_second_moment.copy_(layer.running_second_moment.expand(layer.window, -1))
+    layer.num_batches_tracked.clamp_(min=1)
+
+
+def check_population(name: str, layer: BatchStatisticsNorm, moments: Moments) -> None:
+    """Raises unless a population can be evaluated by."""
+    if not moments.count:
+        raise InputError(
+            f"the batches hold no valid token for layer {name!r}: every position is padding; check "
+            "that padding_mask is True at padding, not at tokens"
+        )
+    buffers = evaluated_statistics(layer, moments)
+    finite = torch.stack(
+        [torch.isfinite(value.to(layer.get_buffer(key).dtype)) for key, value in buffers.items()]
+    ).all(0)
+    num_bad = int((~finite).sum())
+    if num_bad:
+        raise InputError(
+            f"the statistics of layer {name!r} are not finite in {num_bad} of its "
+            f"{layer.num_features} features: look for NaN or infinity in the data or in the "
+            "layers before it"
+        )

@@ -1,0 +1,94 @@
+"""Models out of the run folders of a comparison, as they were trained or folded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.models.language_model import LanguageModel
+from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE
+from powernorm.surgery import load_folded
+from powernorm.surgery.storage import read_folded
+from powernorm.training.checkpoints import BEST, read_checkpoint
+from powernorm.training.language_modeling import build_language_model
+from powernorm.training.overrides import from_json
+from powernorm.training.run_folders import read_json
+
+_PREFIX: Final = "model."
+_OF_THE_RUN: Final = ("norm", "seed", "data_fingerprint", "vocabulary_size")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model with what it was built from.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        settings: the run's `config.json`, and `vocabulary_size`; JSON.
+    """
+
+    model: LanguageModel
+    settings: Mapping[str, Any]
+
+    def example_tokens(self) -> Tensor:
+        """Random tokens of the model's length, (2, max_length)."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (2, self.model.max_length)
+        return torch.randint(self.settings["vocabulary_size"], shape, generator=generator)
+
+
+def load_trained(path: Path) -> TrainedModel:
+    """Build the model of a run and load its weights.
+
+    Args:
+        path: a run's folder (its best checkpoint is taken) or one of its checkpoints.
+
+    Raises:
+        InputError: there is no such run, or a file of it is damaged.
+    """
+    checkpoint = path / CHECKPOINTS_FOLDER / BEST if path.is_dir() else path
+    config = checkpoint.parent.parent / CONFIG_FILE
+    if not checkpoint.is_file() or not config.is_file():
+        raise InputError(
+            f"{path} is no run of `powernorm compare`: give a run's folder, such as "
+            "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"
+        )
+    weights: dict[str, Tensor] = {
+        name.removeprefix(_PREFIX): tensor
+        for name, tensor in read_checkpoint(checkpoint)["state_dict"].items()
+        if name.startswith(_PREFIX)
+    }
+    settings = {**read_json(config), "vocabulary_size": len(weights["embedding.weight"])}
+    model = _build(settings)
+    model.load_state_dict(weights)
+    return TrainedModel(model, settings)
+
+
+def load_folded_run(path: Path) -> TrainedModel:
+    """Build the folded model that `powernorm fold` wrote.
+
+    Raises:
+        InputError: the file is damaged, or holds no model of a run.
+    """
+    settings = read_folded(path).settings
+    if "vocabulary_size" not in settings:
+        raise InputError(
+            f"{path} does not say how its model was built: build it and use powernorm.load_folded"
+        )
+    model = _build(settings)
+    load_folded(model, path)
+    return TrainedModel(model, settings)
+
+
+def _build(settings: Mapping[str, Any]) -> LanguageModel:
+    seed, norm = int(settings["seed"]), str(settings["norm"])
+    shared = {key: value for key, value in settings.items() if key not in _OF_THE_RUN}
+    options = {norm: settings["norm_options"]}
+    config = from_json({**shared, "norm_options": options, "norms": [norm], "seeds": [seed]})
+    model: nn.Module = build_language_model(config, norm, settings["vocabulary_size"], seed)
+    assert isinstance(model, LanguageModel)
+    return model.eval()
