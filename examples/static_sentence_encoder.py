@@ -136,7 +136,7 @@ def distillation_loss(student: nn.Module, teacher: nn.Module, batch: Batch) -> t
         for state, target in zip(states, targets, strict=True)
     ]
     cosine = (embedding(states[-1], mask) * embedding(targets[-1], mask)).sum(1).mean()
-    return torch.stack(errors).mean() + 2 * (1 - cosine), float(cosine)
+    return torch.stack(errors).mean() + 2 * (1 - cosine), float(cosine.detach())
 
 
 class Distillation:
@@ -220,28 +220,24 @@ def _generator() -> torch.Generator:
 def latency(models: Mapping[str, nn.Module], seconds: float = 20.0) -> list[dict[str, Any]]:
     """Median milliseconds of a call of each model, in turns, by batch and length."""
     rows = []
+    words: int = next(iter(models.values())).config.vocab_size
     for sentences, length in ((1, 16), (1, 64), (16, 64)):
         batch = {
-            "input_ids": torch.randint(1000, 2000, (sentences, length), generator=_generator()),
+            "input_ids": torch.randint(words, (sentences, length), generator=_generator()),
             "attention_mask": torch.ones(sentences, length, dtype=torch.long),
         }
         times: dict[str, list[float]] = {name: [] for name in models}
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end or len(times[next(iter(times))]) < 5:
+        calls = 0
+        while time.perf_counter() < end or calls < 5:
+            calls += 1
             for name in random.sample(list(models), len(models)):
                 start = time.perf_counter()
                 models[name](**batch)
                 times[name].append(1000 * (time.perf_counter() - start))
         medians = {name: float(torch.tensor(found).median()) for name, found in times.items()}
-        rows.append(
-            {"batch": sentences, "tokens": length, "calls": len(found_first(times)), **medians}
-        )
+        rows.append({"batch": sentences, "tokens": length, "calls": calls, **medians})
     return rows
-
-
-def found_first(times: Mapping[str, list[float]]) -> list[float]:
-    """The times of the first model."""
-    return next(iter(times.values()))
 
 
 def load_encoder(folder: Path) -> tuple[nn.Module, Tokenizer]:

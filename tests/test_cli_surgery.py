@@ -1,0 +1,130 @@
+"""`powernorm swap` and `powernorm fold` as a user starts them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from powernorm.errors import InputError
+from powernorm.norms import Norm
+from powernorm.training.trained_models import load_folded_run, load_trained
+from test_cli import SMALL, Outcome, powernorm, text_file  # noqa: F401  (a fixture)
+
+MODELS = """
+from torch import nn
+model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+number = 3
+def build():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+def fail():
+    raise ValueError("no such size")
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "my_models.py").write_text(MODELS)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:  # noqa: F811
+    home = tmp_path_factory.mktemp("runs")
+    outcome = powernorm(
+        home, "compare", "lm", "--preset", "smoke", "--norms", "ln,bn,pn-static",
+        "--data", text_file, *SMALL,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    return home / "runs" / "lm-smoke"
+
+
+def table(outcome: Outcome) -> dict[str, str]:
+    assert outcome.code == 0, outcome.err
+    return {line.split()[0]: line for line in outcome.out.splitlines()}
+
+
+def test_swap_shows_a_table_of_a_users_model(home: Path) -> None:
+    rows = table(powernorm(home, "swap", "my_models:build", "--to", "bn", "--lowest", "1"))
+    assert " bn " in rows["layers.0.norm1"]
+    assert "attention" in rows["layers.0.norm1"]
+    assert "not selected" in rows["layers.1.norm1"]
+    outcome = powernorm(home, "swap", "my_models:model", "--set", "momentum=0.2")
+    assert "1 of 1 norms change to rbn" in outcome.out
+    rows = table(
+        powernorm(home, "swap", "my_models:build", "--where", "*norm2", "--role", "feed-forward")
+    )
+    assert "not selected" in rows["layers.0.norm1"]
+    assert " rbn " in rows["layers.1.norm2"]
+
+
+def test_swap_of_a_hugging_face_configuration(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    config = tmp_path / "config.json"
+    config.write_text(
+        '{"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8, '
+        '"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}'
+    )
+    for source in (config, tmp_path):
+        rows = table(powernorm(tmp_path, "swap", source, "--to", "pn-static"))
+        assert " pn-static " in rows["bert.encoder.layer.0.attention.output.LayerNorm"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["build"], "neither module:name"),
+        (["my_models:nothing"], "cannot be loaded"),
+        (["no_such_module:build"], "no_such_module"),
+        (["my_models:number"], "is a int, expected a model or a function"),
+        (["my_models:fail"], "ValueError: no such size"),
+        (["my_models:build", "--to", "bnn"], "did you mean 'bn'"),
+        (["my_models:build", "--set", "momentum"], "write key=value"),
+        (["my_models:build", "--set", "speed=1"], "no option 'speed'"),
+        (["my_models:build", "--where", "nothing*"], "layers.0.norm1"),
+        (["my_models:build", "--role", "head"], "unknown role 'head'"),
+        (["my_models:build", "--side", "left"], "expected 'encoder' or 'decoder'"),
+    ],
+)
+def test_bad_input_of_swap(home: Path, arguments: list[str], match: str) -> None:
+    assert match in powernorm(home, "swap", *arguments).refused()
+
+
+@pytest.mark.parametrize("norm", ["bn", "pn-static"])
+def test_fold(runs: Path, tmp_path: Path, norm: str) -> None:
+    run = runs / f"{norm}-pre-seed0"
+    shown = powernorm(tmp_path, "fold", run)
+    assert "nothing was written: give --out FILE" in shown.out
+    out = tmp_path / "folded.pt"
+    outcome = powernorm(tmp_path, "fold", run, "--out", out, "--verify")
+    rows = table(outcome)
+    assert "head.weight" in rows["final_norm"]
+    assert "float64: max. absolute error" in outcome.out
+    trained, folded = load_trained(run), load_folded_run(out)
+    tokens = trained.example_tokens()
+    with torch.no_grad():
+        expected, found = trained.model(tokens), folded.model(tokens)
+    assert torch.allclose(found, expected, atol=2e-5)
+    assert not [module for module in folded.model.modules() if isinstance(module, Norm)]
+
+
+def test_bad_input_of_fold(runs: Path, tmp_path: Path) -> None:
+    refused = powernorm(tmp_path, "fold", runs / "ln-pre-seed0").refused()
+    assert "no static norm to fold" in refused
+    assert "is no run of" in powernorm(tmp_path, "fold", tmp_path).refused()
+    broken = runs / "ln-pre-seed0" / "checkpoints" / "best.ckpt"
+    kept = broken.read_bytes()
+    try:
+        broken.write_bytes(kept[:100])
+        assert "is not a checkpoint" in powernorm(tmp_path, "fold", broken).refused()
+    finally:
+        broken.write_bytes(kept)
+    refused = powernorm(tmp_path, "fold", runs / "bn-pre-seed0", "--tied", "both").refused()
+    assert "expected untie or keep" in refused
+
+
+def test_folded_file_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({}, path)
+    with pytest.raises(InputError, match="is not a folded model"):
+        load_folded_run(path)
