@@ -153,6 +153,40 @@ def test_undo_restores_the_very_same_model(name: str) -> None:
         report.undo()
 
 
+def hooks_of(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_hooks_of_the_swap_go_with_the_norms() -> None:
+    model, inputs = static_family("bert")
+    assert hooks_of(model) == 2
+    report = powernorm.fold(model, inputs)
+    assert hooks_of(model) == 0
+    report.undo()
+    assert hooks_of(model) == 2
+    model.train()
+    norm = model.embeddings.LayerNorm
+    before = norm.running_mean.clone()
+    # Calibrated on the same tokens: only padding that counts would move the mean.
+    more = PADDED["bert"](4)
+    model(**more)
+    assert torch.allclose(norm.running_mean, before, atol=1e-6)
+    report = powernorm.fold(model.eval(), inputs)
+    report.undo()
+    model.train()(**{**more, "attention_mask": torch.ones_like(more["attention_mask"])})
+    assert not torch.allclose(norm.running_mean, before, atol=1e-4)
+
+
+def test_hooks_stay_while_a_norm_needs_them() -> None:
+    model, inputs = FAMILIES["bert"]()
+    powernorm.swap(model, to="bn", where="*.0.*")
+    powernorm.swap(model, to="pn", where="*.1.*")
+    powernorm.calibrate(model, [inputs], names="*.0.*")
+    assert hooks_of(model) == 4
+    powernorm.fold(model.eval(), inputs)
+    assert hooks_of(model) == 2
+
+
 def test_copy_leaves_the_model_alone() -> None:
     model, inputs = static_family("bert")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

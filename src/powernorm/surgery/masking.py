@@ -11,7 +11,7 @@ the model, and a copy's hooks ask the copy's norms.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -209,6 +209,49 @@ class MaskOwner:
         """Take the hooks away."""
         for handle in self.handles:
             handle.remove()
+
+
+def retire_owners(model: nn.Module) -> Callable[[], None]:
+    """Take away the hooks of owners none of whose norms is in the model any more.
+
+    Returns:
+        What puts them back.
+    """
+    present = set(model.modules())
+    kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for module in present:
+        idle = [
+            key
+            for key, hook in module._forward_pre_hooks.items()
+            if isinstance(owner := getattr(hook, "__self__", None), MaskOwner)
+            and present.isdisjoint(owner.norms)
+        ]
+        owners = {getattr(module._forward_pre_hooks[key], "__self__", None) for key in idle}
+        idle += [
+            key
+            for key, hook in module._forward_hooks.items()
+            if getattr(hook, "__self__", None) in owners
+        ]
+        for hooks in _hook_tables(module) if idle else ():
+            kept.append((hooks, dict(hooks)))
+            for key in idle:
+                hooks.pop(key, None)
+
+    def put_back() -> None:
+        for hooks, before in kept:
+            hooks.clear()
+            hooks.update(before)
+
+    return put_back
+
+
+def _hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    return (
+        module._forward_pre_hooks,
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks,
+        module._forward_hooks_always_called,
+    )
 
 
 def _last(mask: Tensor, length: int) -> Tensor:

@@ -12,6 +12,7 @@ from powernorm.errors import InputError
 from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_of
 from powernorm.surgery.fast_paths import restore, without_fast_path
 from powernorm.surgery.folded import FeatureAffine, FoldedNorm
+from powernorm.surgery.masking import retire_owners
 
 Rest = Literal["nothing", "multiply-add"]
 
@@ -67,6 +68,8 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
         if id(norm) not in made:
             made[id(norm)] = _rest(norm, rest, structure.features.get(name), model)
         changes.set_module(parent, attribute, made[id(norm)])
+    # What handed masks to the norms has no one to hand them to.
+    changes.on_undo(retire_owners(model))
     for name, size in structure.biases.items():
         module, attribute = slot_of(model, name)
         weight = next(module.parameters(recurse=False))
