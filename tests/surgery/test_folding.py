@@ -135,6 +135,19 @@ def test_bfloat16_model() -> None:
     assert relative_error(run(model, inputs).float(), expected) <= 0.05
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["bert", "gpt2", "torch-encoder"])
+def test_model_on_a_gpu(name: str) -> None:
+    model, inputs = static_family(name)
+    model.cuda()
+    moved = {key: value.cuda() for key, value in inputs.items()}
+    expected = run(model, moved)
+    report = powernorm.fold(model, moved)
+    assert report.errors[0].relative <= 1e-12
+    assert relative_error(run(model, moved), expected) <= 2e-4  # TF32 aside
+    assert {p.device.type for p in model.parameters()} == {"cuda"}
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2", "torch-encoder", "language-model", "t5"])
 def test_undo_restores_the_very_same_model(name: str) -> None:
     model, inputs = static_family(name)
