@@ -195,9 +195,14 @@ def test_hooks_stay_while_a_norm_needs_them() -> None:
     powernorm.swap(model, to="bn", where="*.0.*")
     powernorm.swap(model, to="pn", where="*.1.*")
     powernorm.calibrate(model, [inputs], names="*.0.*")
-    assert hooks_of(model) == 4
+    assert hooks_of(model) == 2
     powernorm.fold(model.eval(), inputs)
     assert hooks_of(model) == 2
+    model.train()
+    pn = model.encoder.layer[1].output.LayerNorm
+    model(**PADDED["bert"](4)).last_hidden_state.square().mean().backward()
+    counted = int(pn.num_batches_tracked)
+    assert counted == 1
 
 
 def test_copy_leaves_the_model_alone() -> None:

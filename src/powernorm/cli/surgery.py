@@ -99,7 +99,7 @@ def build_model(source: str) -> nn.Module:
         found: Any = importlib.import_module(module_name)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever a user's module raises
         raise InputError(f"{source!r} cannot be loaded: {error}") from error
     model = found if isinstance(found, nn.Module) else _called(found, source)
     if not isinstance(model, nn.Module):

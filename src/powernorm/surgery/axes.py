@@ -50,7 +50,13 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
         assert isinstance(whole, fx.Node)
         return shape_of(whole)
     value = node.meta.get("val")
-    return tuple(int(size) for size in value.shape) if isinstance(value, Tensor) else ()
+    return tuple(map(_size, value.shape)) if isinstance(value, Tensor) else ()
+
+
+def _size(size: int | torch.SymInt) -> int:
+    """The size of a dimension; one that depends on values gets a number that no other has."""
+    known = size if isinstance(size, int) else size.node.maybe_as_int()
+    return -1 - abs(hash(str(size))) if known is None else int(known)
 
 
 def holds_floats(node: fx.Node) -> bool:
@@ -111,13 +117,15 @@ def _removed(node: fx.Node, axis: int, forward: bool) -> Mapped:
     return axis + (axis >= dim)
 
 
-def _same_but(position: int, default: int = 0) -> AxisMap:
+def _same_but(position: int, default: int | None = 0) -> AxisMap:
     """The axis stays unless the operator works along it; `position` is that of its `dim`."""
 
     def mapped(node: fx.Node, axis: int, forward: bool) -> Mapped:
         del forward
         ndim = len(shape_of(node))
         dims = node.args[position] if len(node.args) > position else default
+        if dims is None or dims == []:
+            return None
         return None if axis in {int(dim) % ndim for dim in integers(dims)} else axis
 
     return mapped
@@ -155,8 +163,19 @@ def _indexed(node: fx.Node, axis: int, forward: bool) -> Mapped:
     before, after = shape_of(operand_of(node)), shape_of(node)
     moved = len(after) - len(before)
     inner = axis if forward else axis - moved
-    last = max(i for i, index in enumerate(indices) if index is not None)
+    last = _covered(indices) - 1
     return (inner + moved if forward else inner) if inner > last else None
+
+
+def _covered(indices: Sequence[Any]) -> int:
+    """Number of leading dimensions up to the last that is indexed; a bool mask covers several."""
+    covered = reached = 0
+    for index in indices:
+        value = index.meta["val"] if isinstance(index, fx.Node) else None
+        masks = value is not None and value.dtype in (torch.bool, torch.uint8)
+        covered += value.ndim if masks and value is not None else 1
+        reached = covered if index is not None else reached
+    return reached
 
 
 _PASSING: Final[dict[str, AxisMap]] = {
@@ -164,7 +183,7 @@ _PASSING: Final[dict[str, AxisMap]] = {
         (
             *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"),
             *("contiguous", "clone", "alias", "detach", "to", "_to_copy", "lift_fresh_copy"),
-            *("dropout", "feature_dropout", "view_as", "type_as"),
+            *("view_as", "type_as"),
         ),
         _reshaped,
     ),
@@ -176,7 +195,7 @@ _PASSING: Final[dict[str, AxisMap]] = {
     "slice": _same_but(1),
     "narrow": _same_but(1),
     "index_select": _same_but(1),
-    "roll": _same_but(2),
+    "roll": _same_but(2, default=None),  # without dimensions it rolls through the features
     "flip": _same_but(1),
     "split": _same_but(2),
     "split_with_sizes": _same_but(2),

@@ -42,6 +42,11 @@ class Changes:
         """Also do this when everything is put back."""
         self._undo.append(step)
 
+    @property
+    def is_undone(self) -> bool:
+        """Was everything put back?"""
+        return self._done
+
     def undo(self) -> None:
         """Put everything back, last change first.
 

@@ -130,11 +130,27 @@ class Slots:
         name = {"weight": "bias", "in_proj_weight": "in_proj_bias"}.get(attribute)
         if name is None or operation.weight.transposed or operation.kind not in _WITH_BIAS:
             return None
-        known = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
-        if not isinstance(module, known) or module._parameters.get(name, module) is not None:
+        if module._parameters.get(name, module) is not None or not self._reads(operation, path):
             return None
         part = TensorPart(f"{path}.{name}" if path else name, operation.weight.rows)
         return part, weight.shape[0]
+
+    def _reads(self, operation: Operation, path: str) -> bool:
+        """Is the operator that of the owner's own forward, so that it would add a bias there?"""
+        caller, owner = self.modules.get(operation.path), self.modules[path]
+        attention = isinstance(caller, nn.MultiheadAttention) and _runs(caller, _ATTENTION)
+        if attention and caller is not None:
+            return owner is caller or owner is caller.out_proj
+        return caller is not None and owner is caller and _runs(caller, _FORWARDS)
+
+
+_ATTENTION = (nn.MultiheadAttention.forward,)
+_FORWARDS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
+
+
+def _runs(module: nn.Module, forwards: tuple[object, ...]) -> bool:
+    """Is the module's forward one of these, not a subclass's or an instance's own?"""
+    return type(module).forward in forwards and "forward" not in module.__dict__
 
 
 def can_shift(operation: Operation, slots: Slots) -> bool:
@@ -251,7 +267,8 @@ class Editor:
         agreed = {slot: _agreed(slot, group) for slot, group in by_slot.items()}
         aliases = self.slots.aliases(name)
         first, *others = agreed.values()
-        if all(_ask_the_same(first, other) for other in others):
+        of_biases = all(_part_in(change, name, self.slots) is change.bias for _, change in uses)
+        if all(_ask_the_same(first, other, of_biases=of_biases) for other in others):
             yield Replacement(tuple(aliases), first)
             return
         if not untie:
@@ -262,9 +279,9 @@ class Editor:
 
     def _is_read_elsewhere(self, name: str) -> bool:
         """Do operators that are no operations with weights read the tensor?"""
-        nodes = {operation.node for operation in self.operations}
+        nodes = {operation.node: operation for operation in self.operations}
         return any(
-            not self._leads_to(user, nodes)
+            not self._is_weight(node, user, nodes)
             for node in self.trace.graph.nodes
             if (target := self.trace.tensor_of(node)) is not None
             and self.slots.aliases(target)[0] == name
@@ -272,14 +289,20 @@ class Editor:
             for user in node.users
         )
 
-    def _leads_to(self, node: fx.Node, operations: set[fx.Node]) -> bool:
-        if node in operations or only_checks(node):
+    def _is_weight(
+        self, value: fx.Node, user: fx.Node, operations: Mapping[fx.Node, Operation]
+    ) -> bool:
+        """Does an operator read a parameter, or a part of it, only as a weight or bias?"""
+        if only_checks(user):
             return True
+        if user in operations:
+            reads = operations[user].reads
+            return reads is None or reads.node is not value
         # A split has no part of its own, its pieces have.
-        pieces = isinstance(node.meta.get("val"), tuple | list)
-        if part_of(node, self.trace) is None and not pieces:
+        pieces = isinstance(user.meta.get("val"), tuple | list)
+        if part_of(user, self.trace) is None and not pieces:
             return False
-        return all(self._leads_to(user, operations) for user in node.users)
+        return all(self._is_weight(user, after, operations) for after in user.users)
 
 
 class _SharedError(Exception):
@@ -336,8 +359,12 @@ def _overlap(change: Change, other: Change, slot: str) -> bool:
     return start < other_stop and other_start < stop
 
 
-def _ask_the_same(first: tuple[Change, ...], second: tuple[Change, ...]) -> bool:
+def _ask_the_same(
+    first: tuple[Change, ...], second: tuple[Change, ...], *, of_biases: bool
+) -> bool:
     def bare(change: Change) -> Change:
+        if of_biases and bool(change.shift_in.any()):
+            return replace(change, bias=None)  # b' depends on the weight
         none = TensorPart("", change.weight.rows, change.weight.transposed)
         return replace(change, weight=none, bias=None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.norms.untouched import untouched
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,18 @@ class Examples:
 
     def converted(self, dtype: torch.dtype) -> Examples:
         """The same with floating point tensors of another type."""
-        return Examples(_converted(self.args, dtype), _converted(dict(self.kwargs), dtype))
+
+        def convert(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        return Examples(_mapped(self.args, convert), _mapped(dict(self.kwargs), convert))
 
     def call(self, model: nn.Module) -> object:
-        """The model's output, without gradients."""
-        with torch.no_grad():
-            return model(*self.args, **self.kwargs)
+        """The model's output, without gradients and without a trace in model or arguments."""
+        # The model may work in place on what it is given.
+        args, kwargs = _mapped(self.args, torch.clone), _mapped(dict(self.kwargs), torch.clone)
+        with untouched(model, ()):
+            return model(*args, **kwargs)
 
 
 def as_call(example_inputs: object) -> Examples:
@@ -51,11 +58,13 @@ def as_call(example_inputs: object) -> Examples:
     )
 
 
-def _converted(value: Any, dtype: torch.dtype) -> Any:
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nested containers with other tensors."""
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+        return change(value)
     if isinstance(value, tuple | list):
-        return type(value)(_converted(item, dtype) for item in value)
+        items = [_mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {key: _converted(item, dtype) for key, item in value.items()}
+        return {key: _mapped(item, change) for key, item in value.items()}
     return value

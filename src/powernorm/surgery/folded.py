@@ -58,10 +58,9 @@ class FeatureAffine(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`weight ⊙ x + bias`."""
         del padding_mask
-        if residual is None:
-            return torch.addcmul(self.bias, x, self.weight)
-        total = x + residual
-        return torch.addcmul(self.bias, total, self.weight), total
+        total = x if residual is None else x + residual
+        y = torch.addcmul(self.bias, total, self.weight).to(total.dtype)
+        return y if residual is None else (y, total)
 
     def extra_repr(self) -> str:
         """Number of features."""

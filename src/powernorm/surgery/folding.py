@@ -100,8 +100,10 @@ class FoldReport:
             settings: anything that JSON can hold, kept beside it.
 
         Raises:
-            InputError: the file cannot be written, or safetensors is missing.
+            InputError: the file cannot be written, safetensors is missing, or it was undone.
         """
+        if self._changes.is_undone:
+            raise InputError("this fold was undone: there is no folded model to save")
         save_folded(self.model, self.structure, path, settings)
 
     def undo(self) -> None:
@@ -163,6 +165,12 @@ class FoldPlan:
         return FoldReport(model, self.rows, errors, self.structure, self._change(model))
 
     def _check_unchanged(self) -> None:
+        training = [name for name, module in self.model.named_modules() if module.training]
+        if training:
+            raise InputError(
+                f"the model is in training mode ({training[0] or 'the model itself'!r}) since the "
+                "fold was planned: call model.eval() first"
+            )
         now = statics_of(self.model)
         for name, static in self.statics.items():
             other = now.get(name)
@@ -176,7 +184,13 @@ class FoldPlan:
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
-        new = [compute(replacement, tensors) for replacement in self.replacements]
+        try:
+            new = [compute(replacement, tensors) for replacement in self.replacements]
+        except (KeyError, RuntimeError) as error:
+            raise InputError(
+                f"the model's parameters have changed since the fold was planned ({error}): plan "
+                "it again"
+            ) from error
         changes = build_structure(model, self.structure)
         try:
             self._fill(model, new, changes)
@@ -203,6 +217,11 @@ class FoldPlan:
                 old = getattr(left, attribute)
                 with torch.no_grad():
                     old.copy_(value)
+                if not bool(old.isfinite().all()):
+                    raise InputError(
+                        f"the multiply-add that is left of {name!r} does not fit into {old.dtype}: "
+                        "fold the model in float32"
+                    )
 
 
 def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie") -> FoldPlan:
@@ -217,7 +236,11 @@ def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie")
     Args:
         model: in evaluation mode; it is not changed.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments
-            that the model takes. What it does with them is what is folded.
+            that the model takes. What it does with them is what is folded: other lengths and masks
+            work afterwards, but where the model's Python code goes other ways for other shapes,
+            arguments or values, give an example of the way that will be used (of more than one
+            token). Values inside the folded model are reparametrised, so that hidden states that
+            the example does not ask for are not the original's.
         tied: where one tensor is the embedding and the head and the two need different values,
             `untie` gives the head one of its own (memory for another table), `keep` leaves a
             multiply-add in front of the head.
@@ -277,6 +300,11 @@ def fold(
 
 def _check(model: nn.Module, examples: Examples) -> Mapping[str, Static]:
     """The static norms by name, of a model that can be folded."""
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise InputError(
+            f"{type(model).__name__} is on the meta device and has no values to fold: load its "
+            "weights first"
+        )
     if static_of(model) is not None:
         raise InputError(
             f"the model is itself a norm ({type(model).__name__}): there is nothing around it to "

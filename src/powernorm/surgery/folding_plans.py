@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -13,14 +13,19 @@ from powernorm.surgery.edits import Editor, Replacement, Slots, can_shift
 from powernorm.surgery.examples import Examples
 from powernorm.surgery.relations import Affine, Normed, Relations, relate
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
-from powernorm.surgery.static_layers import all_norms, feature_axis, hides_padding, static_of
+from powernorm.surgery.static_layers import (
+    all_norms,
+    feature_axis,
+    has_own_ways,
+    hides_padding,
+    static_of,
+    why_not_static,
+)
 from powernorm.surgery.structure import Rest, Structure
 from powernorm.surgery.tracing import MARK, Trace, trace
 
 Tied = Literal["untie", "keep"]
 """What to do where an embedding and a head are one tensor and need different values."""
-
-_TOKENWISE: Final = "it depends on each token in evaluation"
 
 
 @dataclass
@@ -96,6 +101,8 @@ class _Solver:
         self.reasons: dict[int, str] = {}
         self.kept: set[int] = set()
         self.bound: set[int] = set()
+        self.untouchable: set[int] = set()
+        """Of the bound ones those that do not become a multiply-add either."""
         self.solution = Solution()
         self.replacements: list[Replacement] = []
         self._exclude(graph)
@@ -107,12 +114,23 @@ class _Solver:
                 self.bound.add(index)
         for node in graph.graph.nodes:
             if node.target is MARK and node.args[2] and hides_padding(self.norms[node.args[1]]):
-                index = node.args[1]
-                self.reasons[index] = (
+                self._leave_alone(
+                    node.args[1],
                     "variant='released' sets padding to 0 in evaluation, which is no affine map "
-                    "of its input where a mask is given"
+                    "of its input where a mask is given",
                 )
-                self.bound.add(index)
+        for index, norm in enumerate(self.norms):
+            if has_own_ways(norm):
+                self._leave_alone(index, "it has hooks or a forward of its own")
+            elif index in graph.worked_on and index not in self.bound:
+                self._leave(
+                    FoldConflictError(index, f"{graph.worked_on[index]} works in place next to it")
+                )
+
+    def _leave_alone(self, index: int, reason: str) -> None:
+        self.reasons[index] = reason
+        self.bound.add(index)
+        self.untouchable.add(index)
 
     def run(self) -> None:
         shiftable = {
@@ -171,7 +189,7 @@ class _Summary:
         )
         for name, norm in all_norms(self.model).items():
             if static_of(norm) is None:
-                folding.reasons[name] = _TOKENWISE
+                folding.reasons[name] = why_not_static(norm)
         changed = {name for replacement in solver.replacements for name in replacement.names}
         for index, uses in solver.uses.items():
             if index not in solver.bound:
@@ -186,7 +204,7 @@ class _Summary:
             index in solver.bound
             and index in solver.uses
             and isinstance(norm, Norm)
-            and not hides_padding(norm)
+            and index not in solver.untouchable
         )
 
     def _affine(self, index: int) -> Static:

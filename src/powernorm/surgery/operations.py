@@ -51,6 +51,7 @@ class Operation:
     """Does a convolution add zeros around its input?"""
 
 
+_SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 _WEIGHT_AT = {"linear": 1, "mm": 1, "matmul": 1, "addmm": 2}
 
 
@@ -61,7 +62,7 @@ def operation_of(node: fx.Node, trace: Trace) -> Operation | None:
     name = operator_name(node)
     if name in _WEIGHT_AT:
         return _linear(node, trace, name)
-    if name in ("conv1d", "conv2d", "conv3d"):
+    if name in _SPATIAL:
         return _convolution(node, trace)
     if name == "embedding":
         table = part_of(node.args[0], trace)
@@ -101,7 +102,9 @@ def _convolution(node: fx.Node, trace: Trace) -> Operation | None:
         return None
     padding = arguments.get(4, 0)
     padded = padding not in ("valid",) and (isinstance(padding, str) or any(integers(padding)))
-    read, written = Place(_node(arguments[0]), 1), Place(node, 1)
+    # Without a batch there is one axis less in front.
+    channels = len(shape_of(node)) - 1 - _SPATIAL[operator_name(node)]
+    read, written = Place(_node(arguments[0]), channels), Place(node, channels)
     return Operation(node, "convolution", trace.path_of(node), read, written, weight, bias, padded)
 
 

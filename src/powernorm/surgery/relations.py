@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import fx
 
@@ -48,21 +47,15 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """A stays, B is multiplied."""
-
-    output: Place
-    inputs: tuple[Place]
-    factor: float
-
-
-@dataclass(frozen=True)
 class Homogeneous:
-    """A stays; B has to be 0 on both sides (a mask, a sum over tokens, a factor per token)."""
+    """A stays; B has to be 0 on both sides: a mask, a sum over tokens, a factor.
+
+    Also of a plain number: it may have been made from a shape or an argument of this very call, and
+    only what does not depend on its value holds for other calls.
+    """
 
     output: Place
     inputs: tuple[Place]
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ class Affine:
         return self.operation.writes
 
 
-Relation = Same | Sum | Scaled | Homogeneous | Normed | Affine
+Relation = Same | Sum | Homogeneous | Normed | Affine
 
 
 @dataclass
@@ -133,6 +126,9 @@ def relate(trace: Trace, feature_axes: Sequence[int]) -> Relations:
         feature_axes: of each norm by its index: 1, or -1 for the last.
     """
     return _Explorer(trace, feature_axes).explore()
+
+
+_GIVEN = "it is an input or a constant of the model"
 
 
 class _Explorer:
@@ -196,7 +192,7 @@ class _Explorer:
         part = part_of(place.node, self.trace)
         whole = part is not None and place.axis == len(shape_of(place.node)) - 1
         if part is None or not whole:
-            self._fix(place, "it is an input of the model" if part is None else "broadcast")
+            self._fix(place, _GIVEN if part is None else "it is broadcast over features")
             return
         self._add(Affine(Operation(place.node, "value", "", None, place, part)))
 
@@ -268,7 +264,7 @@ class _Explorer:
         if name == "sum":
             axis = across_sum(node, output.axis, forward=False)
             place = None if axis is None else Place(operand_of(node), axis)
-            return None if place is None else Homogeneous(output, (place,), "a sum over tokens")
+            return None if place is None else Homogeneous(output, (place,))
         if name in _ELEMENTWISE:
             return _ELEMENTWISE[name](node, output, self.trace)
         return None
@@ -300,12 +296,12 @@ def _terms(node: fx.Node, output: Place, factor: float) -> Relation | None:
 
 def _added(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
     del trace
-    return _terms(node, output, _number(node.kwargs.get("alpha", 1)))
+    return _terms(node, output, 1.0) if node.kwargs.get("alpha", 1) == 1 else None
 
 
 def _subtracted(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
     del trace
-    return _terms(node, output, -_number(node.kwargs.get("alpha", 1)))
+    return _terms(node, output, -1.0) if node.kwargs.get("alpha", 1) == 1 else None
 
 
 def _multiplied(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
@@ -315,7 +311,7 @@ def _multiplied(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
     assert isinstance(first, fx.Node)
     if not isinstance(second, fx.Node):
         axis = across_broadcast(node, first, output.axis)
-        return None if axis is None else Scaled(output, (Place(first, axis),), _number(second))
+        return None if axis is None else Homogeneous(output, (Place(first, axis),))
     for x, factor in ((first, second), (second, first)):
         found = _by_tensor(node, output, x, factor, trace)
         if found is not None:
@@ -331,7 +327,7 @@ def _by_tensor(
     if axis is None:
         return None
     if across_broadcast(node, factor, output.axis) is None:
-        return Homogeneous(output, (Place(x, axis),), "a factor per token")
+        return Homogeneous(output, (Place(x, axis),))
     part: TensorPart | None = part_of(factor, trace)
     last = len(shape_of(node)) - 1
     if part is None or len(shape_of(factor)) != 1 or output.axis != last or axis != last:
@@ -348,17 +344,14 @@ def _divided(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
     axis = across_broadcast(node, x, output.axis)
     if axis is None:
         return None
-    place = Place(x, axis)
-    if not isinstance(divisor, fx.Node):
-        return Scaled(output, (place,), 1 / _number(divisor))
-    if across_broadcast(node, divisor, output.axis) is None:
-        return Homogeneous(output, (place,), "a factor per token")
-    return None
+    if isinstance(divisor, fx.Node) and across_broadcast(node, divisor, output.axis) is not None:
+        return None
+    return Homogeneous(output, (Place(x, axis),))
 
 
 def _negated(node: fx.Node, output: Place, trace: Trace) -> Relation:
     del trace
-    return Scaled(output, (Place(operand_of(node), output.axis),), -1.0)
+    return Homogeneous(output, (Place(operand_of(node), output.axis),))
 
 
 def _masked(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
@@ -370,11 +363,7 @@ def _masked(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
     axis = across_broadcast(node, x, output.axis)
     if axis is None or across_broadcast(node, mask, output.axis) is not None:
         return None
-    return Homogeneous(output, (Place(x, axis),), "a mask")
-
-
-def _number(value: Any) -> float:
-    return float(value)
+    return Homogeneous(output, (Place(x, axis),))
 
 
 _ELEMENTWISE = {

@@ -17,7 +17,6 @@ from powernorm.surgery.relations import (
     Relation,
     Relations,
     Same,
-    Scaled,
     Sum,
 )
 
@@ -173,9 +172,14 @@ class _Scales:
         return any(
             other in fixed
             or isinstance(relations.producers.get(other), Affine)
+            or self._is_left(relations.producers.get(other))
             or any(isinstance(reader, Normed) for reader in relations.readers.get(other, ()))
             for other in members
         )
+
+    def _is_left(self, relation: Relation | None) -> bool:
+        """Is it a norm that stays as a multiply-add, whose weights are divided by the scale?"""
+        return isinstance(relation, Normed) and relation.index in self.problem.kept
 
     def _contradiction(self, use: Normed) -> str:
         root, _ = self._root(use.output)
@@ -257,6 +261,9 @@ class _Shifts:
         self.problem = problem
         self.scales = scales
         self.fixed = problem.fixed()
+        self.hopeless: set[Place] = set()
+        """Places before which nothing can take up a shift."""
+
         self.chosen: dict[Place, Tensor] = {}
         """What operations with weights and kept norms are made to add."""
 
@@ -267,7 +274,12 @@ class _Shifts:
             met.append((place, like))
             if _equal(shifts[place], self._target(like, shifts)):
                 continue
-            if not self._settle(place, self._target(like, shifts), shifts):
+            self.hopeless.clear()
+            try:
+                settled = self._settle(place, self._target(like, shifts), shifts)
+            except RecursionError:  # hundreds of operators without a place for a shift
+                settled = False
+            if not settled:
                 self._fail(place)
             shifts = self._forward()
             if not all(_equal(shifts[p], self._target(other, shifts)) for p, other in met):
@@ -324,8 +336,6 @@ class _Shifts:
                 (factor * shift for factor, shift in zip(producer.factors, before, strict=True)),
                 _ZERO,
             )
-        if isinstance(producer, Scaled):
-            return producer.factor * before[0]
         if not self.problem.folds(producer.index):
             return _ZERO
         norm = self.problem.norms[producer.index]
@@ -333,6 +343,14 @@ class _Shifts:
 
     def _settle(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
         """Make the shift of a place the target by the nearest operation before it."""
+        if place in self.hopeless:
+            return False
+        done = self._settle_by(place, target, shifts)
+        if not done:
+            self.hopeless.add(place)
+        return done
+
+    def _settle_by(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
         producer = self.problem.relations.producers.get(place)
         if isinstance(producer, Affine):
             if place in self.chosen or not self.problem.can_shift(producer):
@@ -341,10 +359,6 @@ class _Shifts:
             return True
         if isinstance(producer, Same):
             return all(self._settle(inner, target, shifts) for inner in producer.inputs)
-        if isinstance(producer, Scaled):
-            return bool(producer.factor) and self._settle(
-                producer.inputs[0], target / producer.factor, shifts
-            )
         if isinstance(producer, Sum):
             return self._settle_sum(producer, target, shifts)
         if isinstance(producer, Normed):

@@ -10,7 +10,10 @@ from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.surgery.solution import Static
 
 TORCH_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_OTHER_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm)
+_OTHER_NORMS = (
+    *(nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 
 
 def all_norms(model: nn.Module) -> dict[str, nn.Module]:
@@ -19,8 +22,25 @@ def all_norms(model: nn.Module) -> dict[str, nn.Module]:
         name: module
         for name, module in model.named_modules()
         if isinstance(module, (Norm, *TORCH_BATCH_NORMS, *_OTHER_NORMS))
-        or (type(module).__name__.endswith("Norm") and not list(module.children()))
+        or (_is_called_norm(type(module).__name__) and not list(module.children()))
     }
+
+
+def _is_called_norm(name: str) -> bool:
+    # torch's parametrisations _WeightNorm and _SpectralNorm are about weights.
+    return name.endswith("Norm") and not name.startswith("_")
+
+
+def has_own_ways(norm: nn.Module) -> bool:
+    """Does a call of the norm do more than its class says?"""
+    return bool("forward" in norm.__dict__ or norm._forward_hooks or norm._forward_pre_hooks)
+
+
+def why_not_static(norm: nn.Module) -> str:
+    """Why a norm is no affine map per feature."""
+    if isinstance(norm, (*TORCH_BATCH_NORMS, nn.InstanceNorm1d)):
+        return "without running statistics it depends on the batch in evaluation"
+    return "it depends on each token in evaluation"
 
 
 def feature_axis(norm: nn.Module) -> int:

@@ -53,12 +53,12 @@ def save_folded(
         InputError: the file cannot be written, or safetensors is missing.
     """
     path = Path(path)
-    described = {"structure": structure.to_dict(), "settings": dict(settings or {})}
+    described: dict[str, Any] = {"structure": structure.to_dict(), "settings": dict(settings or {})}
     state, shared = _separate(model.state_dict())
     temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == _SUFFIX:
+        if path.suffix.lower() == _SUFFIX:
             text = json.dumps({**described, "shared": shared})
             _safetensors().save_file(state, str(temporary), {_KEY: text, "format": "pt"})
         else:
@@ -67,6 +67,11 @@ def save_folded(
         temporary.replace(path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from error
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise InputError(
+            f"the model or its settings cannot be written to {path}: {error}; settings have to be "
+            "JSON, and tensors that share memory in parts go into a .pt file only"
+        ) from error
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -84,6 +89,9 @@ def read_folded(path: str | Path) -> FoldedFile:
     try:
         described, state = _read(path)
         structure = Structure.from_dict(described["structure"])
+        settings = dict(described["settings"])
+        if not all(isinstance(tensor, Tensor) for tensor in state.values()):
+            raise TypeError("its state dict holds something else than tensors")
     except InputError:
         raise
     except Exception as error:  # whatever a damaged file makes the readers raise
@@ -91,7 +99,7 @@ def read_folded(path: str | Path) -> FoldedFile:
             f"{path} is not a folded model ({type(error).__name__}: {error}): give a file that "
             "powernorm.save_folded or `powernorm fold` wrote"
         ) from error
-    return FoldedFile(structure, state, described["settings"])
+    return FoldedFile(structure, state, settings)
 
 
 def load_folded(model: nn.Module, path: str | Path) -> nn.Module:
@@ -110,6 +118,11 @@ def load_folded(model: nn.Module, path: str | Path) -> nn.Module:
             before then.
     """
     content = read_folded(path)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError(
+            f"{type(model).__name__} is on the meta device, where nothing can be loaded: call "
+            "model.to_empty(device=…) first"
+        )
     changes = build_structure(model, content.structure)
     expected, given = model.state_dict(), content.state_dict
     problem = _mismatch(expected, given)
@@ -140,9 +153,9 @@ def _separate(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
     """The tensors, each once, and the names that share one with an earlier name."""
     kept: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
-    first: dict[tuple[int, torch.Size], str] = {}
+    first: dict[tuple[object, ...], str] = {}
     for name, tensor in state.items():
-        key = (tensor.data_ptr(), tensor.shape)
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and key in first:
             shared[name] = first[key]
         else:
@@ -152,7 +165,7 @@ def _separate(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if path.suffix == _SUFFIX:
+    if path.suffix.lower() == _SUFFIX:
         with _safetensors().safe_open(str(path), "pt") as file:
             described = json.loads(file.metadata()[_KEY])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 
 from powernorm.errors import InputError
@@ -13,6 +14,7 @@ from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_
 from powernorm.surgery.fast_paths import restore, without_fast_path
 from powernorm.surgery.folded import FeatureAffine, FoldedNorm
 from powernorm.surgery.masking import retire_owners
+from powernorm.surgery.static_layers import all_norms
 
 Rest = Literal["nothing", "multiply-add"]
 
@@ -40,12 +42,16 @@ class Structure:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Structure:
         """From JSON."""
-        return cls(
+        found = cls(
             dict(values["norms"]),
-            dict(values["features"]),
-            dict(values["biases"]),
-            tuple(values["untied"]),
+            {str(name): int(size) for name, size in values["features"].items()},
+            {str(name): int(size) for name, size in values["biases"].items()},
+            tuple(map(str, values["untied"])),
         )
+        for name, rest in found.norms.items():
+            if rest not in get_args(Rest) or (rest != "nothing" and name not in found.features):
+                raise ValueError(f"what is left of {name!r} is {rest!r}")
+        return found
 
 
 def build_structure(model: nn.Module, structure: Structure) -> Changes:
@@ -78,22 +84,29 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
         module, attribute = slot_of(model, name)
         old = getattr(module, attribute)
         changes.set_tensor(module, attribute, parameter_like(old.detach().clone(), old))
-    config = getattr(model, "config", None)
-    if structure.untied and getattr(config, "tie_word_embeddings", False):
-        # Else the next load ties them again.
-        changes.set_attribute(config, "tie_word_embeddings", False)
+    if structure.untied:
+        _stop_tying(model, changes)
     return changes
+
+
+def _stop_tying(model: nn.Module, changes: Changes) -> None:
+    """Tell Hugging Face's models, wherever they are inside, or the next load ties them again."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "tie_word_embeddings", False) is True:
+            changes.set_attribute(config, "tie_word_embeddings", False)
 
 
 def _rest(norm: nn.Module, rest: Rest, features: int | None, model: nn.Module) -> nn.Module:
     if rest == "nothing":
         return FoldedNorm().train(norm.training)
     assert features is not None
-    like = next(norm.parameters(recurse=False), None)
-    if like is None:
-        like = next(model.parameters())
+    own = next(norm.parameters(recurse=False), None)
+    candidates = (own, *norm.buffers(recurse=False), *model.parameters())
+    like = next((t for t in candidates if t is not None and t.is_floating_point()), torch.empty(()))
     module = FeatureAffine(features, device=like.device, dtype=like.dtype)
-    return module.requires_grad_(like.requires_grad).train(norm.training)
+    module.requires_grad_(own is None or own.requires_grad)
+    return module.train(norm.training)
 
 
 def _check(model: nn.Module, structure: Structure) -> None:
@@ -105,3 +118,18 @@ def _check(model: nn.Module, structure: Structure) -> None:
             f"{type(model).__name__} has no module {missing[0]!r}, which the folded model was made "
             "from: build the model with the same configuration"
         )
+    norms = {id(module) for module in all_norms(model).values()}
+    for name in structure.norms:
+        if id(modules[name]) not in norms:
+            raise InputError(
+                f"{name!r} is a {type(modules[name]).__name__} where the folded model had a norm: "
+                "build the model with the same configuration"
+            )
+    for name in (*structure.biases, *structure.untied):
+        path, _, attribute = name.rpartition(".")
+        slot = modules[path]._parameters.get(attribute, modules[path])
+        if slot is modules[path] or (slot is None) != (name in structure.biases):
+            raise InputError(
+                f"{type(modules[path]).__name__} {path!r} has no place for {attribute!r} as the "
+                "folded model's has: build the model with the same configuration"
+            )

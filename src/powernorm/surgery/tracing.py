@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from powernorm.errors import InputError
 from powernorm.norms import current_padding_mask
+from powernorm.surgery.aliases import norms_worked_on
 
 _LIBRARY: Final = torch.library.Library("powernorm_surgery", "DEF")
 _LIBRARY.define("marked_norm(Tensor x, int index, bool masked) -> Tensor")
@@ -38,6 +39,8 @@ class Trace:
     graph: fx.Graph
     tensors: Mapping[str, str]
     """Names of the model's parameters and persistent buffers by the graph's inputs."""
+    worked_on: Mapping[int, str]
+    """Norms with an operator in place around them that folding would lead astray."""
 
     def tensor_of(self, node: fx.Node) -> str | None:
         """The name of the parameter or persistent buffer that a node is, else None."""
@@ -73,6 +76,7 @@ def trace(
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             program = torch.export.export(recorder, (args, dict(kwargs)), strict=False)
+            worked_on = norms_worked_on(program.graph, MARK)
             # Without operators in place, so that a node is a value.
             program = program.run_decompositions({})
         except Exception as error:
@@ -89,7 +93,8 @@ def trace(
         if target not in signature.non_persistent_buffers
     }
     named = {**signature.inputs_to_parameters, **persistent}
-    return Trace(program.graph, {name: _strip(target) for name, target in named.items()})
+    tensors = {name: _strip(target) for name, target in named.items()}
+    return Trace(program.graph, tensors, worked_on)
 
 
 def _first_line(error: Exception) -> str:
@@ -123,14 +128,22 @@ def tensors_in(value: object) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from tensors_in(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from tensors_in(getattr(value, name))
+    elif not isinstance(value, type | nn.Module) and not callable(value):
+        for item in _attributes(value):
+            yield from tensors_in(item)
+
+
+def _attributes(value: object) -> list[object]:
+    """What an answer of a class of its own holds, such as a cache of keys and values."""
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return [*named.values(), *getattr(value, "__dict__", {}).values()]
 
 
 @contextmanager
 def _marked(norms: Mapping[nn.Module, int]) -> Iterator[None]:
     """In the block the norms are single operators."""
+    own = {norm: norm.__dict__["forward"] for norm in norms if "forward" in norm.__dict__}
     for norm, index in norms.items():
         norm.__dict__["forward"] = _Mark(index)
     try:
@@ -138,6 +151,8 @@ def _marked(norms: Mapping[nn.Module, int]) -> Iterator[None]:
     finally:
         for norm in norms:
             del norm.__dict__["forward"]
+            if norm in own:
+                norm.__dict__["forward"] = own[norm]
 
 
 class _Mark:
@@ -147,8 +162,15 @@ class _Mark:
         self.index = index
 
     def __call__(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+        self,
+        x: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        residual: Tensor | None = None,
+        *,
+        input: Tensor | None = None,  # noqa: A002  (torch's name for it)
     ) -> Tensor | tuple[Tensor, Tensor]:
+        x = input if x is None else x
+        assert x is not None
         masked = padding_mask is not None or current_padding_mask() is not None
         if residual is None:
             marked: Tensor = MARK(x, self.index, masked)

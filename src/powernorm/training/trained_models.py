@@ -62,9 +62,12 @@ def load_trained(path: Path) -> TrainedModel:
         for name, tensor in read_checkpoint(checkpoint)["state_dict"].items()
         if name.startswith(_PREFIX)
     }
-    settings = {**read_json(config), "vocabulary_size": len(weights["embedding.weight"])}
-    model = _build(settings)
-    model.load_state_dict(weights)
+    try:
+        settings = {**read_json(config), "vocabulary_size": len(weights["embedding.weight"])}
+        model = _build(settings)
+        model.load_state_dict(weights)
+    except (KeyError, RuntimeError) as error:
+        raise InputError(f"{checkpoint} and {config} do not fit each other: {error}") from error
     return TrainedModel(model, settings)
 
 
