@@ -52,6 +52,38 @@ def test_penalty_scale() -> None:
     assert float(powernorm.penalty(nn.Linear(2, 2), num_tokens=1)) == 0
 
 
+@pytest.mark.parametrize("count", [0, -8, 0.5, float("nan"), float("inf"), True, "many"])
+def test_number_of_tokens(count: object) -> None:
+    model = nn.Sequential(powernorm.RegularizedBatchNorm(8))
+    model(torch.randn(5, 8))
+    with pytest.raises(powernorm.InputError, match=f"num_tokens is {count!r}, expected a number"):
+        powernorm.penalty(model, "mean", count)  # type: ignore[arg-type]
+
+
+def test_no_model() -> None:
+    calls = (
+        lambda: powernorm.penalty(None, "token_sum"),  # type: ignore[arg-type]
+        lambda: powernorm.accumulated_statistics(None).__enter__(),  # type: ignore[arg-type]
+        lambda: powernorm.rescale_backward_statistics(None, 2.0),  # type: ignore[arg-type]
+    )
+    for call in calls:
+        with pytest.raises(powernorm.InputError, match="model is None, expected a torch"):
+            call()
+    with pytest.raises(powernorm.InputError, match="factor is 'x', expected a finite number"):
+        powernorm.rescale_backward_statistics(nn.Linear(2, 2), "x")  # type: ignore[arg-type]
+
+
+def test_skipped_step_leaves_nothing_to_a_loop_that_sets_the_mode() -> None:
+    model = nn.Sequential(powernorm.RegularizedBatchNorm(8))
+    x = torch.randn(5, 8)
+    model(x)
+    expected = powernorm.penalty(model, "token_sum")
+    model(torch.full((5, 8), torch.nan))  # not gone back from
+    model.train()
+    model(x)
+    torch.testing.assert_close(powernorm.penalty(model, "token_sum"), expected)
+
+
 def test_penalty_of_a_shared_layer_and_of_micro_batches() -> None:
     norm = powernorm.RegularizedBatchNorm(8)
     with pytest.raises(powernorm.InputError, match="no training-mode forward"):

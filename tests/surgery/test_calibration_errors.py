@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from diagnosis.models import Batch, Masked, batches
 from powernorm.errors import InputError
@@ -59,6 +60,38 @@ def test_bad_way_generator_and_model() -> None:
         calibrate(Masked("bn"), iter(batches()))
     with pytest.raises(InputError, match="Linear has no layer with batch statistics"):
         calibrate(nn.Linear(2, 2), [torch.ones(1, 2)])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": None}, "model is None, expected a torch.nn.Module"),
+        ({"batches": None}, "batches is None, expected a DataLoader"),
+        ({"batches": 5}, "batches is 5, expected"),
+        ({"batches": "abc"}, "batches is 'abc', expected"),
+        ({"batches": {"x": torch.ones(2)}}, r"batches is a dict, .*: \[batch\]"),
+        ({"names": [3]}, "names has 3, expected globs"),
+        ({"names": 3}, "names is 3, expected a glob"),
+        ({"forward": 3}, "forward is 3, expected a function, or None"),
+        ({"on_progress": 3}, "on_progress is 3, expected a function, or None"),
+    ],
+)
+def test_arguments_of_no_such_type(arguments: dict[str, Any], message: str, way: Any) -> None:
+    given = {"model": Masked("bn"), "batches": batches()} | arguments
+    with pytest.raises(InputError, match=message):
+        calibrate(**given, way=way)
+
+
+def test_looking_at_the_batches_draws_no_random_numbers() -> None:
+    """`iter(loader)` draws a seed for its workers."""
+    loader = DataLoader(TensorDataset(batches()[0][0]), batch_size=2)
+    torch.manual_seed(0)
+    calibrate(Masked("bn"), loader, lambda model, batch: model(batch[0], None))
+    drawn = torch.rand(())
+    torch.manual_seed(0)
+    Masked("bn")
+    assert torch.equal(drawn, torch.rand(()))
 
 
 def test_too_large_for_the_buffer_is_not_finite() -> None:

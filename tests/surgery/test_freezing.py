@@ -258,6 +258,74 @@ def test_schedule_resumes() -> None:
     assert [schedule.step(step) for step in (4, 5)] == [[], ["2"]]
 
 
+def test_schedule_asks_the_layers() -> None:
+    model = stack(3)
+    freezing = StatisticsFreezing(model, start=0, every=1)
+    freezing.step(1)
+    unfreeze_statistics(model, "0")
+    assert freezing.state_dict() == {"frozen": ["1"]}
+    assert not freezing.is_finished
+    freeze_statistics(model, "2")  # before its turn
+    assert freezing.step(5) == ["0"]
+    assert freezing.is_finished
+    unfreeze_statistics(model)
+    assert not freezing.is_finished
+    assert freezing.step(0) == ["0"]
+
+
+def test_loaded_state_is_the_whole_state() -> None:
+    model = stack(3)
+    freezing = StatisticsFreezing(model, start=0, every=1)
+    freezing.step(5)
+    model.train()
+    freezing.load_state_dict({"frozen": ["0"]})
+    assert [layer.is_frozen for layer in model] == [True, False, False]
+    assert [layer.training for layer in model] == [False, True, True]
+    assert freezing.state_dict() == {"frozen": ["0"]}
+
+
+def test_schedule_leaves_other_layers_alone() -> None:
+    model = stack(3)
+    freeze_statistics(model, "0")
+    freezing = StatisticsFreezing(model, start=0, every=1, names="[12]")
+    freezing.load_state_dict({"frozen": ["1"]})
+    assert [layer.is_frozen for layer in model] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "StatisticsFreezing is None, expected what state_dict"),
+        ({"frozen": "0"}, "has frozen='0'"),
+        ({"frozen": [0]}, r"has frozen=\[0\]"),
+        ({"frozen": ["0", "other"]}, "names 'other'"),
+    ],
+)
+def test_bad_states_change_nothing(state: Any, message: str) -> None:
+    model = stack(2)
+    freezing = StatisticsFreezing(model, start=0, every=1)
+    freeze_statistics(model, "1")
+    with pytest.raises(InputError, match=message):
+        freezing.load_state_dict(state)
+    assert [layer.is_frozen for layer in model] == [False, True]
+
+
+@pytest.mark.parametrize("step", ["x", 2.5, None, -1, True])
+def test_steps_are_numbers(step: Any) -> None:
+    with pytest.raises(InputError, match=r"step is .*, expected an integer of at least 0"):
+        StatisticsFreezing(stack(2), start=0, every=1).step(step)
+
+
+def test_models_and_names_of_no_such_type() -> None:
+    for refuse in (freeze_statistics, unfreeze_statistics):
+        with pytest.raises(InputError, match=r"model is None, expected a torch\.nn"):
+            refuse(None)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="names is 5, expected a glob"):
+            refuse(stack(), 5)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="names has 3, expected globs"):
+            refuse(stack(), ["0", 3])  # type: ignore[list-item]
+
+
 def test_schedule_refuses_bad_input() -> None:
     model = stack(2)
     with pytest.raises(InputError, match="order is 'up'"):

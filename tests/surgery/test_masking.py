@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import powernorm
-from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.masks import current_padding_mask
 from powernorm.surgery.mask_checks import MaskWarning
 from powernorm.surgery.swapping import swap
 from surgery.foreign_models import (
     FAMILIES,
-    PAD,
     PADDED,
     VOCABULARY,
     WIDTH,
@@ -411,54 +409,3 @@ def test_hooks_registered_on_a_pickled_model_take_no_place() -> None:
     handle = model.register_forward_pre_hook(lambda *_: None)
     assert handle.id > highest
     assert len(model._forward_pre_hooks) == before + 1
-
-
-def test_a_missing_mask_is_warned_of_once() -> None:
-    model = swapped("bert")
-    with pytest.warns(MaskWarning, match="attention_mask"):
-        model(input_ids=tokens(2))
-    model(input_ids=tokens(2))  # warnings are errors
-    swapped("bert")(input_ids=plain_tokens())
-    swapped("bert").eval()(input_ids=tokens(2))
-    encoder = swapped("torch-encoder")
-    silent = vectors(2).masked_fill(padding(2).unsqueeze(-1), 0.0)
-    with pytest.warns(MaskWarning, match="src_key_padding_mask"):
-        encoder(silent)
-
-
-def test_a_decoders_first_token_is_no_padding() -> None:
-    model, inputs = swapped("marian"), PADDED["marian"](0)
-    target = plain_tokens()
-    target[:, 0] = PAD
-    run(model, {**inputs, "decoder_input_ids": target, "decoder_attention_mask": None})
-
-
-def test_a_mask_the_wrong_way_round_is_refused() -> None:
-    inputs = PADDED["bert"](2)
-    with pytest.raises(InputError, match="wrong way round"):
-        swapped("bert")(inputs["input_ids"], 1 - inputs["attention_mask"])
-    assert current_padding_mask() is None
-    silent = vectors(2).masked_fill(padding(2).unsqueeze(-1), 0.0)
-    with pytest.raises(InputError, match="wrong way round"):
-        swapped("torch-encoder")(silent, src_key_padding_mask=~padding(2))
-
-
-def test_padding_tokens_by_chance_are_no_evidence() -> None:
-    ids = plain_tokens()
-    ids[:, 1] = PAD
-    swapped("bert")(ids)
-    swapped("bert")(ids, keep(0))
-
-
-def test_rows_of_nothing_but_padding_are_warned_of() -> None:
-    mask = keep(0)
-    mask[0] = 0
-    with pytest.warns(MaskWarning, match="1 of 2 rows"):
-        swapped("bert")(plain_tokens(), mask)
-
-
-def test_only_a_mask_with_two_dimensions_is_handed_on() -> None:
-    model = swapped("bert")
-    with inputs_of(model) as seen:
-        model(plain_tokens(), attention_mask=torch.ones(2, 1, 5, 5, dtype=torch.bool))
-    assert all(mask is None for calls in seen.values() for _, mask in calls)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import powernorm
+from norms.processes import run_processes
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
 from surgery.foreign_models import PADDED, padding, seeded, torch_encoder, vectors
@@ -162,7 +164,8 @@ def test_bad_input() -> None:
     original = teacher()
     model = student(original)
     unchanged(model, original, (x for x in data()), "gone through")
-    unchanged(model, original, [], "batch")
+    unchanged(model, original, [], "batches is empty")
+    unchanged(model, original, {"x": data()[0]}, r"a single batch into a list")
     unchanged(model, original[:3], data(), r"teacher has no module '3'")
     unchanged(student(original, "pn"), original, data(), "not static")
     bare = nn.Sequential(powernorm.BatchNorm(C, affine=False, dtype=torch.float64))
@@ -170,6 +173,108 @@ def test_bad_input() -> None:
     unchanged(
         model, original, [torch.full((2, 3, C), torch.nan, dtype=torch.float64)], "not finite"
     )
+
+
+def test_one_layer_loses_no_data() -> None:
+    """Its order is known, but a pass that looks for it would use up an iterator's first batch."""
+    original = teacher()[:1]
+    model = student(original)
+    unchanged(model, original, iter(data()), "2 passes")
+    assert powernorm.match_teacher(model, original, data()).layers[0].tokens == 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"model": None}, "model is None, expected a torch.nn.Module"),
+        ({"teacher": None}, "teacher is None, expected a torch.nn.Module"),
+        ({"batches": None}, "batches is None, expected"),
+        ({"names": [3]}, "names has 3, expected globs"),
+        ({"forward": 3}, "forward is 3, expected a function"),
+        ({"on_progress": 3}, "on_progress is 3, expected a function"),
+    ],
+)
+def test_arguments_of_no_such_type(arguments: dict[str, object], match: str) -> None:
+    original = teacher()
+    given = {"model": student(original), "teacher": original, "batches": data()} | arguments
+    with pytest.raises(InputError, match=match):
+        powernorm.match_teacher(**given)  # type: ignore[arg-type]
+
+
+def test_parameters_that_others_hold_too() -> None:
+    original = teacher()
+    model = student(original)
+    unchanged(model, model, data(), "teacher is the model itself")
+    model[3].weight = model[0].weight
+    unchanged(model, original, data(), r"weight of '0' is shared with '3.weight'")
+    model = student(original)
+    model[3].bias = original[3].bias
+    unchanged(model, original, data(), r"bias of '3' is the teacher's '3.bias' too")
+    # Other objects around the same memory.
+    model = student(original)
+    values = {
+        name: v for name, v in original.state_dict().items() if name in ("0.bias", "0.weight")
+    }
+    model.load_state_dict(values, strict=False, assign=True)
+    assert model[0].bias is not original[0].bias
+    unchanged(model, original, data(), r"weight of '0' is the teacher's")
+
+
+@pytest.mark.parametrize("constant", [0.1, 7.7, 1e3])
+def test_constant_feature_has_no_slope(constant: float) -> None:
+    original = nn.Sequential(nn.LayerNorm(C))
+    model = student(original)
+    batches = [batch.float() for batch in data(5)]
+    for batch in batches:  # as a sum that cancels leaves it in float32
+        batch[..., 2] = constant * (1 + 1e-7 * batch[..., 2])
+    powernorm.match_teacher(model, original, batches)
+    assert model[0].weight[2] == 0
+    assert model[0].weight.abs().max() < 100
+    mean = torch.cat([original(x) for x in batches])[..., 2].mean()
+    assert torch.allclose(model(batches[0])[..., 2], mean, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", ["teacher", "norm", "model"])
+def test_compiled_models_go_by_their_plain_names(compiled: str) -> None:
+    original = teacher()
+    expected, model = student(original), student(original)
+    powernorm.match_teacher(expected, original, data())
+    taught, learning = original, model
+    if compiled == "teacher":
+        taught = torch.compile(original, backend="eager")  # type: ignore[assignment]
+    elif compiled == "norm":
+        taught = copy.deepcopy(original)
+        taught[3] = torch.compile(taught[3], backend="eager")
+    else:
+        learning = torch.compile(model, backend="eager")  # type: ignore[assignment]
+    report = powernorm.match_teacher(learning, taught, data())
+    assert [row.layer for row in report.layers] == ["0", "3"]
+    for name, value in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def one_rank(rank: int) -> list[dict[str, Tensor]]:
+    """Of three processes: unequal numbers of batches; the last one has none."""
+    original = teacher()
+    shares = [data(3)[:2], data(3)[2:], []]
+    states = []
+    for size in (1, 4):
+        model = student(original[:size])
+        powernorm.match_teacher(model, original[:size], shares[rank])
+        states.append(model.state_dict())
+    return states
+
+
+@pytest.mark.distributed
+def test_processes_equal_one_process(tmp_path: Path) -> None:
+    original = teacher()
+    ranks = run_processes(one_rank, 3, tmp_path)
+    for index, size in enumerate((1, 4)):
+        model = student(original[:size])
+        powernorm.match_teacher(model, original[:size], data(3))
+        for states in ranks:
+            for name, value in model.state_dict().items():
+                torch.testing.assert_close(states[index][name], value, rtol=1e-9, atol=1e-11)
 
 
 def test_teacher_of_another_shape() -> None:

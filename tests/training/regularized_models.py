@@ -109,6 +109,95 @@ def by_hand(
     return reference
 
 
+def library_model(
+    name: str,
+) -> tuple[nn.Module, Callable[[nn.Module, Batch], Tensor], list[dict[str, Tensor]]]:
+    """A tiny model of transformers with RBN, its loss as a sum, and four micro-batches."""
+    import transformers as hf  # slow, and not for processes that need none of it
+
+    sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 0}
+    no = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    torch.manual_seed(0)
+    if name == "llama":
+        config = hf.LlamaConfig(**sizes, num_hidden_layers=1, max_position_embeddings=16)
+        return with_rbn(hf.LlamaForCausalLM(config)), causal_sum, token_batches()
+    if name == "bert":
+        config = hf.BertConfig(**sizes, **no, num_hidden_layers=1, num_labels=3)
+        return with_rbn(hf.BertForSequenceClassification(config)), class_sum, token_batches(3)
+    if name == "t5":
+        sizes = {"vocab_size": 20, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_heads": 2}
+        config = hf.T5Config(**sizes, **tokens, num_layers=1, dropout_rate=0.0)
+        return with_rbn(hf.T5ForConditionalGeneration(config)), translation_sum, token_batches()
+    sizes = {"vocab_size": 20, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    no = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = hf.GPT2Config(**sizes, **no, bos_token_id=1, eos_token_id=2)
+    return with_rbn(hf.GPT2LMHeadModel(config)), causal_sum, token_batches()
+
+
+def token_batches(classes: int | None = None) -> list[dict[str, Tensor]]:
+    """Four micro-batches of unequal numbers of labels, one a token or one a row."""
+    generator = torch.Generator().manual_seed(1)
+    data = []
+    for index in range(4):
+        tokens = torch.randint(3, 20, (3 + index, 6), generator=generator)
+        labels = tokens.clone()
+        labels[:2, 2 + index :] = -100
+        if classes is not None:
+            labels = tokens[:, 0] % classes
+        data.append({"input_ids": tokens, "labels": labels})
+    return data
+
+
+def class_sum(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(input_ids=batch["input_ids"]).logits
+    return F.cross_entropy(logits, batch["labels"], reduction="sum")
+
+
+def translation_sum(model: nn.Module, batch: Batch) -> Tensor:
+    return cross_entropy_sum(model(**batch).logits, batch["labels"])
+
+
+def causal_sum(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
+    return cross_entropy_sum(logits, batch["labels"][:, 1:])
+
+
+def with_rbn(model: nn.Module) -> nn.Module:
+    """A model of another library in float64, with all of its norms replaced."""
+    options = {"mean_penalty": MEAN_PENALTY, "var_penalty": VAR_PENALTY, "dtype": torch.float64}
+    for module in list(model.double().modules()):
+        for name, child in module.named_children():
+            if type(child).__name__.endswith("Norm"):
+                setattr(module, name, build_norm("rbn", child.weight.numel(), **options))
+    return model
+
+
+def library_by_hand(
+    model: nn.Module,
+    updates: Sequence[Sequence[Batch]],
+    loss_sum: Callable[[nn.Module, Batch], Tensor],
+    weight: Callable[[Sequence[Batch], Batch], float],
+) -> nn.Module:
+    """As `by_hand`, with a token sum of one's own and no padding in the norms."""
+    reference = copy.deepcopy(model).train()
+    penalties = PenaltiesByHand(reference, lambda: None)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=LEARNING_RATE)
+    for update in updates:
+        optimizer.zero_grad()
+        for batch in update:
+            total = loss_sum(reference, batch) + penalties.take()
+            (total * weight(update, batch)).backward()
+        optimizer.step()
+    return reference
+
+
+def undivided_mean(update: Sequence[Batch], batch: Batch) -> float:
+    """Means over micro-batches, added up."""
+    del update
+    return 1 / num_labels(batch)
+
+
 def mean_of_means(update: Sequence[Batch], batch: Batch) -> float:
     """Means over micro-batches, averaged."""
     return 1 / (len(update) * num_labels(batch))

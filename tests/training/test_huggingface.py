@@ -11,24 +11,25 @@ import torch.nn.functional as F
 from regularized_models import (
     LEARNING_RATE,
     MEAN_PENALTY,
-    VAR_PENALTY,
     Classifier,
-    PenaltiesByHand,
     assert_same_state,
     batches,
     by_hand,
     cross_entropy_sum,
+    library_by_hand,
+    library_model,
     mean_of_means,
     num_labels,
     over_all_tokens,
+    undivided_mean,
 )
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from powernorm.errors import InputError
-from powernorm.norms import RegularizedBatchNorm, build_norm
-from powernorm.training.huggingface import NormCallback, PenaltyTrainerMixin
+from powernorm.norms import RegularizedBatchNorm
+from powernorm.training.huggingface import NormCallback, PenaltyTrainerMixin, _follows
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory"),
@@ -135,7 +136,9 @@ def updates(accumulation: int) -> list[list[dict[str, Tensor]]]:
 
 @pytest.mark.parametrize("accumulation", [1, 3, 4])
 @pytest.mark.parametrize(
-    ("kind", "weight"), [(Mean, mean_of_means), (PerItem, over_all_tokens)], ids=["mean", "items"]
+    ("kind", "weight"),
+    [(Mean, mean_of_means), (PerItem, over_all_tokens), (ForgetfulMean, undivided_mean)],
+    ids=["mean", "items", "ignored"],
 )
 def test_update_equals_one_written_by_hand(
     tmp_path: Path, kind: type[Classifier], weight: Any, accumulation: int
@@ -166,17 +169,10 @@ def test_loss_function_of_its_own(tmp_path: Path) -> None:
             assert labels is None
             return super().forward(x)
 
-    data = batches(MICRO_BATCHES)
-    model = Padded()
-    reference = copy.deepcopy(model)
-    penalties = PenaltiesByHand(reference, lambda: None)
-    optimizer = torch.optim.SGD(reference.parameters(), lr=LEARNING_RATE)
-    for update in (data[:3], data[3:]):
-        optimizer.zero_grad()
-        for batch in update:
-            loss = cross_entropy_sum(reference(batch["x"])["logits"], batch["labels"])
-            ((loss + penalties.take()) * over_all_tokens(update, batch)).backward()
-        optimizer.step()
+    def loss_sum(model: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy_sum(model(batch["x"])["logits"], batch["labels"])
+
+    reference = library_by_hand(model := Padded(), updates(3), loss_sum, over_all_tokens)
     trained(model, tmp_path, gradient_accumulation_steps=3, more={"compute_loss_func": per_item})
     assert_same_state(model, reference)
 
@@ -192,74 +188,106 @@ def test_label_smoothing(tmp_path: Path) -> None:
     model = Mean()
     # The Trainer looks there before it smooths.
     model.config = SimpleNamespace(problem_type=None)
-    reference = copy.deepcopy(model)
-    penalties = PenaltiesByHand(reference, lambda: None)
-    optimizer = torch.optim.SGD(reference.parameters(), lr=LEARNING_RATE)
-    data = batches(MICRO_BATCHES)
-    for update in (data[:3], data[3:]):
-        optimizer.zero_grad()
-        for batch in update:
-            loss = smoothed_sum(reference(batch["x"])["logits"], batch["labels"], 0.1)
-            ((loss + penalties.take()) * mean_of_means(update, batch)).backward()
-        optimizer.step()
+
+    def loss_sum(model: nn.Module, batch: Any) -> Tensor:
+        return smoothed_sum(model(batch["x"])["logits"], batch["labels"], 0.1)
+
+    reference = library_by_hand(model, updates(3), loss_sum, mean_of_means)
     trained(model, tmp_path, gradient_accumulation_steps=3, label_smoothing_factor=0.1)
     # The Trainer sums the uniform part in float32.
     assert_same_state(model, reference, rtol=1e-6, atol=1e-8)
 
 
-def llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=20,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-    )
-    model = LlamaForCausalLM(config).double()
-    options = {"mean_penalty": MEAN_PENALTY, "var_penalty": VAR_PENALTY, "dtype": torch.float64}
-    layer = model.model.layers[0]
-    for holder, name in (
-        (layer, "input_layernorm"),
-        (layer, "post_attention_layernorm"),
-        (model.model, "norm"),
-    ):
-        setattr(holder, name, build_norm("rbn", 8, **options))
-    return model
+def shifted(weight: Any) -> Any:
+    """A causal model's labels are shifted: the first of each row is no prediction."""
+
+    def cut(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"labels": batch["labels"][:, 1:]}
+
+    return lambda update, batch: weight([cut(micro) for micro in update], cut(batch))
 
 
-@pytest.mark.parametrize("kwargs", [True, False])
-def test_causal_model_of_the_library(tmp_path: Path, kwargs: bool) -> None:
-    """Its labels are shifted: the first of each row is no prediction."""
-    generator = torch.Generator().manual_seed(1)
-    data = []
-    for index in range(4):
-        tokens = torch.randint(20, (3, 6), generator=generator)
-        labels = tokens.clone()
-        labels[0, 2 + index :] = -100
-        data.append({"input_ids": tokens, "labels": labels})
-
-    def weight(update: list[dict[str, Tensor]], batch: dict[str, Tensor]) -> float:
-        counts = [int((micro["labels"][:, 1:] != -100).sum()) for micro in update]
-        own = int((batch["labels"][:, 1:] != -100).sum())
-        return 1 / sum(counts) if kwargs else 1 / (len(update) * own)
-
-    model = llama()
-    reference = llama()
-    penalties = PenaltiesByHand(reference, lambda: None)
-    optimizer = torch.optim.SGD(reference.parameters(), lr=LEARNING_RATE)
-    for update in (data[:2], data[2:]):
-        optimizer.zero_grad()
-        for batch in update:
-            logits = reference(input_ids=batch["input_ids"]).logits[:, :-1]
-            loss = cross_entropy_sum(logits, batch["labels"][:, 1:])
-            ((loss + penalties.take()) * weight(update, batch)).backward()
-        optimizer.step()
-    model.accepts_loss_kwargs = kwargs
-    trained(model, tmp_path, data=data, gradient_accumulation_steps=2)
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("name", "weight", "kwargs"),
+    [
+        ("llama", shifted(over_all_tokens), None),
+        ("llama", shifted(mean_of_means), False),
+        # The Trainer takes it for a model that does not shift, and counts the first of each row.
+        ("gpt2", over_all_tokens, None),
+        # These take the number of items and ignore it: the Trainer adds up their means.
+        ("bert", undivided_mean, None),
+        ("t5", undivided_mean, None),
+    ],
+)
+def test_models_of_the_library(
+    tmp_path: Path, name: str, weight: Any, kwargs: bool | None, accumulation: int
+) -> None:
+    model, loss_sum, data = library_model(name)
+    if kwargs is not None:
+        model.accepts_loss_kwargs = kwargs
+    made = [data[i : i + accumulation] for i in range(0, 4, accumulation)]
+    expected = library_by_hand(model, made, loss_sum, weight)
+    trained(model, tmp_path, data=data, gradient_accumulation_steps=accumulation)
     # The library's loss is in float32.
-    assert_same_state(model, reference, rtol=1e-5, atol=1e-6)
+    assert_same_state(model, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_kinds_of_loss_are_told_apart_once(tmp_path: Path) -> None:
+    """By two forwards that leave nothing behind, dropout's random numbers included."""
+    calls = []
+
+    class Noisy(ForgetfulMean):
+        def logits(self, x: Tensor, padding_mask: Tensor) -> Tensor:
+            calls.append(self.training)
+            return super().logits(F.dropout(x, 0.5, self.training), padding_mask)
+
+    class Told(RegularizedTrainer):
+        _divides = False
+
+    asked, told = Noisy(), Noisy()
+    trained(asked, tmp_path, gradient_accumulation_steps=3)
+    assert calls == [False, False] + [True] * MICRO_BATCHES
+    trained(told, tmp_path, trainer=Told, gradient_accumulation_steps=3)
+    for name, tensor in told.state_dict().items():
+        assert torch.equal(asked.state_dict()[name], tensor), name
+
+
+def test_loss_of_neither_kind(tmp_path: Path) -> None:
+    class Half(PerItem):
+        def forward(self, x: Tensor, labels: Tensor, **kwargs: Any) -> dict[str, Tensor]:
+            found = super().forward(x, labels, **kwargs)
+            return {**found, "loss": found["loss"] + super().forward(x, labels)["loss"]}
+
+    with pytest.raises(InputError, match=r"cannot be told .*: set loss_is_scaled_for_ga"):
+        trained(Half(), tmp_path)
+
+
+def test_losses_that_say_nothing() -> None:
+    nan = float("nan")
+    assert _follows(torch.tensor([[0.0, 0.0], [nan, nan]])) is None
+    assert _follows(torch.tensor([[0.0, 0.0], [2.0, 1.0]])) is True
+    assert _follows(torch.tensor([[nan, nan], [2.0, 2.0]])) is False
+
+
+def test_skipped_batch_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A trainer that tries again with half the batch when memory runs out."""
+
+    class Large(Mean):
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            found = super().forward(x, labels)
+            if len(x) > 2:
+                raise MemoryError
+            return found
+
+    model, (whole,) = Large(), batches(1)
+    half = {key: tensor[2:] for key, tensor in whole.items()}
+    trainer = RegularizedTrainer(model=model, args=arguments(tmp_path), train_dataset=[whole])
+    expected = trainer.compute_loss(model, dict(half)).item()
+    model.train()
+    with pytest.raises(MemoryError):
+        trainer.compute_loss(model, dict(whole))
+    assert trainer.compute_loss(model, dict(half)).item() == expected
 
 
 def test_evaluation_has_no_penalty(tmp_path: Path) -> None:
@@ -376,6 +404,8 @@ def test_wrong_configuration(tmp_path: Path) -> None:
         trained(Mean(), tmp_path, trainer=Scaled)
     with pytest.raises(InputError, match=r"logging_strategy is 'epoch'.*'steps'"):
         trained(Mean(), tmp_path, callback=True, logging_strategy="epoch")
+    with pytest.raises(InputError, match=r"trainer is None, expected the transformers\.Trainer"):
+        NormCallback(None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="before torch"):
         NormCallback(
             PlainTrainer(
@@ -383,6 +413,20 @@ def test_wrong_configuration(tmp_path: Path) -> None:
                 args=arguments(tmp_path),
             )
         )
+
+
+def test_hooks_after_an_exception(tmp_path: Path) -> None:
+    class Fails(Mean):
+        def logits(self, *_: Tensor) -> Tensor:  # type: ignore[override]
+            raise RuntimeError("in the middle")
+
+    model = Fails()
+    trainer = RegularizedTrainer(model=model, args=arguments(tmp_path), train_dataset=batches(2))
+    trainer.add_callback(callback := NormCallback(trainer))
+    with pytest.raises(RuntimeError, match="in the middle"):
+        trainer.train()
+    callback.detach()
+    assert not any(layer._forward_pre_hooks for layer in model.modules())
 
 
 def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:

@@ -26,7 +26,11 @@ from torch.utils.data import DataLoader
 import powernorm
 from powernorm.errors import InputError
 from powernorm.norms import BatchNorm
-from powernorm.training.lightning_callbacks import NormCallback, PenaltyCallback
+from powernorm.training.lightning_callbacks import (
+    LossScaleFollower,
+    NormCallback,
+    PenaltyCallback,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Found 2 module.* in eval mode"),
@@ -135,12 +139,14 @@ def test_token_sum(tmp_path: Path) -> None:
     assert_same_state(model, expected)
 
 
-def test_scaled_loss(tmp_path: Path) -> None:
-    # Autocast off: only the scale matters here.
-    class Scaled(MixedPrecision):
-        def autocast_context_manager(self) -> torch.autocast:
-            return torch.autocast("cpu", enabled=False)
+class Scaled(MixedPrecision):
+    """Autocast off: only the scale matters here."""
 
+    def autocast_context_manager(self) -> torch.autocast:
+        return torch.autocast("cpu", enabled=False)
+
+
+def test_scaled_loss(tmp_path: Path) -> None:
     model, data = Classifier(), batches(4)
     expected = by_hand(model, [data[:2], data[2:]], mean_of_means)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -156,6 +162,42 @@ def test_scaled_loss(tmp_path: Path) -> None:
     )
     assert scaler.get_scale() == 1024.0
     assert_same_state(model, expected)
+
+
+class Skips(Module):
+    """Leaves out the second batch, which is spoilt."""
+
+    def training_step(self, batch: Batch, index: int) -> Tensor | None:  # type: ignore[override]
+        if index == 1:
+            batch = {**batch, "x": batch["x"] * float("nan")}
+        loss = super().training_step(batch, index)
+        return loss if loss.isfinite() else None
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:.*`training_step` returned `None`")
+def test_skipped_batch_leaves_nothing_behind(tmp_path: Path) -> None:
+    model, data = Classifier(), batches(3)
+    expected = by_hand(model, [data[:1], data[2:]], mean_of_means)
+    fit(Skips(model), [PenaltyCallback("labels")], data, tmp_path)
+    assert_same_state(model, expected)
+
+
+def test_loss_scale_is_followed_in_any_module(tmp_path: Path) -> None:
+    plain, module = Module(Classifier("pn")), Module(Classifier("pn"))
+    data = batches(4)
+    fit(plain, [], data, tmp_path)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    plugin = Scaled("16-mixed", "cpu", scaler)
+    fit(module, [LossScaleFollower(module, scaler)], data, tmp_path, plugins=[plugin])
+    assert scaler.get_scale() == 1024.0 * 2**4
+    for name in ("lower", "upper"):
+        expected = plain.model.get_submodule(name).running_gradient_moment
+        assert expected.abs().max() > 0
+        found = module.model.get_submodule(name).running_gradient_moment
+        torch.testing.assert_close(found / scaler.get_scale(), expected)
 
 
 def test_logged_and_validation_losses_have_no_penalty(tmp_path: Path) -> None:
@@ -320,8 +362,20 @@ def test_bad_arguments() -> None:
         PenaltyCallback("labels", reduction="token_sum")
     with pytest.raises(InputError, match="reduction is 'sum'"):
         PenaltyCallback("labels", reduction="sum")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="every is 0"):
-        NormCallback(0)
+    with pytest.raises(InputError, match="num_tokens is 3, expected a function"):
+        PenaltyCallback(3)  # type: ignore[arg-type]
+    for every in (0, "3", 2.5, None):
+        with pytest.raises(InputError, match=f"every is {every!r}, expected an integer"):
+            NormCallback(every)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="model is 3"):
+        NormCallback(model=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [0, -3, float("nan"), True, "many"])
+def test_bad_numbers_of_tokens(tmp_path: Path, count: Any) -> None:
+    callback = PenaltyCallback(lambda _: count)
+    with pytest.raises(InputError, match=f"num_tokens is {count!r}, expected a number of at"):
+        fit(Module(Classifier()), [callback], batches(1), tmp_path)
 
 
 def test_compiled_model_has_to_be_given_before(tmp_path: Path) -> None:
@@ -342,6 +396,6 @@ def test_attribute_of_the_batch() -> None:
 
     callback = PenaltyCallback("labels")
     nothing: Any = None
-    callback.on_train_batch_start(nothing, nothing, Packed(), 0)
+    callback.on_train_batch_start(nothing, Module(Classifier()), Packed(), 0)
     assert int(callback._count()) == 2
     assert powernorm.penalty(nn.Linear(2, 2), "token_sum") == 0

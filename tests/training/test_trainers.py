@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import powernorm
 from norms.processes import run_processes
 from powernorm.errors import InputError
-from powernorm.norms import build_norm
+from powernorm.norms import RegularizedBatchNorm, build_norm
 from powernorm.training.trainers import count_labels, log_entries, process_penalty
 
 
@@ -102,6 +102,54 @@ def test_mean_without_tokens() -> None:
     losses(model, data()[0])
     with pytest.raises(InputError, match="needs num_tokens"):
         process_penalty(model, "mean", None)
+
+
+@pytest.mark.parametrize("count", [0, -3, True, "many", float("inf")])
+def test_numbers_of_tokens_that_are_none(count: Any) -> None:
+    """As a tensor they would count as one token in silence."""
+    model = Classifier()
+    losses(model, data()[0])
+    with pytest.raises(InputError, match=f"num_tokens is {count!r}, expected a number of at"):
+        process_penalty(model, "mean", count)
+
+
+def trained_without_asking(layer: nn.Module, updates: int, below: nn.Module | None = None) -> None:
+    """A loop, or a trainer, that knows nothing of penalties."""
+    model = nn.Sequential(nn.Linear(4, 4) if below is None else below, layer)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    for _ in range(updates):
+        optimizer.zero_grad()
+        with powernorm.accumulated_statistics(model):
+            for _ in range(2):
+                x = torch.randn(5, 4, requires_grad=True)
+                model(x).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def has_not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RegularizedBatchNorm, "_has_warned", False)
+
+
+@pytest.mark.usefixtures("has_not_warned")
+def test_warns_once_where_nobody_asks_for_the_penalty() -> None:
+    trained_without_asking(RegularizedBatchNorm(4), 49)
+    with pytest.warns(UserWarning, match=r"100 backwards .*penalty, .* mean_penalty and var_"):
+        trained_without_asking(RegularizedBatchNorm(4), 50)
+    trained_without_asking(RegularizedBatchNorm(4), 60)
+
+
+@pytest.mark.usefixtures("has_not_warned")
+def test_does_not_warn_where_no_penalty_is_missed() -> None:
+    trained_without_asking(RegularizedBatchNorm(4, mean_penalty=0.0, var_penalty=0.0), 60)
+    asked = RegularizedBatchNorm(4)
+    (asked(torch.randn(5, 4)).sum() + asked.penalty()).backward()
+    trained_without_asking(asked, 60)
+    frozen = RegularizedBatchNorm(4)
+    frozen.freeze_statistics()
+    trained_without_asking(frozen, 60)
+    # As tests and benchmarks do, which go backward to their own input.
+    trained_without_asking(RegularizedBatchNorm(4), 60, below=nn.Identity())
 
 
 def test_log_entries() -> None:

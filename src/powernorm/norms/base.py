@@ -21,7 +21,7 @@ from powernorm.norms.arguments import (
     check_share,
     feature_count,
 )
-from powernorm.norms.masks import check_padding_mask, current_padding_mask
+from powernorm.norms.masks import check_padding_mask, current_padding_mask, users_padding_mask
 from powernorm.norms.recomputation import CallRecords, Seen, may_replay
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum, group_name_of
@@ -243,7 +243,7 @@ class BatchStatisticsNorm(AffineNorm):
             x: the layer's input, (..., C).
             padding_mask: True = padding; None means the mask of the scope.
         """
-        mask = padding_mask if padding_mask is not None else current_padding_mask()
+        mask = padding_mask if padding_mask is not None else current_padding_mask(x, self)
         with torch.no_grad():
             return Moments.of(self.scaled(x), mask)
 
@@ -260,7 +260,10 @@ class BatchStatisticsNorm(AffineNorm):
         """
         x, mask, residual = call
         if mask is None:
-            mask = current_padding_mask()
+            # Evaluation needs no mask but in the released variants: a model's own, which may be
+            # longer than the input there, is left alone.
+            reads = self.training or self.variant == "released"
+            mask = current_padding_mask(x, self) if reads else users_padding_mask()
         plain = mask is None and residual is None
         if not (plain and x.shape[-1:] == (self.num_features,) and x.is_floating_point()):
             self.check_input(x, mask, residual)

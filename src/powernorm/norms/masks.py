@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,16 +15,76 @@ from torch import Tensor
 from powernorm.errors import InputError
 
 # Thread-local and not a ContextVar: `ContextVar.get` does not trace under fullgraph compilation.
-# `frames` is a tuple of (mask, who opened it; None is a user), the innermost last: what cannot be
-# changed in place traces as well, and is restored by putting the former value back.
+# `frames` is a tuple, the innermost last: what cannot be changed in place traces as well, and is
+# restored by putting the former value back.
 _scope = threading.local()
 
-_Frames = tuple[tuple[Tensor | None, object | None], ...]
+
+_MODULE_CALLS: Final = ("inner", "_call_impl")
+"""Functions of `torch.nn.Module` that call hooks and stay on the stack during the forward."""
 
 
-def _frames() -> _Frames:
-    frames: _Frames = getattr(_scope, "frames", ())
+class MaskSource(Protocol):
+    """What opened a scope for a model around the norms; words for a mask that does not fit."""
+
+    @property
+    def label(self) -> str:
+        """The argument that the mask was given by."""
+
+    def name_of(self, norm: object) -> str:
+        """How to call one of the norms."""
+
+
+class ScopedMask(NamedTuple):
+    """A mask that a scope offers to the norms inside."""
+
+    mask: Tensor
+    source: MaskSource | None = None
+    """The model's own mask, which may not be meant for each norm below; None is a user's, which
+    is."""
+    batch_dim: int = 0
+    """Which dimension of the mask counts the sequences."""
+
+
+class _Frame(NamedTuple):
+    """An open scope."""
+
+    masks: tuple[ScopedMask, ...]
+    """The nearest first: of a model's own masks the first one that fits an input is used."""
+    opener: object | None
+    """None is a user."""
+    call: FrameType | None = None
+    """The running function that an opener's scope belongs to. An interrupt (no Exception) runs no
+    hook that would close the scope: it is open for as long as that function is on the stack."""
+
+
+def _open_frames() -> tuple[_Frame, ...]:
+    frames: tuple[_Frame, ...] = getattr(_scope, "frames", ())
     return frames
+
+
+def _frames() -> tuple[_Frame, ...]:
+    frames = _open_frames()
+    # What is below the innermost one was looked through when that was opened.
+    if not frames or torch.compiler.is_compiling() or _is_open(frames[-1]):
+        return frames
+    return _without_leftovers(frames)
+
+
+def _without_leftovers(frames: tuple[_Frame, ...]) -> tuple[_Frame, ...]:
+    kept = tuple(frame for frame in frames if _is_open(frame))
+    if len(kept) < len(frames):
+        _scope.frames = kept
+    return kept
+
+
+def _is_open(frame: _Frame) -> bool:
+    if frame.call is None:
+        return True
+    running: FrameType | None = sys._getframe()
+    while running is not None and running is not frame.call:
+        running = running.f_back
+    return running is not None
 
 
 @contextmanager
@@ -41,40 +104,89 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     ...     y = norm(torch.randn(1, 3, 4))
     """
     previous = _frames()
-    _scope.frames = (*previous, (mask, None))
+    _scope.frames = (*previous, _Frame(() if mask is None else (ScopedMask(mask),), None))
     try:
         yield
     finally:
         _scope.frames = previous
 
 
-def current_padding_mask() -> Tensor | None:
-    """The mask of the innermost `padding_mask` scope of this thread, or None."""
+def current_padding_mask(x: Tensor | None = None, norm: object = None) -> Tensor | None:
+    """The mask of the innermost `padding_mask` scope of this thread, or None.
+
+    Args:
+        x: input of a norm, (..., C). In a model's own scope, as `powernorm.swap` opens it, the
+            mask is then the one that fits, in the shape of the input's tokens.
+        norm: whose input it is, for the error.
+
+    Raises:
+        InputError: none of the model's own masks fits the input.
+    """
     frames = _frames()
-    return frames[-1][0] if frames else None
+    masks = frames[-1].masks if frames else ()
+    if not masks:
+        return None
+    return masks[0].mask if x is None else _fitting(masks, x, norm)
 
 
-def scope_opener() -> object | None:
-    """Who opened the innermost scope by `open_scope`; None for a user's, or where none is open."""
+def users_padding_mask() -> Tensor | None:
+    """The mask of the innermost scope if a user opened it, else None."""
     frames = _frames()
-    return frames[-1][1] if frames else None
+    masks = frames[-1].masks if frames else ()
+    return masks[0].mask if masks and masks[0].source is None else None
 
 
-def open_scope(mask: Tensor | None, opener: object) -> None:
+def _fitting(masks: tuple[ScopedMask, ...], x: Tensor, norm: object) -> Tensor | None:
+    shape = x.shape[:-1]
+    for mask, source, batch_dim in masks:
+        if source is None or mask.shape == shape:
+            return mask
+        if len(shape) == 1 and mask.ndim == 2:
+            if mask.numel() == shape[0]:
+                return mask.reshape(-1)
+            if mask.shape[batch_dim] == shape[0]:
+                return None  # one vector a sequence: what was padded has been pooled away
+    raise _misfit(masks[0], x, norm)
+
+
+def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:
+    assert offered.source is not None
+    return InputError(
+        f"{offered.source.name_of(norm)} got an input of shape {tuple(x.shape)}, to which the mask "
+        f"from {offered.source.label}, of shape {tuple(offered.mask.shape)}, does not fit: leave "
+        "this norm out of the swap by `where=`, or hand the norms masks of their inputs by their "
+        "argument padding_mask or by `with powernorm.padding_mask(mask):` inside the model"
+    )
+
+
+def innermost_scope() -> tuple[tuple[ScopedMask, ...], object | None] | None:
+    """Masks and opener of the innermost scope (None is a user); None where none is open."""
+    frames = _frames()
+    return (frames[-1].masks, frames[-1].opener) if frames else None
+
+
+def open_scope(masks: tuple[ScopedMask, ...], opener: object) -> None:
     """Open a scope that outlives the caller; for hooks, where a `with` cannot span the call.
 
     Args:
-        mask: as of `padding_mask`.
-        opener: who opens it, not None; `close_scope` takes the same object.
+        masks: that the norms inside may use, the nearest first.
+        opener: who opens it, not None; `close_scope` takes the same object. The scope ends at the
+            latest with the call of the module whose hook it is opened by.
     """
-    _scope.frames = (*_frames(), (mask, opener))
+    if torch.compiler.is_compiling():
+        _scope.frames = (*_open_frames(), _Frame(masks, opener))
+        return
+    call = sys._getframe(2)
+    known = call.f_code.co_name in _MODULE_CALLS
+    frame = _Frame(masks, opener, call if known else None)
+    _scope.frames = (*_without_leftovers(_open_frames()), frame)
 
 
 def close_scope(opener: object) -> None:
     """Close the opener's innermost scope and what is left open inside it; none open is no error."""
-    frames = _frames()
+    frames = _open_frames()
     for index in range(len(frames) - 1, -1, -1):
-        if frames[index][1] is opener:
+        if frames[index].opener is opener:
             _scope.frames = frames[:index]
             return
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.norms.arguments import check_number
 from powernorm.norms.base import BatchStatisticsNorm
 from powernorm.norms.moving_average import MovingAverageBatchNorm
+from powernorm.norms.observation import check_model
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
 
@@ -26,20 +29,27 @@ def penalty(
     λ of Wang et al. 2022 belongs to a cross entropy *summed* over tokens. Added to a mean it has
     to be divided by the number of tokens: at 4,096 tokens λ = 60 is 0.015.
 
+    The backward ends what a penalty is of. A loop that leaves out a backward (because a loss is
+    not finite) has to call `model.train()` before it goes on, once a step at best: that drops what
+    is pending, which the next penalty would contain otherwise, NaN and graph included. A single
+    layer drops its own by `layer.forget_penalty()`.
+
     Args:
         model: any module; layers that appear twice count once, layers in evaluation mode and
             layers that the forward left out not at all.
         reduction: how the loss is reduced: `mean` over tokens (the usual trainer) or `token_sum`.
-        num_tokens: tokens that the mean is taken over (of all processes); needed for `mean`, not
-            used for `token_sum`.
+        num_tokens: tokens that the mean is taken over (of all processes), at least 1 (a tensor,
+            which nobody looks into, counts as 1 below that); needed for `mean`, not used for
+            `token_sum`.
 
     Returns:
         0-d tensor to add to the loss, once an update; zero where the model has no such layer.
 
     Raises:
-        InputError: `mean` without num_tokens; no training-mode forward before; a forward inside
-            reentrant activation checkpointing.
+        InputError: `mean` without num_tokens, or with what is no such number; no training-mode
+            forward before; a forward inside reentrant activation checkpointing.
     """
+    check_model(model)
     if reduction not in ("mean", "token_sum"):
         raise InputError(f"reduction is {reduction!r}, expected 'mean' or 'token_sum'")
     layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm) and m.training]
@@ -57,11 +67,25 @@ def penalty(
             "reduction='mean' needs num_tokens, the number of tokens that the loss is the mean "
             "of; for a loss summed over tokens pass reduction='token_sum'"
         )
-    if isinstance(num_tokens, Tensor):
-        return total / num_tokens.clamp(min=1)
-    if num_tokens < 1:
-        raise InputError(f"num_tokens is {num_tokens!r}, expected a number of at least 1")
-    return total / num_tokens
+    num_tokens = check_num_tokens(num_tokens)
+    return total / (num_tokens.clamp(min=1) if isinstance(num_tokens, Tensor) else num_tokens)
+
+
+def check_num_tokens(num_tokens: int | Tensor) -> int | Tensor:
+    """A tensor as it is (a look into it would wait for the device), or a number of at least 1.
+
+    Raises:
+        InputError: anything else.
+    """
+    given: object = num_tokens
+    if isinstance(given, Tensor):
+        return num_tokens
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    if not is_number or not 1 <= num_tokens < float("inf"):
+        raise InputError(
+            f"num_tokens is {num_tokens!r}, expected a number of at least 1, or a tensor of one"
+        )
+    return num_tokens
 
 
 @contextmanager
@@ -76,7 +100,7 @@ def accumulated_statistics(model: nn.Module) -> Iterator[None]:
         model: any module.
 
     Raises:
-        InputError: inside another such scope of a layer.
+        InputError: no model; inside another such scope of a layer.
 
     Distributed:
         One exchange a layer at the end; all processes have to come there.
@@ -88,6 +112,7 @@ def accumulated_statistics(model: nn.Module) -> Iterator[None]:
     >>> int(norm.num_batches_tracked)
     1
     """
+    check_model(model)
     layers = [module for module in model.modules() if isinstance(module, BatchStatisticsNorm)]
     if any(layer.is_holding for layer in layers):
         raise InputError("accumulated_statistics is open already: use one scope an update")
@@ -114,10 +139,10 @@ def rescale_backward_statistics(model: nn.Module, factor: float) -> None:
         factor: new unit over old unit, a finite number above 0.
 
     Raises:
-        InputError: a factor that is not finite or not above 0.
+        InputError: no model; a factor that is not finite or not above 0.
     """
-    if not 0 < factor < float("inf"):
-        raise InputError(f"factor is {factor!r}, expected a finite number above 0")
+    check_model(model)
+    check_number("factor", factor, above=0)
     for module in model.modules():
         if isinstance(module, PowerNorm | MovingAverageBatchNorm):
             module.rescale_backward_statistics(factor)

@@ -1,6 +1,6 @@
 """Running a model, finding its layers with batch statistics, seeing what goes into them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,35 @@ def call_model(model: nn.Module, batch: Any) -> object:
     return model(batch)
 
 
+def check_model(model: object, name: str = "model") -> None:
+    """Raises unless this is a module; `name` is that of the argument."""
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{name} is {_shown(model)}, expected a torch.nn.Module: give the model itself"
+        )
+
+
+def check_function(name: str, value: object) -> None:
+    """Raises unless this is None or can be called."""
+    if value is not None and not callable(value):
+        raise InputError(f"{name} is {_shown(value)}, expected a function, or None to do without")
+
+
+def check_batches(batches: object) -> None:
+    """Raises unless this can be gone through batch by batch.
+
+    Raises:
+        InputError: nothing that can be iterated over, or what looks like one batch or a path.
+    """
+    # Not by `iter(batches)`: that starts a DataLoader's workers and draws random numbers.
+    repeats = any(hasattr(type(batches), name) for name in ("__iter__", "__getitem__"))
+    if not repeats or isinstance(batches, str | bytes | Mapping):
+        raise InputError(
+            f"batches is {_shown(batches)}, expected a DataLoader or a list of batches; put a "
+            "single batch into a list: [batch]"
+        )
+
+
 def check_repeatable(batches: Iterable[Any], passes: str) -> None:
     """Raises where the batches are gone after one pass.
 
@@ -37,9 +66,10 @@ def check_repeatable(batches: Iterable[Any], passes: str) -> None:
         passes: how many passes are needed, for the message.
 
     Raises:
-        InputError: an iterator.
+        InputError: an iterator, or no batches at all, see `check_batches`.
     """
-    if iter(batches) is batches:
+    check_batches(batches)
+    if isinstance(batches, Iterator) and iter(batches) is batches:
         raise InputError(
             f"batches is a {type(batches).__name__}, which can be gone through only once; {passes} "
             "passes are needed: give a list or a DataLoader"
@@ -49,9 +79,20 @@ def check_repeatable(batches: Iterable[Any], passes: str) -> None:
 def observed_layers(model: nn.Module) -> dict[str, BatchStatisticsNorm]:
     """The layers with batch statistics by name, in the order of the model, each once."""
     return {
+        name: module
+        for name, module in modules_by_name(model).items()
+        if isinstance(module, BatchStatisticsNorm)
+    }
+
+
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules, each once, under the names that they have without `torch.compile`.
+
+    Of a wrapper and the module in it the latter is given, which is the one that hooks see.
+    """
+    return {
         ".".join(part for part in name.split(".") if part != _COMPILED): module
         for name, module in model.named_modules()
-        if isinstance(module, BatchStatisticsNorm)
     }
 
 
@@ -129,3 +170,11 @@ def arguments_of_call(
 def _recomputing() -> bool:
     """Whether activation checkpointing repeats a forward; the scope of its mask is closed then."""
     return not torch.compiler.is_compiling() and in_backward()
+
+
+def _shown(value: object) -> str:
+    """A value for a message: what is short in full, of all else the type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        text = repr(value)
+        return text if len(text) <= 40 else f"{text[:37]}..."
+    return f"a {type(value).__name__}"

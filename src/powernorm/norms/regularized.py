@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+import warnings
+from typing import Final, Self
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,9 @@ from powernorm.norms.families import CenteredBackwardNorm
 from powernorm.ops.functions import batch_norm
 from powernorm.ops.reference.batch import in_backward
 
+_PATIENCE: Final = 100
+"""Backwards without anybody asking for the penalty before a layer warns: a few are no sign."""
+
 
 class RegularizedBatchNorm(CenteredBackwardNorm):
     """Regularized BatchNorm (Wang et al. 2022, Section 4.1).
@@ -22,7 +26,9 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     BatchNorm over the valid tokens, and a penalty to be added to the loss,
     `λ_mean Σ_c (μ_run - μ_B)² + λ_var Σ_c |σ²_run - σ²_B|`, in which the running statistics are
     those after this step's update and constants. Get it from `penalty()` here or, over a whole
-    model and with the right scale, from `powernorm.penalty`.
+    model and with the right scale, from `powernorm.penalty`. A layer within a model that has gone
+    through 100 backwards without being asked for it warns, once in a process: it has been plain
+    BatchNorm.
 
     Args:
         num_features: C.
@@ -54,6 +60,10 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     _without_gradient: bool
     _read: bool
     _asked: bool
+    _num_unasked: int = 0
+    """Backwards before which nobody asked; -1 once somebody has."""
+    _has_warned: bool = False
+    """Of the class."""
 
     def __init__(
         self,
@@ -218,11 +228,40 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
 
     def receive(self, sums: Tensor) -> None:
         """The end of a backward: what the penalty was of is over."""
+        is_missed = self._num_unasked >= 0 and self._is_missed()
         # Else a later forward is waiting: forward A, penalty, forward B, backward A.
         if self._read or not self._asked or self._is_spent():
             self.forget_penalty()
         self._asked = False
         super().receive(sums)
+        if is_missed:
+            self._warn_of_penalty()
+
+    def _is_missed(self) -> bool:
+        """Count the backwards before which nobody asked for the penalty; are they too many?"""
+        if self._asked:
+            self._num_unasked = -1
+            return False
+        # A compiled forward has none here: it is not worth a look into its graph.
+        node = self._unsettled[-1][0].grad_fn if self._unsettled else None
+        below = node.next_functions[0][0] if node is not None and node.next_functions else None
+        # A leaf is what tests and benchmarks go backward to, a thousand times if need be.
+        if below is None or below.name().endswith("AccumulateGrad"):
+            return False
+        self._num_unasked += 1
+        return self._num_unasked == _PATIENCE
+
+    def _warn_of_penalty(self) -> None:
+        if RegularizedBatchNorm._has_warned:
+            return
+        RegularizedBatchNorm._has_warned = True
+        warnings.warn(
+            f"a RegularizedBatchNorm has gone through {_PATIENCE} backwards and nobody asked for "
+            "its penalty, so that it trains as plain BatchNorm: add powernorm.penalty(model, …) "
+            "to the loss, or use PenaltyCallback (Lightning) or PenaltyTrainerMixin (Hugging "
+            "Face); if no penalty is wanted, set mean_penalty and var_penalty to 0",
+            stacklevel=2,
+        )
 
     def _is_spent(self) -> bool:
         """Has the backward of the last forward run? Then its node has let go of what it saved."""

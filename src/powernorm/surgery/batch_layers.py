@@ -7,7 +7,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.observation import observed_layers
+from powernorm.norms.observation import check_model, observed_layers
 
 Names = str | Iterable[str]
 """A glob over module names, or several: `"encoder.*"`, `["*.norm1", "final_norm"]`."""
@@ -24,21 +24,41 @@ def choose_layers(
         purpose: what they are wanted for, for the messages ("to calibrate").
 
     Raises:
-        InputError: the model has no such layer, or a glob matches none.
+        InputError: no model, no globs, a model without such a layer, or a glob that matches none.
     """
+    check_model(model)
+    patterns = check_names(names, purpose)
     layers = observed_layers(model)
     if not layers:
         raise InputError(
             f"{type(model).__name__} has no layer with batch statistics {purpose}: put some in "
             "first, for example with powernorm.swap"
         )
-    if names is None:
+    if patterns is None:
         return layers
-    patterns = [names] if isinstance(names, str) else list(names)
-    if not patterns:
-        raise InputError(f"names is empty, so there is nothing {purpose}: give a glob, or None")
     chosen = {name for pattern in patterns for name in _matches(layers, pattern, purpose)}
     return {name: layer for name, layer in layers.items() if name in chosen}
+
+
+def check_names(names: Names | None, purpose: str) -> list[str] | None:
+    """Globs as a list, None for None.
+
+    Raises:
+        InputError: what is neither a glob nor several, or none at all.
+    """
+    if names is None:
+        return None
+    given: object = names
+    patterns = [names] if isinstance(names, str) else names
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise InputError(f"names is {names!r}, expected a glob over module names, or several")
+    patterns = list(patterns)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InputError(f"names has {pattern!r}, expected globs over module names")
+    if not patterns:
+        raise InputError(f"names is empty, so there is nothing {purpose}: give a glob, or None")
+    return patterns
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:

@@ -12,20 +12,23 @@ from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.observation import (
     Forward,
     call_model,
+    check_batches,
+    check_function,
     check_repeatable,
     short_name,
 )
 from powernorm.norms.untouched import untouched
 from powernorm.ops.moments import Moments
-from powernorm.ops.processes import all_reduce_sum
-from powernorm.surgery.batch_layers import Names, choose_layers, listed
+from powernorm.surgery.batch_layers import Names, choose_layers
 from powernorm.surgery.populations import (
     Buffers,
     NormCall,
     adopt_statistics,
+    check_not_empty,
     check_population,
     evaluated_statistics,
     evaluating,
+    order_of_calls,
     statistics_of,
     write_statistics,
 )
@@ -165,6 +168,9 @@ def calibrate(
     if way not in ("layer_by_layer", "one_pass"):
         raise InputError(f"way is {way!r}, expected 'layer_by_layer' or 'one_pass'")
     layers = choose_layers(model, names, "to calibrate")
+    check_batches(batches)
+    check_function("forward", forward)
+    check_function("on_progress", on_progress)
     if way == "layer_by_layer" and len(layers) > 1:
         check_repeatable(batches, f"for way='layer_by_layer' {len(layers)}")
     num_passes = len(layers) if way == "layer_by_layer" else 1
@@ -215,7 +221,7 @@ class _Survey:
     def measure(self, way: Way) -> dict[str, Moments]:
         """The population of every layer over all processes, in the order of their calls."""
         self._go_through(self._layers, normalise_by_batch=True)
-        order = self._order()
+        order = order_of_calls(self._layers, self._pools, "no batch went")
         merged = {name: self._merged(name) for name in self._layers}
         if way == "one_pass":
             for name in order:
@@ -260,8 +266,7 @@ class _Survey:
                     count += 1
                     self._report()
         self._num_batches = self._num_batches or count * self._num_passes
-        if not count and not any(layer.group_name for layer in self._layers.values()):
-            raise InputError("batches is empty; calibration needs data, best dozens of batches")
+        check_not_empty(count, self._layers)
 
     def _report(self) -> None:
         self._num_done += 1
@@ -278,25 +283,6 @@ class _Survey:
         if own is None:  # no data in this process
             own = Moments.zero(layer.num_features, layer.num_batches_tracked.device)
         return own.all_reduce(layer.group_name)
-
-    def _order(self) -> list[str]:
-        """Names in the order of first calls, the same in all processes."""
-        last = len(self._layers)
-        positions = {name: float(index) for index, name in enumerate(self._pools)}
-        mean: dict[str, float] = {}
-        for name, layer in self._layers.items():
-            place = torch.tensor([positions.get(name, last), 1.0], dtype=torch.float64)
-            place = place.to(layer.num_batches_tracked.device)
-            total, size = all_reduce_sum(place, layer.group_name).tolist()
-            mean[name] = total / size
-        uncalled = [name for name, place in mean.items() if place == last]
-        if uncalled:
-            raise InputError(
-                f"no batch went through {listed(uncalled)} of the {last} layers with batch "
-                "statistics: give a `forward` that runs the whole model, or leave layers out by "
-                "`names`"
-            )
-        return sorted(mean, key=lambda name: mean[name])
 
 
 def _length(batches: Iterable[Any]) -> int:

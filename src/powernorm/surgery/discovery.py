@@ -32,7 +32,13 @@ _CHANNEL_NORMS: Final = (
     nn.GroupNorm,
     nn.LocalResponseNorm,
 )
+_NORM_WORDS: Final = {"norm", "layernorm", "rmsnorm", "layer", "ln", "rms"}
+_QUERY_PARTS: Final = {"q", "k", "qk", "query", "key"}
 _HEAD_PARTS: Final = {"q", "k", "v", "qk", "query", "key", "value"}
+
+
+_OF_POSITIONS: Final = {("DebertaV2Encoder", "LayerNorm")}
+"""Class and attribute of norms that see no tokens at all."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ def _norms_below(
 
 
 def _describe(names: list[str], module: nn.Module, slots: list[Slot]) -> FoundNorm:
-    reading = _head_norm(names[0]) or read_norm(module)
+    reading = _elsewhere(slots) or _head_norm(names[0]) or _altered(module) or read_norm(module)
     if isinstance(reading, str):
         return FoundNorm(tuple(names), module, tuple(slots), None, reading)
     return FoundNorm(tuple(names), module, tuple(slots), reading)
@@ -209,6 +215,9 @@ def _feature_count(module: nn.Module, weight: nn.Parameter | None) -> int | None
 
 
 def _epsilon(module: nn.Module) -> float | None:
+    if isinstance(module, nn.RMSNorm) and module.eps is None:
+        dtype = torch.get_default_dtype() if module.weight is None else module.weight.dtype
+        return torch.finfo(dtype).eps
     for part in module.modules():
         for name in _EPSILONS:
             value = getattr(part, name, None)
@@ -279,13 +288,36 @@ def _shadow(module: nn.Module, values: dict[int, nn.Parameter]) -> nn.Module | N
     return shadow
 
 
+def _elsewhere(slots: list[Slot]) -> str:
+    """A reason if a library is known to give the norm something else than tokens."""
+    for slot in slots:
+        if (type(slot.parent).__name__, slot.attribute) in _OF_POSITIONS:
+            return "normalises the embeddings of relative positions, not the tokens of a stream"
+    return ""
+
+
+def _altered(module: nn.Module) -> str:
+    """A reason if this one norm was changed since it was built, else empty."""
+    if hasattr(module, "_hf_hook"):
+        return "accelerate has put a hook in: swap before the model is dispatched or offloaded"
+    if "forward" in module.__dict__:
+        return "its forward was replaced in this instance"
+    if nn.utils.parametrize.is_parametrized(module):
+        return "its parameters are parametrised: remove the parametrisation first"
+    if any(name.endswith("_orig") for name in module._parameters):
+        return "its parameters are pruned: make that permanent by torch.nn.utils.prune.remove"
+    if any(isinstance(module.__dict__.get(name), Tensor) for name in (*_SCALES, *_SHIFTS)):
+        return "its parameters are computed from something else: a plain tensor is in their place"
+    return ""
+
+
 def _head_norm(name: str) -> str:
     """A reason if the name says that queries, keys or values are normalised, else empty."""
     path, _, last = name.lower().rpartition(".")
-    if "att" not in path:
-        return ""
-    words = re.split(r"[_\W\d]+", last)
-    parts = {word for word in words if word not in ("", "norm", "layernorm", "layer", "ln", "rms")}
-    if parts and parts <= _HEAD_PARTS:
+    words = set(re.split(r"[_\W\d]+", last)) - {""}
+    parts = words - _NORM_WORDS
+    # Outside of what calls itself an attention "value_norm" and "key" may be anything.
+    known = _HEAD_PARTS if "att" in path else _QUERY_PARTS
+    if parts and parts <= known and ("att" in path or len(words) > len(parts)):
         return "normalises queries, keys or values inside an attention, not the tokens of a stream"
     return ""

@@ -1,6 +1,6 @@
 """Training on with statistics that no longer move, at once or layer by layer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from torch import nn
@@ -79,13 +79,7 @@ def unfreeze_statistics(model: nn.Module, names: Names | None = None) -> list[st
         InputError: no layer with batch statistics, or a glob that matches none.
     """
     layers = choose_layers(model, names, "to unfreeze")
-    frozen = {name: layer for name, layer in layers.items() if layer.is_frozen}
-    parents = {child: module for module in model.modules() for child in module.children()}
-    for layer in frozen.values():
-        # Some trainers write `training` past `train`, so that only the surroundings know.
-        parent = parents.get(layer)
-        layer.unfreeze_statistics(None if parent is None else parent.training)
-    return list(frozen)
+    return _unfreeze(model, layers)
 
 
 class StatisticsFreezing:
@@ -94,6 +88,7 @@ class StatisticsFreezing:
     For fine-tuning a pretrained LayerNorm model into one with static norms: swap, calibrate, and
     from step `start` on freeze a further layer every `every` steps, so that the layers above can
     follow before it is their turn. When all are frozen the model trains as it will be evaluated.
+    What is frozen the layers themselves say: one that `unfreeze_statistics` has freed is due again.
 
     Args:
         model: any module.
@@ -127,54 +122,81 @@ class StatisticsFreezing:
         self.start = check_count("start", start, 0)
         self.every = check_count("every", every, 1)
         layers = list(choose_layers(model, names, _PURPOSE).items())
+        self._model = model
         self._layers = dict(layers if order == "lowest_first" else layers[::-1])
-        self._frozen: list[str] = []
 
     @property
     def is_finished(self) -> bool:
         """Are all layers frozen?"""
-        return len(self._frozen) == len(self._layers)
+        return all(layer.is_frozen for layer in self._layers.values())
 
     def step(self, step: int) -> list[str]:
         """Freeze what is due; call it before each update.
 
         Args:
-            step: number of the update; steps may be left out.
+            step: number of the update, ≥ 0; steps may be left out.
 
         Returns:
             Names of the layers that this call froze.
 
         Raises:
-            InputError: a layer that is due has neither been trained nor calibrated.
+            InputError: no such number; a layer that is due has neither been trained nor calibrated.
         """
+        step = check_count("step", step, 0)
         if step < self.start:
             return []
         num_due = 1 + (step - self.start) // self.every
-        due = [name for name in list(self._layers)[:num_due] if name not in self._frozen]
-        _freeze({name: self._layers[name] for name in due})
-        self._frozen += due
-        return due
+        first = list(self._layers.items())[:num_due]
+        due = {name: layer for name, layer in first if not layer.is_frozen}
+        _freeze(due)
+        return list(due)
 
     def state_dict(self) -> FreezingState:
-        """What has been frozen so far, for a checkpoint: a model's state dict does not say it."""
-        return {"frozen": list(self._frozen)}
+        """What is frozen now, for a checkpoint: a model's state dict does not say it."""
+        return {"frozen": [name for name, layer in self._layers.items() if layer.is_frozen]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Freeze what had been frozen; load the model's own state dict first.
+        """Freeze what had been frozen, and no other; load the model's own state dict first.
 
         Raises:
-            InputError: the state is of another model, or a layer's statistics are not loaded.
+            InputError: no such state, that of another model, or a layer's statistics are not
+                loaded. Nothing has changed then.
         """
-        frozen: Iterable[str] = state.get("frozen", ())
+        frozen = _names_in(state)
         unknown = [name for name in frozen if name not in self._layers]
-        if unknown or "frozen" not in state:
-            what = f"names {listed(unknown)}" if unknown else "has no entry 'frozen'"
+        if unknown:
             raise InputError(
-                f"the state of StatisticsFreezing {what}; the model has {listed(self._layers)}: "
-                "load it with the model and names that it was saved with"
+                f"the state of StatisticsFreezing names {listed(unknown)}; the model has "
+                f"{listed(self._layers)}: load it with the model and names that it was saved with"
             )
         _freeze({name: self._layers[name] for name in frozen})
-        self._frozen = list(frozen)
+        others = {name: layer for name, layer in self._layers.items() if name not in frozen}
+        _unfreeze(self._model, others)
+
+
+def _names_in(state: object) -> list[str]:
+    """The names of a state, or an InputError."""
+    names = state.get("frozen") if isinstance(state, Mapping) else None
+    is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if names is None or not is_list:
+        what = "has no entry 'frozen'" if names is None else f"has frozen={names!r}"
+        what = what if isinstance(state, Mapping) else f"is {state!r}"
+        raise InputError(
+            f"the state of StatisticsFreezing {what}, expected what state_dict() gave: "
+            "{'frozen': [names of layers]}"
+        )
+    return list(names)
+
+
+def _unfreeze(model: nn.Module, layers: Mapping[str, BatchStatisticsNorm]) -> list[str]:
+    """Those of the layers that were frozen take the mode of their surroundings."""
+    frozen = {name: layer for name, layer in layers.items() if layer.is_frozen}
+    parents = {child: module for module in model.modules() for child in module.children()}
+    for layer in frozen.values():
+        # Some trainers write `training` past `train`, so that only the surroundings know.
+        parent = parents.get(layer)
+        layer.unfreeze_statistics(None if parent is None else parent.training)
+    return list(frozen)
 
 
 def _freeze(layers: Mapping[str, BatchStatisticsNorm]) -> None:

@@ -12,7 +12,7 @@ from powernorm.errors import InputError
 from powernorm.surgery.selection import Side
 
 _LOOKS: Final = 20
-"""So many training calls are looked at; values are read, which waits for the device."""
+"""So many calls of each taker are looked at; values are read, which waits for the device."""
 
 
 class MaskWarning(UserWarning):
@@ -33,17 +33,21 @@ class Taker(NamedTuple):
 
 
 class MaskChecks:
-    """Looks at masks until enough were seen, and warns of each thing once.
+    """Looks at the masks of a model's first calls, and warns of each thing once.
 
     Args:
         pad_id: the token that pads, None where the model does not say.
         starts_with_pad: the decoder's input begins with that token.
+        only_pads: the token stands nowhere but at padding, so that it tells of a missing mask.
     """
 
-    def __init__(self, pad_id: int | None, starts_with_pad: bool = False) -> None:
+    def __init__(
+        self, pad_id: int | None, starts_with_pad: bool = False, only_pads: bool = True
+    ) -> None:
         self.pad_id = pad_id
         self.starts_with_pad = starts_with_pad
-        self._looks_left = _LOOKS
+        self.only_pads = only_pads
+        self._looks: dict[str, int] = {}
         self._judged: set[str] = set()
         self._warned: set[str] = set()
 
@@ -53,14 +57,15 @@ class MaskChecks:
         configs = (getattr(module, "config", None) for module in model.modules())
         config = next((config for config in configs if hasattr(config, "pad_token_id")), None)
         pad = getattr(config, "pad_token_id", None)
+        if not isinstance(pad, int):
+            return cls(None)
         # Where one token ends and pads, it also stands where nothing is padded.
         others = [getattr(config, f"{kind}_token_id", None) for kind in ("eos", "bos", "sep")]
-        known = isinstance(pad, int) and not any(_holds(other, pad) for other in others)
-        starts = pad is not None and getattr(config, "decoder_start_token_id", None) == pad
-        return cls(pad if known else None, starts)
+        starts = getattr(config, "decoder_start_token_id", None) == pad
+        return cls(pad, starts, not any(_holds(other, pad) for other in others))
 
     def look(self, taker: Taker, data: Tensor, mask: Tensor | None) -> None:
-        """Judge one training call of a module.
+        """Judge one call of a module with norms that train.
 
         Args:
             taker: was called.
@@ -70,18 +75,34 @@ class MaskChecks:
         Raises:
             InputError: the mask is the wrong way round.
         """
-        if self._looks_left <= 0 or data.is_meta or (mask is not None and mask.is_meta):
+        looks = self._looks.get(taker.key, 0)
+        done = looks >= _LOOKS or (mask is not None and taker.key in self._judged)
+        if done or data.is_meta or (mask is not None and mask.is_meta):
             return
-        self._looks_left -= 1
+        self._looks[taker.key] = looks + 1
         with torch.no_grad():
             pads = self._pads(data, taker.side)
             if mask is None:
-                self._look_at_missing(taker, pads)
-            elif taker.key not in self._judged:
+                if self.only_pads:
+                    self._look_at_missing(taker, pads)
+                return
+            fitting = pads if pads is not None and pads.shape == mask.shape else None
+            self._look_at_rows(taker.argument, mask, fitting)
+            # A batch without padding, or a mask without any, says nothing about the direction.
+            if fitting is not None and bool(fitting.any()) and bool(mask.any()):
+                _look_at_direction(taker.argument, fitting, mask)
                 self._judged.add(taker.key)
-                self._look_at_rows(taker.argument, mask)
-                if pads is not None and pads.shape == mask.shape:
-                    _look_at_direction(taker.argument, pads, mask)
+
+    def unreadable(self, taker: Taker, given: object) -> None:
+        """Warn of a mask that is there and cannot be read."""
+        shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
+        self._warn(
+            f"unreadable {taker.key}",
+            f"{type(taker.module).__name__} was given {taker.argument} as a "
+            f"{type(given).__name__}{shape}, which cannot be read as a padding mask (batch, "
+            "length): padding counts in the statistics of the swapped norms, unless they are given "
+            "a mask by hand: `with powernorm.padding_mask(mask):`",
+        )
 
     def _pads(self, data: Tensor, side: Side | None) -> Tensor | None:
         """Positions that look like padding, (batch, length)."""
@@ -99,18 +120,20 @@ class MaskChecks:
             return
         self._warn(
             "missing",
-            f"{type(taker.module).__name__} was called in training without {taker.argument}, but "
+            f"{type(taker.module).__name__} was called without {taker.argument}, but "
             f"{int(pads.sum())} of {pads.numel()} positions look like padding: they count in the "
             f"statistics of the swapped norms. Pass {taker.argument}",
         )
 
-    def _look_at_rows(self, argument: str, mask: Tensor) -> None:
-        empty = mask.all(dim=1)
-        if bool(empty.any()) and not bool(empty.all()):
+    def _look_at_rows(self, argument: str, mask: Tensor, pads: Tensor | None) -> None:
+        # Rows of nothing but padding, as samplers put in to fill a batch, are marked rightly.
+        empty = mask.all(dim=1) if pads is None else mask.all(dim=1) & ~pads.all(dim=1)
+        num_empty = int(empty.sum())
+        if num_empty:
+            what = "all" if num_empty == empty.numel() else f"{num_empty} of {empty.numel()}"
             self._warn(
                 "rows",
-                f"{argument} marks {int(empty.sum())} of {empty.numel()} rows as nothing but "
-                "padding: is it the right way round?",
+                f"{argument} marks {what} rows as nothing but padding: is it the right way round?",
             )
 
     def _warn(self, kind: str, message: str) -> None:
@@ -120,8 +143,6 @@ class MaskChecks:
 
 
 def _look_at_direction(argument: str, pads: Tensor, mask: Tensor) -> None:
-    if not bool(mask.any()):
-        return
     counted, left_out = int((pads & ~mask).sum()), int((pads & mask).sum())
     # Tokens that are drawn at random may hold the padding's by chance, hence most of them.
     if counted > left_out and 2 * counted > int((~mask).sum()):

@@ -1,8 +1,9 @@
 """Handing a foreign model's own mask argument to the norms inside it.
 
 Hooks on the mask's owners open and close the scope of `powernorm.padding_mask` around their
-forward. An owner is the outermost module above a norm that takes a mask; in a model with an encoder
-and a decoder it is looked for within each, so that their masks do not mix.
+forward. An owner is the outermost module above a norm that takes a mask, and modules of other
+libraries further in that take one of their own; in a model with an encoder and a decoder it is
+looked for within each, so that their masks do not mix. Swaps share the owners of a model.
 
 The hooks are bound methods of plain objects that refer to modules: they are copied and pickled with
 the model, and a copy's hooks ask the copy's norms.
@@ -10,40 +11,29 @@ the model, and a copy's hooks ask the copy's norms.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.masks import close_scope, current_padding_mask, open_scope, scope_opener
+from powernorm.norms.masks import ScopedMask, close_scope, innermost_scope, open_scope
+from powernorm.ops.reference.batch import in_backward
+from powernorm.surgery.mask_arguments import (
+    NO_MASK,
+    MaskArgument,
+    data_of,
+    library_of,
+    mask_argument,
+    parameters_of,
+    takes_length_first,
+    turns_round,
+)
 from powernorm.surgery.mask_checks import MaskChecks, Taker
 from powernorm.surgery.selection import Side
-
-Meaning = Literal["keep", "padding"]
-"""What a mask marks with 1 or True."""
-
-_MEANINGS: Final[Mapping[str, Meaning]] = {
-    "attention_mask": "keep",
-    "src_key_padding_mask": "padding",
-    "tgt_key_padding_mask": "padding",
-    "key_padding_mask": "padding",
-    "padding_mask": "padding",
-}
-_SOURCE: Final = "src_key_padding_mask"
-_TARGET: Final = "tgt_key_padding_mask"
-_DATA: Final = (
-    "input_ids", "inputs_embeds", "hidden_states", "decoder_input_ids", "input_features",
-    "src", "tgt", "x", "tokens",
-)  # fmt: skip
-"""Names of the argument that the mask goes with, where it is not the first one."""
-
-_STRIDES: Final = {"WhisperEncoder": 2, "WhisperModel": 2}
-"""So many positions of the mask become one inside, by a convolution in front of the layers."""
 
 _LENDERS: Final = ("WhisperModel",)
 """Classes that take the encoder's mask and do not hand it on."""
@@ -55,67 +45,25 @@ _TOKENS: Final = "input_ids"
 _OTHER_DATA: Final = {"pixel_values", "input_features", "input_values"}
 """What a tower of a model of texts and something else takes; the texts' mask is not its own."""
 
-
-@dataclass(frozen=True)
-class MaskArgument:
-    """An argument of a module's forward that says which positions are padding."""
-
-    name: str
-    position: int | None
-    """Its place among the positional arguments, None where it is by keyword only."""
-    meaning: Meaning
-    stride: int = 1
-
-    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Its value as a bool mask (batch, length), True = padding; None if it is no such mask."""
-        value = kwargs.get(self.name)
-        if value is None and self.position is not None and self.position < len(args):
-            value = args[self.position]
-        if not isinstance(value, Tensor) or value.ndim != 2:
-            return None
-        return self._padding(value)[:, :: self.stride]
-
-    def _padding(self, value: Tensor) -> Tensor:
-        if self.meaning == "keep":
-            return value == 0
-        if value.dtype == torch.bool:
-            return value
-        # torch adds a float mask to the scores: -inf at padding, 0 elsewhere.
-        return value < 0 if value.is_floating_point() else value != 0
+_HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm", "powernorm"})
+"""Libraries whose models hand the mask that they get to the modules inside, as it is."""
 
 
-def mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument | None:
-    """The argument by which a module takes the padding of its own input, or None.
+@dataclass(frozen=True, eq=False)
+class Stake:
+    """What one swap has in an owner; the owner stays for as long as some swap has one."""
 
-    Args:
-        module: any module.
-        side: which of torch's two masks is meant where the module stands in a decoder.
-    """
-    parameters = _parameters(module)
-    names = list(parameters)
-    if "decoder_attention_mask" in names or (_SOURCE in names and _TARGET in names):
-        return None  # it takes the masks of two sides
-    known: dict[str, Meaning] = dict(_MEANINGS)
-    if type(module).__module__.partition(".")[0] == "x_transformers":
-        known["mask"] = "keep"
-    preferred = _TARGET if side == "decoder" else _SOURCE
-    name = next((name for name in (preferred, *known) if name in names), None)
-    if name is None:
-        return None
-    positional = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
-    stride = _STRIDES.get(type(module).__name__, 1)
-    return MaskArgument(name, names.index(name) if positional else None, known[name], stride)
+    owner: MaskOwner
+    side: Side | None
+    """Which stack the norms are in."""
+    parents: tuple[nn.Module, ...]
+    """The modules that hold the norms, which may change."""
 
-
-_NO_MASK: Final = MaskArgument("", None, "keep")
-"""Of a module that has to hide the mask of the model around it."""
-
-
-def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):  # a forward in C++, as a scripted module's
-        return {}
+    def withdraw(self) -> None:
+        """The swap is undone."""
+        self.owner.stakes = [stake for stake in self.owner.stakes if stake is not self]
+        if not self.owner.stakes:
+            self.owner.remove()
 
 
 class MaskOwner:
@@ -124,30 +72,24 @@ class MaskOwner:
     Args:
         module: takes the mask; gets the hooks.
         argument: by which it takes it.
-        norms: the swapped norms below it.
-        checks: look at the first masks, one for all owners of a swap.
-        side: which stack it is.
-        lender: an owner further out whose mask is the module's where it gets none itself.
+        checks: look at the first masks.
+        reach: the part of the module whose norms the mask is for; None means all of it.
     """
 
     def __init__(
         self,
         module: nn.Module,
         argument: MaskArgument,
-        norms: Sequence[BatchStatisticsNorm],
         checks: MaskChecks,
-        side: Side | None = None,
-        lender: MaskOwner | None = None,
+        reach: nn.Module | None = None,
     ) -> None:
+        self.module = module
         self.argument = argument
-        self.norms = list(norms)
         self.checks = checks
-        self.side = side
-        self.lender = lender
-        self.length_first = any(
-            isinstance(part, nn.MultiheadAttention) and not part.batch_first
-            for part in module.modules()
-        )
+        self.reach = module if reach is None else reach
+        self.stakes: list[Stake] = []
+        self.length_first = takes_length_first(module)
+        self.turns_round = turns_round(module)
         # Unlike their numbers, pickled handles keep later hooks of another process from taking
         # the places of these.
         self.handles: list[RemovableHandle] = [
@@ -155,21 +97,37 @@ class MaskOwner:
             module.register_forward_hook(self.close, always_call=True),
         ]
 
+    @property
+    def label(self) -> str:
+        """The argument, in words."""
+        return f"{self.argument.name} of {type(self.module).__name__}"
+
+    def name_of(self, norm: object) -> str:
+        """A norm's dotted name below the module, and its class."""
+        named = self.module.named_modules()
+        name = next((name for name, module in named if module is norm), "a norm")
+        return f"{name} ({type(norm).__name__}) in {type(self.module).__name__}"
+
+    @property
+    def side(self) -> Side | None:
+        """Which stack of an encoder-decoder the module is, as far as some swap has seen it."""
+        return next((stake.side for stake in self.stakes if stake.side is not None), None)
+
     def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the forward: make its mask the current one."""
-        mask = None
+        """Before the forward: offer its mask to the norms."""
+        del module
+        given, mask, data = None, None, None
         if self.is_read():
-            mask = self.argument.of(args, kwargs)
-            data = self._data(args, kwargs)
-            if mask is not None and data is not None and self.argument.stride == 1:
-                mask = _last(mask, data.shape[0 if self._transposed(data) else 1])
-            if not torch.compiler.is_compiling():
-                self._check(module, mask, data)
-            if mask is not None and self.length_first:
-                mask = mask.transpose(0, 1)
-        if mask is None:
-            mask = self._inherited()
-        open_scope(mask, self)
+            given, data = self.argument.given(args, kwargs), data_of(args, kwargs)
+            mask = self._read(given, data)
+        outer = self._outer(given is not None and mask is None)
+        if not torch.compiler.is_compiling():
+            self._check(given, mask, data, outer)
+        if mask is not None:
+            # A user's scope is for a model that is called without a mask.
+            outer = tuple(one for one in outer if one.source is not None)
+            outer = (self._laid_out(mask), *outer)
+        open_scope(outer, self)
 
     def close(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         """After the forward, also one that failed."""
@@ -182,28 +140,65 @@ class MaskOwner:
         In evaluation masks do not matter to most norms, and those of a generation with a cache are
         longer than its input.
         """
-        return any(norm.training or norm.variant == "released" for norm in self.norms)
+        return any(norm.training or norm.variant == "released" for norm in batch_norms(self.reach))
 
-    def _inherited(self) -> Tensor | None:
-        # A scope that the user opened holds for a model called without a mask. One that another
-        # owner opened is the mask of another model or of another side.
-        opener = scope_opener()
-        return current_padding_mask() if opener is None or opener is self.lender else None
-
-    def _data(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        candidates = [*args[:1], *(kwargs.get(name) for name in _DATA)]
-        return next((x for x in candidates if isinstance(x, Tensor) and x.ndim in (2, 3)), None)
+    def _read(self, given: object, data: Tensor | None) -> Tensor | None:
+        batch_dim = 1 if data is not None and self._transposed(data) else 0
+        mask = self.argument.read(given, None if data is None else data.shape[batch_dim])
+        if mask is None or mask.ndim == 1 or data is None or self.argument.stride > 1:
+            return mask
+        # With a cache the mask also covers the positions before the input.
+        length = data.shape[1 - batch_dim]
+        return mask[:, -length:] if mask.shape[1] > length else mask
 
     def _transposed(self, data: Tensor) -> bool:
         return self.length_first and data.ndim == 3
 
-    def _check(self, module: nn.Module, mask: Tensor | None, data: Tensor | None) -> None:
-        if data is None or not any(norm.training for norm in self.norms):
+    def _laid_out(self, mask: Tensor) -> ScopedMask:
+        """The mask as the norms' inputs lie."""
+        if mask.ndim == 2 and (self.length_first or self.turns_round):
+            return ScopedMask(mask.transpose(0, 1), self, 1)
+        return ScopedMask(mask, self)
+
+    def _outer(self, unreadable: bool) -> tuple[ScopedMask, ...]:
+        """What the scope around this one offers to the norms in here."""
+        scope = innermost_scope()
+        if scope is None:
+            return ()
+        masks, opener = scope
+        if opener is None:
+            return masks
+        if not masks or not isinstance(opener, MaskOwner) or not self.argument.name:
+            return ()
+        # The scope of a model around this one is for other data, unless it was opened for norms in
+        # here too, or this module was given a mask and is a part of that model.
+        inside = set(self.reach.modules())
+        meant = any(parent in inside for stake in opener.stakes for parent in stake.parents)
+        if not meant and unreadable:
+            meant = any(part is self.module for part in opener.reach.modules())
+        return masks if meant else ()
+
+    def _check(
+        self,
+        given: object,
+        mask: Tensor | None,
+        data: Tensor | None,
+        outer: tuple[ScopedMask, ...],
+    ) -> None:
+        # Autograd may run a checkpointed part again, without the scopes around it.
+        if in_backward() or not any(norm.training for norm in batch_norms(self.reach)):
             return
-        inherited = mask is None and self._inherited() is not None
-        if not inherited and self.argument.stride == 1:
-            batch = data.transpose(0, 1) if self._transposed(data) else data
-            self.checks.look(Taker(module, self.argument.name, self.side), batch, mask)
+        taker = Taker(self.module, self.argument.name, self.side)
+        if mask is None and (outer or not self.argument.name):
+            return
+        if mask is None and given is not None:
+            self.checks.unreadable(taker, given)
+        elif data is not None and self.argument.stride == 1:
+            if mask is not None and mask.ndim == 1:
+                data, mask = data[None], mask[None]
+            elif self._transposed(data):
+                data = data.transpose(0, 1)
+            self.checks.look(taker, data, mask)
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -211,30 +206,31 @@ class MaskOwner:
             handle.remove()
 
 
+def batch_norms(module: nn.Module) -> Iterable[BatchStatisticsNorm]:
+    """The norms in a module that need masks."""
+    return (part for part in module.modules() if isinstance(part, BatchStatisticsNorm))
+
+
 def retire_owners(model: nn.Module) -> Callable[[], None]:
-    """Take away the hooks of owners none of whose norms is in the model any more.
+    """Take away the hooks of owners that have no norm to hand masks to any more.
 
     Returns:
         What puts them back.
     """
-    present = set(model.modules())
     kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for module in present:
-        idle = [
+    for module in list(model.modules()):
+        idle = {owner for owner in _owners_on(module) if not any(batch_norms(owner.reach))}
+        if not idle:
+            continue
+        kept.extend((hooks, dict(hooks)) for hooks in _hook_tables(module))
+        keys = [
             key
-            for key, hook in module._forward_pre_hooks.items()
-            if isinstance(owner := getattr(hook, "__self__", None), MaskOwner)
-            and present.isdisjoint(owner.norms)
+            for hooks in (module._forward_pre_hooks, module._forward_hooks)
+            for key, hook in hooks.items()
+            if getattr(hook, "__self__", None) in idle
         ]
-        owners = {getattr(module._forward_pre_hooks[key], "__self__", None) for key in idle}
-        idle += [
-            key
-            for key, hook in module._forward_hooks.items()
-            if getattr(hook, "__self__", None) in owners
-        ]
-        for hooks in _hook_tables(module) if idle else ():
-            kept.append((hooks, dict(hooks)))
-            for key in idle:
+        for hooks in _hook_tables(module):
+            for key in keys:
                 hooks.pop(key, None)
 
     def put_back() -> None:
@@ -243,6 +239,12 @@ def retire_owners(model: nn.Module) -> Callable[[], None]:
             hooks.update(before)
 
     return put_back
+
+
+def _owners_on(module: nn.Module) -> list[MaskOwner]:
+    hooks = module._forward_pre_hooks.values()
+    owners = (getattr(hook, "__self__", None) for hook in hooks)
+    return [owner for owner in owners if isinstance(owner, MaskOwner)]
 
 
 def _hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
@@ -254,38 +256,68 @@ def _hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
     )
 
 
-def _last(mask: Tensor, length: int) -> Tensor:
-    # With a cache the mask also covers the positions before the input.
-    return mask[:, -length:] if mask.shape[1] > length else mask
+@dataclass
+class _Need:
+    """A module that has to be an owner."""
+
+    argument: MaskArgument
+    side: Side | None
+    norms: list[str]
 
 
 def own_masks(
-    model: nn.Module, norms: Mapping[str, BatchStatisticsNorm], sides: Mapping[str, Side]
-) -> tuple[MaskOwner, ...]:
+    model: nn.Module, norm_names: Sequence[str], sides: Mapping[str, Side]
+) -> tuple[Stake, ...]:
     """Put hooks on the owners of the masks that these norms need.
 
     Args:
         model: with the norms in place.
-        norms: by dotted name, every name of a shared one.
+        norm_names: dotted names, every name of a shared one.
         sides: the stacks of an encoder-decoder by dotted name.
+
+    Returns:
+        What the caller has in the owners, to be withdrawn where the norms leave.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    below: dict[str, list[BatchStatisticsNorm]] = {}
-    found: dict[str, tuple[MaskArgument, Side | None]] = {}
-    for norm_name, norm in norms.items():
-        owner, side = _owner_of(modules, norm_name, sides)
-        if owner is not None:
-            below.setdefault(owner[0], []).append(norm)
-            found[owner[0]] = (owner[1], side)
+    needs: dict[str, _Need] = {}
+    for norm_name in norm_names:
+        owners, side = _owners_of(modules, norm_name, sides)
+        for name, argument in owners:
+            needs.setdefault(name, _Need(argument, side, [])).norms.append(norm_name)
     checks = MaskChecks.of(model)
-    lenders = _lend(modules, below, found, checks)
-    return (
-        *lenders.values(),
-        *(
-            MaskOwner(modules[name], argument, below[name], checks, side, lenders.get(name))
-            for name, (argument, side) in found.items()
-        ),
-    )
+    stakes: list[Stake] = []
+    for name, need in needs.items():
+        parents = tuple({modules[norm.rpartition(".")[0]]: None for norm in need.norms})
+        for module, argument, reach in (
+            *_lenders(modules, name, need),
+            (name, need.argument, name),
+        ):
+            owner = _owner(modules[module], argument, modules[reach], checks)
+            stakes.append(Stake(owner, need.side, parents))
+            owner.stakes.append(stakes[-1])
+    return tuple(stakes)
+
+
+def _owner(
+    module: nn.Module, argument: MaskArgument, reach: nn.Module, checks: MaskChecks
+) -> MaskOwner:
+    """The owner on a module: one that is there already, or a new one."""
+    for owner in _owners_on(module):
+        if owner.argument == argument and owner.reach is reach:
+            return owner
+    return MaskOwner(module, argument, checks, reach)
+
+
+def _lenders(
+    modules: Mapping[str, nn.Module], name: str, need: _Need
+) -> list[tuple[str, MaskArgument, str]]:
+    """Module and argument of a mask that is meant for a stack further in, and that stack."""
+    outer = name.rpartition(".")[0]
+    module = modules[outer]
+    if need.side != "encoder" or type(module).__name__ not in _LENDERS:
+        return []
+    position = list(parameters_of(module)).index(need.argument.name)
+    return [(outer, replace(need.argument, position=position), name)]
 
 
 def mask_sources(
@@ -304,9 +336,10 @@ def mask_sources(
     modules = dict(model.named_modules(remove_duplicate=False))
     sources: dict[str, str] = {}
     for name in norm_names:
-        owner, _ = _owner_of(modules, name, sides)
-        if owner is not None and owner[1] is not _NO_MASK:
-            sources[name] = f"{owner[0]}.{owner[1].name}" if owner[0] else owner[1].name
+        owners, _ = _owners_of(modules, name, sides)
+        if owners and owners[0][1] is not NO_MASK:
+            owner, argument = owners[0]
+            sources[name] = f"{owner}.{argument.name}" if owner else argument.name
     return sources
 
 
@@ -314,36 +347,49 @@ _Owner = tuple[str, MaskArgument]
 """Name of a module and the argument by which it takes the mask."""
 
 
-def _owner_of(
+def _owners_of(
     modules: Mapping[str, nn.Module], norm_name: str, sides: Mapping[str, Side]
-) -> tuple[_Owner | None, Side | None]:
-    """The outermost owner above a norm, and the side that it stands on."""
+) -> tuple[list[_Owner], Side | None]:
+    """The owners above a norm, the outermost first, and the side that it stands on."""
     stack = next((name for name in sides if norm_name.startswith(f"{name}.")), None)
     side = None if stack is None else sides[stack]
-    return _outermost(modules, norm_name, 0 if stack is None else len(stack.split(".")), side), side
+    return _on_the_way(
+        modules, norm_name, 0 if stack is None else len(stack.split(".")), side
+    ), side
 
 
-def _outermost(
+def _on_the_way(
     modules: Mapping[str, nn.Module], norm_name: str, start: int, side: Side | None
-) -> _Owner | None:
+) -> list[_Owner]:
     parts = norm_name.split(".")
-    chosen: _Owner | None = None
+    owners: list[_Owner] = []
     for length in range(start, len(parts)):
         name = ".".join(parts[:length])
         module = modules[name]
         argument = None if hasattr(module, _REDUCES) else mask_argument(module, side)
-        if chosen is None:
-            chosen = None if argument is None else (name, argument)
-        elif _is_tower(module, modules[chosen[0]]):
-            return name, argument or _NO_MASK
-        elif argument is not None and _lengthens(module):
-            chosen = name, argument
-    return chosen
+        if owners and _is_tower(module, modules[owners[0][0]]):
+            return [(name, argument or NO_MASK)]
+        if argument is None:
+            continue
+        if owners and _lengthens(module):
+            owners[-1] = name, argument
+        elif not owners or not _is_handed_on(modules[owners[-1][0]], module):
+            owners.append((name, argument))
+    return owners
+
+
+def _is_handed_on(owner: nn.Module, module: nn.Module) -> bool:
+    """Whether a module inside an owner is given the owner's mask, as far as one can know.
+
+    Own models may put a token in front of the input, and a longer mask with it.
+    """
+    library = library_of(module)
+    return library in _HANDS_ON and library == library_of(owner)
 
 
 def _is_tower(module: nn.Module, owner: nn.Module) -> bool:
     """Whether a module takes images or sounds inside an owner of a mask for texts."""
-    inner, outer = set(_parameters(module)), set(_parameters(owner))
+    inner, outer = set(parameters_of(module)), set(parameters_of(owner))
     return bool(inner & _OTHER_DATA) and _TOKENS not in inner and _TOKENS in outer
 
 
@@ -355,24 +401,3 @@ def _lengthens(module: nn.Module) -> bool:
     """
     cls = type(module)
     return cls.__module__.startswith("x_transformers") and cls.__name__ != "Attention"
-
-
-def _lend(
-    modules: Mapping[str, nn.Module],
-    below: Mapping[str, list[BatchStatisticsNorm]],
-    found: Mapping[str, tuple[MaskArgument, Side | None]],
-    checks: MaskChecks,
-) -> dict[str, MaskOwner]:
-    """Owners of masks that are meant for a stack further in, by the name of that stack."""
-    lenders: dict[str, MaskOwner] = {}
-    for name, (argument, side) in found.items():
-        outer = name.rpartition(".")[0]
-        module = modules[outer]
-        if side != "encoder" or type(module).__name__ not in _LENDERS:
-            continue
-        names = list(_parameters(module))
-        lent = MaskArgument(
-            argument.name, names.index(argument.name), argument.meaning, argument.stride
-        )
-        lenders[name] = MaskOwner(module, lent, below[name], checks, side)
-    return lenders

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.observation import Forward, call_model, check_repeatable
+from powernorm.norms.observation import (
+    Forward,
+    call_model,
+    check_function,
+    check_model,
+    check_repeatable,
+    modules_by_name,
+)
 from powernorm.norms.untouched import untouched
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
@@ -21,11 +29,16 @@ from powernorm.surgery.calibration import Progress
 from powernorm.surgery.populations import (
     NormCall,
     adopt_statistics,
+    check_not_empty,
     check_population,
     evaluated_statistics,
     evaluating,
+    order_of_calls,
 )
 from powernorm.surgery.tables import format_table
+
+_CONSTANT: Final = 1e-6
+"""A feature whose deviation is below this share of its mean is constant up to rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +92,32 @@ def match_teacher(
     over all valid tokens, the a and c with which `a x + c` comes nearest to what the norm of the
     same name in the teacher puts out, where x is the model's own input of the norm, behind norms
     that were fitted before. The layer's statistics become those of x, and γ, β such that in
-    evaluation `y = a x + c`. A start for distillation, and often nearly all of it.
+    evaluation `y = a x + c`. A start for distillation, and often nearly all of it. A feature of x
+    that is constant (up to 1e-6 of its mean) gets a = 0, because the slope there would be noise.
 
     Args:
-        model: a swapped copy of the teacher, with static norms; all layers of batch statistics.
+        model: a swapped *copy* of the teacher (`copy.deepcopy` before the swap), with static
+            norms; all layers of batch statistics. It may be compiled, and so may the teacher.
         teacher: the model as it was; both take the same batches.
-        batches: each on the models' device; gone through once a layer, and calls of the model tell
-            its norms about padding as in training.
+        batches: each on the models' device; gone through once a layer, the first batch once more
+            before that; calls of the model tell its norms about padding as in training.
         forward: runs a model on a batch. None calls `model(batch)` for a tensor, `model(*batch)`
             for a tuple or list and `model(**batch)` for a mapping.
         names: globs over module names; the other layers evaluate as they are.
-        on_progress: called after every batch with (passes done, passes in all).
+        on_progress: called after each pass with (passes done, passes in all).
 
     Raises:
-        InputError: a layer that is not static or has no γ and β, a teacher without a module of its
-            name or of other shapes, no valid token, data that can be gone through only once.
-            Nothing has changed then.
+        InputError: a layer that is not static or has no γ and β or shares them (within the model
+            or with the teacher), a teacher without a module of its name or of other shapes, no
+            batch, no valid token, data that can be gone through only once. Nothing has changed
+            then.
 
     State:
         The running statistics, γ and β of the layers; what has seen no batch counts one.
 
     Distributed:
-        Sums are merged over each layer's process group.
+        Sums are merged over each layer's process group. Processes may have different numbers of
+        batches, or none, but all have to call this.
 
     >>> teacher = torch.nn.Sequential(torch.nn.LayerNorm(4))
     >>> model = torch.nn.Sequential(powernorm.BatchNorm(4))
@@ -109,16 +126,23 @@ def match_teacher(
     192
     """
     layers = choose_layers(model, names, "to match")
-    _check_layers(layers, teacher)
-    if len(layers) > 1:
-        check_repeatable(batches, f"for {len(layers)} layers {len(layers)}")
+    check_model(teacher, "teacher")
+    check_function("forward", forward)
+    check_function("on_progress", on_progress)
+    check_repeatable(batches, f"to find the order of the layers and to fit them {1 + len(layers)}")
+    modules = modules_by_name(teacher)
+    _check_layers(layers, modules)
+    _check_own(model, layers, teacher)
     run = forward or call_model
     fitted: dict[str, _Fit] = {}
     with untouched(model, layers.values()), untouched(teacher, ()):
         before = {name: deepcopy(dict(layer.named_parameters())) for name, layer in layers.items()}
         try:
             for name in _order(model, layers, batches, run):
-                fitted[name] = _sums(name, model, teacher, layers, batches, run).fit(layers[name])
+                sums = _Sums(name)
+                with _watched(modules[name]) as outputs:
+                    sums.collect(model, teacher, layers, batches, run, outputs)
+                fitted[name] = sums.fit(layers[name])
                 _adopt(layers[name], fitted[name])
                 if on_progress is not None:
                     on_progress(len(fitted), len(layers))
@@ -168,6 +192,36 @@ class _Sums:
         self.moments = moments if self.moments is None else self.moments.merge(moments)
         self.products = rows if self.products is None else self.products + rows
 
+    def collect(
+        self,
+        model: nn.Module,
+        teacher: nn.Module,
+        layers: Mapping[str, BatchStatisticsNorm],
+        batches: Iterable[Any],
+        run: Forward,
+        outputs: list[Tensor],
+    ) -> None:
+        """One pass over the data; into `outputs` go those of the teacher's norm."""
+        calls: list[NormCall] = []
+
+        def keep(called: str, call: NormCall) -> None:
+            if called == self.name:
+                calls.append(call)
+
+        with evaluating(layers, keep), torch.random.fork_rng(devices=[]):
+            for batch in batches:
+                run(teacher, batch)
+                run(model, batch)
+                if len(calls) != len(outputs):
+                    raise InputError(
+                        f"on one batch the model calls {self.name!r} {len(calls)} times and the "
+                        f"teacher {len(outputs)} times: both have to run alike"
+                    )
+                for call, output in zip(calls, outputs, strict=True):
+                    self.add(call, output)
+                calls.clear()
+                outputs.clear()
+
     def fit(self, layer: BatchStatisticsNorm) -> _Fit:
         """Least squares over the sums of all processes."""
         device = layer.num_batches_tracked.device
@@ -181,51 +235,27 @@ class _Sums:
         count = moments.count.double()
         mean, (mean_y, square_y, both) = moments.mean.double(), products / count
         variance, covariance = moments.var.double(), both - mean * mean_y
-        scale = torch.where(variance > 0, covariance / variance.clamp(min=1e-300), 0.0)
+        varies = variance > (_CONSTANT * mean).square()
+        scale = torch.where(varies, covariance / variance.clamp(min=1e-300), 0.0)
         left = (square_y - mean_y.square() - scale * covariance).sum()
         spread = (square_y - mean_y.square()).sum().clamp(min=1e-300)
         return _Fit(moments, scale, mean_y - scale * mean, float(1 - left / spread))
 
 
-def _sums(
-    name: str,
-    model: nn.Module,
-    teacher: nn.Module,
-    layers: Mapping[str, BatchStatisticsNorm],
-    batches: Iterable[Any],
-    run: Forward,
-) -> _Sums:
-    """One pass over the data for one layer."""
-    sums = _Sums(name)
-    calls: list[NormCall] = []
+@contextmanager
+def _watched(module: nn.Module) -> Iterator[list[Tensor]]:
+    """In the block the outputs of a module's calls are put into the list."""
     outputs: list[Tensor] = []
 
-    def keep_call(called: str, call: NormCall) -> None:
-        if called == name:
-            calls.append(call)
-
-    def keep_output(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+    def keep(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         del module, args
         outputs.append(cast(Tensor, output[0] if isinstance(output, tuple) else output))
 
-    watched = teacher.get_submodule(name).register_forward_hook(keep_output)
+    handle = module.register_forward_hook(keep)
     try:
-        with evaluating(layers, keep_call), torch.random.fork_rng(devices=[]):
-            for batch in batches:
-                run(teacher, batch)
-                run(model, batch)
-                if len(calls) != len(outputs):
-                    raise InputError(
-                        f"on one batch the model calls {name!r} {len(calls)} times and the "
-                        f"teacher {len(outputs)} times: both have to run alike"
-                    )
-                for call, output in zip(calls, outputs, strict=True):
-                    sums.add(call, output)
-                calls.clear()
-                outputs.clear()
+        yield outputs
     finally:
-        watched.remove()
-    return sums
+        handle.remove()
 
 
 def _order(
@@ -241,21 +271,19 @@ def _order(
         del call
         called.setdefault(name)
 
+    num_batches = 0
     with evaluating(layers, note):
         for batch in batches:
             run(model, batch)
+            num_batches = 1
             break
-    missing = [name for name in layers if name not in called]
-    if missing:
-        raise InputError(
-            f"the first batch does not go through {listed(missing)}: give a `forward` that runs "
-            "the whole model, or leave layers out by `names`"
-        )
-    return list(called)
+    check_not_empty(num_batches, layers)
+    return order_of_calls(layers, called, "the first batch does not go")
 
 
-def _check_layers(layers: Mapping[str, BatchStatisticsNorm], teacher: nn.Module) -> None:
-    modules = dict(teacher.named_modules())
+def _check_layers(
+    layers: Mapping[str, BatchStatisticsNorm], teacher: Mapping[str, nn.Module]
+) -> None:
     for name, layer in layers.items():
         kind = type(layer).__name__
         if not layer.is_static:
@@ -264,10 +292,51 @@ def _check_layers(layers: Mapping[str, BatchStatisticsNorm], teacher: nn.Module)
             )
         if layer.weight is None or layer.bias is None:
             raise InputError(f"{name!r} ({kind}) has no weight and bias to be fitted: affine=True")
-        if name not in modules:
+        if name not in teacher:
             raise InputError(
                 f"the teacher has no module {name!r}: give the model as it was before the swap"
             )
+
+
+def _check_own(
+    model: nn.Module, layers: Mapping[str, BatchStatisticsNorm], teacher: nn.Module
+) -> None:
+    """Raises where fitting one layer would change another, or the teacher."""
+    if teacher is model:
+        raise InputError(
+            "teacher is the model itself, which has to stay as it was: "
+            "teacher = copy.deepcopy(model) before the swap"
+        )
+    holders, taught = _holders(model), _holders(teacher)
+    for name, layer in layers.items():
+        for key, parameter in layer.named_parameters(recurse=False):
+            place = _place(parameter)
+            if place in taught:
+                raise InputError(
+                    f"{key} of {name!r} is the teacher's {taught[place][0]!r} too, so that fitting "
+                    "would change the teacher: teacher = copy.deepcopy(model) before the swap"
+                )
+            others = [holder for holder in holders[place] if holder != f"{name}.{key}".lstrip(".")]
+            if others:
+                raise InputError(
+                    f"{key} of {name!r} is shared with {listed(others)}, so that fitting one would "
+                    "change the other: give each a parameter of its own, or leave the layer out "
+                    "by `names`"
+                )
+
+
+def _holders(model: nn.Module) -> dict[object, list[str]]:
+    """The names under which modules hold each parameter; a module that is used twice is one."""
+    found: dict[object, list[str]] = {}
+    for name, module in modules_by_name(model).items():
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            found.setdefault(_place(parameter), []).append(f"{name}.{key}".lstrip("."))
+    return found
+
+
+def _place(parameter: Tensor) -> object:
+    """Equal where the memory is: `load_state_dict(assign=True)` makes new objects around old."""
+    return parameter.device, parameter.data_ptr() or id(parameter)
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Statistics of a whole population: what goes into layers that evaluate, and their buffers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,8 @@ from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm, current
 from powernorm.norms.families import CenteredNorm
 from powernorm.norms.observation import arguments_of_call
 from powernorm.ops.moments import Moments
+from powernorm.ops.processes import all_reduce_sum
+from powernorm.surgery.batch_layers import listed
 
 Buffers = Mapping[str, Tensor]
 
@@ -43,7 +45,8 @@ def evaluating(
         # only where some of them train.
         layer.training = False
         x, mask = arguments_of_call(args, kwargs)
-        look(name, NormCall(layer, x, current_padding_mask() if mask is None else mask))
+        given = current_padding_mask(x, layer) if mask is None else mask
+        look(name, NormCall(layer, x, given))
 
     def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         del args, output
@@ -62,6 +65,45 @@ def evaluating(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def order_of_calls(
+    layers: Mapping[str, BatchStatisticsNorm], called: Iterable[str], batches: str
+) -> list[str]:
+    """The names of all layers in the order of their first calls, the same in all processes.
+
+    Args:
+        layers: by name.
+        called: names in the order of their first calls here; none in a process without data.
+        batches: what the layers should have been called on, for the message ("no batch went").
+
+    Raises:
+        InputError: a layer that no process has called, in all processes alike.
+
+    Distributed:
+        One exchange a layer, in the order of `layers`; all processes have to come here.
+    """
+    last = len(layers)
+    positions = {name: float(index) for index, name in enumerate(called)}
+    mean: dict[str, float] = {}
+    for name, layer in layers.items():
+        place = torch.tensor([positions.get(name, last), 1.0], dtype=torch.float64)
+        place = place.to(layer.num_batches_tracked.device)
+        total, size = all_reduce_sum(place, layer.group_name).tolist()
+        mean[name] = total / size
+    uncalled = [name for name, place in mean.items() if place == last]
+    if uncalled:
+        raise InputError(
+            f"{batches} through {listed(uncalled)} of the {last} layers with batch statistics: "
+            "give a `forward` that runs the whole model, or leave layers out by `names`"
+        )
+    return sorted(mean, key=lambda name: mean[name])
+
+
+def check_not_empty(num_batches: int, layers: Mapping[str, BatchStatisticsNorm]) -> None:
+    """Raises where there was no batch, unless other processes may have had some."""
+    if not num_batches and not any(layer.group_name for layer in layers.values()):
+        raise InputError("batches is empty: give data, best dozens of batches")
 
 
 def statistics_of(layer: BatchStatisticsNorm, moments: Moments, *, unbiased: bool) -> Buffers:

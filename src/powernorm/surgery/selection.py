@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final, Literal, get_args
+from typing import Final, Literal, cast, get_args
 
 from torch import nn
 
@@ -50,6 +51,10 @@ class Where:
     lowest: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("names", "types", "roles"):
+            value = getattr(self, name)
+            if value is not None and not _are_words(value):
+                raise InputError(f"{name} is {value!r}, expected a string or a sequence of strings")
         for role in _listed(self.roles):
             if role not in get_args(Role):
                 raise InputError(f"unknown role {role!r}, known are {', '.join(get_args(Role))}")
@@ -154,6 +159,7 @@ def select(sites: Sequence[Site], where: Selection) -> frozenset[str]:
         both = any(site.side is not None for site in sites)
         chosen = [site for site in sites if not both or site.side == "encoder"]
     elif callable(where):
+        _check_question(where)
         chosen = [
             site for site in sites if any(where(name, site.norm.module) for name in site.norm.names)
         ]
@@ -185,12 +191,27 @@ def inventory(sites: Sequence[Site]) -> str:
 def _checked(where: object) -> str | Sequence[str]:
     if isinstance(where, str):
         return where
-    if isinstance(where, Sequence) and all(isinstance(glob, str) for glob in where):
-        return tuple(where)
+    if _are_words(where):
+        return tuple(cast(Sequence[str], where))
     raise InputError(
         f"where is {where!r}, expected a glob over names, a sequence of globs, a function of "
         "(name, module), a powernorm.Where or None"
     )
+
+
+def _are_words(value: object) -> bool:
+    if isinstance(value, Sequence):
+        return all(isinstance(word, str) for word in value)
+    return False
+
+
+def _check_question(where: Callable[[str, nn.Module], bool]) -> None:
+    try:
+        inspect.signature(where).bind("", nn.Identity())
+    except TypeError as error:
+        raise InputError(f"where has to be a function of (name, module): {error}") from error
+    except ValueError:  # a function in C++ does not say what it takes
+        return
 
 
 def _listed(value: str | Sequence[str] | None) -> Sequence[str]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, check_norm_options, norm_info
-from powernorm.surgery.discovery import FoundNorm, Reading, find_norms
+from powernorm.surgery.discovery import FoundNorm, find_norms
 from powernorm.surgery.fast_paths import Switch, restore, without_fast_path
-from powernorm.surgery.masking import MaskOwner, mask_sources, own_masks
+from powernorm.surgery.masking import Stake, mask_sources, own_masks
 from powernorm.surgery.selection import (
     Role,
     Selection,
@@ -24,10 +24,20 @@ from powernorm.surgery.selection import (
     select,
     stacks,
 )
+from powernorm.surgery.successors import (
+    a_tensor,
+    follow,
+    kind_of,
+    mode_of,
+    successor,
+)
 from powernorm.surgery.tables import format_table
 
 _COMPILED: Final = "_orig_mod"
 """Name under which `torch.compile` keeps the module that it wraps."""
+
+_WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+"""torch's classes, the last one for `fully_shard`, that note parameters when they are built."""
 
 _HOOKS: Final = (
     "_forward_hooks",
@@ -38,7 +48,6 @@ _HOOKS: Final = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-_STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
 
 
 @dataclass(frozen=True)
@@ -89,16 +98,16 @@ class SwapPlan:
         Raises:
             InputError: the model is not what was planned for, or a norm cannot be built.
         """
-        _check_not_compiled(self.model)
+        _check_untouched(self.model)
         chosen = {row.name: self._found[row.name] for row in self.rows if row.action == "swap"}
         for name, found in chosen.items():
             if not all(slot.holds(found.module) for slot in found.slots):
                 raise InputError(
                     f"{name} is no longer the module that the plan was made for: plan again"
                 )
-        fallback = _a_tensor(self.model)
+        fallback = a_tensor(self.model)
         replacements = tuple(
-            _Replacement(found, _successor(found, self.to, self.options, fallback))
+            _Replacement(found, successor(found, self.to, self.options, fallback))
             for found in chosen.values()
         )
         return Swap(self, replacements)
@@ -125,7 +134,7 @@ class Swap:
         self.model = plan.model
         self._replacements = replacements
         self._undone = False
-        self._kinds = [_kind_of(one.new) for one in replacements]
+        self._kinds = [kind_of(one.new, plan.model) for one in replacements]
         self._hooks_before = [_hook_ids(one.found.module) for one in replacements]
         for one in replacements:
             _share_hooks(one.found.module, one.new)
@@ -134,13 +143,13 @@ class Swap:
         self._switches: tuple[Switch, ...] = without_fast_path(
             plan.model, [one.new for one in replacements]
         )
-        batch_norms = {
-            name: one.new
+        masked = [
+            name
             for one in replacements
             for name in one.found.names
             if isinstance(one.new, BatchStatisticsNorm)
-        }
-        self._owners: tuple[MaskOwner, ...] = own_masks(plan.model, batch_norms, plan._sides)
+        ]
+        self._stakes: tuple[Stake, ...] = own_masks(plan.model, masked, plan._sides)
 
     @property
     def norms(self) -> dict[str, Norm]:
@@ -165,12 +174,12 @@ class Swap:
                     "what came later first"
                 )
         for one, kind in zip(self._replacements, self._kinds, strict=True):
-            _follow(one.found.module, kind, _kind_of(one.new))
-        for owner in self._owners:
-            owner.remove()
+            follow(one.found.module, kind, kind_of(one.new, self.model))
+        for stake in self._stakes:
+            stake.withdraw()
         for one, before in zip(self._replacements, self._hooks_before, strict=True):
             _drop_later_hooks(one.found.module, before)
-            one.found.module.train(one.new.training)
+            one.found.module.train(mode_of(one.new))
             for slot in one.found.slots:
                 slot.put(one.found.module)
         restore(self._switches)
@@ -205,8 +214,8 @@ def plan_swap(
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
-    check_norm_options(to, norm_options)
-    _check_not_compiled(model)
+    _check_options(to, norm_options)
+    _check_untouched(model)
     found = find_norms(model)
     if any("" in norm.names for norm in found):
         raise InputError(
@@ -232,7 +241,10 @@ def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_opti
     predecessor had none starts at 0. Device, dtype, mode, `requires_grad` and hooks stay; shared
     norms stay shared. Afterwards the model is called as before: what it is told about padding by
     `attention_mask`, `src_key_padding_mask` and the like reaches the new norms. Swap before
-    `torch.compile` and before the model is wrapped for several processes.
+    `torch.compile`, before the model is wrapped for several processes, and before the optimizer is
+    built: it would miss new parameters (β in the place of an RMSNorm; γ and β where γ was 1 +
+    weight, as Gemma's). Running statistics, their counter, eps and freezing stay where old and new
+    norm keep the same statistics; a LayerNorm or RMSNorm that becomes this library's keeps its eps.
 
     Args:
         model: changed in place.
@@ -302,7 +314,22 @@ def _check_possible(
         build_norm(to, num_features, **{**options, "device": "meta"})
 
 
-def _check_not_compiled(model: nn.Module) -> None:
+def _check_options(to: str, options: Mapping[str, Any]) -> None:
+    if not isinstance(to, str):
+        raise InputError(f"to is {to!r}, expected the short name of a norm, as 'rbn'")
+    check_norm_options(to, options)
+    dtype = options.get("dtype")
+    if isinstance(dtype, torch.dtype) and not dtype.is_floating_point:
+        raise InputError(f"dtype is {dtype}, expected a floating point type")
+    if options.get("device") is not None:
+        try:
+            torch.device(options["device"])
+        except (RuntimeError, TypeError) as error:
+            raise InputError(f"device is {options['device']!r}: {error}") from error
+
+
+def _check_untouched(model: nn.Module) -> None:
+    """Raise for a model that something was built around which would not see the change."""
     if any(
         _COMPILED in module._modules or module._compiled_call_impl is not None
         for module in model.modules()
@@ -311,81 +338,13 @@ def _check_not_compiled(model: nn.Module) -> None:
             f"{type(model).__name__} is compiled already, and compiled code would not see the new "
             "norms' masks: swap before torch.compile"
         )
-
-
-def _a_tensor(model: nn.Module) -> Tensor:
-    """Some floating-point tensor of the model, for norms that have none."""
-    tensors = (*model.parameters(), *model.buffers())
-    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
-
-
-def _successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: Tensor) -> Norm:
-    """The new norm, with all that it takes over, not yet in its place."""
-    reading = cast(Reading, found.reading)
-    like = next(
-        (tensor for tensor in (reading.weight, reading.bias) if tensor is not None), fallback
-    )
-    place_of_old = {"device": like.device, "dtype": like.dtype}
-    new = build_norm(to, reading.num_features, **{**place_of_old, **options})
-    _take_over(new, "weight", reading.scale(), reading.weight)
-    _take_over(new, "bias", reading.bias, reading.bias)
-    beta = new._parameters.get("bias")
-    if beta is not None and reading.bias is None and reading.weight is not None:
-        beta.requires_grad_(reading.weight.requires_grad)
-    if reading.statistics is not None:
-        _take_over_statistics(new, reading.statistics)
-    return new.train(found.module.training)
-
-
-def _take_over(new: Norm, name: str, value: Tensor | None, old: nn.Parameter | None) -> None:
-    """Give γ or β to a norm that has it: the very same parameter where nothing is to convert."""
-    own = new._parameters.get(name)
-    if own is None or value is None or old is None:
-        return
-    same = value is old and (own.shape, own.dtype, own.device) == (
-        old.shape,
-        old.dtype,
-        old.device,
-    )
-    if same:
-        new._parameters[name] = old
-        return
-    with torch.no_grad():
-        own.copy_(value.reshape(own.shape))
-    own.requires_grad_(old.requires_grad)
-
-
-@torch.no_grad()
-def _take_over_statistics(new: Norm, old: nn.Module) -> None:
-    """Running statistics, where both norms keep the same ones."""
-    kept = [name for name in _STATISTICS if new._buffers.get(name) is not None]
-    if any(old._buffers.get(name) is None for name in kept):
-        return
-    for name in kept:
-        cast(Tensor, new._buffers[name]).copy_(cast(Tensor, old._buffers[name]))
-
-
-def _kind_of(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    tensor = _a_tensor(module)
-    return tensor.device, tensor.dtype
-
-
-def _follow(
-    old: nn.Module,
-    before: tuple[torch.device, torch.dtype],
-    now: tuple[torch.device, torch.dtype],
-) -> None:
-    """Move an old norm as the model was moved since the swap."""
-    if before == now or all(
-        (tensor.device, tensor.dtype) == now for tensor in (*old.parameters(), *old.buffers())
-    ):
-        return
-    if _a_tensor(old).is_meta:
-        raise InputError(
-            "the old norms were left on the meta device when the model got its values: build the "
-            "model anew instead of undoing the swap"
-        )
-    old.to(*now)
+    for module in model.modules():
+        wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
+        if wrapper is not None:
+            raise InputError(
+                f"{wrapper} has taken down the model's parameters already and would not see the "
+                "new norms': swap before the model is wrapped"
+            )
 
 
 def _share_hooks(old: nn.Module, new: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer with the penalty of RBN in its loss and TID in its log."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,11 @@ from transformers.trainer_utils import IntervalStrategy
 
 from powernorm.diagnosis import NormMonitor
 from powernorm.errors import InputError
+from powernorm.norms.models import check_num_tokens
+from powernorm.norms.untouched import untouched
 from powernorm.training.trainers import (
     count_labels,
+    forget_penalties,
     log_entries,
     penalized_layers,
     process_penalty,
@@ -28,24 +31,37 @@ class PenaltyTrainerMixin(_Base):
 
     `class RegularizedTrainer(PenaltyTrainerMixin, Trainer): ...` is all it takes; the mixin works
     in front of any subclass of Trainer. λ of Wang et al. 2022 belongs to a cross entropy summed
-    over tokens. The Trainer has two kinds of loss, and the penalty P_i of micro-batch i follows:
+    over tokens. The loss that the Trainer goes back from is one of these, with k micro-batches in
+    an update, and the penalty P_i of micro-batch i follows it:
 
-    - A model that takes loss kwargs (or a `compute_loss_func`) sums its loss over tokens and
-      divides by `num_items_in_batch`, the tokens of all micro-batches of the update: P_i is
-      divided by the same, and the update minimises `Σ_i (loss sum_i + P_i)/tokens`.
-    - Any other model takes the mean over its micro-batch, and the Trainer divides by the number k
-      of micro-batches: P_i is divided by the tokens of the micro-batch (labels that are not -100;
-      a causal model has no use for the first of each row), and the update minimises
+    - A model that takes `num_items_in_batch`, the tokens of all micro-batches of the update, and
+      divides the sum over its tokens by it (or a `compute_loss_func` that does): P_i is divided by
+      the same, and the update minimises `Σ_i (loss sum_i + P_i)/tokens`.
+    - A model that takes no such number, so that its loss is the mean over its micro-batch and the
+      Trainer divides by k: P_i is divided by the tokens of the micro-batch (labels that are not
+      -100; a causal model has no use for the first of each row), and the update minimises
       `(1/k) Σ_i (loss_i + P_i/tokens_i)`.
+    - A model that takes `**kwargs` and with them the number, but ignores it (BERT, RoBERTa, T5,
+      BART, Marian and more): the mean over its micro-batch, which the Trainer does *not* divide by
+      k, so that the update minimises `Σ_i (loss_i + P_i/tokens_i)`. Gradients are k times as large
+      as in one large batch then, with this mixin or without; `loss_is_scaled_for_ga = False` in
+      your subclass mends that and makes it the second kind.
 
-    Which of the two it is, the Trainer decides by `model_accepts_loss_kwargs` and
-    `loss_is_scaled_for_ga`; set the latter to False in your subclass for a model that takes
-    `**kwargs` but ignores the number of items (some classification heads do). Evaluation adds
-    nothing, and a model without such layers is left alone.
+    The first and the third are told apart once, at the first micro-batch that has a loss: two
+    forwards without gradients, in evaluation mode, with two different numbers of items; nothing
+    in the model and no random number moves by that. `loss_is_scaled_for_ga`, where a subclass sets
+    it, says it instead: True for the first kind, False for a mean that the Trainer divides by k.
+
+    What a batch leaves behind that is not gone back from is dropped. Evaluation adds nothing, and
+    a model without such layers is left alone.
 
     Raises:
-        InputError: no labels to count, `nn.DataParallel` (several GPUs in one process).
+        InputError: no labels to count, a loss of which it cannot be told whether it is divided by
+            the number of items, `nn.DataParallel` (several GPUs in one process).
     """
+
+    _divides: bool | None = None
+    """Does the loss follow the number of items? None until a loss has shown it."""
 
     def compute_loss(
         self,
@@ -57,11 +73,15 @@ class PenaltyTrainerMixin(_Base):
         """The Trainer's loss plus the penalty; arguments and result are the Trainer's."""
         # The Trainer takes the labels out of the inputs where it smooths them.
         own_inputs = dict(inputs)
+        adds = model.training and bool(penalized_layers(model))
+        divides = adds and self._is_divided(model, inputs, num_items_in_batch)
+        if adds:
+            forget_penalties(model)
         loss, outputs = super().compute_loss(
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
-        if model.training and penalized_layers(model):
-            tokens = self._process_tokens(own_inputs, num_items_in_batch)
+        if adds:
+            tokens = self._process_tokens(own_inputs, num_items_in_batch, divides)
             added = process_penalty(model, "mean", tokens)
             assert added is not None
             loss = loss + added.to(loss)
@@ -90,35 +110,80 @@ class PenaltyTrainerMixin(_Base):
         return count_labels(labels[..., 1:] if self._loss_shifts_labels else labels)
 
     def _process_tokens(
-        self, inputs: Mapping[str, Any], num_items: Tensor | int | None
+        self, inputs: Mapping[str, Any], num_items: Tensor | int | None, divides: bool
     ) -> int | Tensor:
-        """What the loss of this process is the mean of."""
-        if self.args.n_gpu > 1:
-            raise InputError(
-                f"{self.args.n_gpu} GPUs in one process run copies of the model, whose penalty "
-                "is lost: start one process for each GPU with torchrun or accelerate"
-            )
-        normalizes = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-        if not self._is_scaled(num_items):
-            return self.count_loss_tokens(inputs)
-        if num_items is None:
+        """What the loss of this process is the mean of, once the Trainer has multiplied it."""
+        if divides and num_items is None:
             raise InputError(
                 "the loss is said to be divided by the tokens of the whole update, but the Trainer "
                 "could not count them: give the batches 'labels', or set "
                 "loss_is_scaled_for_ga = False in your Trainer if it is a mean of the micro-batch"
             )
-        if normalizes and self.args.average_tokens_across_devices:
-            # Of all processes, and the loss has been multiplied by their number.
-            num_copies: int = self.accelerator.num_processes // self.get_tp_size()
-            return torch.as_tensor(num_items) / num_copies
-        return num_items
+        tokens = num_items if divides else check_num_tokens(self.count_loss_tokens(inputs))
+        assert tokens is not None
+        multiplies = self._tells_items(num_items) and self.args.average_tokens_across_devices
+        num_copies = self.accelerator.num_processes // self.get_tp_size() if multiplies else 1
+        # Of all processes, or of a loss that has been multiplied by their number all the same.
+        return tokens if num_copies == 1 else torch.as_tensor(tokens) / num_copies
 
-    def _is_scaled(self, num_items: Tensor | int | None) -> bool:
-        """Does training_step take the loss for one divided by the tokens of all micro-batches?"""
+    def _tells_items(self, num_items: Tensor | int | None) -> bool:
+        """Does the model or the loss function get the number of items?"""
+        takes = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        return takes and num_items is not None
+
+    def _is_divided(
+        self, model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int | None
+    ) -> bool:
+        """Is the loss a sum divided by the tokens of all micro-batches of the update?"""
+        if self.args.n_gpu > 1:
+            raise InputError(
+                f"{self.args.n_gpu} GPUs in one process run copies of the model, whose penalty "
+                "is lost: start one process for each GPU with torchrun or accelerate"
+            )
         if self.loss_is_scaled_for_ga is not None:
             return bool(self.loss_is_scaled_for_ga)
-        takes_items = self.model_accepts_loss_kwargs and num_items is not None
-        return takes_items or self.compute_loss_func is not None
+        if num_items is None or not self._tells_items(num_items):
+            return False
+        if self._divides is None:
+            with untouched(model, ()):
+                once = self._loss_of(model, inputs, num_items)
+                twice = self._loss_of(model, inputs, 2 * num_items)
+            # All processes come to the same answer, those whose batch has no label too.
+            pairs = self.accelerator.gather(torch.stack([once, twice]).float())
+            self._divides = _follows(cast(Tensor, pairs).view(-1, 2))
+        # No loss, nothing to weigh: what the Trainer believes will do.
+        return self._divides is not False
+
+    def _loss_of(self, model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int) -> Tensor:
+        loss = super().compute_loss(model, dict(inputs), num_items_in_batch=num_items)
+        return cast(Tensor, loss).reshape(())
+
+
+def _follows(losses: Tensor) -> bool | None:
+    """Does a loss halve when the number of items doubles?
+
+    Args:
+        losses: (processes, 2), with the number and with twice the number.
+
+    Returns:
+        None where no loss is a finite number other than 0.
+
+    Raises:
+        InputError: it neither halves nor stays.
+    """
+    usable = losses[losses.isfinite().all(1) & losses[:, 0].ne(0)]
+    if not len(usable):
+        return None
+    ratios = usable[:, 1] / usable[:, 0]
+    for answer, expected in ((True, 0.5), (False, 1.0)):
+        # Part of a loss, such as the balance of experts, may go its own way.
+        if bool((ratios - expected).abs().max() < 0.1):
+            return answer
+    raise InputError(
+        f"with twice the num_items_in_batch the loss is {ratios[0].item():.3g} times as large, so "
+        "that it cannot be told whether it is divided by that number or is a mean over the "
+        "micro-batch: set loss_is_scaled_for_ga in your Trainer, to True or False"
+    )
 
 
 class NormCallback(TrainerCallback):
@@ -128,16 +193,29 @@ class NormCallback(TrainerCallback):
     `…/var_tid`, … (see `powernorm.diagnosis.NormMonitor`) to the Trainer's log at every logging
     step, right after that of the loss. In between nothing is measured.
 
+    The Trainer tells no callback of an exception in `train()`: the hooks then stay in the model
+    until the next `train()` or `detach()`, and go on measuring if the step that failed was one to
+    be logged.
+    Nor does it tell when a loss scale changes: in float16 training of PowerNorm or MABN call
+    `powernorm.rescale_backward_statistics` after a change of
+    `trainer.accelerator.scaler.get_scale()`; bfloat16 has no such scale.
+
     Args:
         trainer: whose model is watched, attached at once: the Trainer compiles it later, and
             compiled code ignores hooks that come after.
 
     Raises:
-        InputError: the model is compiled already; a logging strategy that does not go by steps
-            (when training begins).
+        InputError: no Trainer; the model is compiled already; a logging strategy that does not go
+            by steps (when training begins).
     """
 
     def __init__(self, trainer: Trainer) -> None:
+        given: object = trainer
+        if not isinstance(given, Trainer):
+            raise InputError(
+                f"trainer is {trainer!r}, expected the transformers.Trainer that it is added to: "
+                "trainer.add_callback(NormCallback(trainer))"
+            )
         self._trainer = trainer
         self._model: nn.Module | None = None
         self._monitor: NormMonitor | None = None
@@ -191,16 +269,17 @@ class NormCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Detach."""
+        """Take the hooks out."""
         del args, state, control, kwargs
-        self._detach()
+        self.detach()
 
     def _attach(self, model: nn.Module) -> None:
-        self._detach()
+        self.detach()
         self._monitor = NormMonitor(model, 1)
         self._model = model
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
+        """Take the hooks out of the model, as the end of a training does; to be repeated freely."""
         if self._monitor is not None:
             self._monitor.detach()
         self._monitor = self._model = None

@@ -1,4 +1,15 @@
-"""Callbacks for anybody's LightningModule: the penalty of RBN, and TID in the log."""
+"""Callbacks for anybody's LightningModule: the penalty of RBN, TID in the log, ν in float16.
+
+In float16 the gradients come times a loss scale, and so does ν of PowerNorm and MABN, which has to
+follow when the scale changes. `LossScaleFollower(model, scaler)` sees to that in any
+LightningModule; make the scaler yourself, so that Lightning and it have the same:
+
+    scaler = torch.amp.GradScaler("cuda")
+    pl.Trainer(
+        plugins=[MixedPrecision("16-mixed", "cuda", scaler)],
+        callbacks=[LossScaleFollower(module, scaler)],
+    )
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,8 +19,18 @@ from torch import Tensor, nn
 
 from powernorm.diagnosis import NormMonitor
 from powernorm.errors import InputError
+from powernorm.norms.arguments import check_count
 from powernorm.norms.models import Reduction
-from powernorm.training.trainers import count_labels, log_entries, process_penalty
+from powernorm.norms.observation import check_function, check_model
+from powernorm.training.monitoring import LossScaleFollower
+from powernorm.training.trainers import (
+    count_labels,
+    forget_penalties,
+    log_entries,
+    process_penalty,
+)
+
+__all__ = ["LossScaleFollower", "NormCallback", "NumTokens", "PenaltyCallback"]
 
 NumTokens = Callable[[Any], int | Tensor]
 """Number of tokens in a batch that its loss is the mean of."""
@@ -24,7 +45,8 @@ class PenaltyCallback(pl.Callback):
     `reduction="token_sum"` `(1/k) Σ_i (loss_i + penalty_i)`. It is added just before the backward,
     when Lightning has divided the loss by k and a GradScaler has scaled it, and it is divided and
     scaled like the loss. The logged loss stays without it; evaluation never sees it, and a model
-    without such layers is left alone.
+    without such layers is left alone. What a batch leaves behind whose `training_step` returns None
+    is dropped.
 
     Args:
         num_tokens: number of tokens that the loss of a batch is the mean of: a function of the
@@ -33,8 +55,8 @@ class PenaltyCallback(pl.Callback):
         reduction: how `training_step` reduces its loss: `mean` over tokens, or `token_sum`.
 
     Raises:
-        InputError: num_tokens is missing or superfluous; manual optimisation; a batch without
-            that key.
+        InputError: num_tokens is missing, superfluous or gives no number of at least 1; manual
+            optimisation; a batch without that key.
 
     Distributed:
         See `powernorm.training.trainers.process_penalty`: each process gives the tokens of its
@@ -57,6 +79,8 @@ class PenaltyCallback(pl.Callback):
                 "reduction='token_sum' has no use for num_tokens: leave it out, or pass "
                 "reduction='mean' if the loss is a mean over tokens"
             )
+        if not isinstance(num_tokens, str):
+            check_function("num_tokens", num_tokens)
         self._num_tokens = num_tokens
         self._reduction = reduction
         self._batch: Any = None
@@ -74,8 +98,9 @@ class PenaltyCallback(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the batch, whose tokens are counted later."""
-        del trainer, pl_module, batch_idx
+        """Keep the batch, whose tokens are counted later; drop what a skipped one left behind."""
+        del trainer, batch_idx
+        forget_penalties(pl_module)
         self._batch = batch
 
     def on_before_backward(
@@ -135,13 +160,13 @@ class NormCallback(pl.Callback):
             start of the training.
 
     Raises:
-        InputError: `every` below 1; a model that is compiled already.
+        InputError: `every` is no integer of at least 1; no model, or one that is compiled already.
     """
 
     def __init__(self, every: int = 100, *, model: nn.Module | None = None) -> None:
-        if every < 1:
-            raise InputError(f"every is {every}, expected a number of updates of at least 1")
-        self._every = every
+        self._every = check_count("every", every, 1)
+        if model is not None:
+            check_model(model)
         self._model = model
         self._monitor = None if model is None else NormMonitor(model, every)
         self._update: int | None = None

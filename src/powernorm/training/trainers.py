@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from powernorm.diagnosis import NormRow
 from powernorm.errors import InputError
 from powernorm.norms import RegularizedBatchNorm, penalty
-from powernorm.norms.models import Reduction
+from powernorm.norms.models import Reduction, check_num_tokens
 from powernorm.ops.processes import all_reduce_sum
 
 IGNORED_LABEL: Final = -100
@@ -24,6 +24,13 @@ def count_labels(labels: Tensor) -> Tensor:
 def penalized_layers(model: nn.Module) -> list[RegularizedBatchNorm]:
     """The layers in training mode that have a penalty."""
     return [m for m in model.modules() if isinstance(m, RegularizedBatchNorm) and m.training]
+
+
+def forget_penalties(model: nn.Module) -> None:
+    """Drop what is pending of a batch whose backward never came, before the next forward."""
+    for module in model.modules():
+        if isinstance(module, RegularizedBatchNorm):
+            module.forget_penalty()
 
 
 def process_penalty(
@@ -61,7 +68,9 @@ def process_penalty(
             "common number of tokens: give all of them the same `process_group` and `sync`"
         )
     group, device = groups.pop(), layers[0].running_mean.device
-    own: int | Tensor = 1 if reduction == "token_sum" or num_tokens is None else num_tokens
+    own: int | Tensor = 1
+    if reduction == "mean" and num_tokens is not None:
+        own = check_num_tokens(num_tokens)
     own = torch.as_tensor(own, dtype=torch.float64, device=device)
     if reduction == "token_sum":
         return penalty(model, "token_sum") / all_reduce_sum(own, group).to(torch.float32)

@@ -1,0 +1,159 @@
+"""What a new norm takes over from the one whose place it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, norm_info
+from powernorm.surgery.discovery import FoundNorm, Reading
+
+_STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
+_COUNTERS: Final = ("num_batches_tracked", "num_nonfinite_batches")
+_SAME: Final = {"layer": "ln", "rms": "rms"}
+"""The short names of what other libraries' norms compute."""
+
+
+def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: Tensor) -> Norm:
+    """The new norm, with all that it takes over, not yet in its place.
+
+    Args:
+        found: the old one, with a reading.
+        to: short name of the new one.
+        options: of the new one, over what it would take over.
+        fallback: gives device and dtype where the old one has no parameters.
+
+    Raises:
+        InputError: the new norm cannot be built.
+    """
+    reading = cast(Reading, found.reading)
+    like = next(
+        (tensor for tensor in (reading.weight, reading.bias) if tensor is not None), fallback
+    )
+    given = {"device": like.device, "dtype": like.dtype, **options}
+    new = build_norm(to, reading.num_features, **given)
+    carried = _carried(new, to, reading)
+    if carried.keys() - given.keys():
+        new = build_norm(to, reading.num_features, **{**carried, **given})
+    _take_over(new, "weight", reading.scale(), reading.weight)
+    _take_over(new, "bias", reading.bias, reading.bias)
+    beta = new._parameters.get("bias")
+    if beta is not None and reading.bias is None and reading.weight is not None:
+        beta.requires_grad_(reading.weight.requires_grad)
+    if _keeps_statistics(new, reading.statistics):
+        _take_over_statistics(new, cast(nn.Module, reading.statistics))
+    new.train(mode_of(found.module))
+    if getattr(found.module, "is_frozen", False) and _keeps_statistics(new, reading.statistics):
+        cast(BatchStatisticsNorm, new).freeze_statistics()
+    return new
+
+
+def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
+    """Options that the old norm was built with and that its successor keeps."""
+    old = reading.statistics
+    same = type(old) is type(new) if reading.kind == "own" else _SAME.get(reading.kind) == to
+    if not (same or _have_the_same(new, old)):
+        return {}
+    carried: dict[str, Any] = {}
+    if reading.eps is not None and reading.eps > 0:
+        carried["eps"] = reading.eps
+    groups = getattr(old, "groups", None)
+    # Except where the new name says that there are none.
+    if groups is not None and hasattr(new, "groups") and "groups" not in norm_info(to).presets:
+        carried["groups"] = groups
+    return carried
+
+
+def _kept_names(new: Norm) -> list[str]:
+    return [name for name in _STATISTICS if _has(new, name)]
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    return module._buffers.get(name) is not None
+
+
+def _have_the_same(new: Norm, old: nn.Module | None) -> bool:
+    """Whether the old one has the running statistics that the new one evaluates by."""
+    names = _kept_names(new)
+    return old is not None and bool(names) and all(_has(old, name) for name in names)
+
+
+def _keeps_statistics(new: Norm, old: nn.Module | None) -> bool:
+    """Whether both keep the same running statistics, of the same thing."""
+    same_input = getattr(old, "groups", None) == getattr(new, "groups", None)
+    return same_input and _have_the_same(new, old)
+
+
+def _take_over(new: Norm, name: str, value: Tensor | None, old: nn.Parameter | None) -> None:
+    """Give γ or β to a norm that has it: the very same parameter where nothing is to convert."""
+    own = new._parameters.get(name)
+    if own is None or value is None or old is None:
+        return
+    same = value is old and (own.shape, own.dtype, own.device) == (
+        old.shape,
+        old.dtype,
+        old.device,
+    )
+    if same:
+        new._parameters[name] = old
+        return
+    with torch.no_grad():
+        own.copy_(value.reshape(own.shape))
+    own.requires_grad_(old.requires_grad)
+
+
+@torch.no_grad()
+def _take_over_statistics(new: Norm, old: nn.Module) -> None:
+    shapes = [{name: b.shape for name, b in norm.named_buffers()} for norm in (new, old)]
+    alike = type(old) is type(new) and shapes[0] == shapes[1]
+    for name in shapes[0] if alike else [*_kept_names(new), *_COUNTERS]:
+        if _has(new, name) and _has(old, name):
+            cast(Tensor, new._buffers[name]).copy_(cast(Tensor, old._buffers[name]))
+    if not alike:
+        # It has statistics, but its own warm-up is still to come.
+        cast(Tensor, new._buffers["num_batches_tracked"]).clamp_(max=1)
+
+
+def a_tensor(model: nn.Module) -> Tensor:
+    """Some floating-point tensor of the model, for norms that have none."""
+    tensors = (*model.parameters(), *model.buffers())
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
+
+
+def mode_of(norm: nn.Module) -> bool:
+    """Training or not, of a frozen norm what its model was last told."""
+    if isinstance(norm, BatchStatisticsNorm) and norm.is_frozen:
+        return norm._mode
+    return norm.training
+
+
+def kind_of(norm: nn.Module, model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Device and dtype of a norm's parameters, or else of the model around it.
+
+    Running statistics say nothing: they stay float32 where a model becomes bfloat16.
+    """
+    own = [parameter for parameter in norm.parameters() if parameter.is_floating_point()]
+    tensor: Tensor = own[0] if own else a_tensor(model)
+    return tensor.device, tensor.dtype
+
+
+def follow(
+    old: nn.Module,
+    before: tuple[torch.device, torch.dtype],
+    now: tuple[torch.device, torch.dtype],
+) -> None:
+    """Move an old norm as the model was moved since the swap."""
+    if before == now or all(
+        (tensor.device, tensor.dtype) == now for tensor in (*old.parameters(), *old.buffers())
+    ):
+        return
+    if a_tensor(old).is_meta:
+        raise InputError(
+            "the old norms were left on the meta device when the model got its values: build the "
+            "model anew instead of undoing the swap"
+        )
+    old.to(*now)

@@ -1,0 +1,248 @@
+"""Several swaps of one model share the owners of its masks; interrupts; a look at the masks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import powernorm
+from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.masks import current_padding_mask
+from powernorm.surgery.swapping import swap
+from surgery.foreign_models import (
+    FAMILIES,
+    PADDED,
+    keep,
+    padding,
+    run,
+    tokens,
+    torch_encoder,
+    vectors,
+)
+
+FIRST, SECOND = "*.0.*", "*.1.*"
+
+
+def seen_by(model: nn.Module) -> dict[str, list[Tensor | None]]:
+    """What each norm gets as its mask, filled while the model runs."""
+    seen: dict[str, list[Tensor | None]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, BatchStatisticsNorm):
+            calls = seen.setdefault(name, [])
+            module.register_forward_pre_hook(
+                lambda norm, args, calls=calls: calls.append(current_padding_mask(args[0], norm))
+            )
+    return seen
+
+
+def hooks(model: nn.Module) -> dict[str, list[Any]]:
+    return {
+        f"{name} {kind}": list(module.__dict__[kind].items())
+        for name, module in model.named_modules()
+        for kind in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
+    }
+
+
+def bert() -> nn.Module:
+    return FAMILIES["bert"]()[0].train()
+
+
+def all_get(seen: dict[str, list[Tensor | None]], expected: Tensor, but: str = "!") -> None:
+    assert seen
+    for name, masks in seen.items():
+        if but not in name:
+            assert masks, name
+            assert all(mask is not None and torch.equal(mask, expected) for mask in masks), name
+
+
+def test_layers_swapped_one_after_the_other_each_get_the_mask() -> None:
+    model = bert()
+    swap(model, "bn", where=FIRST)
+    swap(model, "bn", where=SECOND)
+    assert len(model._forward_pre_hooks) == 1
+    run(model, PADDED["bert"](0))
+    powernorm.freeze_statistics(model, "encoder.layer.1.*")
+    seen = seen_by(model)
+    run(model, PADDED["bert"](2))
+    all_get(seen, padding(2))
+
+
+@pytest.mark.parametrize("where", [None, FIRST, "layer.1.output*"])
+def test_a_model_and_then_a_part_of_it(where: str | None) -> None:
+    model = bert()
+    swap(model, "bn")
+    swap(model.encoder, "rbn", where=where)
+    seen = seen_by(model)
+    run(model, PADDED["bert"](2))
+    all_get(seen, padding(2))
+
+
+@pytest.mark.parametrize("rest", [None, SECOND, "emb*"])
+def test_a_part_and_then_the_model(rest: str | None) -> None:
+    model = bert()
+    swap(model.encoder.layer[0], "bn")
+    swap(model, "bn", where=rest)
+    seen = seen_by(model)
+    run(model, PADDED["bert"](2))
+    all_get(seen, padding(2))
+
+
+class Tower(nn.Module):
+    """A layer whose mask is in a form that nothing can be read from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor, attention_mask: object = None) -> Tensor:
+        del attention_mask
+        return self.norm(x)
+
+
+class Packing(nn.Module):
+    def __init__(self, how: object) -> None:
+        super().__init__()
+        self.first, self.layer, self.how = nn.LayerNorm(8), Tower(), how
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        del attention_mask
+        return self.layer(self.first(x), self.how)
+
+
+def test_what_cannot_be_read_is_inherited_from_the_model_around() -> None:
+    model = Packing("a block mask").train()
+    swap(model.layer, "bn")
+    swap(model, "bn", where="first")
+    seen = seen_by(model)
+    model(vectors(), keep(0))
+    all_get(seen, padding())
+
+
+def test_masks_of_two_sides_swapped_apart_do_not_mix() -> None:
+    model = FAMILIES["t5"]()[0].train()
+    swap(model.decoder, "bn")
+    swap(model, "bn")
+    seen = seen_by(model)
+    inputs = PADDED["t5"](1)
+    run(model, inputs)
+    for name, (mask,) in seen.items():
+        side = "decoder_attention_mask" if name.startswith("decoder") else "attention_mask"
+        assert torch.equal(mask, inputs[side] == 0), name
+
+
+def test_norms_that_were_replaced_ask_for_nothing() -> None:
+    model = bert()
+    swap(model, "bn")
+    swap(model, "rbn")
+    model.eval()
+    model(input_ids=tokens(3))
+    inputs = PADDED["bert"](3)
+    model(inputs["input_ids"], attention_mask=1 - inputs["attention_mask"])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_undone_in_any_order_every_hook_is_as_before(order: tuple[int, ...]) -> None:
+    model = bert()
+    before = hooks(model)
+    made = [
+        swap(model, "bn", where=FIRST),
+        swap(model.encoder, "bn", where="layer.1.*"),
+        swap(model, "rbn", where="emb*"),
+    ]
+    for index in order[:2]:
+        made[index].undo()
+    seen = seen_by(model)
+    run(model, PADDED["bert"](2))
+    all_get(seen, padding(2))
+    made[order[2]].undo()
+    assert hooks(model) == before
+
+
+def test_a_copy_of_a_model_swapped_twice() -> None:
+    model = bert()
+    swap(model, "bn", where=FIRST)
+    twin = copy.deepcopy(model)
+    swap(twin, "bn", where=SECOND)
+    assert len(twin._forward_pre_hooks) == 1
+    model.eval()
+    seen = seen_by(twin)
+    run(twin, PADDED["bert"](2))
+    all_get(seen, padding(2))
+
+
+def test_folding_leaves_an_owner_that_has_a_norm_left() -> None:
+    model, inputs = FAMILIES["bert"]()
+    swap(model, "bn", where=FIRST)
+    swap(model, "pn", where=SECOND)
+    powernorm.calibrate(model, [inputs], names=FIRST)
+    powernorm.fold(model.eval(), inputs)
+    assert len(model._forward_pre_hooks) == 1
+    seen = seen_by(model)
+    run(model.train(), PADDED["bert"](2))
+    all_get(seen, padding(2))
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("scoped", [False, True])
+def test_an_interrupt_leaves_no_mask_behind(scoped: bool) -> None:
+    model = bert()
+    swap(model, "bn")
+    swap(model.encoder, "rbn")
+    handle = model.encoder.layer[1].register_forward_pre_hook(interrupt)
+    norm = powernorm.BatchNorm(4)
+    try:
+        run(model, PADDED["bert"](0))
+    except KeyboardInterrupt as error:
+        held = error  # as a notebook does: the frames of the call live on
+    handle.remove()
+    assert held.__traceback__ is not None
+    if scoped:
+        with powernorm.padding_mask(torch.ones(3, 7, dtype=torch.bool)):
+            assert current_padding_mask() is not None
+    norm(torch.randn(3, 7, 4))
+    assert current_padding_mask() is None
+    seen = seen_by(model)
+    run(model, PADDED["bert"](2))
+    all_get(seen, padding(2))
+    assert current_padding_mask() is None
+
+
+class Recursive(nn.Module):
+    """Calls itself on a shorter input; the outer mask is there again afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        if x.shape[1] > 3:
+            self(x[:, :3], attention_mask[:, :3])
+        return self.norm(x)
+
+
+def test_a_module_that_calls_itself() -> None:
+    model = Recursive().train()
+    swap(model, "bn")
+    seen = seen_by(model)
+    model(vectors(), keep(0))
+    assert [tuple(mask.shape) for mask in seen["norm"]] == [(2, 3), (2, 5)]
+
+
+def test_recomputation_does_not_miss_the_mask_of_the_model_around() -> None:
+    model = torch_encoder().train()
+    swap(model, "bn")
+    swap(model.layers[0], "rbn")
+    silent = vectors(2).masked_fill(padding(2).unsqueeze(-1), 0.0)
+    layer = model.layers[0]
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: torch.utils.checkpoint.checkpoint(
+        forward, *args, use_reentrant=False, **kwargs
+    )
+    model(silent, src_key_padding_mask=padding(2)).square().mean().backward()
