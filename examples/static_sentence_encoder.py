@@ -149,6 +149,8 @@ class Distillation:
         )
         self.step = 0
         self.seconds = 0.0
+        self.curve: list[dict[str, Any]] = []
+        """Agreement with the teacher on the validation sentences, by step."""
 
     def rate(self, done: float) -> float:
         """Share of the learning rate: a short warm-up, then half a cosine."""
@@ -182,6 +184,7 @@ class Distillation:
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
+            "curve": self.curve,
         }
         temporary = path.with_suffix(".part")
         torch.save(state, temporary)
@@ -193,6 +196,7 @@ class Distillation:
         self.student.load_state_dict(state["student"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds = state["step"], state["seconds"]
+        self.curve = state.get("curve", [])
 
 
 def agreement(found: Tensor, expected: Tensor) -> dict[str, float]:
@@ -282,7 +286,7 @@ def run(
     expected = embed(teacher, valid)
     student = copy.deepcopy(teacher).requires_grad_(True)
     console = Console(stderr=True)
-    state, curve = out / "student.pt", []
+    state = out / "student.pt"
     if state.exists():
         powernorm.swap(student, to=settings.norm)
         student.eval()
@@ -296,10 +300,10 @@ def run(
         distillation.load(state)
         powernorm.freeze_statistics(student)
     else:
-        curve.append({"step": 0, **agreement(embed(student.eval(), valid), expected)})
-        console.print(f"fitted, not trained: {curve[0]}", highlight=False)
+        distillation.curve.append({"step": 0, **agreement(embed(student.eval(), valid), expected)})
+        console.print(f"fitted, not trained: {distillation.curve[0]}", highlight=False)
         distillation.save(state)
-    curve += _distil(distillation, valid, expected, state, console)
+    _distil(distillation, valid, expected, state, console)
     student.eval().requires_grad_(False)
     report = powernorm.fold(student, test[0], inplace=False)
     report.save(out / "folded.safetensors", {"base": "all-MiniLM-L6-v2", "norm": settings.norm})
@@ -308,7 +312,7 @@ def run(
         "settings": {key: value for key, value in vars(settings).items() if value != math.inf},
         "steps": distillation.step,
         "minutes": distillation.seconds / 60,
-        "curve": curve,
+        "curve": distillation.curve,
         "test": agreement(embed(report.model, test), embed(teacher, test)),
         "fold_errors": [(str(e.dtype), e.absolute, e.relative) for e in report.errors],
         "norms_left": sum(row.action != "fold" for row in report.rows),
@@ -320,9 +324,9 @@ def run(
 
 def _distil(
     distillation: Distillation, valid: list[Batch], expected: Tensor, state: Path, console: Console
-) -> list[dict[str, Any]]:
+) -> None:
     """Train to the end, evaluate and save now and then."""
-    settings, curve = distillation.settings, []
+    settings = distillation.settings
     every = max(1, min(100, settings.steps // 4))
     columns = (
         TextColumn("{task.description}"),
@@ -337,14 +341,13 @@ def _distil(
             progress.update(task, completed=distillation.step, description=f"cosine {cosine:.4f}")
             if distillation.step % every == 0 or distillation.done >= 1:
                 found = agreement(embed(distillation.student.eval(), valid), expected)
-                curve.append({"step": distillation.step, **found})
+                distillation.curve.append({"step": distillation.step, **found})
                 progress.console.print(
                     f"step {distillation.step}: mean cosine {found['mean_cosine']:.4f}, "
                     f"rank correlation {found['spearman']:.4f}",
                     highlight=False,
                 )
                 distillation.save(state)
-    return curve
 
 
 def main() -> None:
