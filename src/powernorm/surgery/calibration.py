@@ -37,7 +37,7 @@ Way = Literal["layer_by_layer", "one_pass"]
 """How the statistics of one layer come by those of the layers below, see `calibrate`."""
 
 Progress = Callable[[int, int], None]
-"""Is told (batches done, batches in all); the latter is 0 while it is not known."""
+"""Is told how much is done and how much there is, batches or passes; 0 while it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

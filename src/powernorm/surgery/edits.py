@@ -64,7 +64,7 @@ class Change:
         return changed.transpose(0, 1) if self.weight.transposed else changed
 
     def new_bias(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """B' from the old weight and bias, in float64."""
+        """The new bias b' from the old weight and bias, in float64."""
         oriented = weight.transpose(0, 1) if self.weight.transposed else weight
         summed = oriented.flatten(2).sum(2) if oriented.ndim > 2 else oriented
         added = summed @ self.shift_in.expand(summed.shape[1])
@@ -95,7 +95,6 @@ class Slots:
     """Where the tensors of a model hang."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
         self.modules = dict(model.named_modules(remove_duplicate=False))
         tensors = [
             *model.named_parameters(remove_duplicate=False),

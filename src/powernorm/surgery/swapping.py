@@ -11,6 +11,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, check_norm_options, norm_info
+from powernorm.norms.observation import is_compiled
 from powernorm.surgery.discovery import FoundNorm, find_norms
 from powernorm.surgery.fast_paths import Switch, restore, without_fast_path
 from powernorm.surgery.masking import Stake, mask_sources, own_masks
@@ -32,9 +33,6 @@ from powernorm.surgery.successors import (
     successor,
 )
 from powernorm.surgery.tables import format_table
-
-_COMPILED: Final = "_orig_mod"
-"""Name under which `torch.compile` keeps the module that it wraps."""
 
 _WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 """torch's classes, the last one for `fully_shard`, that note parameters when they are built."""
@@ -330,10 +328,7 @@ def _check_options(to: str, options: Mapping[str, Any]) -> None:
 
 def _check_untouched(model: nn.Module) -> None:
     """Raise for a model that something was built around which would not see the change."""
-    if any(
-        _COMPILED in module._modules or module._compiled_call_impl is not None
-        for module in model.modules()
-    ):
+    if is_compiled(model):
         raise InputError(
             f"{type(model).__name__} is compiled already, and compiled code would not see the new "
             "norms' masks: swap before torch.compile"
