@@ -11,7 +11,8 @@ COMPARISON/                 one folder a comparison
     metrics.csv             one row a logged step (METRICS_COLUMNS; empty cells where not logged)
     norms.csv               one row a batch-statistics layer and monitored step (NORMS_COLUMNS)
     result.json             RunResult, written when the run has ended
-    checkpoints/            last.ckpt, best.ckpt
+    diagnosis.json          DiagnosisRecord, written by `powernorm diagnose`
+    checkpoints/            last.ckpt, best.ckpt, early.ckpt where the recipe asks for it
     tensorboard/            event files
 ```
 """
@@ -24,6 +25,7 @@ CONFIG_FILE: Final = "config.json"
 METRICS_FILE: Final = "metrics.csv"
 NORMS_FILE: Final = "norms.csv"
 RESULT_FILE: Final = "result.json"
+DIAGNOSIS_FILE: Final = "diagnosis.json"
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 
 METRICS_COLUMNS: Final = (
@@ -71,6 +73,134 @@ class TID(TypedDict):
     var_avg: float
 
 
+class EvaluationRow(TypedDict):
+    """Loss of a trained model whose norms evaluate by one kind of statistics (W22, Table 7, 8)."""
+
+    statistics: str
+    """`running`, `re-estimated`, or `batch`."""
+    tokens: int | None
+    """About how many tokens make a batch, for `batch`."""
+    loss: float
+
+
+class ThresholdRecord(TypedDict):
+    """A number that a verdict compares with."""
+
+    quantity: str
+    limit: float
+    source: str
+    """Where the limit comes from."""
+
+
+class VerdictRecord(TypedDict):
+    """What to do with the norms of a model."""
+
+    action: Literal["keep", "swap", "swap lowest"]
+    norm: str | None
+    """Short name of what to swap to."""
+    lowest: int | None
+    """With `swap lowest`: the number of layers."""
+    reasons: list[str]
+    thresholds: list[ThresholdRecord]
+
+
+class BatchSizeRow(TypedDict):
+    """TID of one layer when the same tokens come in batches of another size, as fractions."""
+
+    layer: str
+    tokens: int
+    num_batches: int
+    mean_tid: float | None
+    var_tid: float | None
+    pnv_tid: float | None
+    pn_tid: float | None
+
+
+class SpectrumRecord(TypedDict):
+    """Singular values of an embedding matrix, divided by the largest (S20, Fig. 6)."""
+
+    name: str
+    values: list[float]
+
+
+class ScaleRecord(TypedDict):
+    """γ of each feature against the batch's deviation there (S20, App. B.1)."""
+
+    layer: str
+    weight: list[float]
+    deviation: list[float]
+
+
+class DiagnosisRecord(TypedDict):
+    """The contents of `diagnosis.json`."""
+
+    format: Literal[1]
+    model: str
+    """Class of the model, or name of the run."""
+    step: int | None
+    """Of the checkpoint."""
+    num_batches: int
+    num_tokens: int
+    """Valid tokens in all batches."""
+    padding: float
+    """Share of padded positions."""
+    layers: list[dict[str, Any]]
+    """DIAGNOSIS_COLUMNS, and what else a layer has."""
+    verdict: VerdictRecord
+    batch_sizes: list[BatchSizeRow]
+    spectra: list[SpectrumRecord]
+    scales: list[ScaleRecord]
+    evaluation: list[EvaluationRow]
+    """Empty where no loss was given."""
+    notes: list[str]
+    """What the reader should know: layers that no batch went through, masks that do not fit."""
+
+
+DIAGNOSIS_COLUMNS: Final = (
+    "layer",
+    "norm",
+    "mean_tid",
+    "var_tid",
+    "pnv_tid",
+    "pn_tid",
+    "padded_mean_tid",
+    "padded_var_tid",
+    "num_outliers",
+    "outlier_ratio",
+    "outlier_feature",
+    "top_position",
+    "top_position_ratio",
+    "lambda_1",
+    "kappa_20",
+    "kappa_50",
+    "kappa_80",
+    "verdict",
+    "reason",
+)
+"""One row a layer of a diagnosis: two-pass TID of SPEC 5 as fractions for BatchNorm (`mean_tid`,
+`var_tid`), PowerNormV (`pnv_tid`) and PowerNorm behind GroupScaling (`pn_tid`), the first two
+again with padding counted as tokens (empty without padding), features whose root mean square is
+far above the median feature's, the position in the sequence with the largest mean square, and the
+conditioning of the layer's input: the largest eigenvalue of its covariance and κ_p = λ_1/λ_⌈p d⌉
+(Wang et al. 2022, Fig. 6, 7).
+"""
+
+
+class StudyInfo(TypedDict):
+    """What a study varies, for its figure."""
+
+    name: str
+    title: str
+    x_label: str
+    """Empty where the variants have no number."""
+    y_label: NotRequired[str]
+    """Of the second number, for grids."""
+    logarithmic: bool
+    """Whether the x axis is."""
+    source: str
+    """The paper's figure or table that it repeats."""
+
+
 class RunResult(TypedDict):
     """What one run came to."""
 
@@ -88,6 +218,12 @@ class RunResult(TypedDict):
     """The run's folder, relative to the comparison's."""
     message: NotRequired[str]
     """Why the run failed or where it stopped."""
+    label: NotRequired[str]
+    """Name of the variant in a study; elsewhere the norm's short name is the name."""
+    x: NotRequired[float | None]
+    """Where the variant lies on the study's axis."""
+    y: NotRequired[float | None]
+    """And on the second axis of a grid."""
 
 
 class Baseline(TypedDict):
@@ -110,6 +246,7 @@ class ComparisonResults(TypedDict):
     """Name, source, licence and sizes of the corpus."""
     baselines: list[Baseline]
     runs: list[RunResult]
+    study: NotRequired[StudyInfo]
 
 
 def run_name(norm: str, placement: str, seed: int) -> str:
