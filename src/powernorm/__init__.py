@@ -1,8 +1,8 @@
 """powernorm: normalization for Transformers beyond LayerNorm.
 
 Layers (`PowerNorm`, `RegularizedBatchNorm`, `AdaNorm`, …), the padding mask's scope
-(`padding_mask`), what acts on a whole model (`penalty`, `rescale_backward_statistics`) and surgery
-on models that exist (`swap`, `calibrate`, `freeze_statistics`, `fold`). The names below are loaded
+(`padding_mask`), what acts on a whole model (`penalty`, `rescale_backward_statistics`), surgery on
+models that exist (`swap`, `calibrate`, `freeze_statistics`, `fold`) and diagnosis (`diagnose`). The names below are loaded
 when they are first used, so that `import powernorm` costs nothing.
 """
 
@@ -36,6 +36,7 @@ __all__ = [
     "accumulated_statistics",
     "build_norm",
     "calibrate",
+    "diagnose",
     "fold",
     "freeze_statistics",
     "load_folded",
@@ -54,7 +55,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from powernorm import ops
-    from powernorm.diagnosis import training_inference_discrepancy
+    from powernorm.diagnosis import diagnose, training_inference_discrepancy
     from powernorm.errors import InputError
     from powernorm.norms import (
         NORMS,
@@ -125,6 +126,7 @@ else:
             **dict.fromkeys(_SURGERY, "surgery"),
             "InputError": "errors",
             "Moments": "ops",
+            "diagnose": "diagnosis",
             "training_inference_discrepancy": "diagnosis",
         }
         value = getattr(import_module(f"powernorm.{rooms.get(name, 'norms')}"), name)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
-from powernorm.norms.base import BatchStatisticsNorm
+from powernorm.norms.base import BatchStatisticsNorm, Norm
 from powernorm.norms.registry import NORMS
 from powernorm.ops.moments import Moments
 from powernorm.ops.reference.batch import in_backward
@@ -96,7 +96,7 @@ def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def short_name(layer: BatchStatisticsNorm) -> str:
+def short_name(layer: Norm) -> str:
     """The layer's short name; of names for one class, the one whose options fit most closely."""
     fitting = [
         info

@@ -58,6 +58,8 @@ class Stake:
     """Which stack the norms are in."""
     parents: tuple[nn.Module, ...]
     """The modules that hold the norms, which may change."""
+    observed: bool = False
+    """Whether somebody looks at the norms, who needs the mask in evaluation and for any norm."""
 
     def withdraw(self) -> None:
         """The swap is undone."""
@@ -140,7 +142,14 @@ class MaskOwner:
         In evaluation masks do not matter to most norms, and those of a generation with a cache are
         longer than its input.
         """
-        return any(norm.training or norm.variant == "released" for norm in batch_norms(self.reach))
+        return self.is_observed or any(
+            norm.training or norm.variant == "released" for norm in batch_norms(self.reach)
+        )
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether somebody looks at the norms below."""
+        return any(stake.observed for stake in self.stakes)
 
     def _read(self, given: object, data: Tensor | None) -> Tensor | None:
         batch_dim = 1 if data is not None and self._transposed(data) else 0
@@ -186,7 +195,8 @@ class MaskOwner:
         outer: tuple[ScopedMask, ...],
     ) -> None:
         # Autograd may run a checkpointed part again, without the scopes around it.
-        if in_backward() or not any(norm.training for norm in batch_norms(self.reach)):
+        trains = any(norm.training for norm in batch_norms(self.reach))
+        if in_backward() or not (trains or self.is_observed):
             return
         taker = Taker(self.module, self.argument.name, self.side)
         if mask is None and (outer or not self.argument.name):
@@ -266,7 +276,11 @@ class _Need:
 
 
 def own_masks(
-    model: nn.Module, norm_names: Sequence[str], sides: Mapping[str, Side]
+    model: nn.Module,
+    norm_names: Sequence[str],
+    sides: Mapping[str, Side],
+    *,
+    observed: bool = False,
 ) -> tuple[Stake, ...]:
     """Put hooks on the owners of the masks that these norms need.
 
@@ -274,6 +288,7 @@ def own_masks(
         model: with the norms in place.
         norm_names: dotted names, every name of a shared one.
         sides: the stacks of an encoder-decoder by dotted name.
+        observed: offer the mask also where no norm trains, to whoever looks at the norms.
 
     Returns:
         What the caller has in the owners, to be withdrawn where the norms leave.
@@ -293,7 +308,7 @@ def own_masks(
             (name, need.argument, name),
         ):
             owner = _owner(modules[module], argument, modules[reach], checks)
-            stakes.append(Stake(owner, need.side, parents))
+            stakes.append(Stake(owner, need.side, parents, observed))
             owner.stakes.append(stakes[-1])
     return tuple(stakes)
 

@@ -242,7 +242,7 @@ def _site(model: nn.Module, norm: FoundNorm, sides: dict[str, Side]) -> Site:
 def _steps(model: nn.Module, name: str) -> Iterator[_Step]:
     module = model
     yield _Step("", module)
-    for attribute in name.split("."):
+    for attribute in name.split(".") if name else ():  # the model may be a norm itself
         child = module._modules[attribute]
         assert child is not None
         module = child

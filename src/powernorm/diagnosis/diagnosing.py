@@ -1,0 +1,202 @@
+"""`powernorm.diagnose`: what batch statistics would see in a model, and whether they would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from torch import nn
+
+from powernorm.diagnosis.layers import LayerDiagnosis
+from powernorm.diagnosis.outliers import loud_features
+from powernorm.diagnosis.regrouping import check_sizes
+from powernorm.diagnosis.reports import Diagnosis
+from powernorm.diagnosis.spectra import embedding_spectra
+from powernorm.diagnosis.subjects import Subject, find_subjects
+from powernorm.diagnosis.survey import Observed, Progress, Survey
+from powernorm.diagnosis.verdicts import Limits, judge_layer, judge_model
+from powernorm.errors import InputError
+from powernorm.norms.observation import Forward, call_model, check_function, check_repeatable
+from powernorm.norms.untouched import untouched
+from powernorm.runs import BatchSizeRow, ScaleRecord
+from powernorm.surgery.selection import Selection
+
+BATCH_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
+"""Tokens in a batch to which the same tokens are regrouped."""
+
+
+def diagnose(
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Forward | None = None,
+    *,
+    where: Selection = None,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    limits: Limits | None = None,
+    on_progress: Progress | None = None,
+) -> Diagnosis:
+    """Would batch statistics work here? What they would see at every norm, and a verdict.
+
+    Looks at the inputs of the norms over tokens: LayerNorm and RMSNorm of any library, and norms of
+    this one. Hooks only: weights, buffers, modes, torch's random numbers and the model's outputs
+    are the same afterwards, also after an exception. Everything runs as in evaluation (dropout
+    off), but norms with batch statistics, which normalise by the batch as in training.
+
+    The first pass over `batches` pools the population of each norm's valid tokens, the second takes
+    the mean over batches of their distance from it: two-pass TID (Wang et al. 2022, Definition 1),
+    for BatchNorm, PowerNormV and PowerNorm. The second pass also cuts the same tokens into batches
+    of other sizes. For a norm in front of which others already use batch statistics, other sizes
+    are an approximation: those in front keep normalising by the batches as they come.
+
+    The verdict compares the last norm's mean and var TID with limits (see `Limits`); the page
+    "Diagnosis" of the documentation says how often it was right in an experiment.
+
+    Args:
+        model: any module; compiled parts run uncompiled.
+        batches: gone through twice, so no generator; tensors, tuples or keyword mappings that the
+            model takes, on its device, made as in training: TID is about batches of that size.
+        forward: runs the model on a batch. None calls `model(batch)` for a tensor,
+            `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
+        where: which norms, as in `powernorm.swap`; None means all. The verdict for the model is
+            about those of them that `powernorm.swap` would change: of an encoder-decoder the
+            encoder's.
+        batch_sizes: numbers of tokens, multiples of the smallest; sizes of which the data make
+            fewer than two batches are left out. Empty for none.
+        limits: of the verdict.
+        on_progress: called after every batch with (batches done, batches in all); the second is
+            0 in the first pass.
+
+    Returns:
+        A report; `to_rows()`, `write_csv`, `write_json`, `print`.
+
+    Raises:
+        InputError: a model without such norms, batches that can be gone through only once, none,
+            or of different structure, a norm's input that is not finite (layer and batch are
+            named), no valid token, batch sizes that cannot be made.
+
+    Distributed:
+        Looks at this process's batches; a model whose norms share statistics exchanges them, so
+        every process has to call this with equally many batches.
+
+    >>> import torch
+    >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    >>> report = diagnose(layer, [torch.randn(4, 8, 16) for _ in range(3)])
+    >>> [row["layer"] for row in report.to_rows()]
+    ['norm1', 'norm2']
+    """
+    subjects = find_subjects(model, where)
+    check_repeatable(batches, "two")
+    check_function("forward", forward)
+    check_function("on_progress", on_progress)
+    sizes = tuple(batch_sizes)
+    if sizes:
+        check_sizes(sizes)
+    if limits is not None and not isinstance(limits, Limits):
+        raise InputError(f"limits is a {type(limits).__name__}, expected a powernorm Limits")
+    survey = Survey(model, subjects, batches, forward or call_model, sizes, on_progress)
+    # One with batch statistics normalises by the batch, as in training; also a frozen one.
+    training = [subject.module for subject in subjects if subject.uses_batch_statistics]
+    with untouched(model, training):
+        survey.run()
+    return _report(model, subjects, survey, limits or Limits())
+
+
+def _report(
+    model: nn.Module, subjects: Sequence[Subject], survey: Survey, limits: Limits
+) -> Diagnosis:
+    seen = survey.observed
+    layers = {subject: _judged(_layer(item), limits) for subject, item in seen.items()}
+    in_scope = [layer for subject, layer in layers.items() if subject.in_scope]
+    unseen = [subject.name for subject in subjects if subject not in seen]
+    notes = list(survey.notes)
+    if unseen:
+        notes.append(f"no batch went through {', '.join(unseen)}")
+    most = max(seen.values(), key=lambda item: item.num_positions)
+    return Diagnosis(
+        model=type(model).__name__,
+        layers=tuple(layers.values()),
+        verdict=judge_model(in_scope or list(layers.values()), limits),
+        batch_sizes=tuple(row for item in seen.values() for row in _size_rows(item)),
+        spectra=tuple(embedding_spectra(model)),
+        scales=tuple(_scales(seen)),
+        evaluation=(),
+        notes=tuple(notes),
+        num_batches=survey.num_batches,
+        num_tokens=most.count,
+        padding=1 - most.count / most.num_positions,
+    )
+
+
+def _judged(layer: LayerDiagnosis, limits: Limits) -> LayerDiagnosis:
+    verdict, reason = judge_layer(layer, limits)
+    return replace(layer, verdict=verdict, reason=reason)
+
+
+def _layer(item: Observed) -> LayerDiagnosis:
+    subject = item.subject
+    mean, var, pnv, pn = item.discrepancy.values
+    padded_mean, padded_var, _, _ = item.padded.values
+    _, raw = item.moments()
+    loud = loud_features(raw)
+    top = item.energy.loudest()
+    found = item.covariance.conditioning()
+    kappas = (None, None, None) if found is None else found.kappas
+    assert var is not None
+    return LayerDiagnosis(
+        layer=subject.name,
+        norm=subject.norm,
+        index=subject.site.layer,
+        uses_batch_statistics=subject.uses_batch_statistics,
+        centered=subject.centered,
+        mean_tid=mean,
+        var_tid=var,
+        pnv_tid=pnv,
+        pn_tid=pn,
+        padded_mean_tid=padded_mean,
+        padded_var_tid=padded_var,
+        num_outliers=loud.num_outliers,
+        outlier_ratio=loud.ratio,
+        outlier_feature=loud.feature,
+        top_position=None if top is None else top[0],
+        top_position_ratio=None if top is None else top[1],
+        lambda_1=None if found is None else found.lambda_1,
+        kappa_20=kappas[0],
+        kappa_50=kappas[1],
+        kappa_80=kappas[2],
+    )
+
+
+def _size_rows(item: Observed) -> list[BatchSizeRow]:
+    rows = []
+    for size, expectation in item.sizes().items():
+        mean, var, pnv, pn = expectation.values
+        rows.append(
+            BatchSizeRow(
+                layer=item.subject.name,
+                tokens=size,
+                num_batches=expectation.count,
+                mean_tid=mean,
+                var_tid=var,
+                pnv_tid=pnv,
+                pn_tid=pn,
+            )
+        )
+    return rows
+
+
+def _scales(seen: Mapping[Subject, Observed]) -> list[ScaleRecord]:
+    found = []
+    for subject, item in seen.items():
+        scale = subject.reading.scale()
+        if scale is None or not subject.uses_batch_statistics:
+            continue
+        square, _ = item.moments()
+        found.append(
+            ScaleRecord(
+                layer=subject.name,
+                weight=[float(f"{value:.5g}") for value in scale.detach().double().tolist()],
+                deviation=[float(f"{value:.5g}") for value in square.sqrt().tolist()],
+            )
+        )
+    return found

@@ -1,0 +1,82 @@
+"""Features and positions that are much louder than the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+LOUD: Final = 6.0
+"""A feature is an outlier where its root mean square is above so many times the median
+feature's; the factor of Dettmers et al. 2022 for what breaks 8-bit matrix products."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoudFeatures:
+    """Features with a root mean square far above the median's."""
+
+    num_outliers: int
+    ratio: float
+    """Of the loudest to the median; infinite where more than half of the features are 0."""
+    feature: int
+    """Index of the loudest."""
+
+
+def loud_features(second_moment: Tensor) -> LoudFeatures:
+    """Compare the features' root mean squares, (C,)."""
+    root = second_moment.sqrt()
+    ratios = torch.nan_to_num(root / root.median(), nan=1.0, posinf=torch.inf)
+    ratio, feature = ratios.max(dim=0)
+    return LoudFeatures(int((ratios > LOUD).sum()), ratio.item(), int(feature))
+
+
+class PositionEnergy:
+    """Mean square of the tokens at each position of a sequence, counted from its first valid one.
+
+    Language models park large values in their first token (attention sinks): batch statistics are
+    then those of a few tokens.
+    """
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(2, 0, dtype=torch.float64)
+
+    def add(self, x: Tensor, padding_mask: Tensor | None, *, length_first: bool = False) -> None:
+        """Take a batch of sequences; inputs of other shapes are left out.
+
+        Args:
+            x: (batch, length, C), or (length, batch, C).
+            padding_mask: of the shape of x without features.
+            length_first: which of both.
+        """
+        if x.ndim != 3:
+            return
+        valid = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
+        if padding_mask is not None:
+            valid = ~padding_mask
+        if length_first:
+            x, valid = x.transpose(0, 1), valid.transpose(0, 1)
+        positions = (valid.cumsum(1) - 1)[valid].cpu()
+        energies = x[valid].double().square().mean(-1).cpu()
+        length = max(x.shape[1], self._sums.shape[1])
+        sums = torch.zeros(2, length, dtype=torch.float64)
+        sums[:, : self._sums.shape[1]] = self._sums
+        sums[0].index_add_(0, positions, energies)
+        sums[1].index_add_(0, positions, torch.ones_like(energies))
+        self._sums = sums
+
+    def loudest(self) -> tuple[int, float] | None:
+        """The position with the largest mean square, and how many times the median position's.
+
+        None where there are fewer than two positions.
+        """
+        total, count = self._sums
+        known = count > 0
+        if int(known.sum()) < 2:
+            return None
+        mean = total[known] / count[known]
+        position = int(mean.argmax())
+        median = mean.median()
+        ratio = (mean[position] / median).item() if median > 0 else float("inf")
+        return position, ratio

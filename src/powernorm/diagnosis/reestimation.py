@@ -1,0 +1,125 @@
+"""How a trained model fares by other statistics: re-estimated ones, and the batch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms.observation import (
+    Forward,
+    check_function,
+    check_model,
+    check_repeatable,
+    observed_layers,
+)
+from powernorm.norms.untouched import untouched
+from powernorm.runs import EvaluationRow
+from powernorm.surgery.calibration import calibrate
+
+Loss = Callable[[nn.Module, Any], Tensor | float | tuple[Tensor | float, int]]
+"""Runs the model on a batch and gives its mean loss, or (mean loss, number of tokens)."""
+
+RUNNING: Final = "running"
+REESTIMATED: Final = "re-estimated"
+REESTIMATED_AT_ONCE: Final = "re-estimated in one pass"
+BATCH: Final = "batch"
+
+
+def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:
+    """The loss over all batches, weighted by their tokens where `loss` tells them.
+
+    Raises:
+        InputError: no batch, or no token in any.
+    """
+    total, weight = 0.0, 0
+    for batch in batches:
+        given = loss(model, batch)
+        value, count = given if isinstance(given, tuple) else (given, 1)
+        total += float(value) * count
+        weight += count
+    if not weight:
+        raise InputError("the batches to evaluate hold nothing: give at least one with a token")
+    return total / weight
+
+
+def evaluate_statistics(
+    model: nn.Module,
+    loss: Loss,
+    population: Iterable[Any],
+    evaluation: Iterable[Any],
+    *,
+    forward: Forward | None = None,
+    by_batch: Mapping[int, Iterable[Any]] | None = None,
+) -> tuple[EvaluationRow, ...]:
+    """Losses of a trained model by running, re-estimated and batch statistics.
+
+    Wang et al. 2022, Tables 7 and 8: if a model is much better by the statistics of test batches
+    than by its running ones, the gap between training and evaluation is in the statistics; how much
+    of it re-estimation closes says whether the running ones were badly estimated or the batches
+    differ. Re-estimated: by `powernorm.calibrate`, layer by layer (the network as it evaluates) and
+    in one pass (as the paper does). Everything else runs as in evaluation. Weights, buffers, modes
+    and torch's random numbers are the same afterwards.
+
+    Args:
+        model: holds layers with batch statistics.
+        loss: of the model on a batch of `evaluation`, see `Loss`.
+        population: training batches to re-estimate from, as `powernorm.calibrate` takes them; gone
+            through several times.
+        evaluation: batches of held-out data; gone through several times.
+        forward: runs the model on a batch of `population`; see `powernorm.calibrate`.
+        by_batch: the held-out data in batches of several sizes, by their number of tokens. None
+            takes `evaluation` as it is.
+
+    Returns:
+        Rows `running`, `re-estimated`, `re-estimated in one pass`, and `batch`, one a size.
+
+    Raises:
+        InputError: no layer with batch statistics, data that can be gone through only once, or
+            see `powernorm.calibrate`.
+    """
+    check_model(model)
+    layers = observed_layers(model)
+    if not layers:
+        raise InputError(
+            f"{type(model).__name__} has no layer with batch statistics, so there are none to "
+            "re-estimate; powernorm.diagnose says what they would be"
+        )
+    check_function("loss", loss)
+    if loss is None:
+        raise InputError("loss is None, expected a function of (model, batch)")
+    check_repeatable(population, "several")
+    check_repeatable(evaluation, "several")
+    rows = []
+    with untouched(model, ()):
+        rows.append(_row(RUNNING, None, mean_loss(model, evaluation, loss)))
+        calibrate(model, population, forward)
+        rows.append(_row(REESTIMATED, None, mean_loss(model, evaluation, loss)))
+        calibrate(model, population, forward, way="one_pass")
+        rows.append(_row(REESTIMATED_AT_ONCE, None, mean_loss(model, evaluation, loss)))
+    with untouched(model, layers.values()):
+        sizes: Mapping[int | None, Iterable[Any]] = {None: evaluation}
+        if by_batch is not None:
+            sizes = dict(sorted(by_batch.items()))
+        for tokens, batches in sizes.items():
+            rows.append(_row(BATCH, tokens, mean_loss(model, batches, loss)))
+    return tuple(rows)
+
+
+def closed_share(rows: Iterable[EvaluationRow]) -> float | None:
+    """How much of the gap between running and batch statistics re-estimation closes.
+
+    (running - re-estimated) / (running - batch), of the largest batches; None where there is no
+    gap to close, because batch statistics are no better.
+    """
+    losses = {row["statistics"]: row["loss"] for row in rows}
+    if not {RUNNING, REESTIMATED, BATCH} <= losses.keys():
+        return None
+    gap = losses[RUNNING] - losses[BATCH]
+    return (losses[RUNNING] - losses[REESTIMATED]) / gap if gap > 0 else None
+
+
+def _row(statistics: str, tokens: int | None, loss: float) -> EvaluationRow:
+    return EvaluationRow(statistics=statistics, tokens=tokens, loss=loss)

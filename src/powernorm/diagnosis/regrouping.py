@@ -1,0 +1,85 @@
+"""The same tokens in batches of other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from powernorm.errors import InputError
+
+
+class Regrouping:
+    """Cuts a stream of tokens into batches of several sizes and hands over the sums of each.
+
+    Tokens keep their order, so a batch of a small size is a few neighbouring sequences, as it
+    would be in training, and no token is in two batches of one size. What is left over at the end
+    makes no batch. Memory is that of one row of sums a size.
+
+    Args:
+        sizes: tokens in a batch, multiples of the smallest.
+        receive: gets (size, sums), sums as they were given.
+
+    Raises:
+        InputError: no size, one below 2, or one that is no multiple of the smallest.
+    """
+
+    def __init__(self, sizes: Sequence[int], receive: Callable[[int, Tensor], None]) -> None:
+        check_sizes(sizes)
+        self.sizes = sorted(sizes)
+        self._unit = self.sizes[0]
+        self._receive = receive
+        self._gathered: dict[int, Tensor] = {}
+        self._num_units = dict.fromkeys(self.sizes, 0)
+        self._part: Tensor | None = None
+        self._num_in_part = 0
+
+    def add(self, terms: Tensor) -> None:
+        """Take the next tokens: their terms of the sums, (tokens, …)."""
+        start = self._fill_part(terms)
+        whole = (terms.shape[0] - start) // self._unit * self._unit
+        if whole:
+            parts = terms[start : start + whole].unflatten(0, (-1, self._unit)).sum(1)
+            for part in parts:
+                self._finish(part)
+        rest = terms[start + whole :]
+        if rest.shape[0]:
+            self._part, self._num_in_part = rest.sum(0), rest.shape[0]
+
+    def _fill_part(self, terms: Tensor) -> int:
+        """Complete what an earlier call began; how many tokens that took."""
+        if self._part is None:
+            return 0
+        taken = min(self._unit - self._num_in_part, terms.shape[0])
+        self._part = self._part + terms[:taken].sum(0)
+        self._num_in_part += taken
+        if self._num_in_part == self._unit:
+            part, self._part, self._num_in_part = self._part, None, 0
+            self._finish(part)
+        return taken
+
+    def _finish(self, unit: Tensor) -> None:
+        for size in self.sizes:
+            gathered = self._gathered.get(size)
+            self._gathered[size] = unit if gathered is None else gathered + unit
+            self._num_units[size] += 1
+            if self._num_units[size] * self._unit == size:
+                self._receive(size, self._gathered.pop(size))
+                self._num_units[size] = 0
+
+
+def check_sizes(sizes: Sequence[int]) -> None:
+    """Raises unless these are sizes of batches that can be made from one unit.
+
+    Raises:
+        InputError: see `Regrouping`.
+    """
+    if not sizes:
+        raise InputError("batch_sizes is empty: give numbers of tokens, such as (512, 1024)")
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 2:
+            raise InputError(f"batch_sizes has {size!r}, expected numbers of tokens of at least 2")
+        if size % min(sizes):
+            raise InputError(
+                f"batch_sizes has {size}, which is no multiple of the smallest, {min(sizes)}"
+            )

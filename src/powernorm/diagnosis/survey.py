@@ -1,0 +1,250 @@
+"""Two passes over the data: the population of every norm's input, then how far batches lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.diagnosis.batch_structure import checked
+from powernorm.diagnosis.conditioning import CovarianceSums
+from powernorm.diagnosis.outliers import PositionEnergy
+from powernorm.diagnosis.regrouping import Regrouping
+from powernorm.diagnosis.subjects import Subject, observing
+from powernorm.diagnosis.token_sums import (
+    NUM_DISCREPANCIES,
+    NUM_SUMS,
+    RAW_SQUARES,
+    SQUARES,
+    TOTAL,
+    Population,
+    batch_discrepancies,
+    sums_per_token,
+)
+from powernorm.errors import InputError
+from powernorm.norms.observation import Forward
+from powernorm.surgery.mask_arguments import takes_length_first
+
+Progress = Callable[[int, int], None]
+"""Is told how many batches are done and how many there are; 0 while that is not known."""
+
+_FEWEST: Final = 2
+"""An expectation over fewer batches of a size is not worth printing."""
+
+
+@dataclass(eq=False)
+class Expectation:
+    """The mean over batches of their discrepancies."""
+
+    total: Tensor
+    count: int = 0
+
+    @classmethod
+    def empty(cls) -> Expectation:
+        """Of no batch."""
+        return cls(torch.zeros(NUM_DISCREPANCIES, dtype=torch.float64))
+
+    def add(self, values: Tensor) -> None:
+        """Take a batch's."""
+        self.total += values.cpu()
+        self.count += 1
+
+    @property
+    def values(self) -> list[float | None]:
+        """mean_tid, var_tid, pnv_tid, pn_tid; None where it does not exist."""
+        if not self.count:
+            return [None] * NUM_DISCREPANCIES
+        return [value if value == value else None for value in (self.total / self.count).tolist()]
+
+
+class Observed:
+    """What was seen of one norm."""
+
+    def __init__(self, subject: Subject, sizes: Sequence[int], *, length_first: bool) -> None:
+        self.subject = subject
+        self.count = 0
+        self.num_positions = 0
+        self.sums = torch.zeros(0)
+        self.padded_sums = torch.zeros(0)
+        self.energy = PositionEnergy()
+        self.covariance = CovarianceSums()
+        self.discrepancy = Expectation.empty()
+        self.padded = Expectation.empty()
+        self.by_size = {size: Expectation.empty() for size in sizes}
+        self._length_first = length_first
+        self._populations: tuple[Population, Population] | None = None
+        self._regrouping = Regrouping(sizes, self._take_group) if sizes else None
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether some position was padding."""
+        return self.count < self.num_positions
+
+    def pool(self, x: Tensor, padding_mask: Tensor | None) -> bool:
+        """First pass: add a call to the population; whether all of it was finite."""
+        terms, valid = self._terms(x, padding_mask)
+        if not self.num_positions:
+            zeros = terms.new_zeros(NUM_SUMS, terms.shape[-1])
+            self.sums, self.padded_sums = zeros, zeros.clone()
+        kept = terms if valid is None else terms[valid]
+        added = kept.sum(0)
+        self.sums += added
+        self.padded_sums += added if valid is None else terms.sum(0)
+        self.count += kept.shape[0]
+        self.num_positions += terms.shape[0]
+        self.energy.add(x, padding_mask, length_first=self._length_first)
+        tokens = x.reshape(-1, x.shape[-1])
+        self.covariance.add(tokens if valid is None else tokens[valid])
+        return bool(added.isfinite().all())
+
+    def compare(self, x: Tensor, padding_mask: Tensor | None) -> None:
+        """Second pass: add a call's distance to the population."""
+        terms, valid = self._terms(x, padding_mask)
+        population, padded_population = self._population()
+        kept = terms if valid is None else terms[valid]
+        if kept.shape[0]:
+            self.discrepancy.add(self._distance(population, kept.shape[0], kept.sum(0)))
+        if self.has_padding:
+            self.padded.add(self._distance(padded_population, terms.shape[0], terms.sum(0)))
+        if self._regrouping is not None:
+            self._regrouping.add(kept)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Variance (quadratic mean without centring) of what is normalised, and mean x²; (C,)."""
+        mean = self.sums[TOTAL] / self.count
+        square = self.sums[SQUARES] / self.count
+        if self.subject.centered:
+            square = (square - mean.square()).clamp(min=0)
+        return square, self.sums[RAW_SQUARES] / self.count
+
+    def sizes(self) -> Mapping[int, Expectation]:
+        """The expectations for those sizes that had batches enough."""
+        return {size: item for size, item in self.by_size.items() if item.count >= _FEWEST}
+
+    def _terms(self, x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        terms = sums_per_token(self.subject, x.reshape(-1, x.shape[-1]))
+        return terms, None if padding_mask is None else ~padding_mask.reshape(-1)
+
+    def _population(self) -> tuple[Population, Population]:
+        if self._populations is None:
+            self._populations = (
+                Population.of(self.subject, _number(self.count, self.sums), self.sums),
+                Population.of(
+                    self.subject, _number(self.num_positions, self.sums), self.padded_sums
+                ),
+            )
+        return self._populations
+
+    def _distance(self, population: Population, count: int, sums: Tensor) -> Tensor:
+        return batch_discrepancies(self.subject, population, _number(count, sums), sums)
+
+    def _take_group(self, size: int, sums: Tensor) -> None:
+        population, _ = self._population()
+        self.by_size[size].add(self._distance(population, size, sums))
+
+
+class Survey:
+    """Goes through the data twice and looks at the norms.
+
+    Args:
+        model: as it shall run, see `powernorm.norms.untouched`.
+        subjects: the norms.
+        batches: the data.
+        forward: runs the model on a batch.
+        sizes: of batches to regroup the tokens to; may be empty.
+        on_progress: is told about the batches.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        subjects: Sequence[Subject],
+        batches: Iterable[Any],
+        forward: Forward,
+        sizes: Sequence[int],
+        on_progress: Progress | None,
+    ) -> None:
+        self._model = model
+        self._subjects = subjects
+        self._batches = batches
+        self._forward = forward
+        self._on_progress = on_progress
+        self._num_done = 0
+        self._batch = 0
+        self.num_batches = 0
+        self.notes: dict[str, None] = {}
+        """What the reader should know, in order, each once."""
+        length_first = takes_length_first(model)
+        self._sizes = sizes
+        self._length_first = length_first
+        self.observed: dict[Subject, Observed] = {}
+        """In the order of the first calls."""
+
+    def run(self) -> None:
+        """Both passes.
+
+        Raises:
+            InputError: no batch, batches of different structure, a value that is not finite, no
+                norm that was called, no valid token.
+        """
+        self.num_batches = self._go_through(self._pool)
+        self._check_called()
+        second = self._go_through(self._compare)
+        if second != self.num_batches:
+            raise InputError(
+                f"batches gave {self.num_batches} batches at first and {second} the second time: "
+                "give a list or a DataLoader, which gives the same in every pass"
+            )
+
+    def _go_through(self, receive: Callable[[Subject, Tensor, Tensor | None], None]) -> int:
+        count = 0
+        # The same random numbers in each pass: a shuffling loader gives the same batches.
+        with (
+            torch.random.fork_rng(devices=[]),
+            observing(self._model, self._subjects, receive, self.notes),
+        ):
+            for number, batch in checked(self._batches, "a diagnosis"):
+                self._batch = number
+                self._forward(self._model, batch)
+                count += 1
+                self._report()
+        return count
+
+    def _pool(self, subject: Subject, x: Tensor, padding_mask: Tensor | None) -> None:
+        if subject not in self.observed:
+            self.observed[subject] = Observed(subject, self._sizes, length_first=self._length_first)
+        if not self.observed[subject].pool(x, padding_mask):
+            raise InputError(
+                f"the input of {subject.name} holds NaN or infinite values in batch {self._batch}: "
+                "the weights or this batch are broken; powernorm.diagnosis.first_nonfinite(model, "
+                "batch) names the module that they come from"
+            )
+
+    def _compare(self, subject: Subject, x: Tensor, padding_mask: Tensor | None) -> None:
+        if subject in self.observed:
+            self.observed[subject].compare(x, padding_mask)
+
+    def _check_called(self) -> None:
+        if not self.observed:
+            raise InputError(
+                f"none of the {len(self._subjects)} norms was called (the first is "
+                f"{self._subjects[0].name!r}); give a `forward` that runs the model"
+            )
+        for subject, seen in self.observed.items():
+            if not seen.count:
+                raise InputError(
+                    f"the batches hold no valid token for {subject.name!r}: every position is "
+                    "padding; check that padding_mask is True at padding, not at tokens"
+                )
+
+    def _report(self) -> None:
+        self._num_done += 1
+        if self._on_progress is not None:
+            self._on_progress(self._num_done, 2 * self.num_batches)
+
+
+def _number(count: int, like: Tensor) -> Tensor:
+    return like.new_full((), float(count))

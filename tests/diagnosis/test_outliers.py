@@ -1,0 +1,50 @@
+import math
+
+import pytest
+import torch
+
+from powernorm.diagnosis.outliers import PositionEnergy, loud_features
+
+
+def test_loud_features() -> None:
+    found = loud_features(torch.tensor([1.0, 1.0, 49.0, 100.0, 1.0]))
+    assert (found.num_outliers, found.feature) == (2, 3)
+    assert found.ratio == pytest.approx(10)
+
+
+def test_silent_features() -> None:
+    assert loud_features(torch.zeros(4)).num_outliers == 0
+    found = loud_features(torch.tensor([0.0, 0.0, 0.0, 1.0]))
+    assert found.ratio == math.inf
+
+
+@pytest.mark.parametrize("length_first", [False, True])
+def test_the_first_valid_token_counts_as_the_first(length_first: bool) -> None:
+    """Left padding shifts positions; what is padded has no energy."""
+    x = torch.ones(2, 5, 3)
+    mask = torch.tensor([[True, True, False, False, False], [False] * 5])
+    x[0, :2] = 1e6
+    x[0, 2] = 10
+    x[1, 0] = 10
+    energy = PositionEnergy()
+    if length_first:
+        energy.add(x.transpose(0, 1), mask.T, length_first=True)
+    else:
+        energy.add(x, mask)
+    loudest = energy.loudest()
+    assert loudest is not None
+    assert loudest[0] == 0
+    assert loudest[1] == pytest.approx(100)
+
+
+def test_batches_of_other_lengths_add_up() -> None:
+    energy = PositionEnergy()
+    energy.add(torch.ones(1, 2, 4), None)
+    energy.add(torch.cat([torch.ones(3, 3, 4), 4 * torch.ones(3, 1, 4)], dim=1), None)
+    assert energy.loudest() == (3, 16.0)
+
+
+def test_no_sequences() -> None:
+    energy = PositionEnergy()
+    energy.add(torch.ones(4, 3), None)
+    assert energy.loudest() is None

@@ -1,0 +1,87 @@
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from powernorm.diagnosis.reestimation import closed_share, evaluate_statistics, mean_loss
+from powernorm.errors import InputError
+from powernorm.norms import build_norm
+
+
+def regression(norm: str) -> tuple[nn.Sequential, list[Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(build_norm(norm, 4), nn.Linear(4, 1))
+    data = [3 * torch.randn(32, 4) + 5 for _ in range(6)]
+    return model.train(), data
+
+
+def loss(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    return F.mse_loss(model(x), torch.zeros(len(x), 1)), len(x)
+
+
+@pytest.mark.parametrize("norm", ["bn", "rbn", "pnv", "pn", "mabn"])
+def test_rows_are_the_losses_and_nothing_changes(norm: str) -> None:
+    model, data = regression(norm)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random = torch.get_rng_state()
+    rows = evaluate_statistics(model, loss, data[:4], data[4:], by_batch={32: data[4:]})
+    names = ["running", "re-estimated", "re-estimated in one pass", "batch"]
+    assert [row["statistics"] for row in rows] == names
+    assert [row["tokens"] for row in rows] == [None, None, None, 32]
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(module.training for module in model.modules())
+    model.eval()
+    with torch.no_grad():
+        expected = torch.stack([loss(model, x)[0] for x in data[4:]]).mean()
+    assert rows[0]["loss"] == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_batch_norm_by_hand() -> None:
+    """Untrained running statistics are far off; the population's and the batch's are not."""
+    model, data = regression("bn")
+    rows = {row["statistics"]: row["loss"] for row in evaluate_statistics(model, loss, data, data)}
+    linear = model[1]
+    tokens = torch.cat(data)
+    mean, std = tokens.mean(0), (tokens.var(0) + 1e-5).sqrt()
+    with torch.no_grad():
+        population = linear((tokens - mean) / std).square().mean().item()
+        own = [
+            linear((x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()).square().mean()
+            for x in data
+        ]
+    assert rows["re-estimated"] == pytest.approx(population, rel=1e-4)
+    assert rows["batch"] == pytest.approx(torch.stack(own).mean().item(), rel=1e-4)
+    assert rows["running"] > 2 * rows["re-estimated"]
+
+
+def row(statistics: str, value: float) -> Any:
+    return {"statistics": statistics, "tokens": None, "loss": value}
+
+
+def test_closed_share() -> None:
+    rows = [row("running", 5.0), row("re-estimated", 4.0), row("batch", 3.0)]
+    assert closed_share(rows) == 0.5
+    assert closed_share([row("running", 3.0), row("re-estimated", 3.0), row("batch", 3.5)]) is None
+    assert closed_share(rows[:2]) is None
+
+
+def test_tokens_weigh() -> None:
+    model = nn.Identity()
+    data = [torch.zeros(1), torch.ones(3)]
+    assert mean_loss(model, data, lambda m, x: (x.mean(), len(x))) == 0.75
+    assert mean_loss(model, data, lambda m, x: x.mean()) == 0.5
+
+
+def test_bad_input() -> None:
+    model, data = regression("bn")
+    with pytest.raises(InputError, match="no layer with batch statistics"):
+        evaluate_statistics(nn.LayerNorm(4), loss, data, data)
+    with pytest.raises(InputError, match="only once"):
+        evaluate_statistics(model, loss, data, iter(data))
+    with pytest.raises(InputError, match="loss is 3"):
+        evaluate_statistics(model, 3, data, data)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="hold nothing"):
+        evaluate_statistics(model, loss, data, [])

@@ -1,0 +1,63 @@
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import powernorm
+from powernorm.diagnosis import Diagnosis
+from powernorm.errors import InputError
+from powernorm.runs import DIAGNOSIS_COLUMNS, DiagnosisRecord
+
+
+@pytest.fixture(scope="module")
+def report() -> Diagnosis:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    # A feature of nothing: ratios to it are infinite, for which JSON has no word.
+    data = [torch.randn(4, 5, 8) * torch.tensor([0.0] * 5 + [1.0] * 3) for _ in range(3)]
+    return powernorm.diagnose(nn.Sequential(nn.LayerNorm(8), layer), data, batch_sizes=(8,))
+
+
+def test_rows_have_all_columns(report: Diagnosis) -> None:
+    for row in report.to_rows():
+        assert tuple(row) == DIAGNOSIS_COLUMNS
+        assert {"layer", "norm", "mean_tid", "var_tid", "verdict"} <= row.keys()
+
+
+def test_json(report: Diagnosis, tmp_path: Path) -> None:
+    path = tmp_path / "diagnosis.json"
+    report.write_json(path)
+    read = json.loads(path.read_text(encoding="utf-8"))
+    assert read.keys() == DiagnosisRecord.__required_keys__
+    assert read["format"] == 1
+    assert set(DIAGNOSIS_COLUMNS) <= read["layers"][0].keys()
+    assert read["layers"][0]["kappa_80"] is None  # infinite
+    assert {row["tokens"] for row in read["batch_sizes"]} == {8}
+
+
+def test_csv(report: Diagnosis, tmp_path: Path) -> None:
+    path = tmp_path / "layers.csv"
+    report.write_csv(path)
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["layer"] for row in rows] == [layer.layer for layer in report.layers]
+    assert float(rows[0]["var_tid"]) == report.layers[0].var_tid
+    assert rows[0]["padded_var_tid"] == ""
+
+
+def test_text(report: Diagnosis) -> None:
+    lines = str(report).splitlines()
+    assert lines[0].split() == [
+        *("layer", "norm", "mean_tid", "%", "var_tid", "%", "pn_tid", "%", "kappa_50", "verdict")
+    ]
+    assert f"{100 * report.layers[0].var_tid:.2f}" in lines[1]
+    assert any(line.startswith("verdict: ") for line in lines)
+
+
+@pytest.mark.parametrize("write", ["write_json", "write_csv"])
+def test_a_path_that_cannot_be_written(report: Diagnosis, tmp_path: Path, write: str) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        getattr(report, write)(tmp_path / "missing" / "file")

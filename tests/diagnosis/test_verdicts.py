@@ -1,0 +1,129 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from powernorm.diagnosis import LayerDiagnosis, Limits
+from powernorm.diagnosis.reports import advice
+from powernorm.diagnosis.verdicts import judge_layer, judge_model
+
+LIMITS = Limits(bn=0.05, rbn=0.2, pn=0.03)
+LAYER = LayerDiagnosis(
+    layer="layers.0.norm",
+    norm="ln",
+    index=0,
+    uses_batch_statistics=False,
+    centered=True,
+    mean_tid=0.01,
+    var_tid=0.02,
+    pnv_tid=0.02,
+    pn_tid=0.01,
+    padded_mean_tid=None,
+    padded_var_tid=None,
+    num_outliers=0,
+    outlier_ratio=2.0,
+    outlier_feature=3,
+    top_position=0,
+    top_position_ratio=1.5,
+    lambda_1=1.0,
+    kappa_20=2.0,
+    kappa_50=3.0,
+    kappa_80=4.0,
+)
+
+
+def judged(**changes: Any) -> LayerDiagnosis:
+    layer = replace(LAYER, **changes)
+    verdict, reason = judge_layer(layer, LIMITS)
+    return replace(layer, verdict=verdict, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("mean", "var", "pn", "verdict"),
+    [
+        (0.02, 0.03, 0.0, "bn"),
+        (0.02, 0.031, 0.0, "rbn"),
+        (0.1, 0.1, 0.0, "rbn"),
+        (0.1, 0.11, 0.03, "pn"),
+        (0.1, 0.11, 0.031, "keep"),
+    ],
+)
+def test_of_a_layernorm(mean: float, var: float, pn: float, verdict: str) -> None:
+    assert judged(mean_tid=mean, var_tid=var, pn_tid=pn).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("norm", "mean", "var", "verdict"),
+    [
+        ("bn", 0.01, 0.02, "keep"),
+        ("bn", 0.05, 0.05, "rbn"),
+        ("bn", 0.2, 0.2, "ln"),
+        ("rbn", 0.05, 0.05, "keep"),
+        ("rbn", 0.2, 0.2, "ln"),
+        ("pnv", None, 0.02, "keep"),
+        ("pnv", None, 0.04, "ln"),
+    ],
+)
+def test_of_a_norm_with_batch_statistics(
+    norm: str, mean: float | None, var: float, verdict: str
+) -> None:
+    layer = judged(
+        norm=norm,
+        mean_tid=mean,
+        var_tid=var,
+        pn_tid=0.0,
+        uses_batch_statistics=True,
+        centered=mean is not None,
+    )
+    assert layer.verdict == verdict
+
+
+def far(name: str, index: int | None) -> LayerDiagnosis:
+    return judged(layer=name, index=index, var_tid=0.5, pn_tid=0.5)
+
+
+def near(name: str, index: int | None, **changes: Any) -> LayerDiagnosis:
+    return judged(layer=name, index=index, **changes)
+
+
+def test_the_last_norm_decides() -> None:
+    verdict = judge_model([far("a", 0), near("b", 1)], LIMITS)
+    assert (verdict["action"], verdict["norm"], verdict["lowest"]) == ("swap", "bn", None)
+    assert "b" in verdict["reasons"][0]
+    assert advice(verdict) == 'swap to bn: powernorm.swap(model, "bn")'
+
+
+def test_the_lowest_layers() -> None:
+    layers = [near("a", 0), near("b", 0, var_tid=0.1), near("c", 1), far("d", 2), far("e", None)]
+    verdict = judge_model(layers, LIMITS)
+    assert (verdict["action"], verdict["norm"], verdict["lowest"]) == ("swap lowest", "rbn", 2)
+    assert "Where(lowest=2)" in advice(verdict)
+
+
+def test_keep() -> None:
+    verdict = judge_model([far("a", 0), near("b", 1), far("c", None)], LIMITS)
+    assert (verdict["action"], verdict["norm"], verdict["lowest"]) == ("keep", None, None)
+    assert advice(verdict) == "keep the norms as they are"
+
+
+def test_back_to_layernorm() -> None:
+    layer = judged(norm="bn", uses_batch_statistics=True, var_tid=0.5)
+    verdict = judge_model([layer], LIMITS)
+    assert (verdict["action"], verdict["norm"]) == ("swap", "ln")
+
+
+def test_what_a_reader_should_know() -> None:
+    layers = [
+        near("a", 0, top_position_ratio=50.0, num_outliers=2, outlier_ratio=9.0),
+        near("b", 1, padded_mean_tid=0.2, padded_var_tid=0.3),
+    ]
+    text = " ".join(judge_model(layers, LIMITS)["reasons"])
+    assert "position 0 is 50 times" in text
+    assert "2 features of a" in text
+    assert "50 % instead of 3 % in b" in text
+
+
+def test_limits_say_where_they_come_from() -> None:
+    records = Limits().to_records()
+    assert [record["quantity"].split(":")[0] for record in records] == ["bn", "rbn", "pn"]
+    assert all(record["source"] for record in records)
