@@ -2,8 +2,8 @@
 
 Layers (`PowerNorm`, `RegularizedBatchNorm`, `AdaNorm`, …), the padding mask's scope
 (`padding_mask`), what acts on a whole model (`penalty`, `rescale_backward_statistics`), surgery on
-models that exist (`swap`, `calibrate`, `freeze_statistics`, `fold`) and diagnosis (`diagnose`). The names below are loaded
-when they are first used, so that `import powernorm` costs nothing.
+models that exist (`swap`, `calibrate`, `freeze_statistics`, `fold`) and diagnosis (`diagnose`). The
+names below are loaded when they are first used, so that `import powernorm` costs nothing.
 """
 
 from typing import TYPE_CHECKING

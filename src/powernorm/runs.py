@@ -9,11 +9,15 @@ COMPARISON/                 one folder a comparison
   RUN/                      one folder a run, named by `run_name`
     config.json             the full configuration of the run
     metrics.csv             one row a logged step (METRICS_COLUMNS; empty cells where not logged)
-    norms.csv               one row a batch-statistics layer and monitored step (NORMS_COLUMNS)
+    norms.csv               one row a norm and monitored step (NORMS_COLUMNS)
     result.json             RunResult, written when the run has ended
+    scales.json             ScalesRecord, where `training.record_scales` asks for it
     diagnosis.json          DiagnosisRecord, written by `powernorm diagnose`
     checkpoints/            last.ckpt, best.ckpt, early.ckpt where the recipe asks for it
     tensorboard/            event files
+VERDICT_STUDY/              comparisons in many settings, see VerdictResults
+  verdict.json              VerdictResults
+  SETTING/                  one folder a comparison
 ```
 """
 
@@ -26,6 +30,8 @@ METRICS_FILE: Final = "metrics.csv"
 NORMS_FILE: Final = "norms.csv"
 RESULT_FILE: Final = "result.json"
 DIAGNOSIS_FILE: Final = "diagnosis.json"
+SCALES_FILE: Final = "scales.json"
+VERDICT_FILE: Final = "verdict.json"
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 
 METRICS_COLUMNS: Final = (
@@ -37,8 +43,14 @@ METRICS_COLUMNS: Final = (
     "train_loss",
     "valid_loss",
     "valid_perplexity",
+    "gap_running_loss",
+    "gap_batch_loss",
 )
-"""Losses are in nats per token, perplexities per word, seconds since the start of the run."""
+"""Losses are in nats per token, perplexities per word, seconds since the start of the run.
+
+The last two are of a few validation batches, by running statistics and by each batch's own (see
+`powernorm.diagnosis.evaluation_gap`); empty for norms without batch statistics.
+"""
 
 NORMS_COLUMNS: Final = (
     "step",
@@ -49,11 +61,25 @@ NORMS_COLUMNS: Final = (
     "mean_distance",
     "var_distance",
     "num_nonfinite_batches",
+    "gradient_norm",
+    "mean_gradient_norm",
+    "var_gradient_norm",
+    "token_gradient_mean",
+    "token_gradient_var",
+    "outlier_share",
+    "nonfinite_input",
+    "nonfinite_gradient",
+    "first_nonfinite",
 )
 """Online TID of SPEC 5 as fractions; distances are (1/d)·‖batch - running‖ (Shen et al., Fig. 2).
 
 A norm that does not centre (PowerNorm, MABN) has empty mean columns; its var columns hold the
-quadratic mean.
+quadratic mean. A norm without batch statistics has none of these. Then Frobenius norms of the
+gradient of the norm's input and of its parts g_μ and g_σ² or g_ψ² (Shen et al., Fig. 3, 4); mean
+over tokens of the mean and of the variance over features of that gradient (Xu et al. 2019,
+Theorem 1); for AdaNorm and SimpleLayerNorm the share of |y| above 1/k (eq. 7); the number of
+calls in the step whose input or whose gradient was not finite, and 1 for the norm that was the
+first to see that, else 0.
 """
 
 Status = Literal["finished", "diverged", "nonfinite", "interrupted", "failed"]
@@ -129,6 +155,13 @@ class ScaleRecord(TypedDict):
     layer: str
     weight: list[float]
     deviation: list[float]
+
+
+class ScalesRecord(TypedDict):
+    """The contents of `scales.json`."""
+
+    format: Literal[1]
+    layers: list[ScaleRecord]
 
 
 class DiagnosisRecord(TypedDict):
@@ -247,6 +280,113 @@ class ComparisonResults(TypedDict):
     baselines: list[Baseline]
     runs: list[RunResult]
     study: NotRequired[StudyInfo]
+
+
+class GapRecord(TypedDict):
+    """Loss of a norm minus that of LayerNorm at the end of the training, nats per token."""
+
+    valid: list[float]
+    """One a seed, in the order of `seeds`; of seeds that both finished with a finite loss."""
+    test: list[float]
+    seeds: list[int]
+    num_lost: int
+    """Seeds in which the norm's loss became NaN or infinite, and LayerNorm's did not."""
+
+
+class VerdictSetting(TypedDict):
+    """One setting of the experiment: what was seen early and what came of it."""
+
+    name: str
+    group: str
+    task: str
+    placement: Literal["pre", "post"]
+    tokens_per_batch: float
+    num_layers: int
+    num_features: int
+    learning_rate: float
+    max_steps: int
+    early_step: int
+    early: dict[str, float | None]
+    """Quantities at the early checkpoint of the first seed, by EARLY_QUANTITIES."""
+    advice: str | None
+    """What `powernorm.diagnose` says of the early LayerNorm model with its default limits: a norm,
+    or `ln` for keep; `lowest K to NORM`."""
+    gaps: dict[str, GapRecord]
+    """By norm; what was not trained yet is missing."""
+
+
+EARLY_QUANTITIES: Final = (
+    "ln_mean_tid_last",
+    "ln_var_tid_last",
+    "ln_total_tid_last",
+    "ln_mean_tid_avg",
+    "ln_var_tid_avg",
+    "ln_total_tid_avg",
+    "ln_pn_tid_last",
+    "ln_pn_tid_avg",
+    "bn_mean_tid_last",
+    "bn_var_tid_last",
+    "bn_mean_tid_avg",
+    "bn_var_tid_avg",
+    "bn_gap",
+    "rbn_gap",
+    "pn_gap",
+)
+"""TID as fractions: what BatchNorm (PowerNorm behind GroupScaling) would see in the early LayerNorm
+model, and what BatchNorm does see in the early BatchNorm model; total is mean and var together;
+`…_gap` is the norm's loss minus LayerNorm's on the valid split at that time."""
+
+
+class PredictorScore(TypedDict):
+    """How often a predictor has the sign of the final gap right."""
+
+    norm: str
+    """Whose gap to LayerNorm is predicted."""
+    predictor: str
+    """A quantity of EARLY_QUANTITIES, `tokens_per_batch`, `early_gap` (that of the norm), `early_gap > 0`,
+    `majority`, `verdict`."""
+    num_settings: int
+    num_positive: int
+    """Settings in which the norm is worse than LayerNorm."""
+    threshold: float | None
+    """Chosen on the choosing half; None where nothing is chosen. Above it the norm is predicted to
+    be worse (below it for `tokens_per_batch`)."""
+    hits_choosing: float
+    """Share of right signs in the half on which the threshold was chosen."""
+    hits_scored: float
+    """Share of right signs in the other half."""
+    num_scored: int
+    interval: tuple[float, float]
+    """95 % interval of `hits_scored` (Wilson)."""
+    splits_mean: float
+    """Mean of `hits_scored` over many random splits."""
+    splits_interval: tuple[float, float]
+    """2.5 % and 97.5 % quantile of the same."""
+    leave_one_out: float
+    """Share of right signs where the threshold is chosen on all other settings."""
+    leave_one_out_clear: float | None
+    """The same over the settings with a clear gap only."""
+    num_clear: int
+    """Settings whose gap has one sign in all seeds and is at least `clear_gap`."""
+    auc: float | None
+    """Chance that a setting with a worse norm has the larger value than one with a better norm."""
+    rank_correlation: float | None
+    """Spearman's, of the quantity and the gap."""
+
+
+class VerdictResults(TypedDict):
+    """The contents of `verdict.json`."""
+
+    format: Literal[1]
+    preset: str
+    num_batches: int
+    """Training batches in each pass of an early diagnosis."""
+    clear_gap: float
+    """Nats per token."""
+    choosing: list[str]
+    """Names of the settings on which thresholds were chosen."""
+    settings: list[VerdictSetting]
+    scores: list[PredictorScore]
 
 
 def run_name(norm: str, placement: str, seed: int) -> str:

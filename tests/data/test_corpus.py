@@ -1,4 +1,5 @@
-from powernorm.data.corpus import SPLITS, Corpus, embedded_corpus, split_by_position
+from powernorm.data.corpus import SPLITS, Corpus, split_by_position
+from powernorm.data.embedded import embedded_corpus
 
 
 def test_embedded_corpus_has_the_documented_split() -> None:

@@ -299,9 +299,9 @@ def test_only_padding(model: Plain) -> None:
 
 def test_norms_that_nothing_goes_through(model: Plain) -> None:
     with pytest.raises(InputError, match="none of the 2 norms was called"):
-        powernorm.diagnose(model, batches(), lambda model, batch: None)
+        powernorm.diagnose(model, batches(), lambda *_: None)
     report = powernorm.diagnose(
-        model, batches(), lambda model, batch: model.lower(model.embed(batch[0]))
+        model, batches(), lambda found, batch: found.lower(found.embed(batch[0]))
     )
     assert report.notes == ("no batch went through upper",)
 

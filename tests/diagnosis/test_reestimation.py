@@ -71,8 +71,8 @@ def test_closed_share() -> None:
 def test_tokens_weigh() -> None:
     model = nn.Identity()
     data = [torch.zeros(1), torch.ones(3)]
-    assert mean_loss(model, data, lambda m, x: (x.mean(), len(x))) == 0.75
-    assert mean_loss(model, data, lambda m, x: x.mean()) == 0.5
+    assert mean_loss(model, data, lambda _, x: (x.mean(), len(x))) == 0.75
+    assert mean_loss(model, data, lambda _, x: x.mean()) == 0.5
 
 
 def test_bad_input() -> None:

@@ -38,4 +38,4 @@ def test_equals_cutting_the_whole_stream(lengths: list[int], sizes: tuple[int, .
 )
 def test_sizes_that_cannot_be_made(sizes: tuple[int, ...], word: str) -> None:
     with pytest.raises(InputError, match=word):
-        Regrouping(sizes, lambda size, sums: None)
+        Regrouping(sizes, lambda *_: None)

@@ -25,6 +25,8 @@ LAYERS = (
 )
 HAS_STATISTICS = {"bn": True, "rbn": True, "pn": False}
 """Norms with batch statistics: whether they centre."""
+HAS_GRADIENTS = (*HAS_STATISTICS, "ln")
+"""Norms whose input gradients are on record; without statistics they have nothing else there."""
 
 PERPLEXITY = {"ln": 100.0, "bn": 130.0, "rbn": 112.0, "pn": 104.0, "adanorm": 98.0}
 STEPS = range(10, 1010, 10)
@@ -92,10 +94,8 @@ def _write_run(folder: Path, norm: str, seed: int) -> dict[str, Any]:
     last = {"finished": 1000, "diverged": 700, "nonfinite": 430}[status]
     dice = random.Random(f"{norm}{seed}")
     _write_rows(run / METRICS_FILE, METRICS_COLUMNS, _metric_rows(norm, seed, status, last, dice))
-    if norm in HAS_STATISTICS:
-        rows = _norm_rows(
-            norm, last, dice, centered=HAS_STATISTICS[norm], lost=status != "finished"
-        )
+    if norm in HAS_GRADIENTS:
+        rows = _norm_rows(norm, last, dice, lost=status != "finished")
         _write_rows(run / NORMS_FILE, NORMS_COLUMNS, rows)
     result = _result(norm, seed, status)
     (run / RESULT_FILE).write_text(json.dumps(result), encoding="utf-8")
@@ -159,13 +159,13 @@ def _metric_rows(
         }
         if step % 100 == 0:
             row |= {"valid_loss": loss + 0.1, "valid_perplexity": math.exp(min(loss + 0.7, 20))}
+            if norm in HAS_STATISTICS:
+                row |= {"gap_running_loss": loss + 0.12, "gap_batch_loss": loss + 0.1 - 10 / step}
         rows.append(row)
     return rows
 
 
-def _norm_rows(
-    norm: str, last: int, dice: random.Random, *, centered: bool, lost: bool
-) -> list[dict[str, object]]:
+def _norm_rows(norm: str, last: int, dice: random.Random, *, lost: bool) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for step in STEPS:
         if step > last:
@@ -175,19 +175,31 @@ def _norm_rows(
                 0.004 * (depth + 1) * (1 + 3 * math.exp(-step / 100)) * dice.lognormvariate(0, 0.2)
             )
             broken = lost and step >= last - 20 and depth >= 4
-            rows.append(
-                {
-                    "step": step,
-                    "layer": layer,
-                    "norm": norm,
-                    "mean_tid": (math.nan if broken else tid) if centered else "",
-                    "var_tid": math.nan if broken else 2.5 * tid,
-                    "mean_distance": 0.1 * tid if centered else "",
-                    "var_distance": 0.2 * tid,
-                    "num_nonfinite_batches": 3 if broken else 0,
-                }
-            )
+            row: dict[str, object] = {"step": step, "layer": layer, "norm": norm}
+            if norm in HAS_STATISTICS:
+                row |= _statistics(tid, centered=HAS_STATISTICS[norm], broken=broken)
+            row |= {
+                "gradient_norm": 0.01 + tid,
+                "mean_gradient_norm": 0.1 * tid if HAS_STATISTICS.get(norm) else "",
+                "var_gradient_norm": 0.3 * tid if norm in HAS_STATISTICS else "",
+                "token_gradient_mean": -1e-9,
+                "token_gradient_var": 1e-6 * (depth + 1),
+                "nonfinite_input": 1 if broken else 0,
+                "nonfinite_gradient": 0,
+                "first_nonfinite": 1 if lost and step == last - 20 and depth == 4 else 0,
+            }
+            rows.append(row)
     return rows
+
+
+def _statistics(tid: float, *, centered: bool, broken: bool) -> dict[str, object]:
+    return {
+        "mean_tid": (math.nan if broken else tid) if centered else "",
+        "var_tid": math.nan if broken else 2.5 * tid,
+        "mean_distance": 0.1 * tid if centered else "",
+        "var_distance": 0.2 * tid,
+        "num_nonfinite_batches": 3 if broken else 0,
+    }
 
 
 def _write_rows(path: Path, columns: tuple[str, ...], rows: list[dict[str, object]]) -> None:

@@ -7,9 +7,20 @@ import pytest
 
 from powernorm.errors import InputError
 from powernorm.report import read_comparison, write_report
-from powernorm.runs import METRICS_FILE, NORMS_FILE, RESULT_FILE, RESULTS_FILE
+from powernorm.report.tables import run_cells
+from powernorm.runs import (
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_COLUMNS,
+    NORMS_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+)
 
 BN = "bn-pre-seed0"
+METRICS_REST = "," * (len(METRICS_COLUMNS) - 8)
+REST = "," * (len(NORMS_COLUMNS) - 8)
+"""The columns of both files after the first version's, all empty."""
 
 
 def replace_line(path: Path, number: int, line: str) -> None:
@@ -67,6 +78,36 @@ def test_run_without_logs(comparison_folder: Path) -> None:
     assert write_report(comparison_folder).exists()
 
 
+def test_logs_of_the_first_version(small_folder: Path) -> None:
+    for path in (small_folder / BN).glob("*.csv"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        path.write_text(
+            "".join(",".join(line.split(",")[:8]) + "\n" for line in lines), encoding="utf-8"
+        )
+    run = next(run for run in read_comparison(small_folder).runs if run.folder == BN)
+    assert len(run.samples) == 7 * 100
+    assert run.samples[0].values.get("gradient_norm") is None
+    assert run.samples[0].values["var_tid"] is not None
+    assert write_report(small_folder).exists()
+
+
+def test_norms_that_lack_a_column_of_the_first_version(comparison_folder: Path) -> None:
+    path = comparison_folder / BN / NORMS_FILE
+    path.write_text("step,layer,norm,gradient_norm\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"line 1: the header lacks mean_tid, var_tid"):
+        read_comparison(comparison_folder)
+
+
+def test_first_layer_that_was_not_finite(comparison_folder: Path) -> None:
+    runs = {run.folder: run for run in read_comparison(comparison_folder).runs}
+    place = runs["pn-pre-seed1"].first_nonfinite
+    assert place is not None
+    assert (place.layer, place.step) == ("model.blocks.2.attention_norm", 410)
+    assert runs[BN].first_nonfinite is None
+    note = run_cells(runs["pn-pre-seed1"])[-1]
+    assert note.endswith("; first not finite in model.blocks.2.attention_norm, step 410")
+
+
 def test_other_folders_are_not_runs(comparison_folder: Path) -> None:
     (comparison_folder / "notes").mkdir()
     (comparison_folder / "todo.txt").write_text("x", encoding="utf-8")
@@ -76,13 +117,13 @@ def test_other_folders_are_not_runs(comparison_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "line", "content", "message"),
     [
-        (METRICS_FILE, 5, "40,0,zzz,1,1,1,,", "line 5: tokens is 'zzz', expected a number"),
-        (METRICS_FILE, 7, "60,0", "line 7: 2 cells, expected 8"),
+        (METRICS_FILE, 5, "40,0,zzz,1,1,1,,,,", "line 5: tokens is 'zzz', expected a number"),
+        (METRICS_FILE, 7, "60,0", "line 7: 2 cells, expected 10"),
         (METRICS_FILE, 1, "step,epoch", "line 1: the header lacks tokens, seconds"),
         (METRICS_FILE, 3, '"20,0,1,1,1,1,,', "line .*: not CSV"),
-        (NORMS_FILE, 9, "1.5,a,bn,0,0,0,0,0", "line 9: step is '1.5', not a whole number"),
-        (NORMS_FILE, 9, ",a,bn,0,0,0,0,0", "line 9: step is '', not a whole number"),
-        (NORMS_FILE, 4, "10,a,bn,0,0,0,0,x", "line 4: num_nonfinite_batches is 'x'"),
+        (NORMS_FILE, 9, f"1.5,a,bn,0,0,0,0,0{REST}", "line 9: step is '1.5', not a whole number"),
+        (NORMS_FILE, 9, f",a,bn,0,0,0,0,0{REST}", "line 9: step is '', not a whole number"),
+        (NORMS_FILE, 4, f"10,a,bn,0,0,0,0,x{REST}", "line 4: num_nonfinite_batches is 'x'"),
     ],
 )
 def test_damaged_line_is_named(
@@ -113,12 +154,16 @@ def test_damaged_json_is_named_with_its_line(comparison_folder: Path, name: str)
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"format": 2}, "format is 2, this version reads 1"),
+        ({"format": 2}, "format is 2, this version reads 1; a newer version of powernorm wrote"),
+        ({"format": "1"}, "format is '1', this version reads 1; write the file again"),
         ({"task": 3}, "task is 3, expected a string"),
         ({"runs": {}}, "runs is {}, expected a list"),
-        ({"runs": [3]}, "found 3 where an object with 'status' belongs"),
-        ({"runs": [{"status": "well"}]}, "status is 'well', expected one of finished, diverged"),
-        ({"baselines": [{"name": "unigram"}]}, "'metrics' is missing"),
+        ({"runs": [3]}, "runs[0] is 3, expected an object"),
+        (
+            {"runs": [{"status": "well"}]},
+            "runs[0].status is 'well', expected one of finished, diverged",
+        ),
+        ({"baselines": [{"name": "unigram"}]}, "baselines[0].metrics is missing"),
     ],
 )
 def test_results_of_another_shape(
@@ -136,7 +181,7 @@ def test_results_of_another_shape(
         ("seed", True, "seed is True, expected a whole number"),
         ("seconds", "long", "seconds is 'long', expected a number or null"),
         ("metrics", {"test_perplexity": [1]}, "test_perplexity is [1], expected a number"),
-        ("tid", {"mean_last": 0.1}, "'var_last' is missing"),
+        ("tid", {"mean_last": 0.1}, "runs[0].tid.var_last is missing"),
         ("folder", "../elsewhere", "the run folder '../elsewhere' lies outside"),
     ],
 )

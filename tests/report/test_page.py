@@ -67,7 +67,16 @@ def test_table_is_there(elements: Elements) -> None:
 
 def test_sections(elements: Elements) -> None:
     names = [attributes["id"] for attributes in elements.all("section")]
-    assert names == ["results", "curves", "tid", "runs", "columns", "data", "settings"]
+    assert names == [
+        "results",
+        "curves",
+        "tid",
+        "gradients",
+        "runs",
+        "columns",
+        "data",
+        "settings",
+    ]
     targets = {attributes["href"] for attributes in elements.all("a")}
     assert targets == {f"#{name}" for name in names}
 
@@ -78,8 +87,8 @@ def test_settings_and_versions(elements: Elements) -> None:
 
 
 def test_figures(elements: Elements) -> None:
-    # Two curves, two lines over time, a heat map for each run of bn, rbn and pn.
-    assert len(elements.all("svg")) == len(elements.all("figure")) == 4 + 6
+    # Two curves, four of TID and the gap, four of gradients, a map for each run of bn, rbn, pn.
+    assert len(elements.all("svg")) == len(elements.all("figure")) == 2 + 5 + 4 + 6
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in elements.all("svg"))
     assert elements.texts.count("Validation perplexity") == 1
 
@@ -154,7 +163,7 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert not set(page) & {"\x1b", "\ud800"}
-    assert len(elements.all("svg")) == 4 + 2
+    assert len(elements.all("svg")) == 2 + 5 + 4 + 2
 
 
 def _json(text: str) -> str:
@@ -166,8 +175,10 @@ def _json(text: str) -> str:
 def test_partial_comparison(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,))
     elements = Elements(write_report(folder).read_text(encoding="utf-8"))
-    # No batch statistics, so no section on them.
-    assert "tid" not in [attributes["id"] for attributes in elements.all("section")]
+    # No batch statistics, so no section on them; gradients have all norms.
+    names = [attributes["id"] for attributes in elements.all("section")]
+    assert "tid" not in names
+    assert "gradients" in names
     assert "1 norm, 1 seed, 1 run." in " ".join(elements.texts)
 
 
@@ -176,7 +187,7 @@ def test_comparison_in_which_nothing_finished(tmp_path: Path) -> None:
     elements = Elements(write_report(folder).read_text(encoding="utf-8"))
     assert elements.texts.count("diverged: seed 1") == 1
     assert elements.texts.count("NaN: seed 1") == 1
-    assert len(elements.all("svg")) == 4 + 2
+    assert len(elements.all("svg")) == 2 + 5 + 4 + 2
 
 
 def test_comparison_before_its_first_run_has_ended(comparison_folder: Path) -> None:

@@ -122,7 +122,10 @@ def test_mixed_placements_are_kept_apart(comparison: Comparison) -> None:
 def test_every_run_is_listed_with_its_own_numbers(comparison: Comparison) -> None:
     run = next(run for run in comparison.runs if run.status == "diverged")
     assert run_cells(run)[:5] == ["bn", "1", "diverged", "5000", "5000"]
-    assert run_cells(run)[7:] == ["3", "stopped: diverged <b>here</b>"]
+    note = (
+        "stopped: diverged <b>here</b>; first not finite in model.blocks.2.attention_norm, step 680"
+    )
+    assert run_cells(run)[7:] == ["3", note]
 
 
 def test_run_that_only_began() -> None:

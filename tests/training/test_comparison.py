@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tensorboard.backend.event_processing import event_accumulator
 from tiny_training import TRAINING, Configure
 from torch import Tensor, nn
 
@@ -130,9 +131,29 @@ def test_run_folder_follows_its_contract(whole: tuple[ComparisonConfig, Path]) -
     assert {row["norm"] for row in norms} == {"rbn"}
     assert {row["layer"] for row in norms} >= {"final_norm"}
     assert all(row["mean_tid"] and row["var_distance"] for row in norms)
-    assert not rows(out / "ln-pre-seed0" / "norms.csv")
+    assert all(row["gradient_norm"] and row["var_gradient_norm"] for row in norms)
+    gaps = [row for row in metrics if row["gap_running_loss"]]
+    assert gaps == [row for row in metrics if row["valid_loss"]]
+    # The split is small enough for the gap to be of all its batches.
+    assert all(
+        float(row["gap_running_loss"]) == pytest.approx(float(row["valid_loss"]), rel=1e-5)
+        for row in gaps
+    )
+    assert all(row["gap_batch_loss"] != row["gap_running_loss"] for row in gaps)
+    others = out / "ln-pre-seed0"
+    plain = rows(others / "norms.csv")
+    assert [int(row["step"]) for row in plain] == [s for s in (3, 6, 9, 12) for _ in range(3)]
+    assert all(row["gradient_norm"] and not row["var_tid"] for row in plain)
+    assert not any(row["gap_batch_loss"] for row in rows(others / "metrics.csv"))
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
-    assert list((folder / "tensorboard").glob("events.*"))
+    scalars = event_accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
+    seen = {tag for tag in scalars.Tags()["scalars"] if tag.startswith("norm/final_norm/")}
+    assert seen >= {f"norm/final_norm/{name}" for name in ("mean_tid", "var_gradient_norm")}
+    entries = scalars.Scalars("norm/final_norm/gradient_norm")
+    assert [entry.step for entry in entries] == [3, 6, 9, 12]
+    assert [entry.value for entry in entries] == pytest.approx(
+        [float(row["gradient_norm"]) for row in norms if row["layer"] == "final_norm"], rel=1e-5
+    )
     assert json.loads((folder / "config.json").read_text())["norm"] == "rbn"
 
 

@@ -354,6 +354,23 @@ def test_trained_twice_and_model_made_late(tmp_path: Path) -> None:
         assert steps == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "options", [{"logging_steps": 1}, {"logging_strategy": "no"}], ids=["logging", "silent"]
+)
+def test_schedule_of_its_own(tmp_path: Path, options: dict[str, Any]) -> None:
+    trainer = RegularizedTrainer(
+        model=Mean(), args=arguments(tmp_path, **options), train_dataset=batches(MICRO_BATCHES)
+    )
+    trainer.add_callback(NormCallback(trainer, "log:4"))
+    trainer.train()
+    entries = [e for e in trainer.state.log_history if "norm/lower/var_tid" in e]
+    # Of 1, 2, 3, 6, 10, … those that a training of six updates comes to.
+    assert [entry["step"] for entry in entries] == [1, 2, 3, 6]
+    assert all(entry["norm/upper/gradient_norm"] > 0 for entry in entries)
+    losses = [e["step"] for e in trainer.state.log_history if "loss" in e]
+    assert losses == (list(range(1, 7)) if "logging_steps" in options else [])
+
+
 def test_resumed_run_is_the_same(tmp_path: Path) -> None:
     options = {"gradient_accumulation_steps": 2, "callback": True, "save_strategy": "steps"}
     straight = Mean()

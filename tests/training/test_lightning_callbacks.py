@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import powernorm
+from powernorm.diagnosis import Schedule
 from powernorm.errors import InputError
 from powernorm.norms import BatchNorm
 from powernorm.training.lightning_callbacks import (
@@ -310,6 +311,14 @@ def test_tid_is_logged(tmp_path: Path, early: bool) -> None:
         "mean_distance",
         "var_distance",
         "num_nonfinite_batches",
+        "gradient_norm",
+        "mean_gradient_norm",
+        "var_gradient_norm",
+        "token_gradient_mean",
+        "token_gradient_var",
+        "nonfinite_input",
+        "nonfinite_gradient",
+        "first_nonfinite",
     }
 
 
@@ -364,8 +373,8 @@ def test_bad_arguments() -> None:
         PenaltyCallback("labels", reduction="sum")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="num_tokens is 3, expected a function"):
         PenaltyCallback(3)  # type: ignore[arg-type]
-    for every in (0, "3", 2.5, None):
-        with pytest.raises(InputError, match=f"every is {every!r}, expected an integer"):
+    for every in (0, "often", 2.5, None):
+        with pytest.raises(InputError, match=f"every is {every!r}, expected a number of steps"):
             NormCallback(every)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="model is 3"):
         NormCallback(model=3)  # type: ignore[arg-type]
@@ -399,3 +408,31 @@ def test_attribute_of_the_batch() -> None:
     callback.on_train_batch_start(nothing, Module(Classifier()), Packed(), 0)
     assert int(callback._count()) == 2
     assert powernorm.penalty(nn.Linear(2, 2), "token_sum") == 0
+
+
+@pytest.mark.parametrize("every", ["log:1", Schedule(per_decade=1)])
+def test_logarithmic_steps(tmp_path: Path, every: Any) -> None:
+    logger = CSVLogger(tmp_path, name="", version="")
+    fit(Module(Classifier()), [NormCallback(every)], batches(12), tmp_path, logger=logger)
+    assert [row["step"] for row in logged(tmp_path)] == [1, 10]
+
+
+def test_gradients_are_logged_without_the_loss_scale(tmp_path: Path) -> None:
+    rows = []
+    for scale in (1.0, 1024.0):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        folder = tmp_path / str(scale)
+        fit(
+            Module(Classifier()),
+            [NormCallback(1)],
+            batches(3),
+            tmp_path,
+            logger=CSVLogger(folder, name="", version=""),
+            plugins=[Scaled("16-mixed", "cpu", scaler)],
+        )
+        assert scaler.get_scale() == scale
+        rows.append(logged(folder))
+    assert len(rows[0]) == 3
+    assert rows[0][2]["norm/model.upper/gradient_norm"] > 0
+    for one, other in zip(*rows, strict=True):
+        assert one == pytest.approx(other)

@@ -8,7 +8,9 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 import powernorm
-from powernorm.recipes import RECIPES, recipe
+from powernorm.data.embedded import EMBEDDED
+from powernorm.recipes import RECIPES, recipe, verdict
+from powernorm.recipes.studies import STUDIES, study_config
 from powernorm.training.overrides import override
 
 INTERRUPTED: Final = 130
@@ -44,7 +46,12 @@ def _options(
 
 @app.command()
 def compare(
-    task: Annotated[str, typer.Argument(help=f"What to train: {', '.join(RECIPES)}.")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            help=f"What to train: {', '.join(RECIPES)}; or {verdict.TASK}: {verdict.SUMMARY}."
+        ),
+    ],
     norms: Annotated[
         str | None,
         typer.Option(
@@ -58,6 +65,15 @@ def compare(
         str,
         typer.Option(metavar="NAME", help=f"Size of the experiment: {', '.join(RECIPES['lm'])}."),
     ] = "demo",
+    study: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Train the variants of a study and draw its figure: "
+            + "; ".join(f"{name}: {item.summary}" for name, item in STUDIES.items())
+            + ".",
+        ),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Train with seeds 0 … N-1.")
     ] = None,
@@ -65,13 +81,15 @@ def compare(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="A text file, or a folder with ….train.txt, ….valid.txt and ….test.txt; else the "
-            "text that comes with powernorm.",
+            help="A text file, a folder with ….train.txt, ….valid.txt and ….test.txt, or a text "
+            f"that comes with powernorm ({', '.join(EMBEDDED)}); else the recipe's.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the runs go; else runs/TASK-PRESET."),
+        typer.Option(
+            metavar="DIR", help="Where the runs go; else runs/TASK-PRESET or TASK-STUDY-PRESET."
+        ),
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -86,7 +104,7 @@ def compare(
         bool, typer.Option("--resume", help="Go on with the runs that DIR holds.")
     ] = False,
 ) -> None:
-    """Train the same model with each norm and compare them.
+    """Train the same model with each norm, or with the variants of a study, and compare them.
 
     Ends in a table and in DIR/report.html.
     """
@@ -96,9 +114,16 @@ def compare(
         "seeds": None if seeds is None else ",".join(map(str, range(seeds))),
         "data.path": data,
     }
+    if task == verdict.TASK:
+        _compare_verdict(preset, out, assignments, study, options, resume=resume, force=force)
+        return
     chosen = [f"{key}={value}" for key, value in options.items() if value is not None]
-    config = override(recipe(task, preset), [*chosen, *(assignments or [])])
-    folder = out or Path("runs") / f"{task}-{preset}"
+    chosen += assignments or []
+    if study is None:
+        config = override(recipe(task, preset), chosen)
+    else:
+        config = study_config(task, study, preset, chosen)
+    folder = out or Path("runs") / "-".join([task, *([study] if study else []), preset])
     try:
         from rich.console import Console
 
@@ -116,6 +141,34 @@ def compare(
     typer.echo(f"report: {page}")
 
 
+def _compare_verdict(
+    preset: str,
+    out: Path | None,
+    assignments: list[str] | None,
+    study: str | None,
+    options: dict[str, str | None],
+    *,
+    resume: bool,
+    force: bool,
+) -> None:
+    from powernorm.cli.verdict import compare_verdict
+
+    folder = out or Path("runs") / f"{verdict.TASK}-{preset}"
+    names = {"norms": "--norms", "model.placement": "--placement", "data.path": "--data"}
+    others = {names.get(key, f"--{key}"): value for key, value in options.items()}
+    try:
+        compare_verdict(
+            preset,
+            folder,
+            assignments or [],
+            resume=resume,
+            force=force,
+            others={**others, "--study": study},
+        )
+    except KeyboardInterrupt:
+        _say_what_is_kept(folder)
+
+
 @app.command()
 def norms() -> None:
     """Show the table of norms."""
@@ -126,12 +179,23 @@ def norms() -> None:
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="The --out folder of a comparison.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUNS…", help="Folders of comparisons, of single runs, or several."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The page; else report.html in the folder, of several in the folder that holds "
+            "them all, or in the current one where that is a comparison.",
+        ),
+    ] = None,
 ) -> None:
     """Build report.html again from the run folders alone."""
-    from powernorm.report import write_report
+    from powernorm.report import write_reports
 
-    typer.echo(f"report: {write_report(folder)}")
+    typer.echo(f"report: {write_reports(folders, out)}")
 
 
 @app.command()
@@ -204,6 +268,52 @@ def fold(
     from powernorm.cli.surgery import fold_run
 
     typer.echo(fold_run(checkpoint, out, verify=verify, tied=tied))
+
+
+@app.command()
+def diagnose(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="A run's folder (its best checkpoint), one of its checkpoints, or a folder with a "
+            "Hugging Face model."
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Another text than the run's, as `compare --data`."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The page; for a run else RUN/diagnosis.html."),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table of layers there, too.")
+    ] = None,
+    batches: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Training batches in each pass.")
+    ] = 50,
+    sequences: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: rows in a batch (32)."),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: tokens in a row (128)."),
+    ] = None,
+) -> None:
+    """Say whether batch statistics (would) work in a trained model, layer by layer.
+
+    In Python, for any model: powernorm.diagnose(model, batches).
+    """
+    from powernorm.cli.diagnosis import Source, diagnose_and_print
+
+    try:
+        source = Source(model, data, batches, sequences, length)
+        typer.echo(diagnose_and_print(source, out, csv))
+    except KeyboardInterrupt:
+        typer.echo("interrupted: nothing was written", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command()

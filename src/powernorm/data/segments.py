@@ -1,25 +1,17 @@
 """Batches of contiguous segments for a language model."""
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from powernorm.data.batch import Batch
 from powernorm.data.subwords import END_ID
 from powernorm.errors import InputError
 
 SEED_STRIDE: Final = 1_000_003
 """Keeps the generators of (seed, epoch) apart for every plausible number of epochs."""
-
-
-class Batch(NamedTuple):
-    """Segments and, at every position, the token that follows."""
-
-    tokens: Tensor
-    """int64, (batch, length)."""
-    targets: Tensor
-    """int64, (batch, length)."""
 
 
 class TrainingSegments:
@@ -58,6 +50,11 @@ class TrainingSegments:
     def batches_per_epoch(self) -> int:
         """Return the number of batches after which the text begins anew."""
         return self._num_segments // self._batch_size
+
+    @property
+    def tokens_per_batch(self) -> float:
+        """Return the number of tokens in a batch."""
+        return self._batch_size * self._length
 
     def batch(self, position: int) -> Batch:
         """Return the batch at `position`, counted from the start of the run over all epochs."""
@@ -128,4 +125,5 @@ def _cut(stream: Tensor, starts: Tensor, length: int) -> Batch:
     """Return the segments of the stream that begin at `starts`."""
     positions = starts[:, None] + torch.arange(length + 1)
     segments = stream[positions].long()
-    return Batch(segments[:, :-1], segments[:, 1:])
+    tokens, targets = segments[:, :-1], segments[:, 1:]
+    return Batch(tokens, targets, None, tokens.numel(), targets.numel())

@@ -61,15 +61,8 @@ def encode_corpus(corpus: Corpus, vocabulary_size: int) -> EncodedCorpus:
     Raises:
         InputError: a split has no words.
     """
-    for split in SPLITS:
-        if not corpus.num_words(split):
-            raise InputError(f"The {split} split of {corpus.source} has no words: give it text.")
-    key = cache_key(
-        format=CACHE_FORMAT,
-        text=corpus.fingerprint(),
-        vocabulary_size=vocabulary_size,
-        tokenizers=tokenizers.__version__,
-    )
+    _check_words(corpus)
+    key = _key(corpus, vocabulary_size)
     streams = _read_streams(key)
     if streams is None:
         tokenizer = _train(corpus, vocabulary_size)
@@ -77,6 +70,42 @@ def encode_corpus(corpus: Corpus, vocabulary_size: int) -> EncodedCorpus:
         streams["vocabulary_size"] = torch.tensor(tokenizer.get_vocab_size())
         write_cached(f"{key}.tokenizer.json", tokenizer.to_str().encode())
         write_cached(f"{key}.tokens.pt", _packed(streams))
+    return _encoded(corpus, streams, key)
+
+
+def encode_by(corpus: Corpus, other: Corpus, vocabulary_size: int) -> EncodedCorpus:
+    """Encode a corpus with the subwords of another, which a model was trained with.
+
+    Raises:
+        InputError: a split has no words.
+    """
+    _check_words(corpus)
+    key = _key(other, vocabulary_size)
+    kept = read_cached(f"{key}.tokenizer.json")
+    tokenizer = _train(other, vocabulary_size) if kept is None else Tokenizer.from_buffer(kept)
+    # It is not part of what a tokenizer keeps in its file.
+    tokenizer.encode_special_tokens = True
+    streams: dict[Split | str, Tensor] = {s: _encode(tokenizer, corpus, s) for s in SPLITS}
+    streams["vocabulary_size"] = torch.tensor(tokenizer.get_vocab_size())
+    return _encoded(corpus, streams, cache_key(subwords=key, text=corpus.fingerprint()))
+
+
+def _check_words(corpus: Corpus) -> None:
+    for split in SPLITS:
+        if not corpus.num_words(split):
+            raise InputError(f"The {split} split of {corpus.source} has no words: give it text.")
+
+
+def _key(corpus: Corpus, vocabulary_size: int) -> str:
+    return cache_key(
+        format=CACHE_FORMAT,
+        text=corpus.fingerprint(),
+        vocabulary_size=vocabulary_size,
+        tokenizers=tokenizers.__version__,
+    )
+
+
+def _encoded(corpus: Corpus, streams: dict[Split | str, Tensor], key: str) -> EncodedCorpus:
     return EncodedCorpus(
         corpus=corpus,
         vocabulary_size=int(streams["vocabulary_size"]),

@@ -49,23 +49,23 @@ def discrepancies(batch: Moments, reference: Statistics, eps: float) -> tuple[Te
     is 0 or rounding noise, sqrt(eps) stands in the denominator: what the layer divides by then.
 
     Args:
-        batch: of the valid tokens of a batch.
+        batch: of the valid tokens of a batch, or of several, each a row.
         reference: running or population statistics.
         eps: the layer's.
 
     Returns:
-        (mean part, variance part), 0-d float64 fractions; the mean part of a layer that does not
-        centre is NaN.
+        (mean part, variance part), float64 fractions, 0-d or one a batch; the mean part of a layer
+        that does not centre is NaN.
     """
     centered = reference.mean is not None
     own = Statistics.of(batch, centered=centered)
     deviation = own.square.sqrt()
     constant = own.square <= _CONSTANT * batch.second_moment
     denominator = torch.where(constant, eps**0.5, deviation)
-    var_part = ((deviation - reference.square.sqrt()).abs() / denominator).mean()
+    var_part = ((deviation - reference.square.sqrt()).abs() / denominator).mean(-1)
     if own.mean is None or reference.mean is None:
         return torch.full_like(var_part, torch.nan), var_part
-    return ((own.mean - reference.mean).abs() / denominator).mean(), var_part
+    return ((own.mean - reference.mean).abs() / denominator).mean(-1), var_part
 
 
 def fluctuations(batch: Moments, reference: Statistics) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,8 @@ def fluctuations(batch: Moments, reference: Statistics) -> tuple[Tensor, Tensor]
     Shen et al. 2020, Figures 2 and 4; the first is NaN for a layer that does not centre.
     """
     own = Statistics.of(batch, centered=reference.mean is not None)
-    var_part = torch.linalg.vector_norm(own.square - reference.square) / own.square.shape[0]
+    size = own.square.shape[-1]
+    var_part = torch.linalg.vector_norm(own.square - reference.square, dim=-1) / size
     if own.mean is None or reference.mean is None:
         return torch.full_like(var_part, torch.nan), var_part
-    return torch.linalg.vector_norm(own.mean - reference.mean) / own.mean.shape[0], var_part
+    return torch.linalg.vector_norm(own.mean - reference.mean, dim=-1) / size, var_part

@@ -1,139 +1,270 @@
-"""Watching batch statistics while a model trains, at a cost that does not show."""
+"""Watching the norms of a model while it trains, at a cost that does not show."""
+
+from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from powernorm.diagnosis.distances import Statistics, discrepancies, fluctuations
-from powernorm.errors import InputError
-from powernorm.norms.observation import check_not_compiled, observed_layers, short_name, watch
-from powernorm.ops.moments import Moments
+from powernorm.diagnosis.distances import Statistics
+from powernorm.diagnosis.readings import (
+    BatchReading,
+    Cells,
+    fetch_records,
+    gradient_cells,
+    merge,
+)
+from powernorm.diagnosis.schedules import Schedule
+from powernorm.diagnosis.watches import BatchWatch, NormWatch, Record, TokenWatch
+from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.norms.observation import check_not_compiled, modules_by_name, short_name
+from powernorm.runs import NORMS_COLUMNS
+from powernorm.surgery.discovery import FoundNorm, find_norms
 
 NormRow = Mapping[str, str | int | float | None]
 """One layer at one step, by `powernorm.runs.NORMS_COLUMNS`."""
 
-_QUANTITIES: Final = ("mean_tid", "var_tid", "mean_distance", "var_distance")
+_FOREIGN: Final = {"layer": "ln", "rms": "rms"}
+
+
+@dataclass(frozen=True, eq=False)
+class _Watched:
+    """A norm of the model."""
+
+    name: str
+    norm: str
+    """Short name."""
+    watch: NormWatch
+
+    @property
+    def batch_norm(self) -> BatchStatisticsNorm | None:
+        """The norm, if it has batch statistics."""
+        module = self.watch.module
+        return module if isinstance(module, BatchStatisticsNorm) else None
+
+    @property
+    def group_name(self) -> str:
+        """Of the processes that it shares its statistics with."""
+        return "" if self.batch_norm is None else self.batch_norm.group_name
 
 
 class NormMonitor:
-    """Online TID and statistic fluctuations of every layer with batch statistics.
+    """Statistics, gradients and non-finite values of every norm, while training.
+
+    Norms with batch statistics: online TID (Wang et al. 2022, Fig. 4), fluctuations of the
+    statistics (Shen et al. 2020, Fig. 2, 4 left) and norms of the parts of the input gradient that
+    go through them (Fig. 3, 4 right). All norms, torch's and other libraries' LayerNorm and
+    RMSNorm too: norm of the whole input gradient, its mean and variance per token (Xu et al. 2019,
+    Theorem 1), outliers (eq. 7), the first norm that sees something not finite. Columns:
+    `powernorm.runs.NORMS_COLUMNS`.
 
     Call `start_step` before the forward and `finish_step` after the optimiser's step, when the
-    running statistics have moved. Every `every`-th step the hooks keep the moments of the batch on
-    its device; `finish_step` compares them with the running statistics and fetches all numbers
-    in one transfer. In between the hooks only look at a flag.
+    running statistics have moved. In observed steps operators around each norm keep sums on the
+    device; `finish_step` fetches all of them in one transfer. In between the hooks only look at a
+    flag. No weight, buffer, random number or output changes, except that `norm(x, mask, residual)`
+    adds its arguments before its kernel instead of inside it.
 
-    Attach before `torch.compile`; a region that is compiled and checkpointed at once refuses the
-    hooks (torch says so at the first observed step). A layer that is called several times in a
-    step (micro-batches, shared modules) gives the mean over its calls. Evaluation in the middle
-    of a step is not seen. Under data-parallel training the batch is that of this process.
+    Attach before `torch.compile`; the compiled code has a variant for observed steps.
+
+    What the numbers are of: TID and distances are means over the calls of a step (micro-batches,
+    shared modules). Norms of gradients are over the tokens of all calls, as of one matrix, each
+    call's parts with its own statistics; the loss is what was gone back from, divided by
+    `loss_scale`, so a trainer that divides it by the number of accumulated micro-batches divides
+    these too. Clipping comes later and does not touch them. Gradients at padded positions count
+    as far as the loss looks at those; means over tokens divide by the valid ones. With
+    GroupScaling in front (`groups`) the parts are those at the batch norm's own input, behind it;
+    the whole is at the layer's. RegularizedBatchNorm's penalty is in the whole alone. Evaluation
+    in the middle of a step is not seen.
+
+    Distributed:
+        Layers that share their statistics are measured over all processes of their group, in one
+        collective a report: attach the monitor on every one of these, or on none. All else is of
+        this process. Gradients are those of the processes' own losses, before they are averaged.
 
     Args:
-        model: holds layers of `BatchStatisticsNorm`; without any there are no rows.
-        every: steps from one observation to the next, ≥ 1.
+        model: whose norms are watched; without any there are no rows.
+        every: steps from one observation to the next, or `log`, `log:N` for N observations a
+            decade; see `Schedule`.
 
     Raises:
-        InputError: `every` below 1, or a model that is compiled already.
+        InputError: no schedule, or a model that is compiled already.
     """
 
-    def __init__(self, model: nn.Module, every: int) -> None:
-        if every < 1:
-            raise InputError(f"every is {every}, expected a number of steps of at least 1")
-        self.layers = observed_layers(model)
-        if self.layers:
-            check_not_compiled(model, "the NormMonitor")
-        self.every = every
-        self._names = {name: short_name(layer) for name, layer in self.layers.items()}
+    def __init__(self, model: nn.Module, every: Schedule | int | str) -> None:
+        self.schedule = Schedule.of(every)
         self._armed = False
         self._warned = False
-        self._seen: dict[str, list[Moments]] = {}
-        self._handles: list[RemovableHandle] = [
-            watch(layer, partial(self._keep, name), lambda: self._armed)
-            for name, layer in self.layers.items()
-        ]
+        self._records: list[Record] = []
+        self._scale: float | Tensor = 1.0
+        self._watched = self._find(model)
+        if self._watched:
+            check_not_compiled(model, "the NormMonitor")
+        self.first_nonfinite: str | None = None
+        """Name of the first norm, by time, that saw something not finite in the last observed
+        step: forward in the order of the calls, then backward, from the loss down."""
+        self._handles: list[RemovableHandle] = []
+        for one in self._watched:
+            self._handles += one.watch.attach(lambda: self._armed)
 
-    def start_step(self, step: int) -> None:
+    @property
+    def layers(self) -> dict[str, nn.Module]:
+        """The norms that are watched, by name."""
+        return {one.name: one.watch.module for one in self._watched}
+
+    def start_step(self, step: int, loss_scale: float | Tensor = 1.0) -> None:
         """Gets ready for a step; observes it when it is due.
 
         Args:
             step: number of the optimiser's step.
+            loss_scale: what the loss is multiplied by before the backward (float16 training); a
+                tensor is not waited for.
         """
-        self._seen.clear()
-        self._armed = step % self.every == 0
+        self._records.clear()
+        self._scale = loss_scale
+        self._armed = bool(self._watched) and self.schedule.is_due(step)
+
+    @property
+    def is_observing(self) -> bool:
+        """Whether the step that has been started is due."""
+        return self._armed
 
     def finish_step(self, step: int) -> list[NormRow]:
-        """Compares the step's batches with the running statistics as they are now.
+        """Compares what was seen with the running statistics as they are now.
 
         Args:
             step: as given to `start_step`.
 
         Returns:
-            One row a layer that was called, empty between observations. Cells that do not exist
-            (the mean of a norm that does not centre, a batch without valid tokens) are None.
+            One row a norm that was called, in the model's order, empty between observations.
+            Cells that do not exist (the mean of a norm that does not centre, a batch without valid
+            tokens, gradients without a backward) are None.
         """
         if not self._armed:
             return []
         self._armed = False
-        seen, self._seen = self._seen, {}
-        if not seen:
+        records, self._records = self._records, []
+        if not records:
             self._warn_once(step)
             return []
         with torch.no_grad():
-            measured = [self._measure(name, batches) for name, batches in seen.items()]
-            device = measured[0].device
-            table: list[list[float]] = torch.stack([row.to(device) for row in measured]).tolist()
-        return [self._row(step, name, cells) for name, cells in zip(seen, table, strict=True)]
+            return self._report(step, records)
 
     def detach(self) -> None:
         """Removes the hooks; the model is as before."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._seen.clear()
+        self._records.clear()
         self._armed = False
 
-    def _keep(self, name: str, moments: Moments) -> None:
-        self._seen.setdefault(name, []).append(moments)
+    def _find(self, model: nn.Module) -> list[_Watched]:
+        found = {id(one.module): one for one in find_norms(model)}
+        watched: list[_Watched] = []
+        for name, module in modules_by_name(model).items():
+            norm = _watched_name(module, found.get(id(module)))
+            if norm is not None:
+                kind = BatchWatch if isinstance(module, BatchStatisticsNorm) else TokenWatch
+                watch: NormWatch = kind(len(watched), module, self._take)
+                watched.append(_Watched(name, norm, watch))
+        return watched
 
-    def _measure(self, name: str, batches: list[Moments]) -> Tensor:
-        """The quantities, the number of batches with tokens, the non-finite count: (6,)."""
-        layer = self.layers[name]
-        running = Statistics.running(layer)
-        sums = running.square.new_zeros(len(_QUANTITIES) + 1)
-        for batch in batches:
-            measured = (*discrepancies(batch, running, layer.eps), *fluctuations(batch, running))
-            values = torch.stack([*measured, torch.ones_like(batch.count)])
-            sums = sums + torch.where(batch.count > 0, values, 0.0)
-        return torch.cat([sums, layer.num_nonfinite_batches.double().reshape(1)])
+    def _take(self, record: Record) -> None:
+        # A backward that comes after `finish_step`, or through a graph of an earlier step.
+        if self._armed:
+            self._records.append(record)
 
-    def _row(self, step: int, name: str, cells: list[float]) -> NormRow:
-        *sums, count, nonfinite = cells
-        layer = self.layers[name]
-        row: dict[str, str | int | float | None] = {
-            "step": step,
-            "layer": name,
-            "norm": self._names[name],
-        }
-        for quantity, value in zip(_QUANTITIES, sums, strict=True):
-            exists = count > 0 and (layer.centered or not quantity.startswith("mean"))
-            row[quantity] = value / count if exists else None
-        row["num_nonfinite_batches"] = int(nonfinite)
-        return row
+    def _report(self, step: int, records: list[Record]) -> list[NormRow]:
+        called = sorted({one.layer for one in records})
+        records = merge(records, {i: self._watched[i].group_name for i in called})
+        more = [tensor for i in called for tensor in _now(self._watched[i].batch_norm)]
+        scale = torch.as_tensor(self._scale, dtype=torch.float64, device=records[0].sums.device)
+        host, (loss_scale, *now) = fetch_records(records, [scale, *more])
+        broken = next((one.layer for one in host if not one.is_finite), None)
+        self.first_nonfinite = None if broken is None else self._watched[broken].name
+        state = iter(now)
+        rows: list[NormRow] = []
+        for i in called:
+            one = self._watched[i]
+            mine = [record for record in host if record.layer == i]
+            cells: dict[str, str | int | float | None] = dict.fromkeys(NORMS_COLUMNS)
+            cells |= {"step": step, "layer": one.name, "norm": one.norm}
+            if one.batch_norm is None:
+                cells |= _token_cells(mine, float(loss_scale))
+            else:
+                current = [next(state) for _ in range(_num_now(one.batch_norm))]
+                cells |= _batch_cells(one.batch_norm, mine, current, float(loss_scale))
+            cells |= _finiteness(mine)
+            cells["first_nonfinite"] = int(i == broken)
+            rows.append(cells)
+        return rows
 
     def _warn_once(self, step: int) -> None:
         # Frozen layers are none in training; nothing is wrong where all of them are.
-        trains = any(not layer.is_frozen for layer in self.layers.values())
+        norms = [one.batch_norm for one in self._watched]
+        trains = any(norm is None or not norm.is_frozen for norm in norms)
         if trains and not self._warned:
             self._warned = True
             warnings.warn(
-                f"NormMonitor saw none of its {len(self.layers)} layers in step {step}: the model "
-                "was compiled before the monitor was attached, was not in training mode, or "
+                f"NormMonitor saw none of its {len(self._watched)} layers in step {step}: the "
+                "model was compiled before the monitor was attached, was not in training mode, or "
                 "start_step came after the forward",
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _watched_name(module: nn.Module, found: FoundNorm | None) -> str | None:
+    """The short name of a norm to be watched, else None."""
+    if isinstance(module, BatchStatisticsNorm):
+        return short_name(module)
+    if found is None or found.reading is None:
+        return None
+    if isinstance(module, Norm):
+        return short_name(module)
+    return _FOREIGN.get(found.reading.kind)
+
+
+def _num_now(layer: BatchStatisticsNorm | None) -> int:
+    return 0 if layer is None else 2 + layer.centered
+
+
+def _now(layer: BatchStatisticsNorm | None) -> list[Tensor]:
+    """Number of non-finite batches and running statistics at the end of the step."""
+    if layer is None:
+        return []
+    running = Statistics.running(layer)
+    mean = [] if running.mean is None else [running.mean]
+    return [layer.num_nonfinite_batches, running.square, *mean]
+
+
+def _batch_cells(
+    layer: BatchStatisticsNorm, records: list[Record], now: list[Tensor], scale: float
+) -> Cells:
+    nonfinite, square, *mean = now
+    running = Statistics(mean[0] if mean else None, square)
+    reading = BatchReading(layer, records, running, scale)
+    cells = reading.cells() | gradient_cells(records, reading.num_tokens, scale)
+    return cells | {"num_nonfinite_batches": int(nonfinite)}
+
+
+def _token_cells(records: list[Record], scale: float) -> Cells:
+    inputs = [one.sums for one in records if one.kind == "input"]
+    if not inputs:
+        return gradient_cells(records, 0.0, scale)
+    count, _, above, values = torch.stack(inputs).sum(0).tolist()
+    share = {"outlier_share": above / values if values else None}
+    return gradient_cells(records, count, scale) | share
+
+
+def _finiteness(records: list[Record]) -> Cells:
+    inputs = [one for one in records if one.kind == "input"]
+    gradients = [one for one in records if one.kind == "input gradient"]
+    return {
+        "nonfinite_input": sum(not one.is_finite for one in inputs),
+        "nonfinite_gradient": sum(not one.is_finite for one in gradients),
+    }

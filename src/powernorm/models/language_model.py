@@ -1,4 +1,4 @@
-"""A decoder-only Transformer language model whose norms come from a factory."""
+"""A Transformer language model, causal or masked, whose norms come from a factory."""
 
 import math
 
@@ -21,7 +21,7 @@ class LanguageModel(nn.Module):
 
     Args:
         vocabulary_size: number of tokens.
-        norm: makes every norm of the model.
+        norm: makes every norm of the model, or of its lowest layers.
         max_length: longest sequence.
         num_features: size of the features.
         num_layers: number of layers.
@@ -31,6 +31,10 @@ class LanguageModel(nn.Module):
         activation: of the feed-forward networks.
         dropout: of the embedding and in the layers, in training.
         seed: of the initial weights, which are the same for every norm.
+        num_norm_layers: lowest layers whose norms are made by `norm`; None is all of them. The
+            final norm belongs to the highest layer.
+        upper_norm: makes the norms above these layers.
+        causal: whether a position sees earlier ones only; a masked language model sees all.
 
     Shape:
         - tokens: int64, (batch, length) with length ≤ max_length
@@ -55,8 +59,12 @@ class LanguageModel(nn.Module):
         activation: Activation = "gelu",
         dropout: float = 0.0,
         seed: int = 0,
+        num_norm_layers: int | None = None,
+        upper_norm: NormFactory | None = None,
+        causal: bool = True,
     ) -> None:
         super().__init__()
+        norms = _norms_by_layer(norm, num_layers, num_norm_layers, upper_norm)
         self.max_length = max_length
         self.embedding_scale = math.sqrt(num_features)
         self.embedding = nn.Embedding(vocabulary_size, num_features)
@@ -67,22 +75,22 @@ class LanguageModel(nn.Module):
                 num_features,
                 num_heads,
                 feedforward_features,
-                norm,
+                layer_norm,
                 placement=placement,
                 activation=activation,
                 dropout=dropout,
-                causal=True,
+                causal=causal,
             )
-            for _ in range(num_layers)
+            for layer_norm in norms
         )
-        self.final_norm = norm(num_features) if placement == "pre" else None
+        self.final_norm = norms[-1](num_features) if placement == "pre" else None
         initialise(self, seed)
         self.head = nn.Linear(num_features, vocabulary_size, bias=False)
         self.head.weight = self.embedding.weight
         self.register_load_state_dict_pre_hook(_tie_head)  # type: ignore[no-untyped-call]
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return the logits of the token after each position."""
+        """Return the logits of the token after each position (at it, where not causal)."""
         logits: Tensor = self.head(self.features(tokens, padding_mask))
         return logits
 
@@ -102,6 +110,19 @@ class LanguageModel(nn.Module):
         if self.final_norm is not None:
             x = self.final_norm(x, padding_mask)
         return x
+
+
+def _norms_by_layer(
+    norm: NormFactory, num_layers: int, num_norm_layers: int | None, upper: NormFactory | None
+) -> list[NormFactory]:
+    if num_norm_layers is None or num_norm_layers == num_layers:
+        return [norm] * num_layers
+    if upper is None or not 0 <= num_norm_layers <= num_layers:
+        raise InputError(
+            f"num_norm_layers={num_norm_layers} of num_layers={num_layers} layers: give 0 to "
+            f"{num_layers}, and with upper_norm what makes the norms above them."
+        )
+    return [norm] * num_norm_layers + [upper] * (num_layers - num_norm_layers)
 
 
 def _tie_head(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:

@@ -1,8 +1,11 @@
 """From run folders to tables, figures and one self-contained page; reads files only."""
 
+from powernorm.report.diagnoses import read_diagnosis
+from powernorm.report.diagnosis_page import render_diagnosis, write_diagnosis_page
 from powernorm.report.loading import read_comparison
 from powernorm.report.page import render_page, write_report
 from powernorm.report.records import Comparison, Run
+from powernorm.report.selections import read_selection, write_reports
 from powernorm.report.summary import SummaryRow, summarize
 from powernorm.report.tables import markdown_table
 from powernorm.report.terminal import print_comparison
@@ -14,7 +17,12 @@ __all__ = [
     "markdown_table",
     "print_comparison",
     "read_comparison",
+    "read_diagnosis",
+    "read_selection",
+    "render_diagnosis",
     "render_page",
     "summarize",
+    "write_diagnosis_page",
     "write_report",
+    "write_reports",
 ]

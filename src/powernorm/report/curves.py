@@ -4,15 +4,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean
-from typing import Final
+from typing import Final, Literal
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    FuncFormatter,
+    NullLocator,
+)
 
 from powernorm.report.drawing import (
     figure,
     inline_svg,
+    legend_columns,
     line_style,
+    logarithmic_ticks,
     plain_axes,
     reference_style,
 )
@@ -28,13 +35,19 @@ _LOST: Final = frozenset({"diverged", "nonfinite", "failed"})
 
 @dataclass(frozen=True)
 class Series:
-    """A line: NaN where a value is missing or not finite."""
+    """A line: NaN where a value is missing or not finite.
+
+    Attributes:
+        norm: what the line is of, in the legend.
+        x: positions.
+        y: values.
+        lost: whether the run broke down, so that its end deserves a mark.
+    """
 
     norm: str
     x: Sequence[float]
     y: Sequence[float]
-    lost: bool
-    """Whether the run broke down, so that its end deserves a mark."""
+    lost: bool = False
 
 
 def series_of(runs: Iterable[Run], column: str) -> list[Series]:
@@ -50,30 +63,43 @@ def series_of(runs: Iterable[Run], column: str) -> list[Series]:
     return lines
 
 
-def mean_tid_series(runs: Iterable[Run]) -> list[Series]:
-    """Variance TID in percent, averaged over layers, against steps."""
+def gap_series(runs: Iterable[Run]) -> list[Series]:
+    """Loss by running statistics minus loss by each batch's own, against steps."""
     lines = []
     for run in runs:
-        steps: dict[float, list[float]] = {}
-        for sample in run.samples:
-            value = sample.values.get("var_tid")
-            if value is not None:
-                steps.setdefault(sample.step, []).append(100 * value)
-        lines += _line(run, [(step, fmean(values)) for step, values in sorted(steps.items())])
+        points = [
+            (row.get("step"), running - batch)
+            for row in run.curve
+            if (running := row.get("gap_running_loss")) is not None
+            and (batch := row.get("gap_batch_loss")) is not None
+        ]
+        lines += _line(run, points)
     return lines
 
 
-def fluctuation_series(runs: Iterable[Run]) -> list[Series]:
-    """Distance of batch to running variance in the first layer, against steps."""
+def layer_series(
+    runs: Iterable[Run], column: str, layers: Literal["first", "average"], scale: float = 1
+) -> list[Series]:
+    """A column of `norms.csv` against steps, one line a run that has it.
+
+    Args:
+        runs: of the comparison.
+        column: of NORMS_COLUMNS.
+        layers: the first layer that has the quantity, or the average over all that do.
+        scale: what the values are multiplied with.
+    """
     lines = []
     for run in runs:
-        first = run.samples[0].layer if run.samples else ""
-        points = {
-            float(sample.step): sample.values.get("var_distance")
-            for sample in run.samples
-            if sample.layer == first and sample.values.get("var_distance") is not None
-        }
-        lines += _line(run, sorted(points.items()))
+        steps: dict[int, list[float]] = {}
+        first = ""
+        for sample in run.samples:
+            value = sample.values.get(column)
+            if value is None:
+                continue
+            first = first or sample.layer
+            if layers == "average" or sample.layer == first:
+                steps.setdefault(sample.step, []).append(scale * value)
+        lines += _line(run, [(step, fmean(values)) for step, values in sorted(steps.items())])
     return lines
 
 
@@ -83,8 +109,14 @@ def _line(run: Run, points: Sequence[tuple[float | None, float | None]]) -> list
         return []
     blocks = _blocks(known)
     return [
-        Series(run.norm, [x for x, _ in blocks], [y for _, y in blocks], run.shown_status in _LOST)
+        Series(run.name, [x for x, _ in blocks], [y for _, y in blocks], run.shown_status in _LOST)
     ]
+
+
+def thinned(name: str, points: Sequence[tuple[float, float]]) -> Series:
+    """A line of at most `MAX_POINTS` points."""
+    blocks = _blocks(points)
+    return Series(name, [x for x, _ in blocks], [y for _, y in blocks])
 
 
 def _blocks(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -105,6 +137,7 @@ def draw_curves(
     prefix: str,
     description: str,
     x_label: str = "tokens",
+    logarithmic_x: bool = False,
 ) -> Markup:
     """All lines in one frame, with a legend of the norms below it.
 
@@ -118,9 +151,11 @@ def draw_curves(
         prefix: of the ids in the SVG.
         description: for readers who cannot see the figure.
         x_label: of the x axis.
+        logarithmic_x: whether the x axis is logarithmic, too.
     """
     norms = [norm for norm in order if any(line.norm == norm for line in series)]
-    with figure(3.1 + 0.22 * -(-len(norms) // 5)) as drawn:
+    columns = legend_columns([printable(norm) for norm in norms])
+    with figure(3.1 + 0.22 * -(-len(norms) // columns)) as drawn:
         axes = drawn.subplots()
         plain_axes(axes, title, x_label, y_label)
         for line in series:
@@ -139,10 +174,12 @@ def draw_curves(
                 annotation_clip=True,
             )
         _scale(axes, series, list(baselines.values()), logarithmic)
+        if logarithmic_x:
+            _scale_x(axes, series)
         drawn.legend(
             *axes.get_legend_handles_labels(),
             loc="outside lower center",
-            ncols=5,
+            ncols=columns,
             handlelength=1.8,
             columnspacing=1.2,
         )
@@ -163,7 +200,7 @@ def _draw_line(axes: Axes, line: Series, index: int, *, labelled: bool) -> None:
         color=colour,
         linestyle=dashes,
         linewidth=1.5,
-        marker="." if len(line.x) < 3 else "",
+        marker="." if len(line.x) < 13 else "",
         label=label if labelled else "_",
     )
     known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(y)]
@@ -182,12 +219,20 @@ def _scale(
     if logarithmic and positive:
         axes.set_yscale("log")
         axes.set_ylim(min(positive) / 1.15, max(positive) * 1.15)
-        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        logarithmic_ticks(axes.yaxis, *axes.get_ylim())
     elif values:
         margin = 0.05 * (max(values) - min(values)) or 0.5
         axes.set_ylim(min(values) - margin, max(values) + margin)
+
+
+def _scale_x(axes: Axes, series: Sequence[Series]) -> None:
+    """A tick at each position where there are few, as with batch sizes."""
+    axes.set_xscale("log")
+    positions = sorted({x for line in series for x in line.x})
+    if len(positions) <= 8:
+        axes.xaxis.set_major_locator(FixedLocator(positions))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.5g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _framing_values(series: Sequence[Series]) -> list[float]:

@@ -1,16 +1,19 @@
 """matplotlib figures as SVG that can stand many times in one page and follows its colours."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
+from math import log10
 from typing import Any, Final
 from xml.etree import ElementTree
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from powernorm.report.markup import Markup
 from powernorm.report.style import SERIES
@@ -59,6 +62,9 @@ _REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
 WIDTH: Final = 4.1
 """Inches; small enough that text stays readable on a phone, where a figure fills the width."""
 
+LEGEND_CHARACTERS: Final = 48
+"""Of a legend's size that fit into `WIDTH`."""
+
 
 @contextmanager
 def figure(height: float) -> Iterator[Figure]:
@@ -75,7 +81,9 @@ def figure(height: float) -> Iterator[Figure]:
 
 def line_style(index: int) -> tuple[str, str]:
     """Colour and dashes of the n-th series: told apart without colour, too."""
-    return SERIES[index % len(SERIES)], _DASHES[(index // 2) % len(_DASHES)]
+    # One further for every round of colours, so that no two of 32 are alike.
+    dashes = index // 2 + index // len(SERIES)
+    return SERIES[index % len(SERIES)], _DASHES[dashes % len(_DASHES)]
 
 
 def reference_style() -> tuple[str, tuple[int, tuple[int, int]]]:
@@ -90,6 +98,47 @@ def plain_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     axes.set_ylabel(y_label)
     axes.grid(visible=True, linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def legend_columns(labels: Sequence[str]) -> int:
+    """As many as fit side by side in a figure's width, five at most.
+
+    >>> legend_columns(["ln", "bn", "rbn", "pn", "adanorm"])
+    5
+    >>> legend_columns([f"layers.{layer}.attention" for layer in range(9)])
+    2
+    """
+    for columns in range(min(5, len(labels)), 1, -1):
+        rows = -(-len(labels) // columns)
+        # Filled column by column, each as wide as its longest label and the line before it.
+        widths = (max(map(len, labels[i : i + rows])) for i in range(0, len(labels), rows))
+        if sum(width + 5 for width in widths) <= LEGEND_CHARACTERS:
+            return columns
+    return 1
+
+
+def logarithmic_ticks(axis: XAxis | YAxis, low: float, high: float) -> None:
+    """Ticks of a logarithmic axis that have room beside each other, as plain numbers.
+
+    Args:
+        axis: with its scale set.
+        low: where it begins.
+        high: where it ends.
+    """
+    # Labels side by side take twice the room of labels below each other.
+    decades = log10(high / low) * (2 if isinstance(axis, XAxis) else 1)
+    parts = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0, 3.0) if decades < 4 else (1.0,)
+    axis.set_major_locator(LogLocator(base=10, subs=parts))
+    axis.set_major_formatter(FuncFormatter(_plain_number))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _plain_number(value: float, position: int | None) -> str:
+    del position
+    if 1e-4 < value < 1e5:
+        return f"{value:g}"
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits.removesuffix('.0')}e{int(exponent)}"
 
 
 def inline_svg(drawn: Figure, prefix: str, description: str) -> Markup:

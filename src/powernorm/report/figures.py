@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from math import isfinite
+from typing import Final, Literal
 
 from powernorm.report import curves, heatmaps
 from powernorm.report.markup import Markup
@@ -63,52 +64,158 @@ def _curve(
         )
     svg = curves.draw_curves(
         series,
-        order=comparison.norms,
+        order=comparison.names,
         title=title,
         y_label="nats per token" if column == "train_loss" else "perplexity per word",
         logarithmic=column == "valid_perplexity",
         baselines=baselines,
-        prefix=f"curve-{column.replace('_', '-')}",
+        prefix=f"{comparison.anchor}curve-{column.replace('_', '-')}",
         description=f"{title} against training tokens for {norms}",
     )
     return DrawnFigure(svg, " ".join(notes))
 
 
+@dataclass(frozen=True)
+class _Panel:
+    """A figure of one column of `norms.csv` over training."""
+
+    column: str
+    layers: Literal["first", "average"]
+    title: str
+    y_label: str
+    caption: str
+    scale: float = 1
+
+
+_TID_PANELS: Final = (
+    _Panel(
+        "var_tid",
+        "average",
+        "TID over training: deviation",
+        "TID, %",
+        "Online TID of the deviation (quadratic mean where the norm does not centre) in percent, "
+        "averaged over the norm layers, logarithmic (Wang et al. 2022, Fig. 4).",
+        scale=100,
+    ),
+    _Panel(
+        "mean_tid",
+        "average",
+        "TID over training: mean",
+        "TID, %",
+        "Online TID of the mean in percent, averaged over the norm layers, logarithmic.",
+        scale=100,
+    ),
+    _Panel(
+        "var_distance",
+        "first",
+        "Fluctuation of the variance",
+        "‖batch - running‖ / d",
+        "Distance of the batch's variance (or quadratic mean) to the running one in the first norm "
+        "layer, logarithmic (Shen et al. 2020, Fig. 2 right, Fig. 4 left).",
+    ),
+    _Panel(
+        "mean_distance",
+        "first",
+        "Fluctuation of the mean",
+        "‖batch - running‖ / d",
+        "The same of the mean (Fig. 2 left).",
+    ),
+)
+
+_GRADIENT_PANELS: Final = (
+    _Panel(
+        "var_gradient_norm",
+        "first",
+        "Gradient through the variance",
+        "norm of the part",
+        "Norm of the part of the first norm layer's input gradient that goes through the variance "
+        "or quadratic mean (g_σ², g_ψ²), logarithmic (Shen et al. 2020, Fig. 3 right, Fig. 4 "
+        "right).",
+    ),
+    _Panel(
+        "mean_gradient_norm",
+        "first",
+        "Gradient through the mean",
+        "norm of the part",
+        "The same for the part through the mean (g_μ; Fig. 3 left).",
+    ),
+    _Panel(
+        "gradient_norm",
+        "first",
+        "Input gradient, first layer",
+        "norm",
+        "Norm of the whole gradient of the first norm layer's input, logarithmic.",
+    ),
+    _Panel(
+        "token_gradient_var",
+        "average",
+        "Gradient variance per token",
+        "variance over features",
+        "Variance over features of the input gradient, mean over tokens and norm layers, "
+        "logarithmic: what normalization reduces according to Xu et al. 2019, Theorem 1.",
+    ),
+    _Panel(
+        "outlier_share",
+        "average",
+        "Share of |y| above 1/k",
+        "%",
+        "Of AdaNorm's and SimpleLayerNorm's outputs, mean over norm layers: where AdaNorm's "
+        "factor would change its sign (Xu et al. 2019, eq. 7).",
+        scale=100,
+    ),
+)
+
+
 def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
-    """Online variance TID averaged over layers, and S20's fluctuation, against steps."""
-    panels = (
-        (
-            "tid-over-time",
-            "TID over training",
-            "variance TID, %",
-            "Online TID of the variance (quadratic mean where the norm does not centre) in "
-            "percent, averaged over the norm layers, logarithmic.",
-            curves.mean_tid_series(comparison.runs),
-        ),
-        (
-            "fluctuation",
-            "Fluctuation, first layer",
-            "‖batch - running‖ / d",
-            "Distance of the batch's variance (or quadratic mean) to the running one in the first "
-            "norm layer, logarithmic.",
-            curves.fluctuation_series(comparison.runs),
-        ),
+    """Online TID averaged over layers, and the fluctuation of the statistics, against steps."""
+    return _panels(comparison, _TID_PANELS) + _evaluation_gap(comparison)
+
+
+def _evaluation_gap(comparison: Comparison) -> list[DrawnFigure]:
+    series = curves.gap_series(comparison.runs)
+    if not series:
+        return []
+    svg = curves.draw_curves(
+        series,
+        order=comparison.names,
+        title="Running against batch statistics",
+        x_label="step",
+        y_label="nats per token",
+        logarithmic=False,
+        baselines={"no gap": 0.0},
+        prefix=f"{comparison.anchor}over-time-gap",
+        description="Loss by running statistics minus loss by batch statistics, against steps",
     )
+    caption = (
+        "Loss of a few validation batches when the norms use their running statistics, minus the "
+        "loss when they use each batch's own. Above 0: evaluation costs something."
+    )
+    return [DrawnFigure(svg, caption)]
+
+
+def gradients_over_time(comparison: Comparison) -> list[DrawnFigure]:
+    """Parts of the norms' input gradients against steps; empty where none were recorded."""
+    return _panels(comparison, _GRADIENT_PANELS)
+
+
+def _panels(comparison: Comparison, panels: Sequence[_Panel]) -> list[DrawnFigure]:
     drawn = []
-    for prefix, title, y_label, caption, series in panels:
-        if series:
-            svg = curves.draw_curves(
-                series,
-                order=comparison.norms,
-                title=title,
-                x_label="step",
-                y_label=y_label,
-                logarithmic=True,
-                baselines={},
-                prefix=prefix,
-                description=f"{title} against steps",
-            )
-            drawn.append(DrawnFigure(svg, caption))
+    for panel in panels:
+        series = curves.layer_series(comparison.runs, panel.column, panel.layers, panel.scale)
+        if not any(isfinite(value) and value > 0 for line in series for value in line.y):
+            continue
+        svg = curves.draw_curves(
+            series,
+            order=comparison.names,
+            title=panel.title,
+            x_label="step",
+            y_label=panel.y_label,
+            logarithmic=True,
+            baselines={},
+            prefix=f"{comparison.anchor}over-time-{panel.column.replace('_', '-')}",
+            description=f"{panel.title} against steps",
+        )
+        drawn.append(DrawnFigure(svg, panel.caption))
     return drawn
 
 
@@ -121,7 +228,8 @@ def tid_heat_maps(comparison: Comparison) -> list[tuple[Run, DrawnFigure]]:
     return [
         (run, DrawnFigure(svg, _heat_map_caption(run)))
         for index, run in enumerate(observed)
-        if (svg := heatmaps.draw_heat_map(run, scale, prefix=f"heat-{index}")) is not None
+        if (svg := heatmaps.draw_heat_map(run, scale, prefix=f"{comparison.anchor}heat-{index}"))
+        is not None
     ]
 
 
@@ -130,6 +238,6 @@ def _heat_map_caption(run: Run) -> str:
     what = "mean and variance" if len(kinds) > 1 else "quadratic mean"
     ending = "" if run.finished else f" The run is marked {run.shown_status}."
     return (
-        f"{printable(run.norm)}, seed {run.seed}: online TID of the {what} by layer (top: first) "
+        f"{printable(run.name)}, seed {run.seed}: online TID of the {what} by layer (top: first) "
         f"and step.{ending}"
     )

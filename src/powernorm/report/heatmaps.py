@@ -56,7 +56,14 @@ def draw_heat_map(run: Run, scale: LogNorm, *, prefix: str) -> Markup | None:
     kinds = kinds_of(run)
     if not kinds:
         return None
-    layers = list(dict.fromkeys(sample.layer for sample in run.samples))
+    # A norm without batch statistics has rows, too, for its gradients.
+    layers = list(
+        dict.fromkeys(
+            sample.layer
+            for sample in run.samples
+            if any(sample.values.get(kind) is not None for kind in kinds)
+        )
+    )
     height = len(kinds) * (0.45 + 0.17 * max(len(layers), 3)) + 1.0
     with figure(height) as drawn:
         grid = drawn.subplots(len(kinds), 1, sharex=True, squeeze=False)
@@ -71,7 +78,7 @@ def draw_heat_map(run: Run, scale: LogNorm, *, prefix: str) -> Markup | None:
         bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         bar.ax.xaxis.set_minor_locator(NullLocator())
         bar.ax.xaxis.set_minor_formatter(NullFormatter())
-        description = f"TID by layer and step of {printable(run.norm)}, seed {run.seed}"
+        description = f"TID by layer and step of {printable(run.name)}, seed {run.seed}"
         return inline_svg(drawn, prefix, description)
 
 
@@ -95,7 +102,7 @@ def _draw_panel(
         extent=(steps[0], max(steps[1], steps[0] + 1), len(layers) - 0.5, -0.5),
     )
     axes.set_title("quadratic mean" if alone else _KINDS[kind], loc="left", fontweight="bold")
-    axes.set_yticks(range(len(layers)), [_short(layer, layers) for layer in layers], fontsize=7)
+    axes.set_yticks(range(len(layers)), [short_name(layer, layers) for layer in layers], fontsize=7)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
@@ -103,6 +110,7 @@ def _table(
     samples: Sequence[NormSample], layers: Sequence[str], kind: str
 ) -> tuple[NDArray[np.float64], tuple[int, int]]:
     """Percent by (layer, block of steps), and the first and last step."""
+    samples = [sample for sample in samples if sample.layer in set(layers)]
     steps = sorted({sample.step for sample in samples})
     size = -(-len(steps) // MAX_COLUMNS)
     column = {step: index // size for index, step in enumerate(steps)}
@@ -120,20 +128,36 @@ def _table(
     return mean, (steps[0], steps[-1])
 
 
-def _short(layer: str, layers: Sequence[str]) -> str:
+def short_name(layer: str, layers: Sequence[str]) -> str:
     """The layer's name without what says nothing, cut to the room that there is.
 
-    That is what all names share in front, and a last part `norm`.
+    That is what all names share in front and behind, and a last part `norm`.
     """
     parts = [name.split(".") for name in layers]
-    shared = 0
-    for column in zip(*parts, strict=False):
-        if len(set(column)) > 1:
-            break
-        shared += 1
-    own = layer.split(".")
-    own = own[min(shared, len(own) - 1) :]
+    whole = layer.split(".")
+    ahead = min(_num_shared(parts), len(whole) - 1)
+    behind = _num_shared([list(reversed(names)) for names in parts]) if len(layers) > 1 else 0
+    end = max(len(whole) - behind, ahead + 1)
+    if whole[ahead].isdigit():
+        # A number says too little without its noun.
+        ahead = max(ahead - 1, 0)
+    own = whole[ahead:end]
     if len(own) > 1 and own[-1] == "norm":
         own.pop()
     name = printable(".".join(own))
-    return name if len(name) <= _LABEL_LENGTH else "…" + name[1 - _LABEL_LENGTH :]
+    if len(name) <= _LABEL_LENGTH:
+        return name
+    # The end tells layers apart; whole parts are left out where that suffices.
+    while len(own) > 1 and len(printable(".".join(own))) >= _LABEL_LENGTH:
+        own.pop(0)
+    return "…" + printable(".".join(own))[1 - _LABEL_LENGTH :]
+
+
+def _num_shared(names: Sequence[Sequence[str]]) -> int:
+    """How many parts all names begin with."""
+    shared = 0
+    for column in zip(*names, strict=False):
+        if len(set(column)) > 1:
+            break
+        shared += 1
+    return shared

@@ -1,15 +1,17 @@
 """The tables of the page: each scrolls in its own box, so that the page never does."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from powernorm.report import tables
-from powernorm.report.markup import Markup, element
+from powernorm.report.markup import Markup, element, join
 from powernorm.report.records import Comparison
 from powernorm.report.summary import SummaryRow, best_rows
 
+_LONG_NAME: Final = 16
 
-def _scrolling(label: str, table: Markup) -> Markup:
+
+def scrolling(label: str, table: Markup) -> Markup:
     """A wide table scrolls in its own box, which the keyboard reaches, too."""
     return element(
         "div",
@@ -18,7 +20,8 @@ def _scrolling(label: str, table: Markup) -> Markup:
     )
 
 
-def _caption(text: str) -> Markup:
+def caption_of(text: str) -> Markup:
+    """A caption that stays in sight while its table scrolls."""
     return element("caption", element("span", text))
 
 
@@ -27,7 +30,7 @@ def summary_table(rows: Sequence[SummaryRow]) -> Markup:
     best = best_rows(rows)
     headings = [
         element(
-            "th", column.heading, attributes=_cell_attributes(numeric=column.numeric, scope="col")
+            "th", column.heading, attributes=cell_attributes(numeric=column.numeric, scope="col")
         )
         for column in tables.COLUMNS
     ]
@@ -40,11 +43,11 @@ def summary_table(rows: Sequence[SummaryRow]) -> Markup:
         note += " " + tables.FOOTNOTE
     table = element(
         "table",
-        _caption(note),
+        caption_of(note),
         element("thead", element("tr", *headings)),
         element("tbody", *lines),
     )
-    return _scrolling("Results", table)
+    return scrolling("Results", table)
 
 
 def _summary_cells(row: SummaryRow) -> Iterator[Markup]:
@@ -56,26 +59,30 @@ def _summary_cells(row: SummaryRow) -> Iterator[Markup]:
         yield element(
             "td",
             text,
-            attributes=_cell_attributes(
+            attributes=cell_attributes(
                 numeric=column.numeric, alarm=alarm, wrap=column.key == "status" and alarm
             ),
         )
 
 
-def _cell_attributes(
-    *, numeric: bool, alarm: bool = False, wrap: bool = False, scope: str = ""
+def cell_attributes(
+    *, numeric: bool, alarm: bool = False, wrap: bool = False, wide: bool = False, scope: str = ""
 ) -> dict[str, str]:
-    names = ["number"] * numeric + ["alarm"] * alarm + ["wrap"] * wrap
+    """Classes of a cell; `scope` for a heading."""
+    names = ["number"] * numeric + ["alarm"] * alarm + ["wrap"] * (wrap or wide) + ["wide"] * wide
     attributes = {"class": " ".join(names)} if names else {}
     return attributes | ({"scope": scope} if scope else {})
 
 
-def markdown_block(rows: Sequence[SummaryRow]) -> Markup:
-    """The same table as Markdown in a block that one click selects."""
-    return element(
-        "details",
-        element("summary", "The table as Markdown, to copy"),
-        element("pre", tables.markdown_table(rows), attributes={"tabindex": "0"}),
+def copy_blocks(markdown: str, latex: str) -> Markup:
+    """The same table as Markdown and as LaTeX, in blocks that one click selects."""
+    return join(
+        element(
+            "details",
+            element("summary", f"The table as {name}, to copy"),
+            element("pre", text, attributes={"tabindex": "0"}),
+        )
+        for name, text in (("Markdown", markdown), ("LaTeX", latex))
     )
 
 
@@ -83,7 +90,7 @@ def run_table(comparison: Comparison) -> Markup:
     """One row a run with its status and its message."""
     numeric = {"seed", "valid perplexity", "test perplexity", "tokens/s", "non-finite batches"}
     headings = [
-        element("th", name, attributes=_cell_attributes(numeric=name in numeric, scope="col"))
+        element("th", name, attributes=cell_attributes(numeric=name in numeric, scope="col"))
         for name in tables.RUN_HEADINGS
     ]
     lines = []
@@ -97,10 +104,10 @@ def run_table(comparison: Comparison) -> Markup:
                     element(
                         "td",
                         text,
-                        attributes=_cell_attributes(
+                        attributes=cell_attributes(
                             numeric=name in numeric,
                             alarm=name == "status" and not run.finished,
-                            wrap=name == "note" and len(text) > 20,
+                            wide=name == "note" and len(text) > 20,
                         ),
                     )
                     for name, text in others
@@ -109,11 +116,62 @@ def run_table(comparison: Comparison) -> Markup:
         )
     table = element(
         "table",
-        _caption("One row a run, nothing averaged."),
+        caption_of("One row a run, nothing averaged."),
         element("thead", element("tr", *headings)),
         element("tbody", *lines),
     )
-    return _scrolling("Every run", table)
+    return scrolling("Every run", table)
+
+
+def _row_heading(text: str) -> Markup:
+    """A first cell; a long dotted name may break at its dots on a phone."""
+    if len(text) <= _LONG_NAME:
+        return element("th", text, attributes={"scope": "row"})
+    parts = join(text.split("."), between=join([".", element("wbr")]))
+    return element("th", parts, attributes={"scope": "row", "class": "long"})
+
+
+def plain_table(
+    label: str,
+    caption: str,
+    headings: Sequence[tuple[str, bool]],
+    lines: Sequence[Sequence[str]],
+    *,
+    wrapped: str = "",
+) -> Markup:
+    """A table of texts that scrolls in its own box.
+
+    Args:
+        label: for readers who cannot see the box.
+        caption: what the table shows.
+        headings: each with whether its column is of numbers.
+        lines: the texts.
+        wrapped: heading of a column of long texts.
+    """
+    head = [
+        element("th", text, attributes=cell_attributes(numeric=numeric, scope="col"))
+        for text, numeric in headings
+    ]
+    body = []
+    for first, *others in lines:
+        cells = [
+            element(
+                "td",
+                text,
+                attributes=cell_attributes(
+                    numeric=numeric, wide=name == wrapped and len(text) > 20
+                ),
+            )
+            for (name, numeric), text in zip(headings[1:], others, strict=True)
+        ]
+        body.append(element("tr", _row_heading(first), *cells))
+    table = element(
+        "table",
+        caption_of(caption),
+        element("thead", element("tr", *head)),
+        element("tbody", *body),
+    )
+    return scrolling(label, table)
 
 
 def glossary() -> Markup:
@@ -130,11 +188,11 @@ def settings_table(settings: Mapping[str, Any], caption: str) -> Markup:
         element(
             "tr",
             element("th", name, attributes={"scope": "row"}),
-            element("td", text, attributes=_cell_attributes(numeric=False, wrap=True)),
+            element("td", text, attributes=cell_attributes(numeric=False, wrap=True)),
         )
         for name, text in _flat(settings)
     ]
-    return _scrolling(caption, element("table", _caption(caption), element("tbody", *lines)))
+    return scrolling(caption, element("table", caption_of(caption), element("tbody", *lines)))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,23 +1,28 @@
 """From a comparison folder to a `Comparison`; every damaged file is named with its place."""
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 from powernorm.errors import InputError
-from powernorm.report.logs import read_metrics, read_norms, read_text
+from powernorm.report.diagnoses import read_diagnosis
+from powernorm.report.json_files import JsonObject, read_object
+from powernorm.report.logs import read_metrics, read_norms
 from powernorm.report.records import KNOWN_STATUSES, BaselineRow, Comparison, Run
 from powernorm.runs import (
     CONFIG_FILE,
+    DIAGNOSIS_FILE,
     METRICS_FILE,
     NORMS_FILE,
     RESULT_FILE,
     RESULTS_FILE,
+    SCALES_FILE,
     TID,
+    ScaleRecord,
     Status,
+    StudyInfo,
 )
 
 _FORMAT: Final = 1
@@ -42,21 +47,37 @@ def read_comparison(folder: Path) -> Comparison:
     runs += [
         _with_logs(folder, _read_run(path))
         for path in sorted(folder.iterdir())
-        if path.name not in known and _is_run_folder(path)
+        if path.name not in known and is_run_folder(path)
     ]
     if listed is None and not runs:
         raise InputError(_no_runs_message(folder))
     return replace(listed or _headless(folder, runs), folder=folder, runs=runs)
 
 
+def read_runs(parent: Path, names: Sequence[str]) -> Comparison:
+    """Reads some of the runs of one folder, with the settings of their comparison if there is one.
+
+    Args:
+        parent: the folder that holds the runs.
+        names: of the runs' folders.
+
+    Raises:
+        InputError: a run or the comparison's `results.json` is damaged.
+    """
+    runs = [_with_logs(parent, _read_run(parent / name)) for name in names]
+    listed = _read_results(parent / RESULTS_FILE)
+    return replace(listed or _headless(parent, runs), folder=parent, runs=runs)
+
+
 def _no_runs_message(folder: Path) -> str:
     message = f"{folder} holds neither {RESULTS_FILE} nor run folders; expected the --out folder "
-    if _is_run_folder(folder):
+    if is_run_folder(folder):
         return f"{folder} is a single run; give the comparison's folder, {folder.resolve().parent}"
     return message + "of `powernorm compare`"
 
 
-def _is_run_folder(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
+    """Whether a folder is a run's, finished or not."""
     return path.is_dir() and ((path / RESULT_FILE).exists() or (path / CONFIG_FILE).exists())
 
 
@@ -66,7 +87,7 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
     for run in runs:
         path = folder / run.folder / CONFIG_FILE
         if path.exists():
-            settings = _read_object(path)
+            settings = read_object(path, _MEND).values
             break
     return Comparison(
         folder=folder,
@@ -83,39 +104,38 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
 def _read_results(path: Path) -> Comparison | None:
     if not path.exists():
         return None
-    results = _read_object(path)
-    if results.get("format") != _FORMAT:
-        raise InputError(
-            f"{path}: format is {results.get('format')!r}, this version reads {_FORMAT}; "
-            "rebuild the report with the version of powernorm that wrote the comparison"
-        )
+    results = read_object(path, _MEND)
+    results.check_format(_FORMAT, "the version of powernorm that wrote the comparison")
     return Comparison(
         folder=path.parent,
-        task=_field(path, results, "task", str),
-        preset=_field(path, results, "preset", str),
-        placement=_field(path, results, "placement", str),
-        settings=_field(path, results, "settings", dict),
-        data=_field(path, results, "data", dict),
+        task=results.text("task"),
+        preset=results.text("preset"),
+        placement=results.text("placement"),
+        settings=results.mapping("settings"),
+        data=results.mapping("data"),
+        study=_study(results),
         baselines=[
-            BaselineRow(_field(path, row, "name", str), _metrics(path, row))
-            for row in _field(path, results, "baselines", list)
+            BaselineRow(row.text("name"), _metrics(row)) for row in results.children("baselines")
         ],
-        runs=[_run(path, row) for row in _field(path, results, "runs", list)],
+        runs=[_run(row) for row in results.children("runs")],
     )
 
 
 def _read_run(folder: Path) -> Run:
     path = folder / RESULT_FILE
     if path.exists():
-        return replace(_run(path, _read_object(path)), folder=folder.name)
+        return replace(_run(read_object(path, _MEND)), folder=folder.name)
     match = _RUN_NAME.fullmatch(folder.name)
     if match is None:
         raise InputError(
-            f"{folder} has no {RESULT_FILE} and its name is not NORM-PLACEMENT-seedN; "
-            "move it out of the comparison's folder"
+            f"{folder} has no {RESULT_FILE} and its name is not NORM-PLACEMENT-seedN, so nothing "
+            "says which norm it trains; name it so, or move it out of the comparison's folder"
         )
+    config = folder / CONFIG_FILE
+    written = read_object(config, _MEND).values if config.exists() else {}
     return Run(
-        norm=match["norm"],
+        norm=str(written.get("norm", match["norm"])),
+        label=str(written.get("label", "")),
         placement=match["placement"],
         seed=int(match["seed"]),
         status="unfinished",
@@ -129,90 +149,83 @@ def _with_logs(comparison: Path, run: Run) -> Run:
         raise InputError(
             f"{comparison / RESULTS_FILE}: the run folder {run.folder!r} lies outside; {_MEND}"
         )
+    diagnosis = folder / DIAGNOSIS_FILE
     return replace(
-        run, curve=read_metrics(folder / METRICS_FILE), samples=read_norms(folder / NORMS_FILE)
+        run,
+        curve=read_metrics(folder / METRICS_FILE),
+        samples=read_norms(folder / NORMS_FILE),
+        diagnosis=read_diagnosis(diagnosis) if diagnosis.exists() else None,
+        scales=_scales(folder / SCALES_FILE),
     )
 
 
-def _run(path: Path, row: object) -> Run:
-    status = _field(path, row, "status", str)
-    if status not in KNOWN_STATUSES:
-        raise InputError(
-            f"{path}: status is {status!r}, expected one of {', '.join(KNOWN_STATUSES)}; {_MEND}"
-        )
+def _run(row: JsonObject) -> Run:
+    status = row.choice("status", KNOWN_STATUSES)
     return Run(
-        norm=_field(path, row, "norm", str),
-        placement=_field(path, row, "placement", str),
-        seed=_field(path, row, "seed", int),
+        norm=row.text("norm"),
+        placement=row.text("placement"),
+        seed=row.whole("seed"),
         status=cast(Status, status),
-        folder=_field(path, row, "folder", str),
-        metrics=_metrics(path, row),
-        tid=_tid(path, row),
-        seconds=_number(path, row, "seconds"),
-        tokens_per_second=_number(path, row, "tokens_per_second"),
-        parameters=_field(path, row, "parameters", int),
-        message=str(cast(dict[str, Any], row).get("message", "")),
+        folder=row.text("folder"),
+        metrics=_metrics(row),
+        tid=_tid(row),
+        seconds=row.number("seconds"),
+        tokens_per_second=row.number("tokens_per_second"),
+        parameters=row.whole("parameters"),
+        message=str(row.values.get("message", "")),
+        label=row.text("label") if "label" in row.values else "",
+        x=row.number("x") if "x" in row.values else None,
+        y=row.number("y") if "y" in row.values else None,
     )
 
 
-def _metrics(path: Path, row: object) -> dict[str, float | None]:
-    metrics = _field(path, row, "metrics", dict)
-    return {str(name): _number(path, metrics, name) for name in metrics}
-
-
-def _tid(path: Path, row: object) -> TID | None:
-    tid = cast(dict[str, Any], row).get("tid")
-    if tid is None:
+def _study(results: JsonObject) -> StudyInfo | None:
+    if "study" not in results.values:
         return None
+    row = results.child("study")
+    study = StudyInfo(
+        name=row.text("name"),
+        title=row.text("title"),
+        x_label=row.text("x_label"),
+        logarithmic=row.values.get("logarithmic") is True,
+        source=row.text("source"),
+    )
+    if "y_label" in row.values:
+        study["y_label"] = row.text("y_label")
+    return study
+
+
+def _scales(path: Path) -> list[ScaleRecord]:
+    if not path.exists():
+        return []
+    record = read_object(path, _MEND)
+    record.check_format(_FORMAT, "the version of powernorm that trained the run")
+    return [
+        ScaleRecord(
+            layer=row.text("layer"),
+            weight=row.numbers("weight"),
+            deviation=row.numbers("deviation"),
+        )
+        for row in record.children("layers")
+    ]
+
+
+def _metrics(row: JsonObject) -> dict[str, float | None]:
+    metrics = row.child("metrics")
+    return {name: metrics.number(name) for name in metrics.values}
+
+
+def _tid(row: JsonObject) -> TID | None:
+    if row.values.get("tid") is None:
+        return None
+    tid = row.child("tid")
     return TID(
-        mean_last=_number(path, tid, "mean_last"),
-        var_last=_nan_if_none(_number(path, tid, "var_last")),
-        mean_avg=_number(path, tid, "mean_avg"),
-        var_avg=_nan_if_none(_number(path, tid, "var_avg")),
+        mean_last=tid.number("mean_last"),
+        var_last=_nan_if_none(tid.number("var_last")),
+        mean_avg=tid.number("mean_avg"),
+        var_avg=_nan_if_none(tid.number("var_avg")),
     )
 
 
 def _nan_if_none(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-def _number(path: Path, row: object, key: str) -> float | None:
-    value = _value(path, row, key)
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return None if value is None else float(value)
-    raise InputError(f"{path}: {key} is {value!r}, expected a number or null; {_MEND}")
-
-
-def _field(path: Path, row: object, key: str, kind: type) -> Any:
-    value = _value(path, row, key)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InputError(f"{path}: {key} is {value!r}, expected {_WORDS[kind]}; {_MEND}")
-    return value
-
-
-_WORDS: Final[Mapping[type, str]] = {
-    str: "a string",
-    int: "a whole number",
-    dict: "an object",
-    list: "a list",
-}
-
-
-def _value(path: Path, row: object, key: str) -> object:
-    if not isinstance(row, dict):
-        raise InputError(f"{path}: found {row!r} where an object with {key!r} belongs; {_MEND}")
-    if key not in row:
-        raise InputError(f"{path}: {key!r} is missing; {_MEND}")
-    return row[key]
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {error.lineno}: not JSON ({error.msg}); {_MEND}") from error
-    except RecursionError:
-        raise InputError(f"{path}: nested too deeply to be a file of powernorm; {_MEND}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: holds {type(value).__name__}, expected an object; {_MEND}")
-    return value

@@ -9,6 +9,10 @@ from powernorm.errors import InputError
 from powernorm.report.records import MetricRow, NormSample
 from powernorm.runs import METRICS_COLUMNS, NORMS_COLUMNS
 
+_FIRST_METRICS_COLUMNS: Final = METRICS_COLUMNS[: METRICS_COLUMNS.index("valid_perplexity") + 1]
+_FIRST_NORMS_COLUMNS: Final = NORMS_COLUMNS[: NORMS_COLUMNS.index("num_nonfinite_batches") + 1]
+"""Those that the first version wrote; a file without the later ones has empty cells there."""
+
 _TEXT_COLUMNS: Final = frozenset({"layer", "norm"})
 
 
@@ -36,7 +40,7 @@ def read_metrics(path: Path) -> list[MetricRow]:
     Raises:
         InputError: a line is damaged; the message names file and line.
     """
-    return [_numbers(path, line, cells) for line, cells in _rows(path, METRICS_COLUMNS)]
+    return [_numbers(path, line, cells) for line, cells in _rows(path, _FIRST_METRICS_COLUMNS)]
 
 
 def read_norms(path: Path) -> list[NormSample]:
@@ -46,7 +50,7 @@ def read_norms(path: Path) -> list[NormSample]:
         InputError: a line is damaged; the message names file and line.
     """
     samples = []
-    for line, cells in _rows(path, NORMS_COLUMNS):
+    for line, cells in _rows(path, _FIRST_NORMS_COLUMNS):
         values = _numbers(path, line, cells)
         step = values.get("step")
         if step is None or step != step // 1:

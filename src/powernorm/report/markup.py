@@ -6,7 +6,7 @@ from typing import Final
 
 from powernorm.report.numerals import printable
 
-VOID_ELEMENTS: Final = frozenset({"meta", "br", "hr"})
+VOID_ELEMENTS: Final = frozenset({"meta", "br", "hr", "wbr"})
 
 
 class Markup(str):

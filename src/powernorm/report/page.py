@@ -1,26 +1,37 @@
-"""The report: one HTML file that loads nothing and reads well on a desktop and on a phone."""
+"""The report of a comparison: what stands on its page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from powernorm.report import figures, tables
-from powernorm.report.figures import DrawnFigure
+from powernorm.report.diagnosis_sections import comparison_contents
+from powernorm.report.document import (
+    Article,
+    SectionParts,
+    counted,
+    document,
+    folded,
+    gallery,
+    write_page,
+)
 from powernorm.report.html_tables import (
+    copy_blocks,
     glossary,
-    markdown_block,
     run_table,
     settings_table,
     summary_table,
 )
 from powernorm.report.loading import read_comparison
 from powernorm.report.markup import Markup, element
+from powernorm.report.numerals import printable
 from powernorm.report.records import Comparison
-from powernorm.report.style import STYLE
-from powernorm.report.summary import summarize
+from powernorm.report.studies import study_contents
+from powernorm.report.summary import SummaryRow, summarize
 from powernorm.runs import REPORT_FILE
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+MAX_MAPS: Final = 8
+"""Heat maps that are in sight; more are folded away."""
 
 
 def write_report(folder: Path) -> Path:
@@ -34,59 +45,54 @@ def write_report(folder: Path) -> Path:
     Raises:
         InputError: `folder` is no comparison, or a file in it is damaged.
     """
-    page = render_page(read_comparison(folder))
-    target = folder / REPORT_FILE
-    # A reader never sees half a page, also when the writer is killed.
-    draft = target.with_suffix(".html.partial")
-    try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-    return target
+    return write_page(render_page(read_comparison(folder)), folder / REPORT_FILE)
 
 
 def render_page(comparison: Comparison) -> str:
     """The whole page."""
-    title = tables.headline(comparison)
-    sections = list(_sections(comparison))
-    head = element(
-        "head",
-        element("meta", attributes={"charset": "utf-8"}),
-        element("meta", attributes={"http-equiv": "Content-Security-Policy", "content": _POLICY}),
-        element(
-            "meta",
-            attributes={"name": "viewport", "content": "width=device-width, initial-scale=1"},
-        ),
-        element("title", f"powernorm: {title}"),
-        element("style", Markup(STYLE)),
+    return document(tables.headline(comparison), [_article(comparison)])
+
+
+def render_pages(comparisons: Sequence[Comparison]) -> str:
+    """One page of several comparisons, each with its own anchor."""
+    title = f"{len(comparisons)} comparisons"
+    return document(title, [_article(comparison) for comparison in comparisons])
+
+
+def _article(comparison: Comparison) -> Article:
+    return Article(
+        heading=f"{_subject(comparison)}: {tables.headline(comparison)}{_place(comparison)}",
+        lead=_lead(comparison),
+        sections=list(_sections(comparison)),
+        anchor=comparison.anchor,
     )
-    body = element(
-        "body",
-        element(
-            "header",
-            element("h1", f"Norms compared: {title}"),
-            element("p", _lead(comparison), attributes={"class": "lead"}),
-        ),
-        _contents(sections),
-        element("main", *(_section(*section) for section in sections)),
-    )
-    return "<!doctype html>\n" + element("html", head, body, attributes={"lang": "en"}) + "\n"
 
 
-_SectionParts = tuple[str, str, Sequence[Markup]]
-"""Id, heading and contents."""
+def _place(comparison: Comparison) -> str:
+    """What tells comparisons of one page apart."""
+    if not comparison.anchor:
+        return ""
+    return f" ({printable('/'.join(comparison.folder.resolve().parts[-2:]))})"
 
 
-def _sections(comparison: Comparison) -> Iterator[_SectionParts]:
+def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     rows = summarize(comparison)
-    yield "results", "Results", [summary_table(rows), markdown_block(rows)]
+    study = study_contents(comparison)
+    if study:
+        yield "study", "The study", study
+    yield "results", "Results", [summary_table(rows), _copies(rows)]
     curves = figures.learning_curves(comparison)
     if curves:
-        yield "curves", "Learning curves", [_gallery(curves)]
+        yield "curves", "Learning curves", [gallery(curves)]
     tid = _tid_contents(comparison)
     if tid:
         yield "tid", "Training inference discrepancy", tid
+    gradients = figures.gradients_over_time(comparison)
+    if gradients:
+        yield "gradients", "Gradients of the norms' inputs", [gallery(gradients)]
+    diagnoses = comparison_contents(comparison)
+    if diagnoses:
+        yield "diagnoses", "Diagnoses", diagnoses
     yield "runs", "Every run", [run_table(comparison)]
     yield "columns", "What the columns mean", [glossary()]
     if comparison.data:
@@ -97,53 +103,38 @@ def _sections(comparison: Comparison) -> Iterator[_SectionParts]:
 
 def _lead(comparison: Comparison) -> str:
     runs = len(comparison.runs)
+    noun = "norm" if comparison.study is None else "variant"
     parts = [
-        _counted(len(comparison.norms), "norm"),
-        _counted(len({run.seed for run in comparison.runs}), "seed"),
-        _counted(runs, "run"),
+        counted(len(comparison.names), noun),
+        counted(len({run.seed for run in comparison.runs}), "seed"),
+        counted(runs, "run"),
     ]
     text = ", ".join(parts)
-    text += ". The same model, data and initial weights for every norm of a seed."
+    text += f". The same model, data and initial weights for every {noun} of a seed."
     unfinished = sum(not run.finished for run in comparison.runs)
     if unfinished:
         text += f" {unfinished} of {runs} runs did not finish; they are marked."
     return text
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _subject(comparison: Comparison) -> str:
+    return "Norms compared" if comparison.study is None else printable(comparison.study["title"])
 
 
-def _contents(sections: Sequence[_SectionParts]) -> Markup:
-    links = [
-        element("li", element("a", heading, attributes={"href": f"#{name}"}))
-        for name, heading, _ in sections
-    ]
-    return element("nav", element("ul", *links), attributes={"aria-label": "Contents"})
-
-
-def _section(name: str, heading: str, contents: Sequence[Markup]) -> Markup:
-    return element("section", element("h2", heading), *contents, attributes={"id": name})
-
-
-def _gallery(drawn: Sequence[DrawnFigure]) -> Markup:
-    return element("div", *map(_figure, drawn), attributes={"class": "figures"})
-
-
-def _figure(drawn: DrawnFigure) -> Markup:
-    return element("figure", drawn.svg, element("figcaption", drawn.caption))
+def _copies(rows: Sequence[SummaryRow]) -> Markup:
+    return copy_blocks(tables.markdown_table(rows), tables.latex_table(rows))
 
 
 def _tid_contents(comparison: Comparison) -> list[Markup]:
     contents = []
     lines = figures.tid_over_time(comparison)
     if lines:
-        contents.append(_gallery(lines))
+        contents.append(gallery(lines))
     maps = figures.tid_heat_maps(comparison)
     if maps:
-        first_seed = {run.norm: run.seed for run, _ in reversed(maps)}
-        shown = [drawn for run, drawn in maps if run.seed == first_seed[run.norm]]
-        others = [drawn for run, drawn in maps if run.seed != first_seed[run.norm]]
+        first_seed = {run.name: run.seed for run, _ in reversed(maps)}
+        shown = [drawn for run, drawn in maps if run.seed == first_seed[run.name]]
+        others = [drawn for run, drawn in maps if run.seed != first_seed[run.name]]
         contents += [
             element("h3", "By layer"),
             element(
@@ -151,12 +142,12 @@ def _tid_contents(comparison: Comparison) -> list[Markup]:
                 "Light is a large discrepancy, grey is no number; all maps share one scale.",
                 attributes={"class": "soft"},
             ),
-            _gallery(shown),
+            gallery(shown)
+            if len(shown) <= MAX_MAPS
+            else folded(f"The maps of {len(shown)} runs", gallery(shown)),
         ]
         if others:
-            contents.append(
-                element("details", element("summary", "The other seeds"), _gallery(others))
-            )
+            contents.append(folded("The other seeds", gallery(others)))
     return contents
 
 

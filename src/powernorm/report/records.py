@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from powernorm.runs import TID, Status
+from powernorm.runs import TID, DiagnosisRecord, ScaleRecord, Status, StudyInfo
 
 ShownStatus = Status | Literal["unfinished"]
 """`unfinished`: a run folder without a result, so a run that is still going or was killed."""
@@ -44,6 +44,17 @@ class Run:
     message: str = ""
     curve: Sequence[MetricRow] = ()
     samples: Sequence[NormSample] = ()
+    diagnosis: DiagnosisRecord | None = None
+    label: str = ""
+    """Name of the variant; empty outside of studies."""
+    x: float | None = None
+    y: float | None = None
+    scales: Sequence[ScaleRecord] = ()
+
+    @property
+    def name(self) -> str:
+        """What the run is called: the variant's label, else the norm's short name."""
+        return self.label or self.norm
 
     @property
     def shown_status(self) -> ShownStatus:
@@ -65,6 +76,11 @@ class Run:
         known = [int(count) for count in counts if count is not None]
         return max(known) if known else None
 
+    @property
+    def first_nonfinite(self) -> NormSample | None:
+        """Where a number that is not finite was seen first: layer and step."""
+        return next((one for one in self.samples if one.values.get("first_nonfinite")), None)
+
 
 @dataclass(frozen=True)
 class BaselineRow:
@@ -76,7 +92,20 @@ class BaselineRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs of a comparison folder with the settings that they share."""
+    """All runs of a comparison folder with the settings that they share.
+
+    Attributes:
+        folder: where it lies.
+        task: what was trained.
+        preset: size of the experiment.
+        placement: `pre` or `post`.
+        settings: the whole configuration, versions and machine.
+        data: name, source, licence and sizes of the corpus.
+        baselines: models without a network.
+        runs: in the order in which they were trained.
+        anchor: in front of every id, where the comparison shares a page with others.
+        study: what the variants are about; None where norms as such are compared.
+    """
 
     folder: Path
     task: str
@@ -86,8 +115,10 @@ class Comparison:
     data: Mapping[str, Any]
     baselines: Sequence[BaselineRow]
     runs: Sequence[Run]
+    anchor: str = ""
+    study: StudyInfo | None = None
 
     @property
-    def norms(self) -> list[str]:
-        """Short names of the norms, each once, in the order of the runs."""
-        return list(dict.fromkeys(run.norm for run in self.runs))
+    def names(self) -> list[str]:
+        """Short names of the norms, or labels, each once, in the order of the runs."""
+        return list(dict.fromkeys(run.name for run in self.runs))

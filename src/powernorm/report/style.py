@@ -35,6 +35,7 @@ a { color: var(--link); }
 nav ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; }
 nav a { display: inline-block; padding: .35rem 0; }
 .scroll { overflow-x: auto; max-width: 100%; border: 1px solid var(--line); border-radius: 6px; }
+.scroll + .figures { margin-top: 1rem; }
 .scroll:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 .scroll > table { min-width: 100%; }
@@ -48,6 +49,10 @@ thead th, tbody th { font-weight: 600; }
 tbody th { position: sticky; left: 0; width: 1%; background: var(--paper); }
 .number { text-align: right; }
 .wrap { white-space: normal; min-width: 9.5rem; overflow-wrap: anywhere; }
+.wide { min-width: min(30rem, 70vw); }
+wbr { display: none; }
+@media (max-width: 40rem) { tbody th.long { white-space: normal; min-width: 10rem;
+  max-width: 10rem; overflow-wrap: anywhere; } wbr { display: inline; } }
 .baseline td, .baseline th { color: var(--soft); font-weight: 400; }
 .best td, .best th { background: var(--best); }
 .alarm { color: var(--alarm); font-weight: 600; }
@@ -55,10 +60,15 @@ pre { overflow-x: auto; padding: .75rem; border: 1px solid var(--line); border-r
   background: var(--panel); font-size: .8rem; user-select: all; }
 details { margin: .75rem 0; }
 summary { cursor: pointer; padding: .35rem 0; color: var(--link); }
+.verdict { padding: .6rem .8rem; border-left: 4px solid var(--series-1);
+  background: var(--panel); }
+.verdict.swap { border-color: var(--series-2); }
+article + article { margin-top: 4rem; border-top: 2px solid var(--line); padding-top: 1rem; }
 dt { font-weight: 600; margin-top: .5rem; }
 dd { margin: 0 0 0 1rem; }
-.figures { display: flex; flex-wrap: wrap; gap: 1rem; }
-figure { margin: 0; flex: 1 1 21rem; max-width: 31rem; min-width: 0; padding: .5rem;
+.figures { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(21rem, 100%), 1fr)); }
+figure { margin: 0; max-width: 31rem; min-width: 0; padding: .5rem;
   border: 1px solid var(--line); border-radius: 6px; }
 figure svg { display: block; width: 100%; height: auto; }
 figcaption { font-size: .85rem; padding: .25rem .25rem 0; }

@@ -64,7 +64,7 @@ def summarize(comparison: Comparison) -> list[SummaryRow]:
     """One row a norm in the order of the runs, then the baselines."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in comparison.runs:
-        groups.setdefault((run.norm, run.placement), []).append(run)
+        groups.setdefault((run.name, run.placement), []).append(run)
     mixed = len({placement for _, placement in groups}) > 1
     rows = [
         _norm_row(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from powernorm.report import numerals
+from powernorm.report import numerals, text_tables
 from powernorm.report.records import Comparison, Run
 from powernorm.report.summary import Spread, SummaryRow
 
@@ -128,7 +128,7 @@ RUN_HEADINGS: Final[Sequence[str]] = (
 def run_cells(run: Run) -> list[str]:
     """One run's texts under `RUN_HEADINGS`; nothing is averaged and nothing left out."""
     return [
-        numerals.printable(run.norm),
+        numerals.printable(run.name),
         str(run.seed),
         numerals.STATUS_WORDS[run.shown_status],
         numerals.number(run.metrics.get("valid_perplexity")),
@@ -136,28 +136,39 @@ def run_cells(run: Run) -> list[str]:
         numerals.duration(run.seconds),
         numerals.count(run.tokens_per_second),
         numerals.NOTHING if run.nonfinite_batches is None else str(run.nonfinite_batches),
-        numerals.printable(run.message) or numerals.NOTHING,
+        numerals.printable(_note(run)) or numerals.NOTHING,
     ]
+
+
+def _note(run: Run) -> str:
+    place = run.first_nonfinite
+    if place is None:
+        return run.message
+    seen = f"first not finite in {place.layer}, step {place.step}"
+    return f"{run.message}; {seen}" if run.message else seen
 
 
 def markdown_table(rows: Sequence[SummaryRow]) -> str:
     """The table in GitHub's Markdown."""
-    lines = [
+    return text_tables.markdown(*_plain(rows))
+
+
+def latex_table(rows: Sequence[SummaryRow]) -> str:
+    """The table in LaTeX, for booktabs."""
+    return text_tables.latex(*_plain(rows))
+
+
+def _plain(rows: Sequence[SummaryRow]) -> tuple[list[str], list[bool], list[list[str]]]:
+    """Headings, which columns are numbers, and the lines."""
+    return (
         [column.heading for column in COLUMNS],
-        ["---:" if column.numeric else ":---" for column in COLUMNS],
-        *(cells(row) for row in rows),
-    ]
-    return "\n".join("| " + " | ".join(map(_markdown_cell, line)) + " |" for line in lines) + "\n"
-
-
-def _markdown_cell(text: str) -> str:
-    # Backslash first, or the escapes of the others would be escaped again.
-    for character in "\\|*_`<>[]":
-        text = text.replace(character, "\\" + character)
-    return text.replace("\n", " ")
+        [column.numeric for column in COLUMNS],
+        [cells(row) for row in rows],
+    )
 
 
 def headline(comparison: Comparison) -> str:
     """One line that names the comparison."""
-    parts = (comparison.task, comparison.preset, f"{comparison.placement}-norm")
+    study = "" if comparison.study is None else comparison.study["name"]
+    parts = (comparison.task, study, comparison.preset, f"{comparison.placement}-norm")
     return " · ".join(numerals.printable(part) for part in parts if part)

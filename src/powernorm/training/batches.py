@@ -1,27 +1,43 @@
 """The Lightning side of the data: loaders that know where they are."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Protocol
 
 import lightning.pytorch as pl
 
+from powernorm.data.batch import Batch, TrainingBatches
 from powernorm.data.corpus import Split
-from powernorm.data.segments import Batch, EvaluationSegments, TrainingSegments
+from powernorm.data.masked_sentences import EvaluationSentences, TrainingSentences
+from powernorm.data.segments import EvaluationSegments, TrainingSegments
 from powernorm.data.subwords import EncodedCorpus
 from powernorm.training.config import ComparisonConfig
+
+
+class EvaluationBatches(Protocol):
+    """The batches of an evaluation, always the same."""
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        ...
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches in the order of the text."""
+        ...
 
 
 class RunLoader:
     """All micro-batches of a run as one pass, which can go on from any of them.
 
     To Lightning the whole run is one epoch: where the text begins anew is the business of
-    `TrainingSegments`, and a checkpoint in the middle of an epoch is no special case.
+    `TrainingBatches`, and a checkpoint in the middle of an epoch is no special case.
 
     Args:
         segments: the batches by position.
         num_batches: micro-batches of the whole run.
     """
 
-    def __init__(self, segments: TrainingSegments, num_batches: int) -> None:
+    def __init__(self, segments: TrainingBatches, num_batches: int) -> None:
         self.segments = segments
         self._num_batches = num_batches
         self._position = 0
@@ -46,8 +62,43 @@ class RunLoader:
         self._position = state["position"]
 
 
-class LanguageModelData(pl.LightningDataModule):
+class RunData(pl.LightningDataModule, ABC):
     """The batches of one run, the same for every norm of that seed.
+
+    Args:
+        encoded: the corpus over its subwords.
+        config: lengths, sizes and number of steps.
+        segments: the batches of the training.
+    """
+
+    def __init__(
+        self, encoded: EncodedCorpus, config: ComparisonConfig, segments: TrainingBatches
+    ) -> None:
+        super().__init__()
+        self._encoded = encoded
+        self._config = config
+        self.segments = segments
+
+    def train_dataloader(self) -> RunLoader:
+        """Return the micro-batches of the run."""
+        config = self._config
+        return RunLoader(self.segments, config.training.max_steps * config.optimizer.accumulation)
+
+    def val_dataloader(self) -> EvaluationBatches:
+        """Return the part of the valid split that is read during the run."""
+        return self.evaluation("valid", max_tokens=self._config.training.validation_tokens)
+
+    @abstractmethod
+    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
+        """Return the batches of a split, whole or about `max_tokens` of it."""
+
+    @abstractmethod
+    def words_per_token(self, split: Split) -> float:
+        """Return the ratio that turns nats per token into those that the perplexity is of."""
+
+
+class LanguageModelData(RunData):
+    """Segments of a stream of text, in which each token is predicted from those before it.
 
     Args:
         encoded: the corpus over its subwords.
@@ -59,24 +110,13 @@ class LanguageModelData(pl.LightningDataModule):
     """
 
     def __init__(self, encoded: EncodedCorpus, config: ComparisonConfig, seed: int) -> None:
-        super().__init__()
-        self._encoded = encoded
-        self._config = config
-        self.segments = TrainingSegments(
+        segments = TrainingSegments(
             encoded.splits["train"].tokens,
             length=config.data.sequence_length,
             batch_size=config.data.batch_size,
             seed=seed,
         )
-
-    def train_dataloader(self) -> RunLoader:
-        """Return the micro-batches of the run."""
-        config = self._config
-        return RunLoader(self.segments, config.training.max_steps * config.optimizer.accumulation)
-
-    def val_dataloader(self) -> EvaluationSegments:
-        """Return the part of the valid split that is read during the run."""
-        return self.evaluation("valid", max_tokens=self._config.training.validation_tokens)
+        super().__init__(encoded, config, segments)
 
     def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationSegments:
         """Return the batches of a split, whole or about `max_tokens` of it."""
@@ -91,3 +131,41 @@ class LanguageModelData(pl.LightningDataModule):
         """Return the ratio that turns nats per token into nats per word."""
         part = self._encoded.splits[split]
         return part.num_words / part.num_tokens
+
+
+class MaskedSentenceData(RunData):
+    """Padded sentences, in which masked tokens are predicted from all others.
+
+    Args:
+        encoded: the corpus over its subwords; the mask token is the id after the last of them.
+        config: lengths, sizes and number of steps.
+        seed: of the order of the sentences and of the masks.
+
+    Raises:
+        InputError: the train split has fewer sentences than a batch.
+    """
+
+    def __init__(self, encoded: EncodedCorpus, config: ComparisonConfig, seed: int) -> None:
+        sentences = TrainingSentences(
+            encoded.splits["train"].tokens,
+            mask_id=encoded.vocabulary_size,
+            length=config.data.sequence_length,
+            batch_size=config.data.batch_size,
+            seed=seed,
+        )
+        super().__init__(encoded, config, sentences)
+
+    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationSentences:
+        """Return the batches of a split, whole or about `max_tokens` of it."""
+        return EvaluationSentences(
+            self._encoded.splits[split].tokens,
+            mask_id=self._encoded.vocabulary_size,
+            length=self._config.data.sequence_length,
+            batch_size=self._config.data.evaluation_batch_size,
+            max_tokens=max_tokens,
+        )
+
+    def words_per_token(self, split: Split) -> float:
+        """Return 1: the perplexity of masked language models is per masked token."""
+        del split
+        return 1.0

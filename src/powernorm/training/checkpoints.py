@@ -14,20 +14,23 @@ from powernorm.training.language_modeling import LanguageModeling
 
 LAST: Final = "last.ckpt"
 BEST: Final = "best.ckpt"
+EARLY: Final = "early.ckpt"
 
 
 class Checkpoints(pl.Callback):
     """Writes last.ckpt after every validation, and best.ckpt where it was the best so far.
 
-    Both are renamed into place, so that an interruption leaves the ones before it intact. Has to be
+    On request early.ckpt is kept after an update of the run, for a diagnosis at that time. All are renamed into place, so that an interruption leaves the ones before it intact. Has to be
     the last callback, so that it saves what the others made of the validation.
 
     Args:
         folder: made where it is missing.
+        early_step: update after which early.ckpt is written; None writes none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, early_step: int | None = None) -> None:
         self._folder = folder
+        self._early_step = early_step
         self._best_loss = math.inf
         self._is_over = False
 
@@ -45,6 +48,23 @@ class Checkpoints(pl.Callback):
         del pl_module
         if self._is_over:
             trainer.should_stop = True
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Save the early checkpoint when its update is done."""
+        del pl_module, outputs, batch
+        is_last_of_update = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if trainer.global_step == self._early_step and is_last_of_update:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary = self._folder / f".{EARLY}"
+            trainer.save_checkpoint(temporary)
+            temporary.replace(self._folder / EARLY)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save."""

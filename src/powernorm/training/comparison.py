@@ -2,16 +2,14 @@
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from powernorm.data.baselines import BigramModel, UnigramModel, baseline_metrics
-from powernorm.data.corpus import Corpus, embedded_corpus
-from powernorm.data.readers import read_corpus
+from powernorm.data.readers import load_corpus
 from powernorm.data.subwords import EncodedCorpus, encode_corpus
 from powernorm.errors import InputError
 from powernorm.norms import build_norm, check_norm_options
@@ -20,12 +18,10 @@ from powernorm.runs import (
     CONFIG_FILE,
     RESULT_FILE,
     RESULTS_FILE,
-    Baseline,
     ComparisonResults,
     RunResult,
     run_name,
 )
-from powernorm.training.batches import LanguageModelData
 from powernorm.training.checkpoints import LAST
 from powernorm.training.config import ComparisonConfig, options_of
 from powernorm.training.events import DataPrepared, Listener, RunEnded, ignore
@@ -39,6 +35,8 @@ from powernorm.training.run_folders import (
 )
 from powernorm.training.running import TENSORBOARD_FOLDER, Run, RunTrainer, choose_device
 from powernorm.training.settings import comparison_settings, data_facts, run_settings
+from powernorm.training.tasks import task_of
+from powernorm.training.variants import Line, line_of_variant, lines_of, study_info
 
 LOGGER = logging.getLogger(__name__)
 
@@ -78,9 +76,10 @@ def compare(
     """
     check_norms(config)
     device = choose_device(config)
-    encoded = encode_corpus(_corpus(config), config.data.vocabulary_size)
-    for seed in config.seeds:
-        LanguageModelData(encoded, config, seed)
+    encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
+    for line in lines_of(config):
+        for seed in config.seeds:
+            task_of(line.config).data(encoded, line.config, seed)
     prepare_folder(out, resume=resume, force=force)
     comparison = _Comparison(config, out, encoded, on_event or ignore)
     # The runs seed torch's generators; the caller's shall be as before.
@@ -92,15 +91,21 @@ def compare(
 
 
 def check_norms(config: ComparisonConfig) -> None:
-    """Check the names and options of all norms of a configuration by building each once.
+    """Check the names and options of all norms and variants by building each norm once.
 
     Raises:
         InputError: an unknown norm, an unknown option, or one that does not fit the model.
     """
     for norm in dict.fromkeys([*config.norms, *config.norm_options]):
-        options = options_of(config, norm)
-        check_norm_options(norm, options)
-        build_norm(norm, config.model.num_features, **options)
+        _check_norm(config, norm)
+    for line in lines_of(config):
+        _check_norm(line.config, line.norm)
+
+
+def _check_norm(config: ComparisonConfig, norm: str) -> None:
+    options = options_of(config, norm)
+    check_norm_options(norm, options)
+    build_norm(norm, config.model.num_features, **options)
 
 
 @contextmanager
@@ -113,11 +118,6 @@ def _threads(num_threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _corpus(config: ComparisonConfig) -> Corpus:
-    path = config.data.path
-    return embedded_corpus() if path is None else read_corpus(Path(path))
-
-
 class _Comparison:
     """The runs of one call of `compare` and the results that they share."""
 
@@ -125,11 +125,12 @@ class _Comparison:
         self, config: ComparisonConfig, out: Path, encoded: EncodedCorpus, listener: Listener
     ) -> None:
         self._config = config
+        self._lines = lines_of(config)
         self._out = out
         self._encoded = encoded
         self._listener = listener
         self._results = self._old_results()
-        self._baselines = _baselines(encoded)
+        self._baselines = task_of(config).baselines(encoded, config)
 
     def run(self) -> ComparisonResults:
         self._listener(
@@ -151,43 +152,55 @@ class _Comparison:
 
     def _runs(self) -> list[Run]:
         """Return the runs in the order of training: all norms of a seed before the next seed."""
-        config = self._config
-        pairs = [(norm, seed) for seed in config.seeds for norm in config.norms]
+        pairs = [(line, seed) for seed in self._config.seeds for line in self._lines]
         unigram_loss = self._baselines[0]["metrics"]["valid_loss"]
         return [
             Run(
-                config=config,
-                norm=norm,
+                config=line.config,
+                norm=line.norm,
+                variant=line.variant,
                 seed=seed,
-                folder=self._folder(norm, seed),
+                folder=self._folder(line, seed),
                 encoded=self._encoded,
                 unigram_loss=float("inf") if unigram_loss is None else unigram_loss,
                 index=index,
                 num_runs=len(pairs),
             )
-            for index, (norm, seed) in enumerate(pairs, start=1)
+            for index, (line, seed) in enumerate(pairs, start=1)
         ]
 
-    def _folder(self, norm: str, seed: int) -> Path:
-        return self._out / run_name(norm, self._config.model.placement, seed)
+    def _folder(self, line: Line, seed: int) -> Path:
+        return self._out / run_name(line.label, line.config.model.placement, seed)
 
     def _old_results(self) -> dict[str, RunResult]:
         """Return the results that are there, after checking that all runs had these settings."""
         results = {}
         for folder in find_runs(self._out):
             old = read_json(folder / CONFIG_FILE)
-            norm, seed = str(old.get("norm")), old.get("seed")
+            seed = old.get("seed")
             seed = seed if isinstance(seed, int) else 0
-            check_same_settings(folder, old, run_settings(self._config, norm, seed, self._encoded))
+            line = self._line_of(folder, old)
+            check_same_settings(folder, old, run_settings(line, seed, self._encoded))
             result = read_result(folder)
             if result is not None:
                 results[folder.name] = result
         return results
 
+    def _line_of(self, folder: Path, old: Mapping[str, Any]) -> Line:
+        """Return the line that a run of an earlier call belongs to, also one that is not chosen."""
+        if not self._config.variants:
+            return Line(self._config, str(old.get("norm")))
+        for variant in self._config.variants:
+            if variant.label == old.get("label"):
+                return line_of_variant(self._config, variant)
+        raise InputError(
+            f"{folder} is no run of this study: give another --out, or --force to delete it."
+        )
+
     def _train(self, run: Run) -> None:
         _clear_unless_resumable(run.folder)
         run.folder.mkdir(parents=True, exist_ok=True)
-        settings = run_settings(self._config, run.norm, run.seed, self._encoded)
+        settings = run_settings(Line(run.config, run.norm, run.variant), run.seed, self._encoded)
         write_json(run.folder / CONFIG_FILE, settings)
         trainer = RunTrainer(run, self._listener)
         try:
@@ -224,26 +237,18 @@ class _Comparison:
             baselines=self._baselines,
             runs=self._ordered_results(),
         )
+        if config.study is not None:
+            results["study"] = study_info(config.study)
         write_json(self._out / RESULTS_FILE, results)
         return results
 
     def _ordered_results(self) -> list[RunResult]:
         """Return the results by norm, then seed; those of an earlier call with others last."""
         names = [
-            self._folder(norm, seed).name
-            for norm in self._config.norms
-            for seed in self._config.seeds
+            self._folder(line, seed).name for line in self._lines for seed in self._config.seeds
         ]
         ordered = dict.fromkeys([*names, *self._results])
         return [self._results[name] for name in ordered if name in self._results]
-
-
-def _baselines(encoded: EncodedCorpus) -> list[Baseline]:
-    train, valid = encoded.splits["train"].tokens, encoded.splits["valid"].tokens
-    size = encoded.vocabulary_size
-    unigram = baseline_metrics(UnigramModel(train, size), encoded)
-    bigram = baseline_metrics(BigramModel(train, valid, size), encoded)
-    return [Baseline(name="unigram", metrics=unigram), Baseline(name="bigram", metrics=bigram)]
 
 
 def _clear_unless_resumable(folder: Path) -> None:

@@ -5,8 +5,9 @@ Every field is a plain number, string or tuple, so a configuration round-trips t
 """
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
 from powernorm.errors import InputError
@@ -18,6 +19,13 @@ Accelerator = Literal["auto", "cpu", "gpu"]
 OptionValue = int | float | bool | str | None
 NormOptions = Mapping[str, OptionValue]
 
+LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+"""What the label of a variant may be: it becomes part of a folder's name."""
+
+LATER: Final = {"left_out_at_default": True}
+"""Metadata of fields that came after the first runs: at their default they are left out of the
+JSON, so that files from before them read, and compare, as if written today."""
+
 WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn")
 """Norms with an own warm-up, which has to fit into the run."""
 
@@ -27,7 +35,7 @@ class DataConfig:
     """What is read and how it is cut into batches."""
 
     path: str | None = None
-    """Folder or file of the user's text; None is the embedded corpus."""
+    """Folder or file of the user's text, or the name of an embedded corpus; None is `sotu`."""
     vocabulary_size: int = 2000
     """Number of byte-pair subwords, at least 257 (every byte and the end mark)."""
     sequence_length: int = 64
@@ -55,6 +63,9 @@ class ModelConfig:
     dropout: float = 0.0
     activation: Activation = "gelu"
     placement: Placement = "pre"
+    num_norm_layers: int | None = field(default=None, metadata=LATER)
+    """Lowest layers that have the norm; those above have LayerNorm with its defaults, and so has
+    the final norm. None, or all layers, gives every place the norm."""
 
     def __post_init__(self) -> None:
         for name in ("num_features", "num_layers", "num_heads", "feedforward_features"):
@@ -62,6 +73,11 @@ class ModelConfig:
         _fraction("model.dropout", self.dropout, below_one=True)
         _one_of("model.activation", self.activation, get_args(Activation))
         _one_of("model.placement", self.placement, get_args(Placement))
+        if self.num_norm_layers is not None and not 0 <= self.num_norm_layers <= self.num_layers:
+            raise InputError(
+                f"model.num_norm_layers={self.num_norm_layers} does not fit "
+                f"model.num_layers={self.num_layers}: give 0 to {self.num_layers}, or none for all."
+            )
         if self.num_features % self.num_heads:
             raise InputError(
                 f"model.num_heads={self.num_heads} does not divide "
@@ -140,6 +156,11 @@ class TrainingConfig:
     norm_warmup_fraction: float = 0.1
     """Part of the run in which PowerNorm, MABN and BatchRenorm still use batch statistics, unless
     `norm_options` says otherwise."""
+    early_checkpoint: float | None = field(default=None, metadata=LATER)
+    """Part of the run after which checkpoints/early.ckpt is kept, rounded to an update; None keeps
+    none."""
+    record_scales: bool = field(default=False, metadata=LATER)
+    """Whether γ and the batches' deviations are written for every norm layer at the end."""
 
     def __post_init__(self) -> None:
         _one_of("training.precision", self.precision, get_args(Precision))
@@ -153,6 +174,49 @@ class TrainingConfig:
                 _at_least(f"training.{name}", getattr(self, name), 1)
         _fraction("training.label_smoothing", self.label_smoothing, below_one=True)
         _fraction("training.norm_warmup_fraction", self.norm_warmup_fraction)
+        if self.early_checkpoint is not None:
+            _fraction("training.early_checkpoint", self.early_checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What one line of a study changes in the comparison's configuration."""
+
+    label: str
+    """Name in tables, figures and run folders."""
+    norm: str
+    """Short name."""
+    norm_options: NormOptions = field(default_factory=dict)
+    """Over those that the comparison has for the norm."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Values by dotted key, as `--set` takes them."""
+    x: float | None = None
+    """Place on the study's axis; None is a line for reference."""
+    y: float | None = None
+    """Place on the second axis of a grid."""
+
+    def __post_init__(self) -> None:
+        if not LABEL.fullmatch(self.label):
+            raise InputError(
+                f"The variant's label {self.label!r} cannot name a folder: use letters, digits, "
+                "dots, underscores and hyphens, and begin with a letter or digit."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What the variants of a comparison are about; the report draws its figure by the name."""
+
+    name: str
+    title: str
+    source: str
+    """The paper's figure or table that it repeats."""
+    x_label: str = ""
+    """Empty where the variants have no number."""
+    y_label: str | None = None
+    """Of the second number, for grids."""
+    logarithmic: bool = False
+    """Whether the x axis is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +236,16 @@ class ComparisonConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     norm_options: Mapping[str, NormOptions] = field(default_factory=dict)
     """Options of `build_norm` for each norm, by its short name."""
+    study: Study | None = field(default=None, metadata=LATER)
+    variants: tuple[Variant, ...] = field(default=(), metadata=LATER)
+    """What is trained in place of the norms as such: those variants whose norm is in `norms`."""
 
     def __post_init__(self) -> None:
         _distinct("norms", self.norms)
         _distinct("seeds", self.seeds)
+        if self.variants:
+            _distinct("variants", tuple(variant.label for variant in self.variants))
+            _check_norms_of_variants(self)
         for seed in self.seeds:
             _at_least("seeds", seed, 0)
 
@@ -200,19 +270,46 @@ def options_of(config: ComparisonConfig, norm: str) -> dict[str, OptionValue]:
     return derived | chosen
 
 
+def early_step(config: ComparisonConfig) -> int | None:
+    """Return the update after which the early checkpoint is kept; None where none is."""
+    fraction = config.training.early_checkpoint
+    return None if fraction is None else max(1, round(fraction * config.training.max_steps))
+
+
 def to_json(config: ComparisonConfig) -> dict[str, Any]:
     """Return the configuration as nested dictionaries, lists and scalars."""
-    return {item.name: _plain(getattr(config, item.name)) for item in fields(config)}
+    plain: dict[str, Any] = _plain(config)
+    return plain
+
+
+def is_later(item: Field[Any]) -> bool:
+    """Return whether a field of a configuration may be missing in its JSON (`LATER`)."""
+    return "left_out_at_default" in item.metadata
 
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        return {
+            item.name: _plain(getattr(value, item.name))
+            for item in fields(value)
+            if not (is_later(item) and getattr(value, item.name) == item.default)
+        }
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def _check_norms_of_variants(config: ComparisonConfig) -> None:
+    known = dict.fromkeys(variant.norm for variant in config.variants)
+    foreign = [norm for norm in config.norms if norm not in known]
+    if foreign:
+        name = "" if config.study is None else f" {config.study.name}"
+        raise InputError(
+            f"norms={','.join(config.norms)}: the study{name} has no variant of "
+            f"{', '.join(foreign)}; choose from {', '.join(known)}."
+        )
 
 
 def _at_least(key: str, value: int, least: int) -> None:

@@ -3,13 +3,18 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powernorm.data.segments import Batch
+from powernorm.data.batch import IGNORED, Batch
+from powernorm.diagnosis import evaluation_gap
+from powernorm.training.batches import EvaluationBatches
+
+GAP_BATCHES: Final = 8
+"""At every validation this many batches, at most, are evaluated by batch statistics as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,11 @@ def token_nll(logits: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         logits: (batch, length, vocabulary).
-        targets: int64, (batch, length).
+        targets: int64, (batch, length); those that are `IGNORED` do not count.
     """
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+    return F.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
 
 
 @torch.no_grad()
@@ -64,11 +71,41 @@ def evaluate(
         nll = torch.zeros((), dtype=_sum_dtype(device), device=device)
         num_tokens = 0
         for batch in batches:
-            nll += token_nll(model(batch.tokens.to(device)), batch.targets.to(device))
-            num_tokens += batch.targets.numel()
+            moved = batch.to(device)
+            nll += token_nll(model(**moved.inputs()), moved.targets)
+            num_tokens += batch.num_targets
     finally:
         model.train(was_training)
     return Likelihood(float(nll), num_tokens, words_per_token)
+
+
+def gap_cells(
+    model: nn.Module, batches: EvaluationBatches | None, device: torch.device
+) -> dict[str, float]:
+    """Return the cells of METRICS_COLUMNS that compare running with batch statistics.
+
+    Empty for a model without batch statistics. Of at most `GAP_BATCHES` batches, evenly spaced.
+    """
+    if batches is None:
+        return {}
+    chosen = [batch.to(device) for batch in _spaced(batches, GAP_BATCHES)]
+    # Lightning validates in inference mode, where buffers cannot be told from their copies.
+    with torch.inference_mode(False):
+        gap = evaluation_gap(model, chosen, _mean_nll)
+    if gap is None:
+        return {}
+    return {"gap_running_loss": gap.running_loss, "gap_batch_loss": gap.batch_loss}
+
+
+def _spaced(batches: EvaluationBatches, number: int) -> list[Batch]:
+    size = len(batches)
+    wanted = {round(i * size / number) for i in range(number)}
+    return [batch for i, batch in enumerate(batches) if i in wanted]
+
+
+def _mean_nll(model: nn.Module, batch: Batch) -> tuple[float, int]:
+    nll = token_nll(model(**batch.inputs()), batch.targets)
+    return float(nll) / max(batch.num_targets, 1), batch.num_targets
 
 
 def finite_or_none(value: float) -> float | None:

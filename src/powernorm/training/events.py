@@ -21,6 +21,7 @@ class RunStarted:
     """A norm and seed begin, or go on after an interruption."""
 
     norm: str
+    """Short name, or the label of the variant; so in all events."""
     seed: int
     index: int
     """From 1."""
@@ -61,7 +62,20 @@ class RunEnded:
     """It had ended before and was only read."""
 
 
-Event = DataPrepared | RunStarted | StepsDone | Validated | RunEnded
+@dataclass(frozen=True, slots=True)
+class SettingStarted:
+    """A study of several comparisons comes to the next one."""
+
+    name: str
+    norms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    index: int
+    """From 1."""
+    num_settings: int
+    """That had something left to do when the study began."""
+
+
+Event = SettingStarted | DataPrepared | RunStarted | StepsDone | Validated | RunEnded
 Listener = Callable[[Event], None]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
-from powernorm.diagnosis import NormMonitor
+from powernorm.diagnosis import NormMonitor, Schedule
 from powernorm.errors import InputError
 from powernorm.norms.models import check_num_tokens
 from powernorm.norms.untouched import untouched
@@ -16,6 +16,7 @@ from powernorm.training.trainers import (
     count_labels,
     forget_penalties,
     log_entries,
+    loss_scale,
     penalized_layers,
     process_penalty,
 )
@@ -187,11 +188,14 @@ def _follows(losses: Tensor) -> bool | None:
 
 
 class NormCallback(TrainerCallback):
-    """Logs TID and the distances of every layer with batch statistics, when the Trainer logs.
+    """Logs what the norms do: batch statistics, gradients, values that are not finite.
 
-    `trainer.add_callback(NormCallback(trainer))` adds an entry with `norm/<layer>/mean_tid`,
-    `…/var_tid`, … (see `powernorm.diagnosis.NormMonitor`) to the Trainer's log at every logging
-    step, right after that of the loss. In between nothing is measured.
+    `trainer.add_callback(NormCallback(trainer))` adds an entry with `norm/<layer>/<quantity>` for
+    the quantities of `powernorm.runs.NORMS_COLUMNS` that the norm has (`mean_tid`,
+    `gradient_norm`, …; see `powernorm.diagnosis.NormMonitor`) to the Trainer's log at every
+    logging step, right after that of the loss, or at the steps of a schedule. In between nothing
+    is measured. Gradients are those of the loss that the Trainer goes back from, without the loss
+    scale of float16, before any clipping.
 
     The Trainer tells no callback of an exception in `train()`: the hooks then stay in the model
     until the next `train()` or `detach()`, and go on measuring if the step that failed was one to
@@ -203,13 +207,15 @@ class NormCallback(TrainerCallback):
     Args:
         trainer: whose model is watched, attached at once: the Trainer compiles it later, and
             compiled code ignores hooks that come after.
+        every: updates from one observation to the next, or `log`, `log:N` for N observations a
+            decade; None is whenever the Trainer logs.
 
     Raises:
-        InputError: no Trainer; the model is compiled already; a logging strategy that does not go
-            by steps (when training begins).
+        InputError: no Trainer; no schedule; the model is compiled already; without a schedule, a
+            logging strategy that does not go by steps (when training begins).
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, every: Schedule | int | str | None = None) -> None:
         given: object = trainer
         if not isinstance(given, Trainer):
             raise InputError(
@@ -217,6 +223,7 @@ class NormCallback(TrainerCallback):
                 "trainer.add_callback(NormCallback(trainer))"
             )
         self._trainer = trainer
+        self._schedule = None if every is None else Schedule.of(every)
         self._model: nn.Module | None = None
         self._monitor: NormMonitor | None = None
         self._entries: dict[str, float] = {}
@@ -229,10 +236,11 @@ class NormCallback(TrainerCallback):
         """Attach, where that has not been done."""
         del state, control, kwargs
         strategy = IntervalStrategy(args.logging_strategy)
-        if strategy != IntervalStrategy.STEPS:
+        if strategy != IntervalStrategy.STEPS and self._schedule is None:
             raise InputError(
                 f"logging_strategy is {strategy.value!r}, but NormCallback has "
-                "to know before a step whether it is logged: set logging_strategy='steps'"
+                "to know before a step whether it is logged: set logging_strategy='steps', or give "
+                "NormCallback an `every` of its own"
             )
         model = self._trainer.model
         if self._monitor is None or model is not self._model:
@@ -245,17 +253,26 @@ class NormCallback(TrainerCallback):
         """Get ready for a step that will be logged."""
         del control, kwargs
         step = state.global_step + 1
-        is_due = step % state.logging_steps == 0 or (step == 1 and args.logging_first_step)
+        if self._schedule is not None:
+            is_due = self._schedule.is_due(step)
+        else:
+            is_due = step % state.logging_steps == 0 or (step == 1 and args.logging_first_step)
         if is_due and self._monitor is not None:
-            self._monitor.start_step(step)
+            scale = loss_scale(self._trainer.accelerator.scaler, args.device)
+            self._monitor.start_step(step, scale)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measure, once the optimiser has stepped."""
-        del args, control, kwargs
-        if self._monitor is not None:
-            self._entries = log_entries(self._monitor.finish_step(state.global_step))
+        del args, kwargs
+        if self._monitor is None:
+            return
+        entries = log_entries(self._monitor.finish_step(state.global_step))
+        if entries and self._schedule is not None and not control.should_log:
+            self._trainer.log(entries)  # nobody else logs at this step
+        else:
+            self._entries = entries
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -2,25 +2,35 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powernorm.data.segments import Batch
+from powernorm.data.batch import IGNORED, Batch
 from powernorm.models.language_model import LanguageModel
 from powernorm.norms import build_norm, penalty
 from powernorm.training.config import ComparisonConfig, OptimizerConfig, options_of
 from powernorm.training.evaluation import token_nll, word_perplexity
 from powernorm.training.schedules import rate_factor
+from powernorm.training.tasks import task_of
+
+UPPER_NORM: Final = "ln"
+"""Stands above the `model.num_norm_layers` lowest layers, with its own defaults."""
 
 
 def build_language_model(
     config: ComparisonConfig, norm: str, vocabulary_size: int, seed: int
 ) -> LanguageModel:
     """Build the model of one run; equal seeds give equal weights to all norms.
+
+    Args:
+        config: has the task and the model's shape.
+        norm: short name.
+        vocabulary_size: number of tokens, those of the task included.
+        seed: of the initial weights.
 
     Raises:
         InputError: unknown norm, or options that do not fit it or the model.
@@ -39,6 +49,9 @@ def build_language_model(
         activation=shape.activation,
         dropout=shape.dropout,
         seed=seed,
+        num_norm_layers=shape.num_norm_layers,
+        upper_norm=partial(_build_norm, UPPER_NORM, {}),
+        causal=task_of(config).causal,
     )
 
 
@@ -76,13 +89,17 @@ class LanguageModeling(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return `loss`, which is minimised, and `cross_entropy`, which is logged."""
         del batch_idx
-        logits = self.model(batch.tokens).float().flatten(0, 1)
+        logits = self.model(**batch.inputs()).float().flatten(0, 1)
         targets = batch.targets.flatten()
         smoothing = self._config.training.label_smoothing
-        minimised = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+        minimised = F.cross_entropy(
+            logits, targets, ignore_index=IGNORED, label_smoothing=smoothing
+        )
         with torch.no_grad():
-            plain = F.cross_entropy(logits, targets) if smoothing else minimised.detach()
-        added = penalty(self.model, reduction="mean", num_tokens=targets.numel())
+            plain = minimised.detach()
+            if smoothing:
+                plain = F.cross_entropy(logits, targets, ignore_index=IGNORED)
+        added = penalty(self.model, reduction="mean", num_tokens=batch.num_targets)
         return {"loss": minimised + added, "cross_entropy": plain}
 
     def on_validation_epoch_start(self) -> None:
@@ -93,8 +110,8 @@ class LanguageModeling(pl.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add a batch to the sums."""
         del batch_idx
-        self._valid_nll += token_nll(self.model(batch.tokens), batch.targets)
-        self._valid_tokens += batch.targets.numel()
+        self._valid_nll += token_nll(self.model(**batch.inputs()), batch.targets)
+        self._valid_tokens += batch.num_targets
 
     def on_validation_epoch_end(self) -> None:
         """Publish the loss per token and the perplexity per word."""

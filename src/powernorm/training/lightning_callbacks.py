@@ -17,16 +17,16 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
-from powernorm.diagnosis import NormMonitor
+from powernorm.diagnosis import NormMonitor, Schedule
 from powernorm.errors import InputError
-from powernorm.norms.arguments import check_count
 from powernorm.norms.models import Reduction
 from powernorm.norms.observation import check_function, check_model
-from powernorm.training.monitoring import LossScaleFollower
+from powernorm.training.monitoring import LossScaleFollower, scaler_of
 from powernorm.training.trainers import (
     count_labels,
     forget_penalties,
     log_entries,
+    loss_scale,
     process_penalty,
 )
 
@@ -147,28 +147,36 @@ class PenaltyCallback(pl.Callback):
 
 
 class NormCallback(pl.Callback):
-    """Logs what batch statistics do: TID and the distances of every layer that has them.
+    """Logs what the norms do: batch statistics, gradients, values that are not finite.
 
-    Sends `norm/<layer>/mean_tid`, `…/var_tid`, `…/mean_distance`, `…/var_distance` and
-    `…/num_nonfinite_batches` (see `powernorm.diagnosis.NormMonitor`) straight to the loggers, at
-    the number of the update. In between nothing is measured.
+    Sends `norm/<layer>/<quantity>` for the quantities of `powernorm.runs.NORMS_COLUMNS` that the
+    norm has (`mean_tid`, `gradient_norm`, …; see `powernorm.diagnosis.NormMonitor`) straight to
+    the loggers, at the number of the update. In between nothing is measured. Gradients are those
+    of the loss that Lightning goes back from: divided by `accumulate_grad_batches`, without the
+    loss scale of float16, before any clipping.
 
     Args:
-        every: updates from one observation to the next, ≥ 1.
+        every: updates from one observation to the next, ≥ 1, or `log`, `log:N` for N observations
+            a decade.
         model: what to watch, attached at once: needed where it is compiled before `fit`, because
             compiled code ignores later hooks. None watches the whole LightningModule from the
             start of the training.
 
     Raises:
-        InputError: `every` is no integer of at least 1; no model, or one that is compiled already.
+        InputError: `every` is no schedule; no model, or one that is compiled already.
+
+    Distributed:
+        Belongs into every process; see `powernorm.diagnosis.NormMonitor`.
     """
 
-    def __init__(self, every: int = 100, *, model: nn.Module | None = None) -> None:
-        self._every = check_count("every", every, 1)
+    def __init__(
+        self, every: Schedule | int | str = 100, *, model: nn.Module | None = None
+    ) -> None:
+        self._every = Schedule.of(every)
         if model is not None:
             check_model(model)
         self._model = model
-        self._monitor = None if model is None else NormMonitor(model, every)
+        self._monitor = None if model is None else NormMonitor(model, self._every)
         self._update: int | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -182,10 +190,11 @@ class NormCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Get ready at the first micro-batch of an update."""
-        del pl_module, batch, batch_idx
+        del batch, batch_idx
         if self._monitor is not None and self._update is None:
             self._update = trainer.global_step + 1
-            self._monitor.start_step(self._update)
+            scale = loss_scale(scaler_of(trainer), pl_module.device)
+            self._monitor.start_step(self._update, scale)
 
     def on_train_batch_end(
         self,

@@ -1,5 +1,6 @@
 """Lightning callbacks around the norms: their statistics on record, ν in the units of the loss."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +8,16 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from powernorm.data.segments import Batch
+from powernorm.data.batch import Batch
 from powernorm.diagnosis import NormMonitor
 from powernorm.norms import rescale_backward_statistics
 from powernorm.runs import NORMS_COLUMNS, NORMS_FILE
 from powernorm.training.logs import CsvLog
+from powernorm.training.trainers import log_entries, loss_scale
 
 
 class NormLog(pl.Callback):
-    """Fills norms.csv with what the monitor sees.
+    """Fills norms.csv and the run's TensorBoard folder with what the monitor sees.
 
     Args:
         model: the model inside the LightningModule, so that layers have its names for them.
@@ -44,9 +46,10 @@ class NormLog(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         """Arm the monitor at the first micro-batch of an update."""
-        del pl_module, batch
+        del batch
         if self._monitor is not None and batch_idx % self._accumulation == 0:
-            self._monitor.start_step(trainer.global_step + 1)
+            scale = loss_scale(scaler_of(trainer), pl_module.device)
+            self._monitor.start_step(trainer.global_step + 1, scale)
 
     def on_train_batch_end(
         self,
@@ -60,8 +63,13 @@ class NormLog(pl.Callback):
         del pl_module, outputs, batch
         if self._monitor is None or self._csv is None or (batch_idx + 1) % self._accumulation:
             return
-        for row in self._monitor.finish_step(trainer.global_step):
+        rows = self._monitor.finish_step(trainer.global_step)
+        for row in rows:
             self._csv.write(row)
+        if rows:
+            entries = {name: v for name, v in log_entries(rows).items() if math.isfinite(v)}
+            for logger in trainer.loggers:
+                logger.log_metrics(entries, trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Detach and close."""
@@ -81,6 +89,11 @@ class NormLog(pl.Callback):
         if self._csv is not None:
             self._csv.close()
         self._monitor = self._csv = None
+
+
+def scaler_of(trainer: pl.Trainer) -> Any:
+    """The GradScaler of float16 training, None elsewhere."""
+    return getattr(trainer.precision_plugin, "scaler", None)
 
 
 class LossScaleFollower(pl.Callback):

@@ -9,12 +9,12 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from powernorm.errors import InputError
-from powernorm.training.config import ComparisonConfig, OptionValue
+from powernorm.training.config import ComparisonConfig, OptionValue, is_later
 
 NONE_WORDS: Final = ("none", "null")
 BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False}
 FREE_SECTION: Final = "norm_options"
-FIXED_KEYS: Final = ("task", "preset")
+FIXED_KEYS: Final = ("task", "preset", "study", "variants")
 """Chosen by the recipe; changing them would only mislabel the results."""
 
 
@@ -159,29 +159,53 @@ def _parse(text: str, hint: Any, key: str) -> Any:
 
 def _build(owner: Any, values: Mapping[str, Any], prefix: str) -> Any:
     hints = _hints(owner)
+    needed = {item.name for item in fields(owner) if not is_later(item)}
     unknown = sorted(set(values) - set(hints))
-    missing = sorted(set(hints) - set(values))
+    missing = sorted(needed - set(values))
     if unknown or missing:
         what = f"has unknown {', '.join(unknown)}" if unknown else f"lacks {', '.join(missing)}"
         raise InputError(
             f"The saved configuration {prefix.rstrip('.')}{' ' if prefix else ''}{what}: "
             "it was written by another version of powernorm."
         )
-    return owner(**{name: _restored(values[name], hints[name], prefix + name) for name in hints})
+    return owner(
+        **{
+            name: _restored(values[name], hint, prefix + name)
+            for name, hint in hints.items()
+            if name in values
+        }
+    )
 
 
 def _restored(value: Any, hint: Any, key: str) -> Any:
+    if _is_optional(hint) and is_dataclass(_without_none(hint)):
+        return None if value is None else _restored(value, _without_none(hint), key)
     if is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise _wrong_type(key, value, dict)
         return _build(hint, value, f"{key}.")
     if get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(_checked(item, get_args(hint)[0], key) for item in value)
+        return tuple(
+            _restored(item, get_args(hint)[0], f"{key}.{index}")
+            if is_dataclass(get_args(hint)[0])
+            else _checked(item, get_args(hint)[0], key)
+            for index, item in enumerate(value)
+        )
+    if get_origin(hint) is Mapping and key != FREE_SECTION:
+        return _restored_mapping(value, get_args(hint)[1], key)
     if key == FREE_SECTION:
         if not (isinstance(value, Mapping) and all(isinstance(v, Mapping) for v in value.values())):
             raise _wrong_type(key, value, dict)
         return {name: dict(chosen) for name, chosen in value.items()}
     return _checked(value, hint, key)
+
+
+def _restored_mapping(value: Any, hint: Any, key: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _wrong_type(key, value, dict)
+    if hint is str:
+        return {name: _checked(item, str, f"{key}.{name}") for name, item in value.items()}
+    return dict(value)
 
 
 def _checked(value: Any, hint: Any, key: str, *, shown: Any = None) -> Any:

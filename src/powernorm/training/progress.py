@@ -20,6 +20,7 @@ from powernorm.training.events import (
     Event,
     RunEnded,
     RunStarted,
+    SettingStarted,
     StepsDone,
     Validated,
 )
@@ -73,6 +74,8 @@ class ComparisonProgress:
     def __call__(self, event: Event) -> None:
         """Show an event."""
         match event:
+            case SettingStarted():
+                self._show_setting(event)
             case DataPrepared():
                 self._show_data(event)
             case RunStarted():
@@ -85,6 +88,12 @@ class ComparisonProgress:
                 self._end(event)
             case _:
                 assert_never(event)
+
+    def _show_setting(self, event: SettingStarted) -> None:
+        norms = ", ".join(event.norms)
+        seeds = ", ".join(map(str, event.seeds))
+        position = escape(f"[{event.index}/{event.num_settings}]")
+        self._print(f"{position} {escape(event.name)}: {norms}, seed {seeds}")
 
     def _show_data(self, event: DataPrepared) -> None:
         baselines = ", ".join(
@@ -133,7 +142,8 @@ class ComparisonProgress:
 
 def _summary(result: RunResult, *, skipped: bool) -> str:
     style = STYLES.get(result["status"], "red")
-    line = f"{result['norm']} seed {result['seed']}: [{style}]{result['status']}[/{style}]"
+    label = escape(result.get("label", result["norm"]))
+    line = f"{label} seed {result['seed']}: [{style}]{result['status']}[/{style}]"
     perplexity = result["metrics"].get("test_perplexity")
     if perplexity is not None:
         line += f", test perplexity {_number(perplexity)}"

@@ -11,10 +11,10 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from powernorm.data.segments import Batch
+from powernorm.data.batch import Batch, TrainingBatches
 from powernorm.runs import METRICS_COLUMNS, METRICS_FILE
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.evaluation import finite_or_none
+from powernorm.training.evaluation import finite_or_none, gap_cells
 from powernorm.training.events import Listener, StepsDone, Validated
 from powernorm.training.language_modeling import LanguageModeling
 from powernorm.training.logs import CsvLog, MergedLog
@@ -30,9 +30,9 @@ class Recorder(pl.Callback):
     Args:
         folder: the run's.
         config: of the comparison.
-        norm: short name, for the events.
+        norm: short name or label, for the events.
         seed: of the run, for the events.
-        batches_per_epoch: micro-batches after which the text begins anew.
+        segments: the micro-batches of the run.
         listener: is told about steps and validations.
     """
 
@@ -42,14 +42,15 @@ class Recorder(pl.Callback):
         config: ComparisonConfig,
         norm: str,
         seed: int,
-        batches_per_epoch: int,
+        segments: TrainingBatches,
         listener: Listener,
     ) -> None:
         self._folder = folder
         self._config = config
         self._norm = norm
         self._seed = seed
-        self._batches_per_epoch = batches_per_epoch
+        self._batches_per_epoch = segments.batches_per_epoch
+        self._tokens_per_update = segments.tokens_per_batch * config.optimizer.accumulation
         self._listener = listener
         self._throughput = Throughput()
         self._seconds_before = 0.0
@@ -119,7 +120,7 @@ class Recorder(pl.Callback):
     ) -> None:
         """Gather the loss; write a row where one is due."""
         del pl_module
-        self._throughput.end_batch(batch.targets.numel())
+        self._throughput.end_batch(batch.num_tokens)
         self._losses.append(outputs["cross_entropy"])
         if (batch_idx + 1) % self._config.optimizer.accumulation:
             return
@@ -142,6 +143,7 @@ class Recorder(pl.Callback):
         loss, perplexity = pl_module.valid_loss, pl_module.valid_perplexity
         self.valid_losses.append(loss)
         cells = {"valid_loss": loss, "valid_perplexity": perplexity}
+        cells |= gap_cells(pl_module.model, trainer.val_dataloaders, pl_module.device)
         self._write(trainer, trainer.global_step, cells)
         if self._log is not None:
             self._log.flush()
@@ -177,9 +179,8 @@ class Recorder(pl.Callback):
             trainer.should_stop = True
 
     def _write(self, trainer: pl.Trainer, step: int, cells: Mapping[str, float]) -> None:
-        data = self._config.data
-        per_update = data.batch_size * data.sequence_length * self._config.optimizer.accumulation
-        position = {"tokens": step * per_update, "seconds": round(self.seconds, 3)}
+        tokens = round(step * self._tokens_per_update)
+        position = {"tokens": tokens, "seconds": round(self.seconds, 3)}
         if self._log is not None:
             self._log.add(step, {**position, **cells})
         shown = {name: value for name, value in cells.items() if finite_or_none(value) is not None}

@@ -12,20 +12,30 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from torch import nn
 
+from powernorm.data.batch import Batch
 from powernorm.data.subwords import EncodedCorpus
 from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.models.language_model import LanguageModel
-from powernorm.runs import CHECKPOINTS_FOLDER, TID, RunResult, Status
-from powernorm.training.batches import LanguageModelData
+from powernorm.runs import (
+    CHECKPOINTS_FOLDER,
+    SCALES_FILE,
+    TID,
+    RunResult,
+    ScalesRecord,
+    Status,
+)
 from powernorm.training.checkpoints import BEST, LAST, Checkpoints, RandomState, read_checkpoint
-from powernorm.training.config import ComparisonConfig
+from powernorm.training.config import ComparisonConfig, Variant, early_step
 from powernorm.training.evaluation import evaluate, finite_or_none
 from powernorm.training.events import Listener, RunStarted
 from powernorm.training.language_modeling import LanguageModeling, build_language_model
 from powernorm.training.monitoring import LossScaleFollower, NormLog
 from powernorm.training.quietness import quiet_lightning, raised_interrupts
 from powernorm.training.recording import Recorder
+from powernorm.training.run_folders import write_json
+from powernorm.training.scales import norm_scales
+from powernorm.training.tasks import task_of
 
 TENSORBOARD_FOLDER = "tensorboard"
 METRICS = ("valid_perplexity", "test_perplexity", "valid_loss", "test_loss")
@@ -44,6 +54,13 @@ class Run:
     """Of the valid split, nats per token: above it nothing was learned."""
     index: int = 1
     num_runs: int = 1
+    variant: Variant | None = None
+    """In a study; `config` has its settings."""
+
+    @property
+    def label(self) -> str:
+        """Return the name under which the run is shown."""
+        return self.norm if self.variant is None else self.variant.label
 
 
 class RunTrainer:
@@ -62,11 +79,13 @@ class RunTrainer:
         config = run.config
         self._listener = listener
         self.device = choose_device(config)
-        self.data = LanguageModelData(run.encoded, config, run.seed)
-        self.model = build_language_model(config, run.norm, run.encoded.vocabulary_size, run.seed)
+        task = task_of(config)
+        self.data = task.data(run.encoded, config, run.seed)
+        self.num_ids = run.encoded.vocabulary_size + task.num_extra_tokens
+        self.model = build_language_model(config, run.norm, self.num_ids, run.seed)
         self.module = LanguageModeling(self.model, config, self.data.words_per_token("valid"))
         self.recorder = Recorder(
-            run.folder, config, run.norm, run.seed, self.data.segments.batches_per_epoch, listener
+            run.folder, config, run.label, run.seed, self.data.segments, listener
         )
         self.num_steps = 0
 
@@ -87,6 +106,8 @@ class RunTrainer:
             self.model.to(self.device)
             metrics = self._metrics()
             tid = self._tid()
+            if self.run.config.training.record_scales:
+                self._write_scales()
         result = self.partial_result(status)
         result["metrics"] = metrics
         result["tid"] = tid
@@ -99,7 +120,7 @@ class RunTrainer:
     def partial_result(self, status: Status) -> RunResult:
         """Return a result without measurements, for a run that did not get to them."""
         run = self.run
-        return RunResult(
+        result = RunResult(
             norm=run.norm,
             seed=run.seed,
             placement=run.config.model.placement,
@@ -111,6 +132,10 @@ class RunTrainer:
             parameters=sum(p.numel() for p in self.model.parameters() if p.requires_grad),
             folder=run.folder.name,
         )
+        if run.variant is not None:
+            result["label"] = run.label
+            result["x"], result["y"] = run.variant.x, run.variant.y
+        return result
 
     def _train(self) -> None:
         run = self.run
@@ -118,7 +143,7 @@ class RunTrainer:
         last = run.folder / CHECKPOINTS_FOLDER / LAST
         first_step = read_checkpoint(last)["global_step"] if last.exists() else 0
         self._listener(
-            RunStarted(run.norm, run.seed, run.index, run.num_runs, training.max_steps, first_step)
+            RunStarted(run.label, run.seed, run.index, run.num_runs, training.max_steps, first_step)
         )
         with quiet_lightning(), raised_interrupts():
             torch.manual_seed(run.seed)
@@ -175,14 +200,15 @@ class RunTrainer:
             callbacks.append(
                 EarlyStopping("valid_loss", patience=config.training.patience, check_finite=False)
             )
-        return [*callbacks, Checkpoints(run.folder / CHECKPOINTS_FOLDER)]
+        folder = run.folder / CHECKPOINTS_FOLDER
+        return [*callbacks, Checkpoints(folder, early_step=early_step(config))]
 
     def _status(self) -> Status:
         losses = self.recorder.valid_losses
         if self.recorder.is_nonfinite or not losses or not math.isfinite(losses[-1]):
             return "nonfinite"
         has_learned = min(losses) < self.run.unigram_loss
-        is_worse_than_uniform = losses[-1] > math.log(self.run.encoded.vocabulary_size)
+        is_worse_than_uniform = losses[-1] > math.log(self.num_ids)
         # A short run may end above the unigram without ever having come down to it.
         if losses[-1] > self.run.unigram_loss and (has_learned or is_worse_than_uniform):
             return "diverged"
@@ -206,13 +232,21 @@ class RunTrainer:
         return {name: metrics[name] for name in METRICS}
 
     def _tid(self) -> TID | None:
-        num_batches = self.run.config.training.tid_batches
-        if not num_batches:
+        batches = self._first_batches()
+        if not batches:
             return None
-        segments = self.data.segments
-        batches = [segments.batch(i).tokens.to(self.device) for i in range(num_batches)]
         tid = training_inference_discrepancy(self.model, batches, _forward).summary()
         return tid if tid is not None and _is_finite(tid) else None
+
+    def _first_batches(self) -> list[Batch]:
+        segments, num_batches = self.data.segments, self.run.config.training.tid_batches
+        return [segments.batch(i).to(self.device) for i in range(num_batches)]
+
+    def _write_scales(self) -> None:
+        """γ may be NaN in a run that diverged; such a layer's record is left out."""
+        records = norm_scales(self.model, self._first_batches(), _forward)
+        sound = [r for r in records if all(map(math.isfinite, [*r["weight"], *r["deviation"]]))]
+        write_json(self.run.folder / SCALES_FILE, ScalesRecord(format=1, layers=sound))
 
 
 def choose_device(config: ComparisonConfig) -> torch.device:
@@ -245,10 +279,10 @@ def _is_finite(tid: TID) -> bool:
     return all(math.isfinite(value) for value in values if value is not None)
 
 
-def _forward(model: nn.Module, tokens: Any) -> object:
+def _forward(model: nn.Module, batch: Any) -> object:
     """Run the layers only: the logits are no part of any norm."""
     assert isinstance(model, LanguageModel)
-    return model.features(tokens)
+    return model.features(**batch.inputs())
 
 
 def _explain(status: Status, step: int) -> str:

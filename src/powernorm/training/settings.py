@@ -10,29 +10,33 @@ import torch
 from powernorm.data.corpus import SPLITS
 from powernorm.data.subwords import EncodedCorpus
 from powernorm.training.config import ComparisonConfig, options_of, to_json
+from powernorm.training.variants import Line, description
 
 PACKAGES: Final = ("powernorm", "torch", "lightning", "tokenizers")
 
 
-def run_settings(
-    config: ComparisonConfig, norm: str, seed: int, encoded: EncodedCorpus
-) -> dict[str, Any]:
+def run_settings(line: Line, seed: int, encoded: EncodedCorpus) -> dict[str, Any]:
     """Return everything that the outcome of one run depends on, for its config.json."""
-    settings = to_json(config)
+    settings = to_json(line.config)
     del settings["norms"], settings["seeds"]
+    label = {} if line.variant is None else {"label": line.label}
     return {
         **settings,
-        "norm": norm,
+        "norm": line.norm,
         "seed": seed,
-        "norm_options": dict(options_of(config, norm)),
+        "norm_options": dict(options_of(line.config, line.norm)),
         "data_fingerprint": encoded.fingerprint,
+        **label,
     }
 
 
 def comparison_settings(config: ComparisonConfig) -> dict[str, Any]:
     """Return the configuration with the resolved options of the norms, versions and machine."""
+    settings = to_json(config)
+    if config.variants:
+        settings["variants"] = {variant.label: description(variant) for variant in config.variants}
     return {
-        **to_json(config),
+        **settings,
         "norm_options": {norm: dict(options_of(config, norm)) for norm in config.norms},
         "versions": {"python": platform.python_version()}
         | {package: _version(package) for package in PACKAGES},

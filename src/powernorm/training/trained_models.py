@@ -8,18 +8,23 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from powernorm.data.readers import load_corpus
+from powernorm.data.subwords import EncodedCorpus, encode_by, encode_corpus
 from powernorm.errors import InputError
 from powernorm.models.language_model import LanguageModel
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE
 from powernorm.surgery import load_folded
 from powernorm.surgery.storage import read_folded
+from powernorm.training.batches import RunData
 from powernorm.training.checkpoints import BEST, read_checkpoint
+from powernorm.training.config import ComparisonConfig
 from powernorm.training.language_modeling import build_language_model
 from powernorm.training.overrides import from_json
 from powernorm.training.run_folders import read_json
+from powernorm.training.tasks import task_of
 
 _PREFIX: Final = "model."
-_OF_THE_RUN: Final = ("norm", "seed", "data_fingerprint", "vocabulary_size")
+_OF_THE_RUN: Final = ("norm", "label", "seed", "data_fingerprint", "vocabulary_size")
 
 
 @dataclass(frozen=True)
@@ -87,11 +92,76 @@ def load_folded_run(path: Path) -> TrainedModel:
     return TrainedModel(model, settings)
 
 
-def _build(settings: Mapping[str, Any]) -> LanguageModel:
+def run_data(settings: Mapping[str, Any], *, data: str | None = None) -> RunData:
+    """Return the batches of a run, the same as when it was trained.
+
+    Args:
+        settings: of a `TrainedModel`.
+        data: as for `run_text`.
+
+    Raises:
+        InputError: as `run_text`.
+    """
+    config = run_config(settings)
+    return task_of(config).data(run_text(settings, data=data), config, int(settings["seed"]))
+
+
+def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> EncodedCorpus:
+    """Return the text of a run over its subwords, or another text over the same subwords.
+
+    Args:
+        settings: of a `TrainedModel`.
+        data: another text, or the same where it is no longer where the run found it, as `--data`
+            takes it.
+
+    Raises:
+        InputError: a text cannot be read, or the run's is not what it was trained on.
+    """
+    config = run_config(settings)
+    source, size = config.data.path, config.data.vocabulary_size
+    if data is not None:
+        given = load_corpus(data)
+        encoded = encode_corpus(given, size)
+        if encoded.fingerprint == settings["data_fingerprint"]:
+            return encoded
+    original = load_corpus(source)
+    encoded = encode_corpus(original, size)
+    if encoded.fingerprint != settings["data_fingerprint"]:
+        raise InputError(
+            f"{source or 'the embedded text'} is not the text that the run was trained on, or "
+            "another version of tokenizers made its subwords: give that text with --data."
+        )
+    return encoded if data is None else encode_by(given, original, size)
+
+
+def training_batches(
+    settings: Mapping[str, Any], num_batches: int, *, data: str | None = None
+) -> list[dict[str, Tensor]]:
+    """Return the first training batches of a run as keyword arguments of its model.
+
+    Args:
+        settings: of a `TrainedModel`.
+        num_batches: how many; after the end of the text it begins anew.
+        data: as for `run_data`.
+
+    Raises:
+        InputError: as `run_data`.
+    """
+    segments = run_data(settings, data=data).segments
+    return [segments.batch(position).inputs() for position in range(num_batches)]
+
+
+def run_config(settings: Mapping[str, Any]) -> ComparisonConfig:
+    """Return the configuration of a run, as a comparison of one norm and seed."""
     seed, norm = int(settings["seed"]), str(settings["norm"])
     shared = {key: value for key, value in settings.items() if key not in _OF_THE_RUN}
     options = {norm: settings["norm_options"]}
-    config = from_json({**shared, "norm_options": options, "norms": [norm], "seeds": [seed]})
+    return from_json({**shared, "norm_options": options, "norms": [norm], "seeds": [seed]})
+
+
+def _build(settings: Mapping[str, Any]) -> LanguageModel:
+    seed, norm = int(settings["seed"]), str(settings["norm"])
+    config = run_config(settings)
     model: nn.Module = build_language_model(config, norm, settings["vocabulary_size"], seed)
     assert isinstance(model, LanguageModel)
     return model.eval()

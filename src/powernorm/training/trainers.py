@@ -1,7 +1,7 @@
-"""What goes into foreign trainers: RBN's penalty in the units of a loss, TID as log entries."""
+"""What goes into foreign trainers: RBN's penalty in the units of a loss, a monitor's entries."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,19 @@ def process_penalty(
     if reduction == "token_sum":
         return penalty(model, "token_sum") / all_reduce_sum(own, group).to(torch.float32)
     return penalty(model, "mean", None if num_tokens is None else all_reduce_sum(own, group))
+
+
+def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
+    """What the next loss is multiplied by; a tensor, so that nobody waits for the device.
+
+    Args:
+        scaler: a GradScaler; None for none.
+        device: of the loss.
+    """
+    if scaler is None or not scaler.is_enabled():
+        return 1.0
+    scale: Tensor = scaler.scale(torch.ones((), device=device))
+    return scale
 
 
 def log_entries(rows: Iterable[NormRow]) -> dict[str, float]:

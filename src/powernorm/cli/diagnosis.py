@@ -1,0 +1,121 @@
+"""`powernorm diagnose`: a run of `compare`, one of its checkpoints or a pretrained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from powernorm.diagnosis import Diagnosis
+from powernorm.diagnosis.reestimation import closed_share
+from powernorm.errors import InputError
+from powernorm.report.diagnosis_page import write_diagnosis_page
+from powernorm.runs import DIAGNOSIS_FILE
+from powernorm.training.pretrained_diagnosis import diagnose_pretrained, is_pretrained
+from powernorm.training.run_diagnosis import diagnose_run
+
+PAGE: Final = "diagnosis.html"
+_PASSES: Final = 2
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is diagnosed, and on what."""
+
+    path: Path
+    """A run's folder, one of its checkpoints, or a folder in Hugging Face's layout."""
+    data: str | None
+    num_batches: int
+    sequences: int | None
+    """In a batch of a pretrained model; a run has its own."""
+    length: int | None
+
+    @property
+    def is_whole_run(self) -> bool:
+        """Whether it is a run's best checkpoint on its own text: its folder keeps what is found."""
+        return self.path.is_dir() and self.data is None and not is_pretrained(self.path)
+
+    def diagnose(self, on_progress: Callable[[int, int], None]) -> Diagnosis:
+        """Load, and look.
+
+        Raises:
+            InputError: nothing that could be loaded, or options that it does not take.
+        """
+        if is_pretrained(self.path):
+            return diagnose_pretrained(
+                self.path,
+                data=self.data,
+                num_batches=self.num_batches,
+                batch_size=self.sequences or 32,
+                length=self.length or 128,
+                on_progress=on_progress,
+            )
+        if self.sequences is not None or self.length is not None:
+            raise InputError(
+                f"{self.path} is a run, which has batches of its own: leave out --sequences and "
+                "--length, which are for a folder with a Hugging Face model"
+            )
+        return diagnose_run(
+            self.path, data=self.data, num_batches=self.num_batches, on_progress=on_progress
+        )
+
+
+def diagnose_and_print(source: Source, out: Path | None, csv: Path | None) -> str:
+    """Diagnose and write what was found; the table and the paths as text.
+
+    Args:
+        source: what to look at.
+        out: the page; None is `diagnosis.html` in the folder of a run, no page for others.
+        csv: the table of layers.
+
+    Raises:
+        InputError: nothing that could be diagnosed, or a file that cannot be written.
+    """
+    for target in (out, csv):
+        if target is not None and not target.resolve().parent.is_dir():
+            raise InputError(f"{target} cannot be written: {target.resolve().parent} is no folder")
+    with _bar() as progress:
+        task = progress.add_task("diagnosing", total=_PASSES * source.num_batches)
+        report = source.diagnose(lambda done, _: progress.update(task, completed=done))
+    lines = [str(report), *_evaluation_lines(report)]
+    if source.is_whole_run:
+        record = source.path / DIAGNOSIS_FILE
+        report.write_json(record)
+        lines.append(f"written: {record}")
+        out = out or source.path / PAGE
+    if csv is not None:
+        report.write_csv(csv)
+        lines.append(f"written: {csv}")
+    if out is not None:
+        lines.append(f"report: {write_diagnosis_page(report.to_json(), out)}")
+    return "\n".join(lines)
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _evaluation_lines(report: Diagnosis) -> list[str]:
+    if not report.evaluation:
+        return []
+    lines = ["valid loss, evaluated by statistics:"]
+    for row in report.evaluation:
+        size = "" if row["tokens"] is None else f" of {row['tokens']} tokens"
+        lines.append(f"- {row['statistics']}{size}: {row['loss']:.4f}")
+    closed = closed_share(report.evaluation)
+    if closed is None:
+        lines.append("- batch statistics are no better, so there is no gap to close")
+    else:
+        lines.append(f"- re-estimation closes {100 * closed:.0f} % of the gap to batch statistics")
+    return lines

@@ -1,0 +1,146 @@
+"""The parts of a norm's input gradient that go through its statistics, as Frobenius norms.
+
+Shen et al. 2020, eq. 3 and Figures 3, 4. With g = γ ∂L/∂y a BatchNorm's input gradient is
+`(1/σ_B)(g_i - mean_j g_j - x̂_i mean_j(g_j x̂_j))`: the middle term is g_μ, the last g_σ². Both are
+the same for all tokens but for x̂_i, so that their norms follow from sums per feature: of the
+input, its square, ∂L/∂y and ∂L/∂y times the input. No token is looked at again, and the sums of
+several processes add up. All here is float64 on the host; a leading dimension counts calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.moving_average import MovingAverageBatchNorm
+from powernorm.norms.power import PowerNorm
+from powernorm.norms.renorm import BatchRenorm
+from powernorm.ops.moments import Moments
+from powernorm.ops.reference.arrays import reciprocal_root
+from powernorm.ops.reference.moving_average import RATIO_LIMIT
+
+
+@dataclass(frozen=True, eq=False)
+class Calls:
+    """What several calls of one layer left behind.
+
+    Attributes:
+        moments: of what was normalised, over valid tokens of all processes: count (n, 1), sums
+            (n, C).
+        state: what `state_of` gave before each call, (n, k, C).
+        products: Σ ∂L/∂y and Σ ∂L/∂y t over all positions, t what was normalised, (n, 2, C); None
+            for a layer that `needs_products` says no of.
+    """
+
+    moments: Moments
+    state: Tensor
+    products: Tensor | None
+
+    @property
+    def count(self) -> Tensor:
+        """Number of tokens, (n, 1), at least 1."""
+        return self.moments.count.clamp(min=1)
+
+
+def needs_products(layer: BatchStatisticsNorm) -> bool:
+    """Whether the parts depend on the gradient of the output, as all but PowerNorm's do."""
+    return not isinstance(layer, PowerNorm)
+
+
+def state_of(layer: BatchStatisticsNorm) -> Tensor:
+    """What a forward that comes now will use besides its input, (k, C) float64 on the device."""
+    if isinstance(layer, PowerNorm):
+        rows = [
+            layer.running_second_moment,
+            layer.running_gradient_moment,
+            _filled(layer, layer.stage),
+        ]
+    else:
+        rows = [_filled(layer, 1.0) if layer.weight is None else layer.weight]
+    if isinstance(layer, BatchRenorm):
+        max_r = layer._limits(layer.num_batches_tracked)[0]
+        rows += [layer.running_var, max_r.expand(layer.num_features)]
+    if isinstance(layer, MovingAverageBatchNorm):
+        rows += [
+            layer.running_second_moment,
+            layer.window_second_moment[1:].sum(0),
+            layer.window_gradient_moment[1:].sum(0),
+            _filled(layer, layer.stage),
+        ]
+    return torch.stack([row.detach().double() for row in rows])
+
+
+def _filled(layer: BatchStatisticsNorm, value: float) -> Tensor:
+    return layer.num_batches_tracked.new_full((layer.num_features,), value, dtype=torch.float64)
+
+
+def part_norms(layer: BatchStatisticsNorm, calls: Calls) -> tuple[Tensor | None, Tensor]:
+    """Squared norms of the parts over the tokens of each call.
+
+    Args:
+        layer: only its settings are read.
+        calls: with products, where the layer needs them.
+
+    Returns:
+        (g_μ, g_σ²) or, for a layer that does not centre, (None, g_ψ²): (n,) each. PowerNorm's and
+        MABN's g_ψ² is what their surrogate backward subtracts, `ν x̂/ψ`.
+    """
+    if isinstance(layer, PowerNorm):
+        return None, _power_norm(layer, calls)
+    assert calls.products is not None
+    if isinstance(layer, MovingAverageBatchNorm):
+        return None, _moving_average(layer, calls, calls.products)
+    return _exact(layer, calls, calls.products)
+
+
+def _exact(
+    layer: BatchStatisticsNorm, calls: Calls, products: Tensor
+) -> tuple[Tensor | None, Tensor]:
+    """BatchNorm, RegularizedBatchNorm (without its penalty), BatchRenorm, PowerNormV."""
+    count = calls.count
+    square = calls.moments.var if layer.centered else calls.moments.second_moment
+    rstd = reciprocal_root(square, layer.eps, layer.floor)
+    scale = calls.state[:, 0]
+    if isinstance(layer, BatchRenorm):
+        ratio = 1 / (rstd * (calls.state[:, 1] + layer.eps).sqrt())
+        limit = calls.state[:, 2]
+        scale = scale * torch.minimum(torch.maximum(ratio, 1 / limit), limit)
+    total, with_input = products.unbind(1)
+    if layer.centered:
+        with_input = with_input - calls.moments.mean * total
+    along = scale * with_input * rstd / count  # mean of g x̂
+    if layer.floor:  # a variance below the floor has no gradient
+        along = torch.where(square >= layer.eps, along, 0.0)
+    through_root = (along.square() * rstd.square() * rstd.square() * square * count).sum(-1)
+    if not layer.centered:
+        return None, through_root
+    mean = scale * total / count
+    return (mean.square() * rstd.square() * count).sum(-1), through_root
+
+
+def _power_norm(layer: PowerNorm, calls: Calls) -> Tensor:
+    running, nu, stage = calls.state.unbind(1)
+    batch = calls.moments.second_moment
+    used = running
+    if layer.max_ratio is not None:
+        bound = layer.max_ratio**2
+        used = torch.minimum(torch.maximum(running, batch / bound), batch * bound)
+    used = torch.where(stage == 0, batch, used)
+    for_gradient = batch if layer.variant == "released" else used
+    squares = nu.square() * calls.moments.total_squares
+    return (squares / ((used + layer.eps) * (for_gradient + layer.eps))).sum(-1)
+
+
+def _moving_average(layer: MovingAverageBatchNorm, calls: Calls, products: Tensor) -> Tensor:
+    weight, running, window_squares, history, stage = calls.state.unbind(1)
+    batch = calls.moments.second_moment
+    used = torch.where(stage == 0, batch, (window_squares + batch) / layer.window)
+    root = (used + layer.eps).sqrt()
+    ratio = (root / (running + layer.eps).sqrt()).clamp(1 / RATIO_LIMIT, RATIO_LIMIT)
+    ratio = torch.where(stage == 2, ratio, 1.0)
+    current = weight * ratio * products[:, 1] / (root * calls.count)
+    moment = torch.where(stage == 0, current, (history + current) / layer.window)
+    return (moment.square() * calls.moments.total_squares / root**4).sum(-1)

@@ -1,0 +1,82 @@
+"""Where NaN and infinity come from: the first module that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.norms.observation import (
+    Forward,
+    call_model,
+    check_function,
+    check_model,
+    modules_by_name,
+)
+from powernorm.norms.untouched import untouched
+
+
+def first_nonfinite(model: nn.Module, batch: Any, forward: Forward | None = None) -> str | None:
+    """The name of the first module whose output is not finite though what it got was.
+
+    The model runs once, in the modes that its modules have, without gradients and uncompiled. Of
+    modules within each other the innermost is named, for it ends first. -∞ in what goes into a
+    module is let pass, as masks of attention hold it. Weights, buffers, modes and torch's random
+    numbers are the same afterwards. It waits for the device at every module: for looking into a
+    step that went wrong, not for every step.
+
+    Args:
+        model: any module.
+        batch: what the model is called with: keyword arguments, a tuple or list, or one tensor.
+        forward: runs the model on a batch; None calls it.
+
+    Returns:
+        The dotted name, `""` for the model itself; None where all outputs are finite, or were so
+        no more than what went in: look at the batch then.
+
+    Raises:
+        InputError: no model, or a forward that is no function.
+    """
+    check_model(model)
+    check_function("forward", forward)
+    names = {module: name for name, module in reversed(modules_by_name(model).items())}
+    modes = {module: module.training for module in model.modules()}
+    found: list[str] = []
+
+    def look(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if not found and _is_broken(output) and not _is_broken((args, kwargs), masks=True):
+            found.append(names[module])
+
+    handles = [module.register_forward_hook(look, with_kwargs=True) for module in names]
+    try:
+        with untouched(model, ()):
+            for module, mode in modes.items():
+                module.training = mode
+            (forward or call_model)(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
+
+
+def _is_broken(value: Any, *, masks: bool = False) -> bool:
+    """Whether any number in it is not finite; with `masks`, -∞ is none of them."""
+    for tensor in _tensors(value):
+        bad = tensor.isnan() | tensor.isposinf() if masks else ~tensor.isfinite()
+        if bool(bad.any()):
+            return True
+    return False
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and value.layout is torch.strided and not value.is_nested:
+            yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)

@@ -1,0 +1,96 @@
+"""Studies of Wang et al. 2022, Regularized BatchNorm."""
+
+from dataclasses import replace
+from typing import Final
+
+from powernorm.recipes.studies.recipes import StudyRecipe, sized
+from powernorm.training.config import ComparisonConfig, Study, Variant
+
+PENALTIES: Final = {
+    "smoke": (0.0, 1.0),
+    "demo": (0.0, 0.1, 1.0, 10.0),
+    "full": (0.0, 0.01, 0.1, 1.0),
+}
+"""λ of both penalties by preset, for a loss summed over tokens. The grid of the paper's figure is
+lost in its text; `full` spans what its Appendix B chose for language models."""
+
+
+def lowest_layers_base(preset: str) -> ComparisonConfig:
+    """Return a deeper post-norm model: the paper's encoder has 6 layers."""
+    config = sized(preset)
+    depth = {"smoke": 2, "demo": 4, "full": 6}[preset]
+    rate = {"smoke": 1e-3, "demo": 3e-3, "full": config.optimizer.learning_rate}[preset]
+    steps = 900 if preset == "demo" else config.training.max_steps
+    return replace(
+        config,
+        norms=("ln", "bn"),
+        training=replace(config.training, max_steps=steps),
+        model=replace(config.model, num_layers=depth, placement="post"),
+        optimizer=replace(config.optimizer, learning_rate=rate),
+    )
+
+
+def lowest_layers(config: ComparisonConfig) -> tuple[Variant, ...]:
+    """Return LayerNorm, and BatchNorm in the 1, 2, … lowest layers under LayerNorm."""
+    depth = config.model.num_layers
+    return (
+        Variant("ln", "ln", x=0.0),
+        *(
+            Variant(
+                f"bn-{lowest}of{depth}",
+                "bn",
+                settings={"model.num_norm_layers": str(lowest)},
+                x=float(lowest),
+            )
+            for lowest in range(1, depth + 1)
+        ),
+    )
+
+
+def penalties_base(preset: str) -> ComparisonConfig:
+    """Return the comparison whose RegularizedBatchNorm is varied; `ln` stands beside it."""
+    return replace(sized(preset), norms=("ln", "rbn"), norm_options={})
+
+
+def penalties(config: ComparisonConfig) -> tuple[Variant, ...]:
+    """Return RegularizedBatchNorm with every pair of penalties; both 0 is BatchNorm."""
+    grid = PENALTIES[config.preset]
+    return (
+        Variant("ln", "ln"),
+        *(
+            Variant(
+                f"rbn-{mean:g}-{var:g}",
+                "rbn",
+                {"mean_penalty": mean, "var_penalty": var},
+                x=mean,
+                y=var,
+            )
+            for mean in grid
+            for var in grid
+        ),
+    )
+
+
+LOWEST_LAYERS: Final = StudyRecipe(
+    Study(
+        name="lowest-layers",
+        title="BatchNorm in the lowest layers only",
+        source="Wang et al. 2022, Figure 3",
+        x_label="layers with BatchNorm, from the lowest",
+    ),
+    "BatchNorm in the k lowest layers; loss gap and TID over time (W22 Fig. 3)",
+    lowest_layers_base,
+    lowest_layers,
+)
+PENALTY_GRID: Final = StudyRecipe(
+    Study(
+        name="penalties",
+        title="Penalties of Regularized BatchNorm",
+        source="Wang et al. 2022, Figure 5",
+        x_label="λ of the mean",
+        y_label="λ of the variance",
+    ),
+    "grid of the penalties of rbn (W22 Fig. 5)",
+    penalties_base,
+    penalties,
+)

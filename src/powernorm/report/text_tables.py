@@ -1,0 +1,77 @@
+"""Tables as text to copy: GitHub's Markdown and LaTeX with booktabs."""
+
+from collections.abc import Sequence
+from typing import Final
+
+_LATEX: Final = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "–": "--",
+        "±": r"$\pm$",
+        "∞": r"$\infty$",
+        "κ": r"$\kappa$",
+        "λ": r"$\lambda$",
+        "₁": "$_1$",
+        "×": r"$\times$",
+        "\n": " ",
+    }
+)
+
+
+def markdown(
+    headings: Sequence[str], numeric: Sequence[bool], lines: Sequence[Sequence[str]]
+) -> str:
+    r"""A table in GitHub's Markdown, numbers to the right.
+
+    >>> print(markdown(["norm", "TID"], [False, True], [["a|b", "1"]]), end="")
+    | norm | TID |
+    | :--- | ---: |
+    | a\|b | 1 |
+    """
+    rows = [
+        [_markdown_cell(text) for text in headings],
+        ["---:" if right else ":---" for right in numeric],
+        *([_markdown_cell(text) for text in line] for line in lines),
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _markdown_cell(text: str) -> str:
+    # Backslash first, or the escapes of the others would be escaped again.
+    for character in "\\|*_`<>[]":
+        text = text.replace(character, "\\" + character)
+    return text.replace("\n", " ")
+
+
+def latex(headings: Sequence[str], numeric: Sequence[bool], lines: Sequence[Sequence[str]]) -> str:
+    r"""A tabular for `\usepackage{booktabs}`.
+
+    >>> print(latex(["norm", "TID, %"], [False, True], [["a_b", "1 ± 2"]]), end="")
+    \begin{tabular}{lr}
+    \toprule
+    norm & TID, \% \\
+    \midrule
+    a\_b & 1 $\pm$ 2 \\
+    \bottomrule
+    \end{tabular}
+    """
+    columns = "".join("r" if right else "l" for right in numeric)
+    rows = [_latex_line(line) for line in lines]
+    parts = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", _latex_line(headings), r"\midrule"]
+    return "\n".join([*parts, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _latex_line(texts: Sequence[str]) -> str:
+    return " & ".join(text.translate(_LATEX) for text in texts) + r" \\"

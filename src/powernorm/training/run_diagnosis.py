@@ -1,0 +1,117 @@
+"""The diagnosis of a run of `compare`: its checkpoint on its own batches."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.data.batch import Batch
+from powernorm.data.subwords import EncodedCorpus
+from powernorm.diagnosis import Diagnosis, diagnose
+from powernorm.diagnosis.diagnosing import BATCH_SIZES
+from powernorm.diagnosis.reestimation import evaluate_statistics
+from powernorm.diagnosis.survey import Progress
+from powernorm.errors import InputError
+from powernorm.models.language_model import LanguageModel
+from powernorm.norms.observation import observed_layers
+from powernorm.runs import CHECKPOINTS_FOLDER, EvaluationRow
+from powernorm.training.checkpoints import BEST, read_checkpoint
+from powernorm.training.config import ComparisonConfig
+from powernorm.training.evaluation import token_nll
+from powernorm.training.tasks import task_of
+from powernorm.training.trained_models import TrainedModel, load_trained, run_config, run_text
+
+EVALUATION_TOKENS: Final = 16384
+"""About so many tokens of the valid split are evaluated by each kind of statistics."""
+
+
+def diagnose_run(
+    path: Path,
+    *,
+    data: str | None = None,
+    num_batches: int = 50,
+    on_progress: Progress | None = None,
+) -> Diagnosis:
+    """Diagnose the model of a run on its training batches.
+
+    A model with batch statistics is also evaluated on the valid split by running, re-estimated and
+    batch statistics.
+
+    Args:
+        path: a run's folder (its best checkpoint is taken) or one of its checkpoints.
+        data: another text, as `--data` takes it; None is the run's.
+        num_batches: training batches in each pass, ≥ 2.
+        on_progress: see `powernorm.diagnose`.
+
+    Raises:
+        InputError: there is no such run, it or its text cannot be read, or fewer than 2 batches.
+    """
+    if num_batches < 2:
+        raise InputError(f"num_batches is {num_batches}, expected at least 2: TID compares batches")
+    trained = load_trained(path)
+    config = run_config(trained.settings)
+    encoded = run_text(trained.settings, data=data)
+    segments = task_of(config).data(encoded, config, int(trained.settings["seed"])).segments
+    batches = [segments.batch(position).inputs() for position in range(num_batches)]
+    report = diagnose(trained.model, batches, _features, on_progress=on_progress)
+    return replace(
+        report,
+        model=_name_of(path),
+        step=_step_of(path),
+        evaluation=_evaluation(trained, config, encoded, batches),
+    )
+
+
+def _evaluation(
+    trained: TrainedModel,
+    config: ComparisonConfig,
+    encoded: EncodedCorpus,
+    population: list[dict[str, Tensor]],
+) -> tuple[EvaluationRow, ...]:
+    if not observed_layers(trained.model):
+        return ()
+    seed = int(trained.settings["seed"])
+
+    def batches(rows: int) -> list[Batch]:
+        chosen = replace(config, data=replace(config.data, evaluation_batch_size=rows))
+        split = task_of(config).data(encoded, chosen, seed).evaluation("valid", EVALUATION_TOKENS)
+        return list(split)
+
+    sizes = {}
+    for tokens in BATCH_SIZES:
+        rows = tokens // config.data.sequence_length
+        if rows:
+            sizes[tokens] = batches(rows)
+    return evaluate_statistics(
+        trained.model,
+        _loss,
+        population,
+        batches(config.data.evaluation_batch_size),
+        forward=_features,
+        by_batch={tokens: made for tokens, made in sizes.items() if len(made) > 1} or None,
+    )
+
+
+def _features(model: nn.Module, inputs: Mapping[str, Any]) -> object:
+    """Run the layers only: the logits are no part of any norm."""
+    assert isinstance(model, LanguageModel)
+    return model.features(**inputs)
+
+
+def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    with torch.no_grad():
+        total = token_nll(model(**batch.inputs()), batch.targets)
+    return total / max(batch.num_targets, 1), batch.num_targets
+
+
+def _name_of(path: Path) -> str:
+    folder = path if path.is_dir() else path.parent.parent
+    return folder.resolve().name
+
+
+def _step_of(path: Path) -> int:
+    checkpoint = path / CHECKPOINTS_FOLDER / BEST if path.is_dir() else path
+    return int(read_checkpoint(checkpoint)["global_step"])

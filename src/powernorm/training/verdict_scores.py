@@ -1,0 +1,239 @@
+"""How often early quantities have the sign of the final gap right.
+
+The rule is always "above a threshold the norm ends worse than LayerNorm". The threshold is chosen
+on one half of the settings, as the one with the most right signs, and scored on the other half; no
+setting that is scored has a say in it. Plain Python over numbers, so that it can be checked by
+hand.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Final
+
+from powernorm.runs import PredictorScore
+
+NUM_SPLITS: Final = 1000
+DESCENDING: Final = ("tokens_per_batch",)
+"""Predictors of which a small value is a bad sign."""
+_SEED: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One setting as the scores see it."""
+
+    name: str
+    group: str
+    gap: float
+    """Final loss of the norm minus LayerNorm's; infinite where the norm was lost."""
+    is_clear: bool
+    values: Mapping[str, float]
+    """By predictor; those that are missing leave the setting out of its score."""
+    verdict: bool | None = None
+    """What the verdict without a chosen threshold says: True for worse."""
+
+    def sign_of_worse(self, predictor: str) -> float:
+        """Return the value, turned so that a larger one is a worse sign."""
+        value = self.values[predictor]
+        return -value if predictor in DESCENDING else value
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the norm ended worse than LayerNorm."""
+        return self.gap > 0
+
+
+Rule = Callable[[Case], bool]
+Chooser = Callable[[Sequence[Case]], Rule]
+"""Makes a rule from the settings that it may look at."""
+
+
+def half_split(cases: Sequence[Case], seed: int) -> tuple[list[Case], list[Case]]:
+    """Divide the settings evenly into those that choose and those that are scored.
+
+    Each group is divided evenly; groups with an odd number give their odd one to the two sides in
+    turn.
+    """
+    rng = random.Random(seed)
+    choosing: list[Case] = []
+    scored: list[Case] = []
+    for group in sorted({case.group for case in cases}):
+        members = [case for case in cases if case.group == group]
+        rng.shuffle(members)
+        middle = len(members) // 2
+        if len(members) % 2 and len(choosing) < len(scored):
+            middle += 1
+        choosing += members[:middle]
+        scored += members[middle:]
+    return choosing, scored
+
+
+def best_threshold(values: Sequence[float], is_worse: Sequence[bool]) -> float:
+    """Return the threshold with the most right signs, where larger values mean worse.
+
+    Candidates lie half-way between neighbouring values and beyond both ends. Of several best ones
+    the middle one is taken (the lower of two middles).
+
+    >>> best_threshold([1.0, 2.0, 3.0, 4.0], [False, False, True, True])
+    2.5
+    """
+    ordered = sorted(set(values))
+    candidates = [
+        -math.inf,
+        *(low + (high - low) / 2 for low, high in pairwise(ordered)),
+        math.inf,
+    ]
+    pairs = list(zip(values, is_worse, strict=True))
+    hits = [sum((value > limit) == worse for value, worse in pairs) for limit in candidates]
+    best = [limit for limit, count in zip(candidates, hits, strict=True) if count == max(hits)]
+    return best[(len(best) - 1) // 2]
+
+
+def auc(values: Sequence[float], is_worse: Sequence[bool]) -> float | None:
+    """Return the chance that a worse setting has the larger value; ties count half.
+
+    None where all settings are of one kind.
+    """
+    pairs = list(zip(values, is_worse, strict=True))
+    worse = [value for value, bad in pairs if bad]
+    better = [value for value, bad in pairs if not bad]
+    if not worse or not better:
+        return None
+    wins = [(high > low) + 0.5 * (high == low) for high in worse for low in better]
+    return fmean(wins)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return Spearman's correlation; None where one side is constant or there are fewer than 3."""
+    if len(first) < 3:
+        return None
+    a, b = _ranks(first), _ranks(second)
+    mean = fmean(a)
+    covariance = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
+    scale = math.sqrt(sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b))
+    return covariance / scale if scale else None
+
+
+def wilson_interval(hits: float, number: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927)."""
+    if not number:
+        return 0.0, 1.0
+    z = 1.959963984540054
+    center = (hits + z * z / (2 * number)) / (1 + z * z / number)
+    half = z * math.sqrt(hits * (1 - hits) / number + (z / (2 * number)) ** 2)
+    half /= 1 + z * z / number
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def scores_of(norm: str, cases: Sequence[Case], predictors: Sequence[str]) -> list[PredictorScore]:
+    """Score all predictors for one norm.
+
+    Args:
+        norm: whose gap it is.
+        cases: at least one in each half.
+        predictors: keys of `Case.values`; settings without the value are left out of its score.
+    """
+    scores = []
+    for predictor in predictors:
+        known = [case for case in cases if predictor in case.values]
+        scores.append(_score(norm, predictor, known, _threshold_chooser(predictor), predictor))
+    if "early_gap" in predictors:
+        known = [case for case in cases if "early_gap" in case.values]
+        scores.append(_score(norm, "early_gap > 0", known, _fixed(_is_behind), "early_gap"))
+    scores.append(_score(norm, "majority", cases, _majority))
+    judged = [case for case in cases if case.verdict is not None]
+    scores.append(_score(norm, "verdict", judged, _fixed(lambda case: bool(case.verdict))))
+    return [score for score in scores if score is not None]
+
+
+def _score(
+    norm: str, name: str, cases: Sequence[Case], choose: Chooser, quantity: str | None = None
+) -> PredictorScore | None:
+    choosing, scored = half_split(cases, _SEED)
+    if not choosing or not scored:
+        return None
+    rule = choose(choosing)
+    splits = sorted(_scored_hits(choose, *half_split(cases, seed)) for seed in range(NUM_SPLITS))
+    alone = [
+        (case, choose([other for other in cases if other is not case])(case) == case.is_worse)
+        for case in cases
+    ]
+    clear = [right for case, right in alone if case.is_clear]
+    values = [case.sign_of_worse(quantity) for case in cases] if quantity else []
+    worse = [case.is_worse for case in cases]
+    threshold = _chosen_threshold(choosing, name) if quantity == name else None
+    hits = _hits(rule, scored)
+    return PredictorScore(
+        norm=norm,
+        predictor=name,
+        num_settings=len(cases),
+        num_positive=sum(worse),
+        threshold=_shown(threshold, name),
+        hits_choosing=_hits(rule, choosing),
+        hits_scored=hits,
+        num_scored=len(scored),
+        interval=wilson_interval(hits, len(scored)),
+        splits_mean=fmean(splits),
+        splits_interval=(_quantile(splits, 0.025), _quantile(splits, 0.975)),
+        leave_one_out=fmean(right for _, right in alone),
+        leave_one_out_clear=fmean(clear) if clear else None,
+        num_clear=len(clear),
+        auc=auc(values, worse) if values else None,
+        rank_correlation=rank_correlation(values, [c.gap for c in cases]) if values else None,
+    )
+
+
+def _threshold_chooser(predictor: str) -> Chooser:
+    def choose(choosing: Sequence[Case]) -> Rule:
+        limit = _chosen_threshold(choosing, predictor)
+        return lambda case: case.sign_of_worse(predictor) > limit
+
+    return choose
+
+
+def _chosen_threshold(choosing: Sequence[Case], predictor: str) -> float:
+    return best_threshold(
+        [case.sign_of_worse(predictor) for case in choosing], [case.is_worse for case in choosing]
+    )
+
+
+def _shown(threshold: float | None, predictor: str) -> float | None:
+    """JSON has no infinity: where all settings are said to be alike there is no threshold."""
+    if threshold is None or not math.isfinite(threshold):
+        return None
+    return -threshold if predictor in DESCENDING else threshold
+
+
+def _majority(choosing: Sequence[Case]) -> Rule:
+    says = 2 * sum(case.is_worse for case in choosing) > len(choosing)
+    return lambda _: says
+
+
+def _fixed(rule: Rule) -> Chooser:
+    return lambda _: rule
+
+
+def _is_behind(case: Case) -> bool:
+    return case.values["early_gap"] > 0
+
+
+def _scored_hits(choose: Chooser, choosing: Sequence[Case], scored: Sequence[Case]) -> float:
+    return _hits(choose(choosing), scored)
+
+
+def _hits(rule: Rule, cases: Sequence[Case]) -> float:
+    return fmean(rule(case) == case.is_worse for case in cases)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    first = {value: ordered.index(value) for value in set(values)}
+    return [first[value] + (ordered.count(value) - 1) / 2 for value in values]
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, max(0, round(share * (len(ordered) - 1))))]

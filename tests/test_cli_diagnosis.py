@@ -1,0 +1,63 @@
+"""`powernorm diagnose` as a user starts it."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from test_cli import SMALL, powernorm, text_file  # noqa: F401  (a fixture)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:  # noqa: F811
+    home = tmp_path_factory.mktemp("runs")
+    outcome = powernorm(
+        home, "compare", "lm", "--preset", "smoke", "--norms", "ln,bn",
+        "--data", text_file, *SMALL,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    return home / "runs" / "lm-smoke"
+
+
+def test_a_run(runs: Path) -> None:
+    run = runs / "bn-pre-seed0"
+    outcome = powernorm(runs, "diagnose", str(run), "--batches", "3", "--csv", "layers.csv")
+    assert outcome.code == 0, outcome.err
+    assert "verdict: " in outcome.out
+    assert "- re-estimated: " in outcome.out
+    assert (run / "diagnosis.html").stat().st_size > 10_000
+    record = json.loads((run / "diagnosis.json").read_text(encoding="utf-8"))
+    assert record["model"] == "bn-pre-seed0"
+    with (runs / "layers.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["layer"] for row in rows] == [layer["layer"] for layer in record["layers"]]
+    # The page of the comparison shows it from the files alone.
+    assert powernorm(runs, "report", str(runs)).code == 0
+    page = (runs / "report.html").read_text(encoding="utf-8")
+    assert record["verdict"]["reasons"][0].split(":")[0] in page
+
+
+def test_a_checkpoint_leaves_the_runs_folder_alone(runs: Path) -> None:
+    run = runs / "ln-pre-seed0"
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    outcome = powernorm(runs, "diagnose", str(checkpoint), "--batches", "2", "--out", "page.html")
+    assert outcome.code == 0, outcome.err
+    assert (runs / "page.html").exists()
+    assert not (run / "diagnosis.json").exists()
+    assert not (run / "diagnosis.html").exists()
+
+
+def test_what_cannot_be_diagnosed(runs: Path) -> None:
+    run = str(runs / "ln-pre-seed0")
+    for arguments, words in (
+        (["missing"], "is no run of `powernorm compare`"),
+        ([run, "--out", "missing/page.html"], "cannot be written"),
+        ([run, "--sequences", "4"], "leave out --sequences"),
+        ([run, "--data", "missing.txt"], "does not exist"),
+    ):
+        outcome = powernorm(runs, "diagnose", *arguments)
+        assert outcome.code == 2, outcome.out
+        assert words in outcome.err
+        assert len(outcome.err.strip().splitlines()) == 1
+    assert powernorm(runs, "diagnose", run, "--batches", "1").code == 2

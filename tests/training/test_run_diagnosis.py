@@ -1,0 +1,110 @@
+"""The diagnosis of runs that were trained, and of folders in Hugging Face's layout."""
+
+from pathlib import Path
+
+import pytest
+from tiny_training import tiny_config
+
+from powernorm.diagnosis import training_inference_discrepancy
+from powernorm.errors import InputError
+from powernorm.runs import CHECKPOINTS_FOLDER
+from powernorm.training.comparison import compare
+from powernorm.training.pretrained_diagnosis import diagnose_pretrained, is_pretrained
+from powernorm.training.run_diagnosis import diagnose_run
+from powernorm.training.trained_models import load_trained, run_text, training_batches
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    compare(tiny_config(str(text), norms=("ln", "bn")), out)
+    return out
+
+
+def test_a_run_with_batch_statistics(runs: Path) -> None:
+    path = runs / "bn-pre-seed0"
+    seen: list[int] = []
+    report = diagnose_run(path, num_batches=4, on_progress=lambda done, _: seen.append(done))
+    assert seen == list(range(1, 9))
+    assert (report.model, report.step, report.num_batches) == ("bn-pre-seed0", 12, 4)
+    assert report.num_tokens == 4 * 8 * 12
+    trained = load_trained(path)
+    batches = training_batches(trained.settings, 4)
+    expected = training_inference_discrepancy(trained.model, batches)
+    assert report.summary() == pytest.approx(expected.summary())
+    names = [row["statistics"] for row in report.evaluation]
+    assert names[:4] == ["running", "re-estimated", "re-estimated in one pass", "batch"]
+    assert all(row["loss"] > 0 for row in report.evaluation)
+    assert report.scales
+
+
+def test_a_run_without_and_its_checkpoint(runs: Path) -> None:
+    path = runs / "ln-pre-seed0"
+    report = diagnose_run(path, num_batches=3)
+    assert report.evaluation == ()
+    last = diagnose_run(path / CHECKPOINTS_FOLDER / "last.ckpt", num_batches=3)
+    assert last.model == report.model
+    assert last.step == 12
+    assert [layer.layer for layer in last.layers] == [layer.layer for layer in report.layers]
+
+
+def test_another_text_keeps_the_subwords(runs: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(["wace today mind pear"] * 400) + "\n")
+    path = runs / "ln-pre-seed0"
+    settings = load_trained(path).settings
+    encoded = run_text(settings, data=str(other))
+    assert encoded.vocabulary_size == run_text(settings).vocabulary_size
+    assert encoded.fingerprint != settings["data_fingerprint"]
+    assert diagnose_run(path, data=str(other), num_batches=3).num_tokens == 3 * 8 * 12
+    # Other subwords than the run's would differ: those of the text alone are whole words.
+    own, run = encoded.splits["train"].tokens, run_text(settings).splits["train"].tokens
+    assert set(own.tolist()) <= set(range(encoded.vocabulary_size))
+    assert len(set(own.tolist())) < len(set(run.tolist()))
+
+
+def test_bad_input(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="num_batches is 1"):
+        diagnose_run(runs / "ln-pre-seed0", num_batches=1)
+    with pytest.raises(InputError, match="is no run"):
+        diagnose_run(tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        diagnose_run(runs / "ln-pre-seed0", data=str(tmp_path / "missing.txt"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random BERT and a tokenizer of whole words."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    names = ["[PAD]", "[UNK]", *(f"{a}{b}" for a in ("wa", "pe", "to") for b in ("r", "ace"))]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path_factory.mktemp("encoder")
+    config = transformers.BertConfig(
+        vocab_size=len(names), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(folder)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_pretrained_model(encoder: Path, text: Path, runs: Path, tmp_path: Path) -> None:
+    assert is_pretrained(encoder)
+    assert not is_pretrained(runs / "bn-pre-seed0")
+    report = diagnose_pretrained(encoder, data=str(text), num_batches=3, batch_size=4, length=6)
+    assert (report.num_batches, report.num_tokens) == (3, 3 * 4 * 6)
+    assert report.model.startswith("BertModel in encoder")
+    with pytest.raises(InputError, match="fewer than two batches of 5000"):
+        diagnose_pretrained(encoder, data=str(text), batch_size=5000)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(InputError, match="holds no model and tokenizer"):
+        diagnose_pretrained(broken, data=str(text))
