@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import powernorm
 from powernorm.diagnosis.reestimation import closed_share, evaluate_statistics, mean_loss
 from powernorm.errors import InputError
 from powernorm.norms import build_norm
@@ -55,6 +56,49 @@ def test_batch_norm_by_hand() -> None:
     assert rows["re-estimated"] == pytest.approx(population, rel=1e-4)
     assert rows["batch"] == pytest.approx(torch.stack(own).mean().item(), rel=1e-4)
     assert rows["running"] > 2 * rows["re-estimated"]
+
+
+@pytest.mark.parametrize("norm", ["pn-only", "mabn", "brn"])
+def test_batch_rows_are_by_the_batch_also_after_the_warm_up(norm: str) -> None:
+    """These normalise by running statistics in training; here by those of the batch."""
+    warm = {"mabn": {"ratio_start": 0, "window": 2}, "brn": {"ramp_steps": 1}}
+    torch.manual_seed(0)
+    layer = build_norm(norm, 4, warmup_steps=0, **warm.get(norm, {}))
+    model = nn.Sequential(layer, nn.Linear(4, 1))
+    data = [scale * torch.randn(32, 4) for scale in (1.0, 10.0)]
+    rows = {row["statistics"]: row["loss"] for row in evaluate_statistics(model, loss, data, data)}
+    own = []
+    for x in data:
+        mean = x.mean(0) if layer.centered else 0.0
+        centred = x - mean
+        root = (centred.square().mean(0) + layer.eps).sqrt()
+        own.append(model[1](centred / root).square().mean().detach())
+    assert rows["batch"] == pytest.approx(torch.stack(own).mean().item(), rel=1e-4)
+
+
+def test_padding_of_a_swapped_model_does_not_count() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    powernorm.swap(layer, to="bn")
+    mask = torch.tensor([[False] * 4, [False, False, True, True]])
+    data = [torch.randn(2, 4, 8) for _ in range(3)]
+
+    def by(padding: float, batch: Tensor) -> Tensor:
+        filled = batch.masked_fill(mask.unsqueeze(-1), padding)
+        return layer(filled, src_key_padding_mask=mask)[~mask].pow(3).mean()
+
+    found = [
+        evaluate_statistics(
+            layer,
+            lambda _, batch, value=value: by(value, batch),
+            data,
+            data,
+            forward=lambda _, batch, value=value: by(value, batch),
+        )
+        for value in (1.0, 50.0)
+    ]
+    for one, other in zip(*found, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-4), one["statistics"]
 
 
 def row(statistics: str, value: float) -> Any:

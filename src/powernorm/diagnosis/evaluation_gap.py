@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from powernorm.diagnosis.reestimation import Loss, mean_loss
 from powernorm.errors import InputError
-from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.observation import (
     check_function,
     check_model,
     check_repeatable,
-    moments_of_call,
     observed_layers,
 )
 from powernorm.norms.untouched import untouched
+from powernorm.surgery.populations import evaluating_by_batches
 
 
 @dataclass(frozen=True)
@@ -73,34 +70,6 @@ def evaluation_gap(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Eval
     check_repeatable(batches, "two")
     with untouched(model, ()):
         running = mean_loss(model, batches, loss)
-        with _by_batch_statistics(layers.values()):
-            return EvaluationGap(running, mean_loss(model, batches, loss))
-
-
-@contextmanager
-def _by_batch_statistics(layers: Iterable[BatchStatisticsNorm]) -> Iterator[None]:
-    """Every call puts its own statistics where the layer evaluates by the running ones."""
-    handles = [
-        layer.register_forward_pre_hook(_take_over, with_kwargs=True, prepend=True)
-        for layer in layers
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _take_over(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    assert isinstance(layer, BatchStatisticsNorm)
-    moments = moments_of_call(layer, args, kwargs)
-    if layer.centered:
-        _fill(layer, "running_mean", moments.mean, moments.count)
-        _fill(layer, "running_var", moments.var, moments.count)
-    else:
-        _fill(layer, "running_second_moment", moments.second_moment, moments.count)
-
-
-def _fill(layer: BatchStatisticsNorm, name: str, value: Tensor, count: Tensor) -> None:
-    buffer = layer.get_buffer(name)
-    buffer.copy_(torch.where(count > 0, value.to(buffer.dtype), buffer))
+    # Swapped models hand their mask to norms only where some of them count as in training.
+    with untouched(model, layers.values()), evaluating_by_batches(layers):
+        return EvaluationGap(running, mean_loss(model, batches, loss))

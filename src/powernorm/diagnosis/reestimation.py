@@ -18,6 +18,7 @@ from powernorm.norms.observation import (
 from powernorm.norms.untouched import untouched
 from powernorm.runs import EvaluationRow
 from powernorm.surgery.calibration import calibrate
+from powernorm.surgery.populations import evaluating_by_batches
 
 Loss = Callable[[nn.Module, Any], Tensor | float | tuple[Tensor | float, int]]
 """Runs the model on a batch and gives its mean loss, or (mean loss, number of tokens)."""
@@ -99,7 +100,7 @@ def evaluate_statistics(
         rows.append(_row(REESTIMATED, None, mean_loss(model, evaluation, loss)))
         calibrate(model, population, forward, way="one_pass")
         rows.append(_row(REESTIMATED_AT_ONCE, None, mean_loss(model, evaluation, loss)))
-    with untouched(model, layers.values()):
+    with untouched(model, layers.values()), evaluating_by_batches(layers):
         sizes: Mapping[int | None, Iterable[Any]] = {None: evaluation}
         if by_batch is not None:
             sizes = dict(sorted(by_batch.items()))

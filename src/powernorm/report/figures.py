@@ -35,9 +35,13 @@ _CAPTIONS: dict[str, tuple[str, str]] = {
     "train_loss": ("Training loss", "Training loss, nats per token, each point a mean of steps."),
     "valid_perplexity": (
         "Validation perplexity",
-        "Perplexity per word on the validation text, logarithmic.",
+        "Perplexity on the validation text, logarithmic.",
     ),
 }
+
+
+def _perplexity_label(comparison: Comparison) -> str:
+    return f"perplexity per {'masked token' if comparison.task == 'mlm' else 'word'}"
 
 
 def _curve(
@@ -66,7 +70,7 @@ def _curve(
         series,
         order=comparison.names,
         title=title,
-        y_label="nats per token" if column == "train_loss" else "perplexity per word",
+        y_label="nats per token" if column == "train_loss" else _perplexity_label(comparison),
         logarithmic=column == "valid_perplexity",
         baselines=baselines,
         prefix=f"{comparison.anchor}curve-{column.replace('_', '-')}",

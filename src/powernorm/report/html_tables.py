@@ -38,7 +38,7 @@ def summary_table(rows: Sequence[SummaryRow]) -> Markup:
     for row in rows:
         names = ["baseline"] * row.is_baseline + ["best"] * (row.label in best)
         lines.append(element("tr", *_summary_cells(row), attributes={"class": " ".join(names)}))
-    note = "Perplexity per word, lower is better; the best norm is shaded."
+    note = f"{tables.PERPLEXITY}, lower is better; the best norm is shaded."
     if not all(row.complete for row in rows):
         note += " " + tables.FOOTNOTE
     table = element(

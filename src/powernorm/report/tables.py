@@ -35,6 +35,8 @@ def _tid(row: SummaryRow, layers: str) -> str:
     return " / ".join(numerals.percent(part) for part in parts)
 
 
+PERPLEXITY: Final = "Perplexity per word (of a masked language model per masked token)"
+
 COLUMNS: Final[Sequence[Column]] = (
     Column(
         "norm",
@@ -53,7 +55,7 @@ COLUMNS: Final[Sequence[Column]] = (
     Column(
         "valid",
         "valid perplexity",
-        "Perplexity per word on the validation text: mean ± sample standard deviation over seeds. "
+        f"{PERPLEXITY}, on the validation text: mean ± sample standard deviation over seeds. "
         "Lower is better. An asterisk says that not all runs finished: the number averages only "
         "those that did.",
         lambda row: _perplexity(row, row.valid),

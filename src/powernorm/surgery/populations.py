@@ -67,6 +67,24 @@ def evaluating(
             handle.remove()
 
 
+@contextmanager
+def evaluating_by_batches(layers: Mapping[str, BatchStatisticsNorm]) -> Iterator[None]:
+    """In the block all layers evaluate, each call by its own statistics, whatever the norm.
+
+    Training mode would not do: some norms normalise by running statistics in training too. The
+    layers' buffers are written, the caller restores them.
+    """
+
+    def take_over(name: str, call: NormCall) -> None:
+        del name
+        moments = call.moments()
+        statistics = statistics_of(call.layer, moments, unbiased=False)
+        write_statistics(call.layer, statistics, moments.count > 0)
+
+    with evaluating(layers, take_over):
+        yield
+
+
 def order_of_calls(
     layers: Mapping[str, BatchStatisticsNorm], called: Iterable[str], batches: str
 ) -> list[str]:
