@@ -2,10 +2,14 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from powernorm.cli.diagnosis import Source, diagnose_and_print
+from powernorm.errors import InputError
 from test_cli import SMALL, powernorm, text_file  # noqa: F401  (a fixture)
 
 
@@ -25,7 +29,7 @@ def test_a_run(runs: Path) -> None:
     outcome = powernorm(runs, "diagnose", str(run), "--batches", "3", "--csv", "layers.csv")
     assert outcome.code == 0, outcome.err
     assert "verdict: " in outcome.out
-    assert "- re-estimated: " in outcome.out
+    assert "With running statistics the loss is" in outcome.out
     assert (run / "diagnosis.html").stat().st_size > 10_000
     record = json.loads((run / "diagnosis.json").read_text(encoding="utf-8"))
     assert record["model"] == "bn-pre-seed0"
@@ -48,16 +52,32 @@ def test_a_checkpoint_leaves_the_runs_folder_alone(runs: Path) -> None:
     assert not (run / "diagnosis.html").exists()
 
 
-def test_what_cannot_be_diagnosed(runs: Path) -> None:
-    run = str(runs / "ln-pre-seed0")
-    for arguments, words in (
-        (["missing"], "is no run of `powernorm compare`"),
-        ([run, "--out", "missing/page.html"], "cannot be written"),
-        ([run, "--sequences", "4"], "leave out --sequences"),
-        ([run, "--data", "missing.txt"], "does not exist"),
-    ):
-        outcome = powernorm(runs, "diagnose", *arguments)
-        assert outcome.code == 2, outcome.out
-        assert words in outcome.err
-        assert len(outcome.err.strip().splitlines()) == 1
-    assert powernorm(runs, "diagnose", run, "--batches", "1").code == 2
+BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"path": Path("missing")}, {}, "is no run of `powernorm compare`"),
+    ({}, {"out": Path("missing/page.html")}, "is no folder"),
+    ({}, {"csv": Path("checkpoints")}, "is a folder"),
+    ({"sequences": 4}, {}, "leave out --sequences"),
+    ({"data": "missing.txt"}, {}, "does not exist"),
+    ({"num_batches": 1}, {}, "num_batches is 1"),
+]
+
+
+@pytest.mark.parametrize(("given", "targets", "words"), BAD)
+def test_what_cannot_be_diagnosed(
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    targets: dict[str, Any],
+    words: str,
+) -> None:
+    run = runs / "ln-pre-seed0"
+    monkeypatch.chdir(run)
+    source = replace(Source(run, None, 2, None, None), **given)
+    with pytest.raises(InputError, match=words):
+        diagnose_and_print(source, **{"out": None, "csv": None, **targets})
+
+
+def test_errors_are_one_line(runs: Path) -> None:
+    outcome = powernorm(runs, "diagnose", "missing")
+    assert outcome.code == 2
+    assert len(outcome.err.strip().splitlines()) == 1

@@ -105,7 +105,7 @@ class EvaluationRow(TypedDict):
     statistics: str
     """`running`, `re-estimated`, or `batch`."""
     tokens: int | None
-    """About how many tokens make a batch, for `batch`."""
+    """How many tokens make a batch on average, for `batch`; None for batches as they were given."""
     loss: float
 
 
@@ -126,6 +126,8 @@ class VerdictRecord(TypedDict):
     """Short name of what to swap to."""
     lowest: int | None
     """With `swap lowest`: the number of layers."""
+    side: NotRequired[str]
+    """And of which stack, `encoder` or `decoder`, in a model that has both."""
     reasons: list[str]
     thresholds: list[ThresholdRecord]
 
@@ -257,12 +259,14 @@ class RunResult(TypedDict):
     """Where the variant lies on the study's axis."""
     y: NotRequired[float | None]
     """And on the second axis of a grid."""
+    study: NotRequired[StudyInfo]
+    """Of which it is a variant; in the run's own file only, should `results.json` be lost."""
 
 
 class Baseline(TypedDict):
-    """A model without a network over the same subwords: what every norm has to beat."""
+    """A model without a network over the same vocabulary: what every norm has to beat."""
 
-    name: Literal["unigram", "bigram"]
+    name: Literal["unigram", "bigram", "word"]
     metrics: dict[str, float | None]
 
 
@@ -370,6 +374,11 @@ class PredictorScore(TypedDict):
     """Settings whose gap has one sign in all seeds and is at least `clear_gap`."""
     auc: float | None
     """Chance that a setting with a worse norm has the larger value than one with a better norm."""
+    auc_alike: float | None
+    """The same chance among pairs of settings with about as many tokens in a batch: what the
+    quantity knows beyond the size of the batch."""
+    num_alike: int
+    """Such pairs."""
     rank_correlation: float | None
     """Spearman's, of the quantity and the gap."""
 

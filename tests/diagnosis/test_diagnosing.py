@@ -1,8 +1,11 @@
 """`powernorm.diagnose` against the definitions written out, and what it must leave alone."""
 
+import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -262,6 +265,121 @@ class OnceLonger:
         return iter([torch.randn(4, 4)] * (4 - self.passes))
 
 
+def test_a_short_last_batch_does_not_rule() -> None:
+    """A loader's last batch of one token has no deviation."""
+    norm = nn.LayerNorm(6)
+    data = list(torch.randn(64 * 8 + 1, 6).split(64))
+    report = powernorm.diagnose(norm, data)
+    # Statistics of the population but for one token of 513.
+    assert report.layers[0].total_tid == pytest.approx(
+        powernorm.diagnose(norm, data[:-1]).layers[0].total_tid, rel=0.05
+    )
+    assert report.notes == (
+        "1 batches with fewer than 25 % of the average tokens are left out of TID",
+    )
+
+
+def test_length_first_batches_are_cut_by_sequence() -> None:
+    """torch's default layout: neighbours in a sequence stay neighbours in smaller batches."""
+    torch.manual_seed(0)
+    first = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    other = nn.TransformerEncoderLayer(8, 2, 16, batch_first=False)
+    other.load_state_dict(first.state_dict())
+    loudness = torch.linspace(1, 20, 16)[:, None]
+    data = [torch.randn(4, 16, 8) * loudness for _ in range(6)]
+    one = powernorm.diagnose(first, data, batch_sizes=(16, 32))
+    two = powernorm.diagnose(other, [x.transpose(0, 1) for x in data], batch_sizes=(16, 32))
+    for a, b in zip(one.batch_sizes, two.batch_sizes, strict=True):
+        assert b["var_tid"] == pytest.approx(a["var_tid"], rel=1e-4)
+    found = [x.top_position for x in one.layers]
+    assert found == [x.top_position for x in two.layers]
+    assert min(found) > 10
+
+
+def test_a_part_of_the_norms_has_the_numbers_of_all() -> None:
+    """Batch norms in front normalise by the batch, also those that were not asked for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), build_norm("bn", 6), nn.Tanh(), build_norm("bn", 6))
+    data = [x.float() for x, _ in batches()]
+    whole = powernorm.diagnose(model, data).layers[1]
+    part = powernorm.diagnose(model, data, where="3").layers[0]
+    assert part == whole
+
+
+class BatchThenLayer(nn.Module):
+    """A norm of ours that is called without a mask, then torch's, in a model that takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = build_norm("bn", 6)
+        self.ln = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.ln(self.bn(x)) * attention_mask[..., None]
+
+
+def test_looking_does_not_hand_masks_to_norms_that_have_none() -> None:
+    model = BatchThenLayer()
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+    data = [(torch.randn(2, 4, 6).masked_fill(mask[..., None] == 0, 30.0), mask) for _ in range(4)]
+    found = by_name(powernorm.diagnose(model, data))
+    tokens = torch.cat([x.flatten(0, 1) for x, _ in data]).double()
+    largest = torch.linalg.eigvalsh(tokens.T.cov(correction=0))[-1].item()
+    assert found["bn"].lambda_1 == pytest.approx(largest, rel=1e-5)
+    assert found["bn"].padded_var_tid is None
+    assert found["ln"].padded_var_tid is not None
+
+
+def test_random_data_are_the_same_in_both_passes() -> None:
+    class Shuffled:
+        def __iter__(self) -> Iterator[Tensor]:
+            seed = random.randrange(10**6) + int(numpy.random.randint(10**6))
+            generator = torch.Generator().manual_seed(seed)
+            return iter([torch.randn(32, 4, generator=generator) for _ in range(3)])
+
+    state = random.getstate()
+    with_seed: list[Tensor] = []
+
+    def keep(model: nn.Module, batch: Tensor) -> None:
+        with_seed.append(batch)
+        model(batch)
+
+    powernorm.diagnose(nn.LayerNorm(4), Shuffled(), keep)
+    assert random.getstate() == state
+    assert all(torch.equal(a, b) for a, b in zip(with_seed[:3], with_seed[3:], strict=True))
+
+
+def test_what_is_not_finite_in_the_weights() -> None:
+    """An embedding that no batch uses, and a γ, do not cost the report."""
+    torch.manual_seed(0)
+    embedding = nn.Embedding(10, 4)
+    norm = build_norm("bn", 4)
+    with torch.no_grad():
+        embedding.weight[9] = torch.nan
+        norm.weight[1] = torch.nan
+    data = [torch.randint(9, (4, 5)) for _ in range(3)]
+    report = powernorm.diagnose(nn.Sequential(embedding, norm), data)
+    assert report.notes == ("0 holds NaN or infinite values: it has no spectrum",)
+    assert len(report.scales[0]["weight"]) == 3
+    json.dumps(report.to_json(), allow_nan=False)
+
+
+def test_without_spectra() -> None:
+    report = powernorm.diagnose(
+        nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4)),
+        [torch.randint(9, (4, 5)) for _ in range(3)],
+        spectra=False,
+    )
+    assert (report.spectra, report.layers[0].lambda_1) == ((), None)
+
+
+def test_a_shared_norm_counts_its_tokens_once() -> None:
+    norm = nn.LayerNorm(4)
+    model = nn.Sequential(norm, nn.Linear(4, 4), norm)
+    report = powernorm.diagnose(model, [torch.randn(8, 4) for _ in range(3)])
+    assert report.num_tokens == 24
+
+
 BAD: list[tuple[Any, Any, str]] = [
     (nn.Linear(4, 4), [torch.ones(2, 4)], "no norms at all"),
     (nn.Sequential(nn.BatchNorm2d(4)), [torch.ones(2, 4)], "none can be read"),
@@ -274,6 +392,10 @@ BAD: list[tuple[Any, Any, str]] = [
     (nn.LayerNorm(4), [torch.ones(2, 4), (torch.ones(2, 4),)], "a tuple of 1"),
     (nn.LayerNorm(4), [torch.rand(2, 4), torch.full((2, 4), torch.inf)], "in batch 1"),
     (nn.LayerNorm(4), OnceLonger(), "3 batches at first and 2"),
+    (nn.LayerNorm(4), [torch.rand(8, 4)], "its own population"),
+    (nn.LayerNorm(4, device="meta"), [torch.rand(8, 4)] * 2, "meta device"),
+    (LayerNorm(4), [(torch.rand(2, 3, 4), torch.ones(2, 3).long())] * 2, "1 = keep"),
+    (LayerNorm(4), [(torch.rand(2, 3, 4), torch.ones(3).bool())] * 2, r"expected \(2, 3\)"),
 ]
 
 

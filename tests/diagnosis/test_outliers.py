@@ -18,8 +18,7 @@ def test_silent_features() -> None:
     assert found.ratio == math.inf
 
 
-@pytest.mark.parametrize("length_first", [False, True])
-def test_the_first_valid_token_counts_as_the_first(length_first: bool) -> None:
+def test_the_first_valid_token_counts_as_the_first() -> None:
     """Left padding shifts positions; what is padded has no energy."""
     x = torch.ones(2, 5, 3)
     mask = torch.tensor([[True, True, False, False, False], [False] * 5])
@@ -27,10 +26,7 @@ def test_the_first_valid_token_counts_as_the_first(length_first: bool) -> None:
     x[0, 2] = 10
     x[1, 0] = 10
     energy = PositionEnergy()
-    if length_first:
-        energy.add(x.transpose(0, 1), mask.T, length_first=True)
-    else:
-        energy.add(x, mask)
+    energy.add(x, mask)
     loudest = energy.loudest()
     assert loudest is not None
     assert loudest[0] == 0

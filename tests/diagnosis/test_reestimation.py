@@ -110,6 +110,10 @@ def test_closed_share() -> None:
     assert closed_share(rows) == 0.5
     assert closed_share([row("running", 3.0), row("re-estimated", 3.0), row("batch", 3.5)]) is None
     assert closed_share(rows[:2]) is None
+    # No quotients of noise, and none of what is not finite.
+    close = [row("running", 5.0), row("re-estimated", 4.0), row("batch", 4.9999)]
+    assert closed_share(close) is None
+    assert closed_share([row("running", float("inf")), *rows[1:]]) is None
 
 
 def test_tokens_weigh() -> None:
@@ -127,5 +131,9 @@ def test_bad_input() -> None:
         evaluate_statistics(model, loss, data, iter(data))
     with pytest.raises(InputError, match="loss is 3"):
         evaluate_statistics(model, 3, data, data)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="by_batch is 3"):
+        evaluate_statistics(model, loss, data, data, by_batch=3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="only once"):
+        evaluate_statistics(model, loss, data, data, by_batch={32: iter(data)})
     with pytest.raises(InputError, match="hold nothing"):
         evaluate_statistics(model, loss, data, [])

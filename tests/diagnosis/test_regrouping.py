@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,6 +38,10 @@ def test_equals_cutting_the_whole_stream(lengths: list[int], sizes: tuple[int, .
 @pytest.mark.parametrize(
     ("sizes", "word"), [((), "empty"), ((1, 2), "1"), ((4, 6), "multiple"), ((True,), "True")]
 )
-def test_sizes_that_cannot_be_made(sizes: tuple[int, ...], word: str) -> None:
+def test_sizes_that_cannot_be_made(sizes: Any, word: str) -> None:
     with pytest.raises(InputError, match=word):
         Regrouping(sizes, lambda *_: None)
+
+
+def test_a_size_that_is_named_twice_is_made_once() -> None:
+    assert Regrouping((4, 2, 4), lambda *_: None).sizes == (2, 4)

@@ -22,5 +22,5 @@ def test_large_embeddings_each_once() -> None:
     )
     model["again"] = nn.Embedding(30, 4)
     model["again"].weight = model["words"].weight
-    assert [found["name"] for found in embedding_spectra(model)] == ["words"]
-    assert embedding_spectra(nn.Linear(2, 2)) == []
+    assert [found["name"] for found in embedding_spectra(model, {})] == ["words"]
+    assert embedding_spectra(nn.Linear(2, 2), {}) == []

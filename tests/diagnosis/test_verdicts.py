@@ -6,12 +6,14 @@ import pytest
 from powernorm.diagnosis import LayerDiagnosis, Limits
 from powernorm.diagnosis.reports import advice
 from powernorm.diagnosis.verdicts import judge_layer, judge_model
+from powernorm.errors import InputError
 
-LIMITS = Limits(bn=0.05, rbn=0.2, pn=0.03)
+LIMITS = Limits(bn=0.05, rbn=0.2, rbn_itself=0.09, pn=0.03)
 LAYER = LayerDiagnosis(
     layer="layers.0.norm",
     norm="ln",
     index=0,
+    side=None,
     uses_batch_statistics=False,
     centered=True,
     mean_tid=0.01,
@@ -58,8 +60,8 @@ def test_of_a_layernorm(mean: float, var: float, pn: float, verdict: str) -> Non
         ("bn", 0.01, 0.02, "keep"),
         ("bn", 0.05, 0.05, "rbn"),
         ("bn", 0.2, 0.2, "ln"),
-        ("rbn", 0.05, 0.05, "keep"),
-        ("rbn", 0.2, 0.2, "ln"),
+        ("rbn", 0.04, 0.05, "keep"),
+        ("rbn", 0.05, 0.05, "ln"),
         ("pnv", None, 0.02, "keep"),
         ("pnv", None, 0.04, "ln"),
     ],
@@ -71,11 +73,18 @@ def test_of_a_norm_with_batch_statistics(
         norm=norm,
         mean_tid=mean,
         var_tid=var,
-        pn_tid=0.0,
+        pn_tid=0.1,
         uses_batch_statistics=True,
         centered=mean is not None,
     )
     assert layer.verdict == verdict
+
+
+def test_the_reason_of_a_batch_norm_says_what_the_verdict_says() -> None:
+    layer = judged(norm="bn", uses_batch_statistics=True, var_tid=0.5, pn_tid=0.02)
+    assert layer.verdict == "pn"
+    assert "its own TID is 51 % > 5 %" in layer.reason
+    assert "GroupScaling" in layer.reason
 
 
 def far(name: str, index: int | None) -> LayerDiagnosis:
@@ -98,6 +107,43 @@ def test_the_lowest_layers() -> None:
     verdict = judge_model(layers, LIMITS)
     assert (verdict["action"], verdict["norm"], verdict["lowest"]) == ("swap lowest", "rbn", 2)
     assert "Where(lowest=2)" in advice(verdict)
+    assert "side" not in verdict
+
+
+def test_the_lowest_layers_of_an_encoder() -> None:
+    layers = [near("a", 0, side="encoder"), judged(side="encoder", var_tid=0.5, pn_tid=0.5)]
+    layers[1] = judged(layer="b", index=1, side="encoder", var_tid=0.5, pn_tid=0.5)
+    verdict = judge_model(layers, LIMITS)
+    assert 'Where(lowest=1, side="encoder")' in advice(verdict)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [near("c", 2), far("final", None)],  # the lowest were not selected
+        [near("a", 0), near("c", 2), far("d", 3)],  # a layer without norms
+    ],
+)
+def test_only_layers_from_the_bottom_without_a_gap(layers: list[LayerDiagnosis]) -> None:
+    verdict = judge_model(layers, LIMITS)
+    expected = ("swap lowest", 1) if layers[0].index == 0 else ("keep", None)
+    assert (verdict["action"], verdict["lowest"]) == expected
+
+
+def test_one_norm_has_to_fit_all_of_the_lowest() -> None:
+    """Low TID of the mean and deviation says nothing about the quadratic mean, and vice versa."""
+    first = near("a", 0, pn_tid=0.5)
+    second = judged(layer="b", index=1, var_tid=0.5, pn_tid=0.01)
+    assert (first.verdict, second.verdict) == ("bn", "pn")
+    verdict = judge_model([first, second, far("c", 2)], LIMITS)
+    assert (verdict["lowest"], verdict["norm"]) == (1, "bn")
+
+
+def test_a_batch_norm_that_is_there_and_bad() -> None:
+    bad = judged(layer="a", index=0, norm="bn", uses_batch_statistics=True, var_tid=0.9, pn_tid=0.9)
+    verdict = judge_model([bad, far("b", 1)], LIMITS)
+    assert verdict["action"] == "keep"
+    assert any("a (ln)" in reason for reason in verdict["reasons"])
 
 
 def test_keep() -> None:
@@ -107,7 +153,7 @@ def test_keep() -> None:
 
 
 def test_back_to_layernorm() -> None:
-    layer = judged(norm="bn", uses_batch_statistics=True, var_tid=0.5)
+    layer = judged(norm="bn", uses_batch_statistics=True, var_tid=0.5, pn_tid=0.5)
     verdict = judge_model([layer], LIMITS)
     assert (verdict["action"], verdict["norm"]) == ("swap", "ln")
 
@@ -121,9 +167,20 @@ def test_what_a_reader_should_know() -> None:
     assert "position 0 is 50 times" in text
     assert "2 features of a" in text
     assert "50 % instead of 3 % in b" in text
+    assert "is 9 times as loud" in text
+
+
+@pytest.mark.parametrize(
+    "options", [{"bn": -0.1}, {"pn": float("nan")}, {"bn": "x"}, {"bn": 0.3, "rbn": 0.2}]
+)
+def test_limits_that_are_none(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"limits\.(bn|rbn|pn) is"):
+        Limits(**options)
 
 
 def test_limits_say_where_they_come_from() -> None:
     records = Limits().to_records()
-    assert [record["quantity"].split(":")[0] for record in records] == ["bn", "rbn", "pn"]
+    assert [record["quantity"].split(":")[0] for record in records] == [
+        *("bn", "rbn", "rbn itself", "pn")
+    ]
     assert all(record["source"] for record in records)

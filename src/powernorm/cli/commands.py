@@ -9,6 +9,7 @@ import typer
 
 import powernorm
 from powernorm.data.embedded import EMBEDDED
+from powernorm.data.treebanks import TREEBANKS
 from powernorm.recipes import RECIPES, recipe, verdict
 from powernorm.recipes.studies import STUDIES, study_config
 from powernorm.training.overrides import override
@@ -82,7 +83,8 @@ def compare(
         typer.Option(
             metavar="PATH",
             help="A text file, a folder with ….train.txt, ….valid.txt and ….test.txt, or a text "
-            f"that comes with powernorm ({', '.join(EMBEDDED)}); else the recipe's.",
+            f"that comes with powernorm ({', '.join(EMBEDDED)}); for tag CoNLL-U files with "
+            f"such names or {', '.join(TREEBANKS)}; else the recipe's.",
         ),
     ] = None,
     out: Annotated[
@@ -310,7 +312,7 @@ def diagnose(
 
     try:
         source = Source(model, data, batches, sequences, length)
-        typer.echo(diagnose_and_print(source, out, csv))
+        diagnose_and_print(source, out, csv)
     except KeyboardInterrupt:
         typer.echo("interrupted: nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from powernorm.diagnosis import Diagnosis
-from powernorm.diagnosis.reestimation import closed_share
 from powernorm.errors import InputError
 from powernorm.report.diagnosis_page import write_diagnosis_page
+from powernorm.report.diagnosis_words import evaluation_words
 from powernorm.runs import DIAGNOSIS_FILE
 from powernorm.training.pretrained_diagnosis import diagnose_pretrained, is_pretrained
 from powernorm.training.run_diagnosis import diagnose_run
@@ -64,8 +65,8 @@ class Source:
         )
 
 
-def diagnose_and_print(source: Source, out: Path | None, csv: Path | None) -> str:
-    """Diagnose and write what was found; the table and the paths as text.
+def diagnose_and_print(source: Source, out: Path | None, csv: Path | None) -> None:
+    """Diagnose, print the table and the verdict, then write what was found.
 
     Args:
         source: what to look at.
@@ -75,24 +76,35 @@ def diagnose_and_print(source: Source, out: Path | None, csv: Path | None) -> st
     Raises:
         InputError: nothing that could be diagnosed, or a file that cannot be written.
     """
+    if source.is_whole_run:
+        out = out or source.path / PAGE
     for target in (out, csv):
-        if target is not None and not target.resolve().parent.is_dir():
-            raise InputError(f"{target} cannot be written: {target.resolve().parent} is no folder")
+        _check_target(target)
     with _bar() as progress:
         task = progress.add_task("diagnosing", total=_PASSES * source.num_batches)
         report = source.diagnose(lambda done, _: progress.update(task, completed=done))
-    lines = [str(report), *_evaluation_lines(report)]
+    typer.echo(str(report))
+    words = evaluation_words(report.to_json()["evaluation"])
+    if words:
+        typer.echo(words)
     if source.is_whole_run:
-        record = source.path / DIAGNOSIS_FILE
-        report.write_json(record)
-        lines.append(f"written: {record}")
-        out = out or source.path / PAGE
+        report.write_json(source.path / DIAGNOSIS_FILE)
+        typer.echo(f"written: {source.path / DIAGNOSIS_FILE}")
     if csv is not None:
         report.write_csv(csv)
-        lines.append(f"written: {csv}")
+        typer.echo(f"written: {csv}")
     if out is not None:
-        lines.append(f"report: {write_diagnosis_page(report.to_json(), out)}")
-    return "\n".join(lines)
+        typer.echo(f"report: {write_diagnosis_page(report.to_json(), out)}")
+
+
+def _check_target(target: Path | None) -> None:
+    """Before the minutes that it takes, not after."""
+    if target is None:
+        return
+    if target.is_dir():
+        raise InputError(f"{target} is a folder: give the name of a file")
+    if not target.resolve().parent.is_dir():
+        raise InputError(f"{target} cannot be written: {target.resolve().parent} is no folder")
 
 
 def _bar() -> Progress:
@@ -104,18 +116,3 @@ def _bar() -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
-
-
-def _evaluation_lines(report: Diagnosis) -> list[str]:
-    if not report.evaluation:
-        return []
-    lines = ["valid loss, evaluated by statistics:"]
-    for row in report.evaluation:
-        size = "" if row["tokens"] is None else f" of {row['tokens']} tokens"
-        lines.append(f"- {row['statistics']}{size}: {row['loss']:.4f}")
-    closed = closed_share(report.evaluation)
-    if closed is None:
-        lines.append("- batch statistics are no better, so there is no gap to close")
-    else:
-        lines.append(f"- re-estimation closes {100 * closed:.0f} % of the gap to batch statistics")
-    return lines

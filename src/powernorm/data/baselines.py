@@ -1,14 +1,21 @@
-"""Unigram and interpolated bigram models over the subwords: what a network has to beat."""
+"""Counts as models: what a network has to beat.
+
+Unigram and interpolated bigram over subwords, and the tags of a word without its neighbours.
+"""
 
 import math
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
+from powernorm.data.corpus import Split
 from powernorm.data.subwords import END_ID, EncodedCorpus
+from powernorm.data.tagged_words import EncodedTags
 
 NUM_WEIGHT_STEPS: Final = 100
+
+TagBaseline = Literal["unigram", "word"]
 
 
 class UnigramModel:
@@ -73,6 +80,55 @@ class BigramModel:
             from_pairs = weight * relative
             weight = (from_pairs / (from_pairs + (1 - weight) * single)).mean()
         return float(weight)
+
+
+class WordTagModel:
+    """p(tag | word) = (count(word, tag) + p(tag)) / (count(word) + 1), blind to the neighbours.
+
+    Args:
+        words: the train split, int64, (num_words,).
+        tags: of each word, counted from 0, int64, (num_words,).
+        num_word_ids: number of different words.
+        num_tags: number of different tags.
+    """
+
+    def __init__(self, words: Tensor, tags: Tensor, num_word_ids: int, num_tags: int) -> None:
+        pairs = torch.bincount(words * num_tags + tags, minlength=num_word_ids * num_tags)
+        counts = pairs.reshape(num_word_ids, num_tags).double()
+        prior = UnigramModel(tags, num_tags).probabilities(torch.arange(num_tags))
+        self._probabilities = (counts + prior) / (counts.sum(dim=1, keepdim=True) + 1)
+
+    def probabilities(self, words: Tensor, tags: Tensor) -> Tensor:
+        """Return p of every word's tag, float64, (num_words,)."""
+        return self._probabilities[words, tags]
+
+
+def tag_metrics(encoded: EncodedTags) -> dict[TagBaseline, dict[str, float | None]]:
+    """Return loss (nats per tag) and perplexity (per tag) of the valid and test splits.
+
+    Returns:
+        Those of the tags' own frequencies, and of the frequencies for each word.
+    """
+    train, num_tags = _tagged(encoded, "train"), len(encoded.tag_names)
+    unigram = UnigramModel(train[1], num_tags)
+    word = WordTagModel(*train, encoded.num_word_ids, num_tags)
+    metrics: dict[TagBaseline, dict[str, float | None]] = {"unigram": {}, "word": {}}
+    for split in ("valid", "test"):
+        words, tags = _tagged(encoded, split)
+        probabilities = {"unigram": unigram.probabilities(tags)}
+        probabilities["word"] = word.probabilities(words, tags)
+        for name, found in metrics.items():
+            loss = -float(probabilities[name].log().mean())
+            found[f"{split}_perplexity"] = math.exp(loss)
+            found[f"{split}_loss"] = loss
+    return metrics
+
+
+def _tagged(encoded: EncodedTags, split: Split) -> tuple[Tensor, Tensor]:
+    """Return the words of a split and their tags counted from 0, without end marks."""
+    words, tags = encoded.splits[split].tokens.long(), encoded.tags[split].long()
+    is_word = words != END_ID
+    return words[is_word], tags[is_word] - encoded.num_word_ids
 
 
 def baseline_metrics(

@@ -1,8 +1,10 @@
 """What a model of text is trained and evaluated on: tokens, targets, and where padding is."""
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED: Final = -100
@@ -35,6 +37,31 @@ class Batch(NamedTuple):
         return self._replace(
             tokens=self.tokens.to(device), targets=self.targets.to(device), padding_mask=mask
         )
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return one batch of all rows, padded to the longest."""
+    length = max(batch.tokens.shape[1] for batch in batches)
+    padded = any(
+        batch.padding_mask is not None or batch.tokens.shape[1] < length for batch in batches
+    )
+    masks = [
+        torch.zeros_like(batch.tokens, dtype=torch.bool)
+        if batch.padding_mask is None
+        else batch.padding_mask
+        for batch in batches
+    ]
+    return Batch(
+        tokens=_stacked([batch.tokens for batch in batches], length, 0),
+        targets=_stacked([batch.targets for batch in batches], length, IGNORED),
+        padding_mask=_stacked(masks, length, True) if padded else None,
+        num_tokens=sum(batch.num_tokens for batch in batches),
+        num_targets=sum(batch.num_targets for batch in batches),
+    )
+
+
+def _stacked(parts: Sequence[Tensor], length: int, filling: int) -> Tensor:
+    return torch.cat([F.pad(part, (0, length - part.shape[1]), value=filling) for part in parts])
 
 
 class TrainingBatches(Protocol):

@@ -62,7 +62,7 @@ def read_corpus(path: Path) -> Corpus:
     match = OFFICIAL_NAME.match(path.name)
     if match and match["split"] == "train":
         return _read_official(path.parent, match["name"] or "")
-    return _read_plain(path.stem, str(path), [_read_text(path)])
+    return _read_plain(path.stem, str(path), [read_text(path)])
 
 
 def _read_folder(folder: Path) -> Corpus:
@@ -80,7 +80,7 @@ def _read_folder(folder: Path) -> Corpus:
             f"{folder} holds no text: expected *.train.txt, *.valid.txt and *.test.txt, or .txt "
             "files."
         )
-    return _read_plain(folder.resolve().name, str(folder), [_read_text(path) for path in paths])
+    return _read_plain(folder.resolve().name, str(folder), [read_text(path) for path in paths])
 
 
 def _official_names(folder: Path) -> set[str]:
@@ -96,7 +96,7 @@ def _read_official(folder: Path, name: str) -> Corpus:
     for split in SPLITS:
         # Only "\n" ends a line: str.splitlines would also break at form feeds and the like, and
         # every break is a counted word.
-        lines = _read_text(_official_file(folder, name, split)).split("\n")
+        lines = read_text(_official_file(folder, name, split)).split("\n")
         documents[split] = tuple(lines if lines[-1] else lines[:-1])
     return Corpus(name or folder.resolve().name, str(folder), USER_LICENCE, documents, True)
 
@@ -131,7 +131,12 @@ def _read_plain(name: str, source: str, texts: list[str]) -> Corpus:
     return Corpus(name, source, USER_LICENCE, split_by_position(units), False)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    r"""Read a UTF-8 file, with "\n" at the ends of lines.
+
+    Raises:
+        InputError: it cannot be read, is not UTF-8 text or is empty.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:

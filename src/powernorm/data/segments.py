@@ -18,20 +18,31 @@ class TrainingSegments:
     """The batches of a training run, in an order that seed and position alone determine.
 
     Each epoch cuts the stream at another offset into segments of `length` tokens and shuffles
-    them; what does not fill a segment or a batch waits for the next epoch. Nothing here depends on
-    the model or on the global random state.
+    them; what does not fill a segment or an update waits for the next epoch, so that updates hold
+    the same segments however they are divided into batches. Nothing here depends on the model or
+    on the global random state.
 
     Args:
         tokens: the stream, int32 or int64, (num_tokens,).
         length: tokens in a segment.
         batch_size: segments in a batch.
         seed: of the offsets and the shuffling.
+        batches_per_update: whole updates fill an epoch; batches do where the stream is too short
+            for one update.
 
     Raises:
         InputError: the stream is shorter than one batch.
     """
 
-    def __init__(self, tokens: Tensor, *, length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        tokens: Tensor,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int,
+        batches_per_update: int = 1,
+    ) -> None:
         # One segment is kept in reserve, so that every offset below `length` leaves room for all.
         self._num_segments = (tokens.numel() - length + 1) // length
         if self._num_segments < batch_size:
@@ -42,6 +53,7 @@ class TrainingSegments:
         self._stream = _with_start(tokens)
         self._length = length
         self._batch_size = batch_size
+        self._batches_per_update = batches_per_update
         self._seed = seed
         self._epoch = -1
         self._starts = torch.empty(0, dtype=torch.long)
@@ -49,7 +61,8 @@ class TrainingSegments:
     @property
     def batches_per_epoch(self) -> int:
         """Return the number of batches after which the text begins anew."""
-        return self._num_segments // self._batch_size
+        batches = self._num_segments // self._batch_size
+        return batches - batches % self._batches_per_update or batches
 
     @property
     def tokens_per_batch(self) -> float:

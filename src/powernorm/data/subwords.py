@@ -81,13 +81,23 @@ def encode_by(corpus: Corpus, other: Corpus, vocabulary_size: int) -> EncodedCor
     """
     _check_words(corpus)
     key = _key(other, vocabulary_size)
-    kept = read_cached(f"{key}.tokenizer.json")
-    tokenizer = _train(other, vocabulary_size) if kept is None else Tokenizer.from_buffer(kept)
+    tokenizer = _read_tokenizer(key) or _train(other, vocabulary_size)
     # It is not part of what a tokenizer keeps in its file.
     tokenizer.encode_special_tokens = True
     streams: dict[Split | str, Tensor] = {s: _encode(tokenizer, corpus, s) for s in SPLITS}
     streams["vocabulary_size"] = torch.tensor(tokenizer.get_vocab_size())
     return _encoded(corpus, streams, cache_key(subwords=key, text=corpus.fingerprint()))
+
+
+def _read_tokenizer(key: str) -> Tokenizer | None:
+    content = read_cached(f"{key}.tokenizer.json")
+    if content is None:
+        return None
+    try:
+        return Tokenizer.from_buffer(content)
+    except Exception as error:  # whatever a damaged file makes the library raise
+        LOGGER.warning("The cached subwords %s are damaged (%s) and are made anew.", key, error)
+        return None
 
 
 def _check_words(corpus: Corpus) -> None:

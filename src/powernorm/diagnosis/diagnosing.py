@@ -17,6 +17,8 @@ from powernorm.diagnosis.subjects import Subject, find_subjects
 from powernorm.diagnosis.survey import Observed, Progress, Survey
 from powernorm.diagnosis.verdicts import Limits, judge_layer, judge_model
 from powernorm.errors import InputError
+from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.arguments import check_flag
 from powernorm.norms.observation import Forward, call_model, check_function, check_repeatable
 from powernorm.norms.untouched import untouched
 from powernorm.runs import BatchSizeRow, ScaleRecord
@@ -24,6 +26,8 @@ from powernorm.surgery.selection import Selection
 
 BATCH_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens in a batch to which the same tokens are regrouped."""
+
+_BATCH_NORMS: Final = (BatchStatisticsNorm, nn.modules.batchnorm._BatchNorm)
 
 
 def diagnose(
@@ -34,6 +38,7 @@ def diagnose(
     where: Selection = None,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     limits: Limits | None = None,
+    spectra: bool = True,
     on_progress: Progress | None = None,
 ) -> Diagnosis:
     """Would batch statistics work here? What they would see at every norm, and a verdict.
@@ -45,9 +50,11 @@ def diagnose(
 
     The first pass over `batches` pools the population of each norm's valid tokens, the second takes
     the mean over batches of their distance from it: two-pass TID (Wang et al. 2022, Definition 1),
-    for BatchNorm, PowerNormV and PowerNorm. The second pass also cuts the same tokens into batches
-    of other sizes. For a norm in front of which others already use batch statistics, other sizes
-    are an approximation: those in front keep normalising by the batches as they come.
+    for BatchNorm, PowerNormV and PowerNorm. Batches with less than a quarter of the average tokens,
+    such as a loader's last, are left out of the mean, with a note. The second pass also cuts the
+    same tokens into batches of other sizes. For a norm in front of which others already use batch
+    statistics, other sizes are an approximation: those in front keep normalising by the batches as
+    they come.
 
     The verdict compares the last norm's mean and var TID with limits (see `Limits`); the page
     "Diagnosis" of the documentation says how often it was right in an experiment.
@@ -64,6 +71,8 @@ def diagnose(
         batch_sizes: numbers of tokens, multiples of the smallest; sizes of which the data make
             fewer than two batches are left out. Empty for none.
         limits: of the verdict.
+        spectra: also look at covariances and embeddings, which takes time and memory that grow
+            with C² for each norm (134 MB at 4,096 features, above which none is taken).
         on_progress: called after every batch with (batches done, batches in all); the second is
             0 in the first pass.
 
@@ -89,41 +98,50 @@ def diagnose(
     check_repeatable(batches, "two")
     check_function("forward", forward)
     check_function("on_progress", on_progress)
-    sizes = tuple(batch_sizes)
-    if sizes:
-        check_sizes(sizes)
+    # `()` and `[]` ask for none.
+    sizes = () if batch_sizes in ((), []) else check_sizes(batch_sizes)
     if limits is not None and not isinstance(limits, Limits):
         raise InputError(f"limits is a {type(limits).__name__}, expected a powernorm Limits")
-    survey = Survey(model, subjects, batches, forward or call_model, sizes, on_progress)
-    # One with batch statistics normalises by the batch, as in training; also a frozen one.
-    training = [subject.module for subject in subjects if subject.uses_batch_statistics]
+    survey = Survey(
+        model, subjects, batches, forward or call_model, sizes, check_flag("spectra", spectra),
+        on_progress,
+    )  # fmt: skip
+    # All that use batch statistics, frozen and unselected ones too, normalise by the batch.
+    training = [part for part in model.modules() if isinstance(part, _BATCH_NORMS)]
     with untouched(model, training):
         survey.run()
-    return _report(model, subjects, survey, limits or Limits())
+    return _report(model, subjects, survey, limits or Limits(), spectra=spectra)
 
 
 def _report(
-    model: nn.Module, subjects: Sequence[Subject], survey: Survey, limits: Limits
+    model: nn.Module,
+    subjects: Sequence[Subject],
+    survey: Survey,
+    limits: Limits,
+    *,
+    spectra: bool,
 ) -> Diagnosis:
     seen = survey.observed
     layers = {subject: _judged(_layer(item), limits) for subject, item in seen.items()}
     in_scope = [layer for subject, layer in layers.items() if subject.in_scope]
     unseen = [subject.name for subject in subjects if subject not in seen]
-    notes = list(survey.notes)
+    notes = dict(survey.notes)
     if unseen:
-        notes.append(f"no batch went through {', '.join(unseen)}")
+        notes[f"no batch went through {', '.join(unseen)}"] = None
+    embeddings = embedding_spectra(model, notes) if spectra else []
     most = max(seen.values(), key=lambda item: item.num_positions)
     return Diagnosis(
         model=type(model).__name__,
         layers=tuple(layers.values()),
         verdict=judge_model(in_scope or list(layers.values()), limits),
         batch_sizes=tuple(row for item in seen.values() for row in _size_rows(item)),
-        spectra=tuple(embedding_spectra(model)),
+        spectra=tuple(embeddings),
         scales=tuple(_scales(seen)),
         evaluation=(),
         notes=tuple(notes),
         num_batches=survey.num_batches,
-        num_tokens=most.count,
+        # A module that several layers share is called several times for a batch.
+        num_tokens=round(most.count * min(1.0, survey.num_batches / most.num_calls)),
         padding=1 - most.count / most.num_positions,
     )
 
@@ -140,13 +158,14 @@ def _layer(item: Observed) -> LayerDiagnosis:
     _, raw = item.moments()
     loud = loud_features(raw)
     top = item.energy.loudest()
-    found = item.covariance.conditioning()
+    found = None if item.covariance is None else item.covariance.conditioning()
     kappas = (None, None, None) if found is None else found.kappas
     assert var is not None
     return LayerDiagnosis(
         layer=subject.name,
         norm=subject.norm,
         index=subject.site.layer,
+        side=subject.site.side,
         uses_batch_statistics=subject.uses_batch_statistics,
         centered=subject.centered,
         mean_tid=mean,
@@ -192,10 +211,12 @@ def _scales(seen: Mapping[Subject, Observed]) -> list[ScaleRecord]:
         if scale is None or not subject.uses_batch_statistics:
             continue
         square, _ = item.moments()
+        finite = scale.detach().isfinite().to(square.device)
+        scale, square = scale.detach()[finite.to(scale.device)], square[finite]
         found.append(
             ScaleRecord(
                 layer=subject.name,
-                weight=[float(f"{value:.5g}") for value in scale.detach().double().tolist()],
+                weight=[float(f"{value:.5g}") for value in scale.double().tolist()],
                 deviation=[float(f"{value:.5g}") for value in square.sqrt().tolist()],
             )
         )

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from powernorm.runs import DIAGNOSIS_COLUMNS
+from powernorm.surgery.selection import Side
 
 Cell = str | int | float | None
 
@@ -18,6 +19,7 @@ class LayerDiagnosis:
         layer: dotted name.
         norm: short name of what it computes now.
         index: number of its Transformer layer, 0 next to the input; None outside.
+        side: `encoder` or `decoder`, in a model that has both.
         uses_batch_statistics: whether it does so now.
         centered: whether it, or what is advised in its place first (bn), subtracts a mean.
         mean_tid: E_B mean_c |μ_B - μ|/σ_B (Wang et al. 2022, Definition 1) of what the norm
@@ -44,6 +46,7 @@ class LayerDiagnosis:
     layer: str
     norm: str
     index: int | None
+    side: Side | None
     uses_batch_statistics: bool
     centered: bool
     mean_tid: float | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -27,6 +28,9 @@ RUNNING: Final = "running"
 REESTIMATED: Final = "re-estimated"
 REESTIMATED_AT_ONCE: Final = "re-estimated in one pass"
 BATCH: Final = "batch"
+
+SMALLEST_GAP: Final = 1e-3
+"""A share of the loss; a quotient of smaller differences would be noise."""
 
 
 def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:
@@ -93,6 +97,7 @@ def evaluate_statistics(
         raise InputError("loss is None, expected a function of (model, batch)")
     check_repeatable(population, "several")
     check_repeatable(evaluation, "several")
+    sizes = [(None, evaluation)] if by_batch is None else _checked(by_batch)
     rows = []
     with untouched(model, ()):
         rows.append(_row(RUNNING, None, mean_loss(model, evaluation, loss)))
@@ -101,10 +106,7 @@ def evaluate_statistics(
         calibrate(model, population, forward, way="one_pass")
         rows.append(_row(REESTIMATED_AT_ONCE, None, mean_loss(model, evaluation, loss)))
     with untouched(model, layers.values()), evaluating_by_batches(layers):
-        sizes: Mapping[int | None, Iterable[Any]] = {None: evaluation}
-        if by_batch is not None:
-            sizes = dict(sorted(by_batch.items()))
-        for tokens, batches in sizes.items():
+        for tokens, batches in sizes:
             rows.append(_row(BATCH, tokens, mean_loss(model, batches, loss)))
     return tuple(rows)
 
@@ -112,15 +114,32 @@ def evaluate_statistics(
 def closed_share(rows: Iterable[EvaluationRow]) -> float | None:
     """How much of the gap between running and batch statistics re-estimation closes.
 
-    (running - re-estimated) / (running - batch), of the largest batches; None where there is no
-    gap to close, because batch statistics are no better.
+    (running - re-estimated) / (running - batch), of the largest batches; above 1 where re-estimated
+    statistics are better than the batches', below 0 where they are worse than the running ones.
+
+    Returns:
+        None without a gap to speak of: batch statistics are not better by 0.1 % of the loss, or a
+        loss is not finite.
     """
     losses = {row["statistics"]: row["loss"] for row in rows}
-    if not {RUNNING, REESTIMATED, BATCH} <= losses.keys():
+    running, new, batch = (losses.get(name) for name in (RUNNING, REESTIMATED, BATCH))
+    if running is None or new is None or batch is None:
         return None
-    gap = losses[RUNNING] - losses[BATCH]
-    return (losses[RUNNING] - losses[REESTIMATED]) / gap if gap > 0 else None
+    if not all(map(math.isfinite, (running, new, batch))):
+        return None
+    gap = running - batch
+    return (running - new) / gap if gap > SMALLEST_GAP * abs(running) else None
 
 
 def _row(statistics: str, tokens: int | None, loss: float) -> EvaluationRow:
     return EvaluationRow(statistics=statistics, tokens=tokens, loss=loss)
+
+
+def _checked(by_batch: object) -> list[tuple[int | None, Iterable[Any]]]:
+    if not isinstance(by_batch, Mapping):
+        raise InputError(
+            f"by_batch is {by_batch!r}, expected a dictionary of batches by number of tokens"
+        )
+    for batches in by_batch.values():
+        check_repeatable(batches, "several")
+    return sorted(by_batch.items())

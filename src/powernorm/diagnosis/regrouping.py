@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import index
+from typing import SupportsIndex
 
 from torch import Tensor
 
@@ -25,8 +27,7 @@ class Regrouping:
     """
 
     def __init__(self, sizes: Sequence[int], receive: Callable[[int, Tensor], None]) -> None:
-        check_sizes(sizes)
-        self.sizes = sorted(sizes)
+        self.sizes = check_sizes(sizes)
         self._unit = self.sizes[0]
         self._receive = receive
         self._gathered: dict[int, Tensor] = {}
@@ -68,18 +69,32 @@ class Regrouping:
                 self._num_units[size] = 0
 
 
-def check_sizes(sizes: Sequence[int]) -> None:
-    """Raises unless these are sizes of batches that can be made from one unit.
+def check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of batches that can be made from one unit, in order, each once.
 
     Raises:
         InputError: see `Regrouping`.
     """
-    if not sizes:
+    given: object = sizes
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+        raise InputError(
+            f"batch_sizes is {sizes!r}, expected numbers of tokens, such as (512, 1024)"
+        )
+    checked = tuple(sorted({_size(size) for size in sizes}))
+    if not checked:
         raise InputError("batch_sizes is empty: give numbers of tokens, such as (512, 1024)")
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 2:
-            raise InputError(f"batch_sizes has {size!r}, expected numbers of tokens of at least 2")
-        if size % min(sizes):
+    for size in checked:
+        if size % checked[0]:
             raise InputError(
-                f"batch_sizes has {size}, which is no multiple of the smallest, {min(sizes)}"
+                f"batch_sizes has {size}, which is no multiple of the smallest, {checked[0]}"
             )
+    return checked
+
+
+def _size(size: object) -> int:
+    number = 0
+    if not isinstance(size, bool) and isinstance(size, SupportsIndex):
+        number = index(size)
+    if number < 2:
+        raise InputError(f"batch_sizes has {size!r}, expected numbers of tokens of at least 2")
+    return number

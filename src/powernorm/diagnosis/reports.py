@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +89,16 @@ class Diagnosis:
             batch_sizes=list(self.batch_sizes),
             spectra=list(self.spectra),
             scales=list(self.scales),
-            evaluation=list(self.evaluation),
-            notes=list(self.notes),
+            evaluation=[row for row in self.evaluation if math.isfinite(row["loss"])],
+            notes=[
+                *self.notes,
+                # JSON has no word for infinity.
+                *(
+                    f"evaluated by {row['statistics']} statistics the loss is not finite"
+                    for row in self.evaluation
+                    if not math.isfinite(row["loss"])
+                ),
+            ],
         )
 
     def write_json(self, path: str | Path) -> None:
@@ -132,7 +141,7 @@ def advice(verdict: VerdictRecord) -> str:
 
     >>> advice({"action": "swap lowest", "norm": "bn", "lowest": 2, "reasons": [],
     ...     "thresholds": []})
-    'swap only the 2 lowest layers to bn: powernorm.swap(model, "bn", Where(lowest=2))'
+    'swap only the 2 lowest layers to bn: powernorm.swap(model, "bn", powernorm.Where(lowest=2))'
     """
     norm, lowest = verdict["norm"], verdict["lowest"]
     if verdict["action"] == "keep":
@@ -140,9 +149,10 @@ def advice(verdict: VerdictRecord) -> str:
     if verdict["action"] == "swap":
         return f'swap to {norm}: powernorm.swap(model, "{norm}")'
     layers = "layer" if lowest == 1 else "layers"
+    side = f', side="{verdict["side"]}"' if "side" in verdict else ""
     return (
         f"swap only the {lowest} lowest {layers} to {norm}: "
-        f'powernorm.swap(model, "{norm}", Where(lowest={lowest}))'
+        f'powernorm.swap(model, "{norm}", powernorm.Where(lowest={lowest}{side}))'
     )
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm, Norm, current_padding_mask
+from powernorm.norms.masks import check_padding_mask
 from powernorm.norms.observation import arguments_of_call, check_model, short_name
 from powernorm.surgery.discovery import FoundNorm, Reading, find_norms
 from powernorm.surgery.masking import own_masks
@@ -36,8 +36,9 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Its first dotted name."""
-        return self.site.name
+        """Its first dotted name, as it is without `torch.compile`."""
+        parts = self.site.name.split(".")
+        return ".".join(part for part in parts if part != "_orig_mod")
 
     @property
     def module(self) -> nn.Module:
@@ -84,9 +85,14 @@ def find_subjects(model: nn.Module, where: Selection = None) -> tuple[Subject, .
         where: which norms, see `powernorm.swap`; None means all.
 
     Raises:
-        InputError: there is none, or `where` selects none.
+        InputError: there is none, `where` selects none, or the model is on the meta device.
     """
     check_model(model)
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise InputError(
+            f"{type(model).__name__} is on the meta device, where there are no values to look at: "
+            "load its weights first"
+        )
     found = find_norms(model)
     readable = [norm for norm in found if isinstance(norm.reading, Reading)]
     if not readable:
@@ -130,8 +136,15 @@ def observing(
         x, mask = _arguments(module, args, kwargs)
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return
+        if x.is_nested:
+            raise InputError(
+                f"{subject.name} got a nested tensor, whose padding cannot be told: give the model "
+                "padded tensors and masks"
+            )
         if mask is None:
             mask = _scoped_mask(x, subject, notes)
+        if mask is not None:
+            check_padding_mask(mask, x)
         receive(subject, x.detach(), mask)
 
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -168,16 +181,12 @@ def _arguments(
 
 def _scoped_mask(x: Tensor, subject: Subject, notes: dict[str, None]) -> Tensor | None:
     try:
-        mask = current_padding_mask(x, subject.module)
+        # Norms of this library go by what they themselves would get in training.
+        return current_padding_mask(
+            x, subject.module, observing=not isinstance(subject.module, Norm)
+        )
     except InputError:
         notes[
-            f"{subject.name}: the model's mask does not fit its input {tuple(x.shape[1:])}, so "
-            "that padding counts there"
+            f"{subject.name}: the model's mask does not fit its input, so that padding counts there"
         ] = None
         return None
-    if mask is not None and mask.shape != x.shape[:-1]:
-        raise InputError(
-            f"the padding mask has shape {tuple(mask.shape)}, but the input of {subject.name} has "
-            f"{tuple(x.shape[:-1])} positions: give one bool a token, True = padding"
-        )
-    return None if mask is None else mask.to(torch.bool)

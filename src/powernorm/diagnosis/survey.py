@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from powernorm.diagnosis.batch_structure import checked
 from powernorm.diagnosis.conditioning import CovarianceSums
 from powernorm.diagnosis.outliers import PositionEnergy
+from powernorm.diagnosis.randomness import repeated_random_numbers
 from powernorm.diagnosis.regrouping import Regrouping
 from powernorm.diagnosis.subjects import Subject, observing
 from powernorm.diagnosis.token_sums import (
@@ -26,13 +27,20 @@ from powernorm.diagnosis.token_sums import (
 )
 from powernorm.errors import InputError
 from powernorm.norms.observation import Forward
-from powernorm.surgery.mask_arguments import takes_length_first
+from powernorm.surgery.mask_arguments import takes_length_first, turns_round
 
 Progress = Callable[[int, int], None]
 """Is told how many batches are done and how many there are; 0 while that is not known."""
 
 _FEWEST: Final = 2
 """An expectation over fewer batches of a size is not worth printing."""
+
+_LEAST: Final = 0.25
+"""Batches with less than this part of the average tokens, as the last of a loader may be, are left
+out of the expectation: their own deviation, perhaps 0, would rule it."""
+
+_CHUNK: Final = 1 << 20
+"""So many numbers of an input are looked at at a time, for the memory that their terms take."""
 
 
 @dataclass(eq=False)
@@ -63,14 +71,24 @@ class Expectation:
 class Observed:
     """What was seen of one norm."""
 
-    def __init__(self, subject: Subject, sizes: Sequence[int], *, length_first: bool) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        sizes: Sequence[int],
+        *,
+        length_first: bool,
+        conditioning: bool,
+    ) -> None:
         self.subject = subject
         self.count = 0
         self.num_positions = 0
+        self.num_calls = 0
+        self.num_left_out = 0
+        """Calls with too few tokens to be compared."""
         self.sums = torch.zeros(0)
         self.padded_sums = torch.zeros(0)
         self.energy = PositionEnergy()
-        self.covariance = CovarianceSums()
+        self.covariance = CovarianceSums() if conditioning else None
         self.discrepancy = Expectation.empty()
         self.padded = Expectation.empty()
         self.by_size = {size: Expectation.empty() for size in sizes}
@@ -85,32 +103,45 @@ class Observed:
 
     def pool(self, x: Tensor, padding_mask: Tensor | None) -> bool:
         """First pass: add a call to the population; whether all of it was finite."""
-        terms, valid = self._terms(x, padding_mask)
-        if not self.num_positions:
-            zeros = terms.new_zeros(NUM_SUMS, terms.shape[-1])
+        x, padding_mask = self._sequence_by_sequence(x, padding_mask)
+        if not self.num_calls:
+            zeros = torch.zeros(NUM_SUMS, x.shape[-1], dtype=torch.float64, device=x.device)
             self.sums, self.padded_sums = zeros, zeros.clone()
-        kept = terms if valid is None else terms[valid]
-        added = kept.sum(0)
-        self.sums += added
-        self.padded_sums += added if valid is None else terms.sum(0)
-        self.count += kept.shape[0]
-        self.num_positions += terms.shape[0]
-        self.energy.add(x, padding_mask, length_first=self._length_first)
-        tokens = x.reshape(-1, x.shape[-1])
-        self.covariance.add(tokens if valid is None else tokens[valid])
-        return bool(added.isfinite().all())
+        before = self.sums.clone()
+        for terms, valid in self._chunks(x, padding_mask):
+            kept = terms if valid is None else terms[valid]
+            added = kept.sum(0)
+            self.sums += added
+            self.padded_sums += added if valid is None else terms.sum(0)
+            self.count += kept.shape[0]
+            self.num_positions += terms.shape[0]
+        self.num_calls += 1
+        self.energy.add(x, padding_mask)
+        if self.covariance is not None:
+            self.covariance.add(_tokens(x, padding_mask))
+        return bool((self.sums - before).isfinite().all())
 
     def compare(self, x: Tensor, padding_mask: Tensor | None) -> None:
         """Second pass: add a call's distance to the population."""
-        terms, valid = self._terms(x, padding_mask)
+        x, padding_mask = self._sequence_by_sequence(x, padding_mask)
         population, padded_population = self._population()
-        kept = terms if valid is None else terms[valid]
-        if kept.shape[0]:
-            self.discrepancy.add(self._distance(population, kept.shape[0], kept.sum(0)))
+        count, num_positions = 0, 0
+        sums, padded_sums = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
+        for terms, valid in self._chunks(x, padding_mask):
+            kept = terms if valid is None else terms[valid]
+            added = kept.sum(0)
+            sums += added
+            padded_sums += added if valid is None else terms.sum(0)
+            count += kept.shape[0]
+            num_positions += terms.shape[0]
+            if self._regrouping is not None:
+                self._regrouping.add(kept)
+        if count < _LEAST * self.count / self.num_calls:
+            self.num_left_out += bool(count)
+            return
+        self.discrepancy.add(self._distance(population, count, sums))
         if self.has_padding:
-            self.padded.add(self._distance(padded_population, terms.shape[0], terms.sum(0)))
-        if self._regrouping is not None:
-            self._regrouping.add(kept)
+            self.padded.add(self._distance(padded_population, num_positions, padded_sums))
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Variance (quadratic mean without centring) of what is normalised, and mean x²; (C,)."""
@@ -124,9 +155,25 @@ class Observed:
         """The expectations for those sizes that had batches enough."""
         return {size: item for size, item in self.by_size.items() if item.count >= _FEWEST}
 
-    def _terms(self, x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        terms = sums_per_token(self.subject, x.reshape(-1, x.shape[-1]))
-        return terms, None if padding_mask is None else ~padding_mask.reshape(-1)
+    def _sequence_by_sequence(
+        self, x: Tensor, padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(batch, length, C) and its mask: neighbours in a sequence shall be neighbours here."""
+        if not self._length_first or x.ndim != 3:
+            return x, padding_mask
+        return x.transpose(0, 1), None if padding_mask is None else padding_mask.T
+
+    def _chunks(
+        self, x: Tensor, padding_mask: Tensor | None
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The terms of the sums and which tokens are valid, some tokens at a time."""
+        tokens = x.reshape(-1, x.shape[-1])
+        valid = None if padding_mask is None else ~padding_mask.reshape(-1)
+        size = max(1, _CHUNK // x.shape[-1])
+        for start in range(0, tokens.shape[0], size):
+            part = slice(start, start + size)
+            terms = sums_per_token(self.subject, tokens[part])
+            yield terms, None if valid is None else valid[part]
 
     def _population(self) -> tuple[Population, Population]:
         if self._populations is None:
@@ -155,6 +202,7 @@ class Survey:
         batches: the data.
         forward: runs the model on a batch.
         sizes: of batches to regroup the tokens to; may be empty.
+        conditioning: whether covariances are gathered.
         on_progress: is told about the batches.
     """
 
@@ -165,6 +213,7 @@ class Survey:
         batches: Iterable[Any],
         forward: Forward,
         sizes: Sequence[int],
+        conditioning: bool,
         on_progress: Progress | None,
     ) -> None:
         self._model = model
@@ -177,9 +226,9 @@ class Survey:
         self.num_batches = 0
         self.notes: dict[str, None] = {}
         """What the reader should know, in order, each once."""
-        length_first = takes_length_first(model)
         self._sizes = sizes
-        self._length_first = length_first
+        self._length_first = takes_length_first(model) or turns_round(model)
+        self._conditioning = conditioning
         self.observed: dict[Subject, Observed] = {}
         """In the order of the first calls."""
 
@@ -187,12 +236,23 @@ class Survey:
         """Both passes.
 
         Raises:
-            InputError: no batch, batches of different structure, a value that is not finite, no
-                norm that was called, no valid token.
+            InputError: fewer than two batches, batches of different structure, a value that is not
+                finite, no norm that was called, no valid token.
         """
         self.num_batches = self._go_through(self._pool)
         self._check_called()
+        if self.num_batches < _FEWEST:
+            raise InputError(
+                "batches holds a single batch, which is its own population: give at least two, "
+                "better dozens"
+            )
         second = self._go_through(self._compare)
+        left_out = max(seen.num_left_out for seen in self.observed.values())
+        if left_out:
+            self.notes[
+                f"{left_out} batches with fewer than {100 * _LEAST:.0f} % of the average tokens "
+                "are left out of TID"
+            ] = None
         if second != self.num_batches:
             raise InputError(
                 f"batches gave {self.num_batches} batches at first and {second} the second time: "
@@ -201,9 +261,8 @@ class Survey:
 
     def _go_through(self, receive: Callable[[Subject, Tensor, Tensor | None], None]) -> int:
         count = 0
-        # The same random numbers in each pass: a shuffling loader gives the same batches.
         with (
-            torch.random.fork_rng(devices=[]),
+            repeated_random_numbers(),
             observing(self._model, self._subjects, receive, self.notes),
         ):
             for number, batch in checked(self._batches, "a diagnosis"):
@@ -215,7 +274,12 @@ class Survey:
 
     def _pool(self, subject: Subject, x: Tensor, padding_mask: Tensor | None) -> None:
         if subject not in self.observed:
-            self.observed[subject] = Observed(subject, self._sizes, length_first=self._length_first)
+            self.observed[subject] = Observed(
+                subject,
+                self._sizes,
+                length_first=self._length_first,
+                conditioning=self._conditioning,
+            )
         if not self.observed[subject].pool(x, padding_mask):
             raise InputError(
                 f"the input of {subject.name} holds NaN or infinite values in batch {self._batch}: "
@@ -244,6 +308,11 @@ class Survey:
         self._num_done += 1
         if self._on_progress is not None:
             self._on_progress(self._num_done, 2 * self.num_batches)
+
+
+def _tokens(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """The valid tokens, (tokens, C)."""
+    return x.reshape(-1, x.shape[-1]) if padding_mask is None else x[~padding_mask]
 
 
 def _number(count: int, like: Tensor) -> Tensor:

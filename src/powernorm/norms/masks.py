@@ -56,6 +56,8 @@ class _Frame(NamedTuple):
     call: FrameType | None = None
     """The running function that an opener's scope belongs to. An interrupt (no Exception) runs no
     hook that would close the scope: it is open for as long as that function is on the stack."""
+    observed: bool = False
+    """Whether it is for onlookers only: the norms go by the scopes around it."""
 
 
 def _open_frames() -> tuple[_Frame, ...]:
@@ -111,19 +113,30 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
         _scope.frames = previous
 
 
-def current_padding_mask(x: Tensor | None = None, norm: object = None) -> Tensor | None:
+def _innermost(*, observing: bool = False) -> _Frame | None:
+    """The scope that counts: for the norms themselves the innermost that is not for onlookers."""
+    for frame in reversed(_frames()):
+        if observing or not frame.observed:
+            return frame
+    return None
+
+
+def current_padding_mask(
+    x: Tensor | None = None, norm: object = None, *, observing: bool = False
+) -> Tensor | None:
     """The mask of the innermost `padding_mask` scope of this thread, or None.
 
     Args:
         x: input of a norm, (..., C). In a model's own scope, as `powernorm.swap` opens it, the
             mask is then the one that fits, in the shape of the input's tokens.
         norm: whose input it is, for the error.
+        observing: an onlooker asks, who also sees scopes that the norms do not.
 
     Raises:
         InputError: none of the model's own masks fits the input.
     """
-    frames = _frames()
-    masks = frames[-1].masks if frames else ()
+    frame = _innermost(observing=observing)
+    masks = frame.masks if frame is not None else ()
     if not masks:
         return None
     return masks[0].mask if x is None else _fitting(masks, x, norm)
@@ -131,8 +144,8 @@ def current_padding_mask(x: Tensor | None = None, norm: object = None) -> Tensor
 
 def users_padding_mask() -> Tensor | None:
     """The mask of the innermost scope if a user opened it, else None."""
-    frames = _frames()
-    masks = frames[-1].masks if frames else ()
+    frame = _innermost()
+    masks = frame.masks if frame is not None else ()
     return masks[0].mask if masks and masks[0].source is None else None
 
 
@@ -159,26 +172,29 @@ def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:
     )
 
 
-def innermost_scope() -> tuple[tuple[ScopedMask, ...], object | None] | None:
+def innermost_scope(
+    *, observing: bool = False
+) -> tuple[tuple[ScopedMask, ...], object | None] | None:
     """Masks and opener of the innermost scope (None is a user); None where none is open."""
-    frames = _frames()
-    return (frames[-1].masks, frames[-1].opener) if frames else None
+    frame = _innermost(observing=observing)
+    return None if frame is None else (frame.masks, frame.opener)
 
 
-def open_scope(masks: tuple[ScopedMask, ...], opener: object) -> None:
+def open_scope(masks: tuple[ScopedMask, ...], opener: object, *, observed: bool = False) -> None:
     """Open a scope that outlives the caller; for hooks, where a `with` cannot span the call.
 
     Args:
         masks: that the norms inside may use, the nearest first.
         opener: who opens it, not None; `close_scope` takes the same object. The scope ends at the
             latest with the call of the module whose hook it is opened by.
+        observed: the norms inside shall not see it, only who asks with `observing`.
     """
     if torch.compiler.is_compiling():
-        _scope.frames = (*_open_frames(), _Frame(masks, opener))
+        _scope.frames = (*_open_frames(), _Frame(masks, opener, None, observed))
         return
     call = sys._getframe(2)
     known = call.f_code.co_name in _MODULE_CALLS
-    frame = _Frame(masks, opener, call if known else None)
+    frame = _Frame(masks, opener, call if known else None, observed)
     _scope.frames = (*_without_leftovers(_open_frames()), frame)
 
 

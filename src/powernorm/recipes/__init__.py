@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from powernorm.errors import InputError
-from powernorm.recipes import language_modeling, masked_language_modeling
+from powernorm.recipes import language_modeling, masked_language_modeling, tagging
 from powernorm.training.config import ComparisonConfig
 
 __all__ = ["RECIPES", "recipe"]
@@ -20,6 +20,7 @@ RECIPES: Final[Mapping[str, Mapping[str, Recipe]]] = MappingProxyType(
     {
         "lm": MappingProxyType(language_modeling.PRESETS),
         "mlm": MappingProxyType(masked_language_modeling.PRESETS),
+        "tag": MappingProxyType(tagging.PRESETS),
     }
 )
 """Recipes by task and preset."""

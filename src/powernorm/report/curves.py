@@ -15,22 +15,23 @@ from matplotlib.ticker import (
 )
 
 from powernorm.report.drawing import (
+    draw_legend,
     figure,
     inline_svg,
     legend_columns,
+    legend_label,
     line_style,
     logarithmic_ticks,
     plain_axes,
     reference_style,
 )
+from powernorm.report.magnitudes import bounded, linear_limits, logarithmic_limits, mean
 from powernorm.report.markup import Markup
 from powernorm.report.numerals import printable
 from powernorm.report.records import Run
 
 MAX_POINTS: Final = 300
 """Points of a drawn line; longer logs are averaged in blocks."""
-
-_LOST: Final = frozenset({"diverged", "nonfinite", "failed"})
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def layer_series(
             first = first or sample.layer
             if layers == "average" or sample.layer == first:
                 steps.setdefault(sample.step, []).append(scale * value)
-        lines += _line(run, [(step, fmean(values)) for step, values in sorted(steps.items())])
+        lines += _line(run, [(step, mean(values)) for step, values in sorted(steps.items())])
     return lines
 
 
@@ -108,9 +109,7 @@ def _line(run: Run, points: Sequence[tuple[float | None, float | None]]) -> list
     if not known:
         return []
     blocks = _blocks(known)
-    return [
-        Series(run.name, [x for x, _ in blocks], [y for _, y in blocks], run.shown_status in _LOST)
-    ]
+    return [Series(run.name, [x for x, _ in blocks], [y for _, y in blocks], run.broke_down)]
 
 
 def thinned(name: str, points: Sequence[tuple[float, float]]) -> Series:
@@ -154,7 +153,7 @@ def draw_curves(
         logarithmic_x: whether the x axis is logarithmic, too.
     """
     norms = [norm for norm in order if any(line.norm == norm for line in series)]
-    columns = legend_columns([printable(norm) for norm in norms])
+    columns = legend_columns(norms)
     with figure(3.1 + 0.22 * -(-len(norms) // columns)) as drawn:
         axes = drawn.subplots()
         plain_axes(axes, title, x_label, y_label)
@@ -176,13 +175,8 @@ def draw_curves(
         _scale(axes, series, list(baselines.values()), logarithmic)
         if logarithmic_x:
             _scale_x(axes, series)
-        drawn.legend(
-            *axes.get_legend_handles_labels(),
-            loc="outside lower center",
-            ncols=columns,
-            handlelength=1.8,
-            columnspacing=1.2,
-        )
+        handles, labels = axes.get_legend_handles_labels()
+        draw_legend(drawn, dict(zip(labels, handles, strict=True)), columns)
         return inline_svg(drawn, prefix, description)
 
 
@@ -192,18 +186,18 @@ def _is_first(line: Series, series: Sequence[Series]) -> bool:
 
 def _draw_line(axes: Axes, line: Series, index: int, *, labelled: bool) -> None:
     colour, dashes = line_style(index)
-    # A label that starts with an underscore would be left out of the legend.
-    label = printable(line.norm).lstrip("_") or "norm"
+    label = legend_label(line.norm)
+    values = [y if isfinite(bounded(y)) else nan for y in line.y]
     axes.plot(
         line.x,
-        line.y,
+        values,
         color=colour,
         linestyle=dashes,
         linewidth=1.5,
         marker="." if len(line.x) < 13 else "",
         label=label if labelled else "_",
     )
-    known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(y)]
+    known = [(x, y) for x, y in zip(line.x, values, strict=True) if isfinite(y)]
     if line.lost and known:
         axes.plot(*known[-1], color=colour, marker="x", markersize=8, markeredgewidth=2, label="_")
 
@@ -218,11 +212,10 @@ def _scale(
     positive = [value for value in values if value > 0]
     if logarithmic and positive:
         axes.set_yscale("log")
-        axes.set_ylim(min(positive) / 1.15, max(positive) * 1.15)
+        axes.set_ylim(*logarithmic_limits(positive, 1.15))
         logarithmic_ticks(axes.yaxis, *axes.get_ylim())
     elif values:
-        margin = 0.05 * (max(values) - min(values)) or 0.5
-        axes.set_ylim(min(values) - margin, max(values) + margin)
+        axes.set_ylim(*linear_limits(values, 0.05, 0.5))
 
 
 def _scale_x(axes: Axes, series: Sequence[Series]) -> None:
@@ -232,10 +225,12 @@ def _scale_x(axes: Axes, series: Sequence[Series]) -> None:
     if len(positions) <= 8:
         axes.xaxis.set_major_locator(FixedLocator(positions))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.5g}"))
+    elif positions[0] > 0:
+        logarithmic_ticks(axes.xaxis, *axes.get_xlim())
     axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _framing_values(series: Sequence[Series]) -> list[float]:
     """The values that must be seen: those of sound runs, or all where there is none."""
     sound = [line for line in series if not line.lost] or series
-    return [value for line in sound for value in line.y if isfinite(value)]
+    return [value for line in sound for value in line.y if isfinite(bounded(value))]

@@ -67,7 +67,7 @@ def _layer(row: JsonObject) -> dict[str, Any]:
 
 def _verdict(row: JsonObject) -> VerdictRecord:
     action = cast(Literal["keep", "swap", "swap lowest"], row.choice("action", _ACTIONS))
-    return VerdictRecord(
+    verdict = VerdictRecord(
         action=action,
         norm=None if row.values.get("norm") is None else row.text("norm"),
         lowest=None if row.values.get("lowest") is None else row.whole("lowest"),
@@ -81,6 +81,9 @@ def _verdict(row: JsonObject) -> VerdictRecord:
             for limit in row.children("thresholds")
         ],
     )
+    if row.values.get("side") is not None:
+        verdict["side"] = row.text("side")
+    return verdict
 
 
 def _batch_size(row: JsonObject) -> BatchSizeRow:

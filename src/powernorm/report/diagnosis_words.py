@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 from powernorm.report import numerals
 from powernorm.runs import DiagnosisRecord, EvaluationRow, VerdictRecord
+
+
+SMALLEST_GAP: Final = 1e-3
+"""A share of the loss: smaller gaps are none to speak of."""
 
 
 def lead_words(record: DiagnosisRecord) -> str:
@@ -65,7 +69,8 @@ def swap_call(verdict: VerdictRecord) -> str:
         return ""
     where = ""
     if verdict["action"] == "swap lowest":
-        where = f", powernorm.Where(lowest={verdict['lowest']})"
+        side = f', side="{verdict["side"]}"' if "side" in verdict else ""
+        where = f", powernorm.Where(lowest={verdict['lowest']}{side})"
     return f'powernorm.swap(model, "{numerals.printable(norm)}"{where})'
 
 
@@ -115,7 +120,8 @@ def evaluation_words(rows: Sequence[EvaluationRow]) -> str:
         "" if largest["tokens"] is None else f" of about {numerals.count(largest['tokens'])} tokens"
     )
     gap = running - largest["loss"]
-    if not gap > 0:
+    # A share of less than this would be a quotient of rounding and chance.
+    if not gap > SMALLEST_GAP * abs(running):
         return (
             f"With running statistics the loss is {running:.4f}, no higher than with batch "
             f"statistics{size} ({largest['loss']:.4f}): there is no gap to close."
@@ -127,6 +133,10 @@ def evaluation_words(rows: Sequence[EvaluationRow]) -> str:
     if estimated is None:
         return words
     share = 100 * (running - estimated) / gap
+    if share > 100:
+        return (
+            f"{words} Re-estimation closes the gap: with re-estimated ones it is {estimated:.4f}."
+        )
     if share < 0:
         return f"{words} Re-estimation widens the gap by {-share:.0f} %."
     return f"{words} Re-estimation closes {share:.0f} % of the gap."

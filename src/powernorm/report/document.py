@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from powernorm.report.figures import DrawnFigure
+from powernorm.errors import InputError
 from powernorm.report.markup import Markup, element
 from powernorm.report.style import STYLE
 
@@ -112,12 +113,21 @@ def folded(summary: str, *contents: Markup, is_open: bool = False) -> Markup:
 
 
 def write_page(page: str, target: Path) -> Path:
-    """Puts a page into its place at once; returns the place."""
+    """Puts a page into its place at once; returns the place.
+
+    Raises:
+        InputError: it cannot be written there.
+    """
     # A reader never sees half a page, also when the writer is killed.
     draft = target.with_suffix(".html.partial")
     try:
         draft.write_text(page, encoding="utf-8")
         draft.replace(target)
+    except OSError as error:
+        raise InputError(
+            f"{target} cannot be written ({error.strerror}): give the name of a file in a folder "
+            "that can be"
+        ) from error
     finally:
         draft.unlink(missing_ok=True)
     return target

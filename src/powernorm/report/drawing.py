@@ -4,18 +4,25 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
-from math import log10
+from math import ceil, floor, isfinite, log10
 from typing import Any, Final
+from warnings import catch_warnings, simplefilter
 from xml.etree import ElementTree
 
 import matplotlib as mpl
+import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.font_manager import FontProperties
+from matplotlib.legend import Legend
+from matplotlib.textpath import text_to_path
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from powernorm.report.markup import Markup
+from powernorm.report.numerals import NOTHING, printable
 from powernorm.report.style import SERIES
 
 # Placeholders that no figure uses for data; the page replaces them by its own colours.
@@ -27,6 +34,7 @@ _COLOURS: Final[Mapping[str, str]] = {
     **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)},
 }
 _DASHES: Final = ("-", "--", ":", "-.")
+_LEGEND_SIZE: Final = 9
 # Any: recent matplotlib types the keys as a long Literal, older ones as str.
 _STYLE: Final[Any] = {
     "svg.fonttype": "none",
@@ -39,7 +47,7 @@ _STYLE: Final[Any] = {
     "axes.labelsize": 10,
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
-    "legend.fontsize": 9,
+    "legend.fontsize": _LEGEND_SIZE,
     "text.color": _INK,
     "axes.labelcolor": _INK,
     "axes.edgecolor": _INK,
@@ -62,8 +70,16 @@ _REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
 WIDTH: Final = 4.1
 """Inches; small enough that text stays readable on a phone, where a figure fills the width."""
 
-LEGEND_CHARACTERS: Final = 48
-"""Of a legend's size that fit into `WIDTH`."""
+LEGEND_WIDTH: Final = 72 * WIDTH - 4
+"""Points that a legend may take."""
+
+_LEGEND_STYLE: Final[Mapping[str, float]] = {
+    "handlelength": 1.8,
+    "handletextpad": 0.8,
+    "columnspacing": 1.2,
+    "borderpad": 0.4,
+}
+"""In units of the letters' size."""
 
 
 @contextmanager
@@ -108,13 +124,64 @@ def legend_columns(labels: Sequence[str]) -> int:
     >>> legend_columns([f"layers.{layer}.attention" for layer in range(9)])
     2
     """
+    widths = [_text_width(legend_label(label)) for label in labels]
     for columns in range(min(5, len(labels)), 1, -1):
-        rows = -(-len(labels) // columns)
-        # Filled column by column, each as wide as its longest label and the line before it.
-        widths = (max(map(len, labels[i : i + rows])) for i in range(0, len(labels), rows))
-        if sum(width + 5 for width in widths) <= LEGEND_CHARACTERS:
+        # matplotlib's own split: the first columns have one entry more where it does not go up.
+        parts = np.array_split(widths, columns)
+        text = sum(float(part.max()) for part in parts)
+        if text + _legend_frame(columns) <= LEGEND_WIDTH:
             return columns
     return 1
+
+
+def legend_label(name: str) -> str:
+    """The name as a legend has room for it: without its middle where it is too long.
+
+    >>> legend_label("pn-512"), legend_label("_")
+    ('pn-512', '–')
+    """
+    # A label that starts with an underscore would be left out of the legend.
+    label = printable(name).lstrip("_") or NOTHING
+    room = LEGEND_WIDTH - _legend_frame(1)
+    kept = len(label)
+    shown = label
+    while kept > 1 and _text_width(shown) > room:
+        kept -= 1
+        shown = f"{label[: kept // 2]}…{label[len(label) - (kept + 1) // 2 :]}"
+    return shown
+
+
+def _legend_frame(columns: int) -> float:
+    """What a legend takes beside its texts, in points."""
+    entry = _LEGEND_STYLE["handlelength"] + _LEGEND_STYLE["handletextpad"]
+    between = _LEGEND_STYLE["columnspacing"] * (columns - 1)
+    return _LEGEND_SIZE * (columns * entry + between + 2 * _LEGEND_STYLE["borderpad"])
+
+
+def _text_width(text: str) -> float:
+    with catch_warnings():
+        # A glyph that the font lacks is drawn as a box; the page's own font may have it.
+        simplefilter("ignore", UserWarning)
+        font = FontProperties(family="sans-serif", size=_LEGEND_SIZE)
+        width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width)
+
+
+def draw_legend(drawn: Figure, entries: Mapping[str, Artist], columns: int) -> Legend:
+    """A legend below the frames.
+
+    Args:
+        drawn: the figure.
+        entries: lines by `legend_label`.
+        columns: of `legend_columns`.
+    """
+    return drawn.legend(
+        entries.values(),
+        entries.keys(),
+        loc="outside lower center",
+        ncols=columns,
+        **_LEGEND_STYLE,
+    )
 
 
 def logarithmic_ticks(axis: XAxis | YAxis, low: float, high: float) -> None:
@@ -128,13 +195,21 @@ def logarithmic_ticks(axis: XAxis | YAxis, low: float, high: float) -> None:
     # Labels side by side take twice the room of labels below each other.
     decades = log10(high / low) * (2 if isinstance(axis, XAxis) else 1)
     parts = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0, 3.0) if decades < 4 else (1.0,)
-    axis.set_major_locator(LogLocator(base=10, subs=parts))
+    exponents = range(floor(log10(low)), ceil(log10(high)) + 1)
+    ticks = [part * 10.0**exponent for exponent in exponents for part in parts]
+    if sum(low <= tick <= high for tick in ticks) > 1:
+        axis.set_major_locator(LogLocator(base=10, subs=parts))
+    else:
+        # Round numbers: a single power of ten would not say how the axis runs.
+        axis.set_major_locator(MaxNLocator(3 if isinstance(axis, XAxis) else 5))
     axis.set_major_formatter(FuncFormatter(_plain_number))
     axis.set_minor_formatter(NullFormatter())
 
 
 def _plain_number(value: float, position: int | None) -> str:
     del position
+    if not isfinite(value):
+        return ""
     if 1e-4 < value < 1e5:
         return f"{value:g}"
     digits, _, exponent = f"{value:.1e}".partition("e")

@@ -41,7 +41,8 @@ _CAPTIONS: dict[str, tuple[str, str]] = {
 
 
 def _perplexity_label(comparison: Comparison) -> str:
-    return f"perplexity per {'masked token' if comparison.task == 'mlm' else 'word'}"
+    units = {"mlm": "masked token", "tag": "tag"}
+    return f"perplexity per {units.get(comparison.task, 'word')}"
 
 
 def _curve(

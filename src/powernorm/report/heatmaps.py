@@ -44,7 +44,8 @@ def colour_scale(runs: Iterable[Run]) -> LogNorm | None:
     ]
     if not values:
         return None
-    parts = quantiles(values, n=50) if len(values) > 1 else [values[0], values[0]]
+    # Inclusive: the other way would extrapolate below 0 from a few values.
+    parts = quantiles(values, n=50, method="inclusive") if len(values) > 1 else values * 2
     low, high = parts[0], parts[-1]
     if log10(high) - log10(low) < 0.5:
         low, high = low / 2, high * 2

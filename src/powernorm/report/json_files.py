@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm.report.logs import read_text
+from powernorm.report.magnitudes import bounded
 
 _WORDS: Final[Mapping[type, str]] = {
     str: "a string",
@@ -18,6 +19,9 @@ _WORDS: Final[Mapping[type, str]] = {
 }
 _SHORT: Final = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
+
+MAX_WHOLE: Final = 2**63 - 1
+"""No count in a file is larger."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,10 @@ class JsonObject:
 
     def whole(self, key: str) -> int:
         """A whole number."""
-        return int(self._typed(key, int))
+        value = int(self._typed(key, int))
+        if abs(value) > MAX_WHOLE:
+            raise self.error(f"{key} is {_SHORT.repr(value)}, expected a whole number below 2^63")
+        return value
 
     def number(self, key: str) -> float | None:
         """A number, or None."""
@@ -53,7 +60,7 @@ class JsonObject:
         if value is None:
             return None
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            return bounded(value)
         raise self.error(f"{key} is {_SHORT.repr(value)}, expected a number or null")
 
     def sure_number(self, key: str) -> float:
@@ -67,7 +74,10 @@ class JsonObject:
         """A string of those known."""
         value = self.text(key)
         if value not in known:
-            raise self.error(f"{key} is {value!r}, expected one of {', '.join(known)}")
+            raise self.error(
+                f"{key} is {value!r}, expected one of {', '.join(known)}; update powernorm if a "
+                "newer version wrote the file, else"
+            )
         return value
 
     def mapping(self, key: str) -> dict[str, Any]:
@@ -102,7 +112,7 @@ class JsonObject:
         for index, value in enumerate(values):
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise self.error(f"{key}[{index}] is {_SHORT.repr(value)}, expected a number")
-        return [float(value) for value in values]
+        return [bounded(value) for value in values]
 
     def check_format(self, known: int, writer: str) -> None:
         """Refuses a file of another format.
@@ -151,6 +161,8 @@ def read_object(path: Path, mend: str) -> JsonObject:
         value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: not JSON ({error.msg}); {mend}") from error
+    except ValueError:
+        raise InputError(f"{path}: holds a number of thousands of digits; {mend}") from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply to be a file of powernorm; {mend}") from None
     if not isinstance(value, dict):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -84,13 +85,16 @@ def is_run_folder(path: Path) -> bool:
 def _headless(folder: Path, runs: list[Run]) -> Comparison:
     """What is known of a comparison without `results.json`: one run's settings."""
     settings: Mapping[str, Any] = {}
+    whose = ""
     for run in runs:
         path = folder / run.folder / CONFIG_FILE
         if path.exists():
-            settings = read_object(path, _MEND).values
+            settings, whose = read_object(path, _MEND).values, run.folder
             break
     return Comparison(
         folder=folder,
+        study=_study_of_runs(folder, runs),
+        settings_of=whose,
         task=str(settings.get("task", folder.name)),
         preset=str(settings.get("preset", "")),
         placement=runs[0].placement,
@@ -99,6 +103,17 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
         baselines=(),
         runs=runs,
     )
+
+
+def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
+    """What the runs are variants of; None where no result says so."""
+    for run in runs:
+        path = folder / run.folder / RESULT_FILE
+        if path.exists():
+            study = _study(read_object(path, _MEND))
+            if study is not None:
+                return study
+    return None
 
 
 def _read_results(path: Path) -> Comparison | None:
@@ -174,9 +189,14 @@ def _run(row: JsonObject) -> Run:
         parameters=row.whole("parameters"),
         message=str(row.values.get("message", "")),
         label=row.text("label") if "label" in row.values else "",
-        x=row.number("x") if "x" in row.values else None,
-        y=row.number("y") if "y" in row.values else None,
+        x=_place(row, "x"),
+        y=_place(row, "y"),
     )
+
+
+def _place(row: JsonObject, axis: str) -> float | None:
+    value = row.number(axis) if axis in row.values else None
+    return value if value is not None and isfinite(value) else None
 
 
 def _study(results: JsonObject) -> StudyInfo | None:

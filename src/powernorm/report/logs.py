@@ -2,10 +2,12 @@
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Final
 
 from powernorm.errors import InputError
+from powernorm.report.magnitudes import bounded
 from powernorm.report.records import MetricRow, NormSample
 from powernorm.runs import METRICS_COLUMNS, NORMS_COLUMNS
 
@@ -40,7 +42,18 @@ def read_metrics(path: Path) -> list[MetricRow]:
     Raises:
         InputError: a line is damaged; the message names file and line.
     """
-    return [_numbers(path, line, cells) for line, cells in _rows(path, _FIRST_METRICS_COLUMNS)]
+    rows: list[MetricRow] = []
+    for line, cells in _rows(path, _FIRST_METRICS_COLUMNS):
+        values = _numbers(path, line, cells)
+        for column in ("step", "tokens"):
+            value = values.get(column)
+            if value is not None and not isfinite(value):
+                raise InputError(
+                    f"{path}, line {line}: {column} is {cells[column]!r}, expected a finite "
+                    "number; mend or remove the line"
+                )
+        rows.append(values)
+    return rows
 
 
 def read_norms(path: Path) -> list[NormSample]:
@@ -55,6 +68,12 @@ def read_norms(path: Path) -> list[NormSample]:
         step = values.get("step")
         if step is None or step != step // 1:
             raise InputError(f"{path}, line {line}: step is {cells['step']!r}, not a whole number")
+        batches = values.get("num_nonfinite_batches")
+        if batches is not None and batches != batches // 1:
+            raise InputError(
+                f"{path}, line {line}: num_nonfinite_batches is "
+                f"{cells['num_nonfinite_batches']!r}, not a whole number; mend or remove the line"
+            )
         samples.append(NormSample(int(step), cells["layer"], cells["norm"], values))
     return samples
 
@@ -104,7 +123,7 @@ def _number(path: Path, line: int, column: str, cell: str) -> float | None:
     if not cell:
         return None
     try:
-        return float(cell)
+        return bounded(float(cell))
     except ValueError:
         raise InputError(
             f"{path}, line {line}: {column} is {cell!r}, expected a number or nothing; "

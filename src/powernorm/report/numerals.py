@@ -1,7 +1,7 @@
 """Numbers and names as people read them: the same in the terminal, the page and the figures."""
 
 from collections.abc import Mapping
-from math import isnan
+from math import isfinite, isnan
 from typing import Final
 from unicodedata import category
 
@@ -60,7 +60,7 @@ def number(value: float | None, decimals: int | None = None) -> str:
     if isnan(value):
         return "NaN"
     if abs(value) >= 1e6:
-        return "∞" if value == float("inf") else f"{value:.2e}"
+        return f"{value:.2e}".replace("inf", "∞")
     return f"{value:.{decimals_for(value) if decimals is None else decimals}f}"
 
 
@@ -107,6 +107,8 @@ def count(value: float | None) -> str:
     """
     if value is None:
         return NOTHING
+    if not isfinite(value):
+        return number(value)
     for limit, unit, decimals in ((1e9, "G", 2), (1e6, "M", 2), (1e3, "k", 1)):
         if value >= limit:
             return f"{value / limit:.{decimals}f}{unit}"
@@ -121,6 +123,8 @@ def duration(seconds: float | None) -> str:
     """
     if seconds is None:
         return NOTHING
+    if not isfinite(seconds):
+        return number(seconds)
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"

@@ -1,8 +1,8 @@
 """The report of a comparison: what stands on its page."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from powernorm.report import figures, tables
 from powernorm.report.diagnosis_sections import comparison_contents
@@ -98,7 +98,7 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     if comparison.data:
         yield "data", "Data", [settings_table(comparison.data, "Corpus of the comparison")]
     if comparison.settings:
-        yield "settings", "Settings and environment", _settings(comparison.settings)
+        yield "settings", "Settings and environment", _settings(comparison)
 
 
 def _lead(comparison: Comparison) -> str:
@@ -151,13 +151,16 @@ def _tid_contents(comparison: Comparison) -> list[Markup]:
     return contents
 
 
-def _settings(settings: Mapping[str, Any]) -> list[Markup]:
+def _settings(comparison: Comparison) -> list[Markup]:
     """Versions and machine apart from the configuration of the experiment."""
+    settings = comparison.settings
+    of_run = printable(comparison.settings_of)
+    title = f"Configuration of the run {of_run}" if of_run else "Configuration of the comparison"
     environment = {
         key: settings[key] for key in ("versions", "machine") if settings.get(key) is not None
     }
     rest = {key: value for key, value in settings.items() if key not in environment}
-    parts = [settings_table(rest, "Configuration of the comparison")]
+    parts = [settings_table(rest, title)]
     if environment:
         parts += [
             element("h3", "Environment"),

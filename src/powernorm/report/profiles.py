@@ -16,6 +16,7 @@ from powernorm.report.drawing import (
     reference_style,
 )
 from powernorm.report.heatmaps import short_name
+from powernorm.report.magnitudes import logarithmic_limits
 from powernorm.report.markup import Markup
 from powernorm.report.numerals import printable
 
@@ -105,7 +106,7 @@ def _frame(axes: Axes, layers: Sequence[str], values: Sequence[float]) -> None:
         fontsize=7,
     )
     axes.set_xscale("log")
-    axes.set_xlim(min(values) / 1.3, max(values) * 1.3)
+    axes.set_xlim(*logarithmic_limits(values, 1.3))
     logarithmic_ticks(axes.xaxis, *axes.get_xlim())
 
 
@@ -144,6 +145,6 @@ def draw_scatter(
         )
         if points:
             axes.set_xscale("log")
-            axes.set_xlim(min(a for a, _ in points) / 1.1, max(a for a, _ in points) * 1.1)
+            axes.set_xlim(*logarithmic_limits([a for a, _ in points], 1.1))
             logarithmic_ticks(axes.xaxis, *axes.get_xlim())
         return inline_svg(drawn, prefix, description)

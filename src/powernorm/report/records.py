@@ -70,6 +70,11 @@ class Run:
         return self.shown_status == "finished"
 
     @property
+    def broke_down(self) -> bool:
+        """Whether it ended for a reason of its own: not stopped by the user, not still going."""
+        return self.shown_status in ("diverged", "nonfinite", "failed")
+
+    @property
     def nonfinite_batches(self) -> int | None:
         """Batches whose statistics were not finite, in the layer that met most of them."""
         counts = [sample.values.get("num_nonfinite_batches") for sample in self.samples]
@@ -84,7 +89,7 @@ class Run:
 
 @dataclass(frozen=True)
 class BaselineRow:
-    """A model without a network over the same subwords."""
+    """A model without a network over the same vocabulary."""
 
     name: str
     metrics: Mapping[str, float | None]
@@ -105,6 +110,8 @@ class Comparison:
         runs: in the order in which they were trained.
         anchor: in front of every id, where the comparison shares a page with others.
         study: what the variants are about; None where norms as such are compared.
+        settings_of: folder of the run whose configuration `settings` is; empty where they are
+            those of the comparison.
     """
 
     folder: Path
@@ -117,6 +124,7 @@ class Comparison:
     runs: Sequence[Run]
     anchor: str = ""
     study: StudyInfo | None = None
+    settings_of: str = ""
 
     @property
     def names(self) -> list[str]:

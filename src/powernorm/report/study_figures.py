@@ -1,13 +1,14 @@
 """The figures of studies along an axis, and of those without one."""
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from statistics import fmean
 from typing import Final
 
 from powernorm.report.figures import DrawnFigure
 from powernorm.report.records import Comparison, Run
 from powernorm.report.study_dots import DotRow, draw_dots
-from powernorm.report.study_panels import Band, Panel, draw_panels
+from powernorm.report.study_panels import Band, Panel, Trace, draw_panels
 from powernorm.report.study_values import (
     Measure,
     Point,
@@ -28,6 +29,11 @@ LOGARITHMIC_FROM: Final = 4
 
 _SEEDS: Final = "With several seeds: their mean, and a band from the lowest to the highest."
 _LOST: Final = "A cross on the upper edge: a run without a number."
+_WITHOUT_REFERENCE: Final = f"no {REFERENCE}"
+_THIN: Final = (
+    "Thin: runs that did not finish, which are no part of a mean. A cross ends one that broke "
+    "down, on the edge where it has left the frame."
+)
 
 
 def micro_batches(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
@@ -67,14 +73,15 @@ def _along_axis(
     references = {
         point.name: point.value.mean for point in points if point.x is None and point.value
     }
+    logarithmic = _spans_decades(bands, references)
     svg = draw_panels(
-        [Panel(title, y_label, bands, references, logarithmic=_spans_decades(bands, references))],
+        [Panel(title, y_label, bands, references, logarithmic=logarithmic)],
         x_label=study["x_label"],
         logarithmic_x=study["logarithmic"],
         prefix=f"{comparison.anchor}study-{prefix}",
         description=f"{title} against {study['x_label']} for {', '.join(norms)}",
     )
-    notes = [f"{title} against {study['x_label']}."]
+    notes = [f"{title} against {study['x_label']}{', logarithmic' if logarithmic else ''}."]
     if references:
         notes.append(f"Dotted: {', '.join(references)}, which does not depend on them.")
     return [DrawnFigure(svg, " ".join([*notes, *_notes(bands)]))]
@@ -88,7 +95,11 @@ def _spans_decades(bands: Sequence[Band], references: Mapping[str, float]) -> bo
 
 def _notes(bands: Sequence[Band]) -> list[str]:
     notes = [_SEEDS] if any(list(band.low) != list(band.high) for band in bands) else []
-    return [*notes, _LOST] if any(band.lost for band in bands) else notes
+    if any(band.lost for band in bands):
+        notes.append(_LOST)
+    if any(band.traces for band in bands):
+        notes.append(_THIN)
+    return notes
 
 
 def _band(label: str, style: int, points: Sequence[Point]) -> Band | None:
@@ -114,13 +125,15 @@ def _band(label: str, style: int, points: Sequence[Point]) -> Band | None:
 def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
     """Loss gap and TID against the number of layers, and over training (W22, Fig. 3)."""
     gap = _gap_to_reference(comparison)
+    gaps = points_of(comparison, gap, _WITHOUT_REFERENCE)
+    tids = points_of(comparison, tid_percent("var_last"))
     panels = [
         Panel(title, y_label, [band], zero=zero)
-        for title, y_label, measure, zero in (
-            ("Validation loss, gap to ln", "nats per token", gap, True),
-            ("Variance TID, last BN layer", "%", tid_percent("var_last"), False),
+        for title, y_label, points, zero in (
+            ("Validation loss, gap to ln", "nats per token", gaps, True),
+            ("Variance TID, last BN layer", "%", tids, False),
         )
-        if (band := _band("bn", int(not zero), points_of(comparison, measure))) is not None
+        if (band := _band("bn", int(not zero), points)) is not None
     ]
     drawn = []
     if panels:
@@ -133,6 +146,8 @@ def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]
         )
         notes = _notes([band for panel in panels for band in panel.bands])
         caption = "LayerNorm stands in the layers above; above 0 is worse than LayerNorm."
+        if any(_WITHOUT_REFERENCE in point.lost for point in gaps):
+            notes.append("So does a run whose gap is unknown, for ln did not finish with its seed.")
         drawn.append(DrawnFigure(svg, " ".join([caption, *notes])))
     return drawn + _gap_over_time(comparison)
 
@@ -158,49 +173,58 @@ def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
         return []
     most = max(run.x for run in placed if run.x is not None)
     runs = [run for run in placed if run.x == most]
-    gaps = Tables([_loss_gap(comparison, run) for run in runs])
-    tids = Tables([_last_tid(run) for run in runs])
-    if not gaps.steps or not tids.steps:
+    gap = _over_training("gap", 0, [(run, _loss_gap(comparison, run)) for run in runs])
+    tid = _over_training("TID", 1, [(run, _last_tid(run)) for run in runs])
+    if gap is None or tid is None:
         return []
     svg = draw_panels(
         [
-            Panel("Validation loss, bn minus ln", "nats per token", [gaps.band("gap", 0)],
-                  zero=True),
-            Panel("Variance TID, last BN layer", "%", [tids.band("TID", 1)], logarithmic=True),
+            Panel("Validation loss, bn minus ln", "nats per token", [gap], zero=True),
+            Panel("Variance TID, last BN layer", "%", [tid], logarithmic=True),
         ],
         x_label="step",
         prefix=f"{comparison.anchor}study-time",
         description="Gap of the validation loss between BatchNorm and LayerNorm, and variance TID "
         "of the last BatchNorm layer, against steps",
-    )  # fmt: skip
+    )
     caption = f"BatchNorm in the {most:g} lowest layers, online TID (logarithmic) against steps."
     ended = [f"seed {run.seed} {run.shown_status}" for run in runs if not run.finished]
     notes = [f"Of this, {', '.join(ended)}."] if ended else []
-    return [DrawnFigure(svg, " ".join([caption, *([_SEEDS] if len(runs) > 1 else []), *notes]))]
+    return [DrawnFigure(svg, " ".join([caption, *_notes([gap, tid]), *notes]))]
 
 
-class Tables:
-    """Values by step, one table a seed."""
+def _over_training(
+    label: str, style: int, tables: Sequence[tuple[Run, Mapping[float, float]]]
+) -> Band | None:
+    """Mean and extremes over the finished runs at the steps that all of them have.
 
-    def __init__(self, tables: Sequence[dict[float, float]]) -> None:
-        self._tables = [table for table in tables if table]
-        self.steps = sorted({step for table in self._tables for step in table})
-
-    def band(self, label: str, style: int) -> Band:
-        """Mean and extremes over the seeds that have a step."""
-        ranges = [
-            (step, found)
-            for step in self.steps
-            if (found := Range.of(table[step] for table in self._tables if step in table))
-        ]
-        return Band(
-            label,
-            style,
-            [step for step, _ in ranges],
-            [found.mean for _, found in ranges],
-            [found.low for _, found in ranges],
-            [found.high for _, found in ranges],
-        )
+    A mean over the runs that are left would jump where one ends, so the others are lines of their
+    own. None where no run has a number.
+    """
+    finished = [table for run, table in tables if run.finished and table]
+    shared = set[float]().union(*finished[:1]).intersection(*finished)
+    ranges = [
+        (step, found)
+        for step in sorted(shared)
+        if (found := Range.of(table[step] for table in finished))
+    ]
+    traces = []
+    for run, table in tables:
+        known = [(step, value) for step, value in sorted(table.items()) if isfinite(value)]
+        if known and not run.finished:
+            steps, values = zip(*known, strict=True)
+            traces.append(Trace(steps, values, run.broke_down))
+    if not ranges and not traces:
+        return None
+    return Band(
+        label,
+        style,
+        [step for step, _ in ranges],
+        [found.mean for _, found in ranges],
+        [found.low for _, found in ranges],
+        [found.high for _, found in ranges],
+        traces=traces,
+    )
 
 
 def _loss_gap(comparison: Comparison, run: Run) -> dict[float, float]:
@@ -235,7 +259,7 @@ def test_perplexities(comparison: Comparison) -> list[DrawnFigure]:
     """One dot a variant."""
     points = points_of(comparison, metric("test_perplexity"))
     rows = [DotRow(point.name, [point.value], _note(point)) for point in points]
-    if not rows:
+    if not any(point.value for point in points):
         return []
     svg = draw_dots(
         rows,
@@ -291,14 +315,14 @@ def _last_valid_loss(run: Run) -> float | None:
 
 
 def _losses_over_time(comparison: Comparison) -> list[DrawnFigure]:
-    panels = []
+    panels: list[Panel] = []
     for title, column in (("Training loss", "train_loss"), ("Validation loss", "valid_loss")):
         bands = []
         for style, name in enumerate(comparison.names):
             runs = [run for run in comparison.runs if run.name == name]
-            table = Tables([over_time([run], column) for run in runs])
-            if table.steps:
-                bands.append(table.band(name, style))
+            band = _over_training(name, style, [(run, over_time([run], column)) for run in runs])
+            if band is not None:
+                bands.append(band)
         if bands:
             panels.append(Panel(title, "nats per token", bands))
     if not panels:
@@ -309,4 +333,5 @@ def _losses_over_time(comparison: Comparison) -> list[DrawnFigure]:
         prefix=f"{comparison.anchor}study-losses",
         description="Training and validation loss of each variant against steps",
     )
-    return [DrawnFigure(svg, "Losses over training; runs that broke down end early.")]
+    notes = _notes([band for panel in panels for band in panel.bands])
+    return [DrawnFigure(svg, " ".join(["Losses over training.", *notes]))]

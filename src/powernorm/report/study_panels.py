@@ -9,19 +9,37 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from powernorm.report.drawing import (
+    draw_legend,
     figure,
     inline_svg,
     legend_columns,
+    legend_label,
     line_style,
     logarithmic_ticks,
     plain_axes,
     reference_style,
 )
+from powernorm.report.magnitudes import linear_limits, logarithmic_limits
 from powernorm.report.markup import Markup
 from powernorm.report.numerals import printable
 
 MAX_TICKS: Final = 8
 """Of more positions on the x axis, not each has its tick."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A run beside the mean, for it has not come to its end.
+
+    Attributes:
+        x: positions, rising; at least one.
+        y: values.
+        lost: whether it broke down, so that its end deserves a mark.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    lost: bool
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,7 @@ class Band:
         low: smallest over seeds; as `mean` for a single seed.
         high: largest over seeds.
         lost: positions at which runs have no number.
+        traces: runs that are no part of the mean; they do not set the frame where bands do.
     """
 
     label: str
@@ -45,6 +64,7 @@ class Band:
     low: Sequence[float]
     high: Sequence[float]
     lost: Sequence[float] = ()
+    traces: Sequence[Trace] = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +76,7 @@ class Panel:
         y_label: quantity and unit.
         bands: its lines.
         references: horizontal lines by name.
-        zero: whether to draw a line at 0.
+        zero: whether to draw a line at 0, which is always in the frame.
         logarithmic: whether the y axis is.
     """
 
@@ -78,7 +98,7 @@ def draw_panels(
 ) -> Markup:
     """Panels below each other, with one legend where a panel has several lines."""
     labels = dict.fromkeys(band.label for panel in panels for band in panel.bands)
-    columns = legend_columns([printable(label) for label in labels])
+    columns = legend_columns(list(labels))
     is_mixed = any(len(panel.bands) > 1 for panel in panels)
     rows = -(-len(labels) // columns) if is_mixed else 0
     panel_height = 2.8 if len(panels) == 1 else 1.9
@@ -107,8 +127,10 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             linewidth=1.5,
             marker="o" if len(band.x) <= 12 else "",
             markersize=4,
-            label=printable(band.label).lstrip("_") or "variant",
+            label=legend_label(band.label),
         )
+        for trace in band.traces:
+            axes.plot(trace.x, trace.y, color=colour, linestyle=dashes, linewidth=0.8, alpha=0.8)
         # On the upper edge: above everything that has a number.
         axes.plot(
             band.lost,
@@ -121,15 +143,40 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             markeredgewidth=2,
         )
     _draw_references(axes, panel)
-    values = [v for band in panel.bands for v in (*band.low, *band.high)]
-    values += panel.references.values()
+    values = _framing_values(panel)
     if panel.logarithmic and values and min(values) > 0:
         axes.set_yscale("log")
-        axes.set_ylim(min(values) / 1.1, max(values) * 1.1)
+        axes.set_ylim(*logarithmic_limits(values, 1.1))
         logarithmic_ticks(axes.yaxis, *axes.get_ylim())
     elif values:
-        margin = 0.1 * (max(values) - min(values)) or 0.1 * abs(values[0]) or 0.1
-        axes.set_ylim(min(values) - margin, max(values) + margin)
+        axes.set_ylim(*linear_limits(values, 0.1, 0.1 * abs(values[0]) or 0.1))
+    for band in panel.bands:
+        _mark_ends(axes, band)
+
+
+def _framing_values(panel: Panel) -> list[float]:
+    """The values that must be seen: those of finished runs, or all where there is none."""
+    values = [value for band in panel.bands for value in (*band.low, *band.high)]
+    values += panel.references.values()
+    values = values or [y for band in panel.bands for trace in band.traces for y in trace.y]
+    return [*values, 0.0] if panel.zero and values else values
+
+
+def _mark_ends(axes: Axes, band: Band) -> None:
+    """A cross where a run broke down: on the edge of the frame where the run has left it."""
+    low, high = axes.get_ylim()
+    colour, _ = line_style(band.style)
+    for trace in band.traces:
+        if trace.lost:
+            axes.plot(
+                trace.x[-1],
+                min(max(trace.y[-1], low), high),
+                color=colour,
+                marker="x",
+                markersize=7,
+                markeredgewidth=2,
+                clip_on=False,
+            )
 
 
 def _draw_references(axes: Axes, panel: Panel) -> None:
@@ -151,7 +198,10 @@ def _draw_references(axes: Axes, panel: Panel) -> None:
 
 def _scale_x(axes: Axes, panels: Sequence[Panel], logarithmic: bool) -> None:
     bands = [band for panel in panels for band in panel.bands]
-    positions = sorted({x for band in bands for x in (*band.x, *band.lost)})
+    positions = sorted(
+        {x for band in bands for x in (*band.x, *band.lost)}
+        | {x for band in bands for trace in band.traces for x in trace.x}
+    )
     if logarithmic and positions and positions[0] > 0:
         axes.set_xscale("log", base=2)
     if len(positions) <= MAX_TICKS:
@@ -169,11 +219,4 @@ def _legend(drawn: Figure, frames: Sequence[Axes], columns: int) -> None:
         for axes in frames
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    drawn.legend(
-        entries.values(),
-        entries.keys(),
-        loc="outside lower center",
-        ncols=columns,
-        handlelength=1.8,
-        columnspacing=1.2,
-    )
+    draw_legend(drawn, entries, columns)

@@ -18,6 +18,7 @@ from powernorm.report.drawing import (
 )
 from powernorm.report.figures import DrawnFigure
 from powernorm.report.heatmaps import short_name
+from powernorm.report.magnitudes import logarithmic_limits
 from powernorm.report.markup import Markup
 from powernorm.report.numerals import percent, printable
 from powernorm.report.records import Comparison, Run
@@ -27,6 +28,17 @@ COLUMNS: Final = 2
 MAX_TITLE: Final = 22
 MAX_POINTS: Final = 256
 """Features that are drawn of a layer; of more, every second, third … is."""
+
+
+MAX_FRAMES: Final = 12
+"""Layers that are drawn: the first, the last and some between them."""
+
+_CENTRED: Final = frozenset({"bn", "rbn", "brn"})
+"""Norms whose deviation is that around the mean, σ_B; that of the others is ψ_B."""
+
+_LEMMA: Final = (
+    ", which by Lemma 2 of Shen et al. 2020 makes the loss smoother with PowerNormV than without"
+)
 
 
 def scales(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
@@ -58,25 +70,31 @@ def _caption(run: Run) -> str:
     pairs = [pair for layer in run.scales for pair in _pairs(layer)]
     below = sum(weight <= deviation for deviation, weight in pairs)
     left_out = sum(len(layer["weight"]) for layer in run.scales) - len(pairs)
-    symbol = "ψ" if all(sample.values.get("mean_tid") is None for sample in run.samples) else "σ"
+    symbol = "σ" if run.norm in _CENTRED else "ψ"
+    lemma = _LEMMA if run.norm == "pnv" else ""
     notes = [
         f"{printable(run.name)}, seed {run.seed}: a point a feature, both axes logarithmic. Below "
-        f"the line |γ| ≤ {symbol}_B, which by Lemma 2 of Shen et al. 2020 makes the loss smoother "
-        f"with PowerNormV than without: {percent(below / len(pairs))} % of the features."
+        f"the line |γ| ≤ {symbol}_B{lemma}: {percent(below / len(pairs))} % of the features."
     ]
     if left_out:
         notes.append(f"{left_out} features whose γ or deviation is 0 are left out.")
+    num_layers = sum(bool(_pairs(layer)) for layer in run.scales)
+    if num_layers > MAX_FRAMES:
+        notes.append(
+            f"Of {num_layers} layers {MAX_FRAMES} are drawn, from the first to the last; the share "
+            "is of all."
+        )
     if not run.finished:
         notes.append(f"The run is marked {run.shown_status}.")
     return " ".join(notes)
 
 
 def _draw(run: Run, prefix: str) -> Markup:
-    layers = [layer for layer in run.scales if _pairs(layer)]
+    layers = _spaced([layer for layer in run.scales if _pairs(layer)])
     names = [layer["layer"] for layer in layers]
     everything = [pair for layer in layers for pair in _pairs(layer)]
-    x_limits = _limits([x for x, _ in everything])
-    y_limits = _limits([y for _, y in everything])
+    x_limits = logarithmic_limits([x for x, _ in everything], 1.3)
+    y_limits = logarithmic_limits([y for _, y in everything], 1.3)
     rows = -(-len(layers) // COLUMNS)
     with figure(0.5 + 1.6 * rows) as drawn:
         grid = drawn.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
@@ -96,9 +114,11 @@ def _draw(run: Run, prefix: str) -> Markup:
         return inline_svg(drawn, prefix, description)
 
 
-def _limits(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    return (low / 1.3, high * 1.3)
+def _spaced(layers: Sequence[ScaleRecord]) -> Sequence[ScaleRecord]:
+    """All, or so many from the first to the last: a model of a hundred layers takes minutes."""
+    if len(layers) <= MAX_FRAMES:
+        return layers
+    return [layers[i * (len(layers) - 1) // (MAX_FRAMES - 1)] for i in range(MAX_FRAMES)]
 
 
 def _tick(axis: XAxis | YAxis, limits: tuple[float, float]) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from statistics import fmean
 
+from powernorm.report.magnitudes import mean
 from powernorm.report.numerals import STATUS_WORDS
 from powernorm.report.records import Comparison, Run
 
@@ -24,7 +24,7 @@ class Range:
     def of(cls, values: Iterable[float]) -> "Range | None":
         """None without a finite value."""
         known = [value for value in values if isfinite(value)]
-        return cls(fmean(known), min(known), max(known)) if known else None
+        return cls(mean(known), min(known), max(known)) if known else None
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,30 @@ class Point:
     lost: Sequence[str]
 
 
-def points_of(comparison: Comparison, measure: Measure) -> list[Point]:
-    """One point a variant, in the order of the runs."""
+def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> list[Point]:
+    """One point a variant, in the order of the runs.
+
+    Args:
+        comparison: has the runs.
+        measure: the quantity.
+        missing: what to say of a finished run that lacks it; empty where that is no loss.
+    """
     groups: dict[str, list[Run]] = {}
     for run in comparison.runs:
         groups.setdefault(run.name, []).append(run)
-    return [_point(runs, measure) for runs in groups.values()]
+    return [_point(runs, measure, missing) for runs in groups.values()]
 
 
-def _point(runs: Sequence[Run], measure: Measure) -> Point:
-    values = [value for run in runs if run.finished and (value := measure(run)) is not None]
-    lost = [STATUS_WORDS[run.shown_status] for run in runs if not run.finished]
+def _point(runs: Sequence[Run], measure: Measure, missing: str) -> Point:
+    values: list[float] = []
+    lost = []
+    for run in runs:
+        if not run.finished:
+            lost.append(STATUS_WORDS[run.shown_status])
+        elif (value := measure(run)) is not None:
+            values.append(value)
+        elif missing:
+            lost.append(missing)
     # A run without a result does not know its place; its seeds may.
     placed = next((run for run in runs if run.x is not None), runs[0])
     return Point(
@@ -99,4 +112,4 @@ def over_time(runs: Sequence[Run], column: str) -> dict[float, float]:
     if not tables:
         return {}
     shared = set(tables[0]).intersection(*tables[1:])
-    return {step: fmean(table[step] for table in tables) for step in sorted(shared)}
+    return {step: mean(table[step] for table in tables) for step in sorted(shared)}

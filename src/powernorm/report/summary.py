@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean, stdev
 
+from powernorm.report.magnitudes import mean
 from powernorm.report.records import Comparison, Run, ShownStatus
 
 REFERENCE = "ln"
@@ -163,4 +164,4 @@ def _mean_tid(runs: Sequence[Run]) -> dict[str, float | None] | None:
 def _plain_mean(values: Iterable[float | None]) -> float | None:
     """The mean, NaN where one value is NaN: a broken layer stays visible."""
     known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    return mean(known) if known else None

@@ -35,14 +35,17 @@ def _tid(row: SummaryRow, layers: str) -> str:
     return " / ".join(numerals.percent(part) for part in parts)
 
 
-PERPLEXITY: Final = "Perplexity per word (of a masked language model per masked token)"
+PERPLEXITY: Final = (
+    "Perplexity per word (of a masked language model per masked token, of a tagger per tag)"
+)
 
 COLUMNS: Final[Sequence[Column]] = (
     Column(
         "norm",
         "norm",
         "Short name of the normalization layer; unigram and bigram are models without a network "
-        "over the same subwords, which every norm has to beat.",
+        "over the same subwords, which every norm has to beat. (Of a tagger: tags by their own "
+        "frequency, and by that for each word.)",
         lambda row: numerals.printable(row.label),
         numeric=False,
     ),

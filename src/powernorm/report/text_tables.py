@@ -50,7 +50,7 @@ def markdown(
 
 def _markdown_cell(text: str) -> str:
     # Backslash first, or the escapes of the others would be escaped again.
-    for character in "\\|*_`<>[]":
+    for character in "\\|*_`<>[]$~&":
         text = text.replace(character, "\\" + character)
     return text.replace("\n", " ")
 
@@ -74,4 +74,6 @@ def latex(headings: Sequence[str], numeric: Sequence[bool], lines: Sequence[Sequ
 
 
 def _latex_line(texts: Sequence[str]) -> str:
-    return " & ".join(text.translate(_LATEX) for text in texts) + r" \\"
+    line = " & ".join(text.translate(_LATEX) for text in texts)
+    # A bracket or an asterisk would be taken for an argument of the command in front of the line.
+    return ("{}" if line.lstrip().startswith(("[", "*")) else "") + line + r" \\"

@@ -1,112 +1,23 @@
 """The experiment behind the verdict: early discrepancies against what came of them."""
 
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Final, cast
+from typing import Final
 
-from matplotlib.axes import Axes
 from rich.console import Console
 from rich.text import Text
 
 from powernorm.report import text_tables
 from powernorm.report.document import Article, SectionParts, document, gallery, write_page
-from powernorm.report.drawing import figure, inline_svg, line_style, plain_axes, reference_style
-from powernorm.report.figures import DrawnFigure
 from powernorm.report.html_tables import copy_blocks, plain_table
-from powernorm.report.json_files import JsonObject, read_object
 from powernorm.report.markup import element
 from powernorm.report.numerals import number, percent, printable
-from powernorm.runs import (
-    REPORT_FILE,
-    VERDICT_FILE,
-    GapRecord,
-    PredictorScore,
-    VerdictResults,
-    VerdictSetting,
-)
+from powernorm.report.verdict_figures import scatters
+from powernorm.report.verdict_records import WORDS, mean_gap, read_verdict
+from powernorm.runs import REPORT_FILE, GapRecord, PredictorScore, VerdictResults
 
-_FORMAT: Final = 1
-_MEND: Final = "write the file again with `powernorm compare verdict --resume`"
-_MARKERS: Final = {"pre": "o", "post": "s"}
 _PERCENT_PREDICTORS: Final = "_tid_"
-DRAWN: Final = (
-    ("bn", "ln_total_tid_last", "in the early LayerNorm model, last norm"),
-    ("bn", "ln_total_tid_avg", "in the early LayerNorm model, average of all norms"),
-    ("bn", "bn_mean_tid_last", "in the early BatchNorm model, last norm, mean"),
-    ("rbn", "ln_total_tid_last", "in the early LayerNorm model, last norm"),
-    ("pn", "ln_pn_tid_last", "in the early LayerNorm model, last norm, behind GroupScaling"),
-)
-"""Norm, quantity, and where the quantity was seen."""
-
-WORDS: Final[Mapping[str, str]] = {
-    "ln_mean_tid_last": "LayerNorm model: mean TID, last norm",
-    "ln_var_tid_last": "LayerNorm model: var TID, last norm",
-    "ln_total_tid_last": "LayerNorm model: mean + var TID, last norm",
-    "ln_mean_tid_avg": "LayerNorm model: mean TID, average",
-    "ln_var_tid_avg": "LayerNorm model: var TID, average",
-    "ln_total_tid_avg": "LayerNorm model: mean + var TID, average",
-    "ln_pn_tid_last": "LayerNorm model: PowerNorm's TID, last norm",
-    "ln_pn_tid_avg": "LayerNorm model: PowerNorm's TID, average",
-    "bn_mean_tid_last": "BatchNorm model: mean TID, last norm",
-    "bn_var_tid_last": "BatchNorm model: var TID, last norm",
-    "bn_mean_tid_avg": "BatchNorm model: mean TID, average",
-    "bn_var_tid_avg": "BatchNorm model: var TID, average",
-    "early_gap": "early loss gap, threshold chosen",
-    "early_gap > 0": "early loss gap, its sign",
-    "tokens_per_batch": "tokens in a batch",
-    "majority": "majority of the choosing half",
-    "verdict": "verdict of powernorm.diagnose, default limits",
-}
-"""Predictors in words."""
-
-
-def read_verdict(folder: Path) -> VerdictResults:
-    """Reads the `verdict.json` of a study.
-
-    Raises:
-        InputError: the file is missing, damaged or of another version.
-    """
-    found = read_object(folder / VERDICT_FILE, _MEND)
-    found.check_format(_FORMAT, "`powernorm compare verdict --resume`")
-    for setting in found.children("settings"):
-        _check_setting(setting)
-    for score in found.children("scores"):
-        _check_score(score)
-    found.texts("choosing")
-    found.sure_number("clear_gap")
-    found.whole("num_batches")
-    return cast(VerdictResults, dict(found.values))
-
-
-def _check_setting(setting: JsonObject) -> None:
-    for key in ("name", "group", "task", "placement"):
-        setting.text(key)
-    setting.sure_number("tokens_per_batch")
-    early = setting.child("early")
-    for key in early.values:
-        early.number(key)
-    if setting.values.get("advice") is not None:
-        setting.text("advice")
-    gaps = setting.child("gaps")
-    for norm in gaps.values:
-        gaps.child(norm).numbers("test")
-        gaps.child(norm).whole("num_lost")
-
-
-def _check_score(score: JsonObject) -> None:
-    for key in ("norm", "predictor"):
-        score.text(key)
-    for key in ("hits_choosing", "hits_scored", "splits_mean", "leave_one_out"):
-        score.sure_number(key)
-    for key in ("threshold", "auc", "rank_correlation", "leave_one_out_clear"):
-        score.number(key)
-    for key in ("interval", "splits_interval"):
-        if len(score.numbers(key)) != 2:
-            raise score.error(f"{key} does not have two numbers")
-    for key in ("num_settings", "num_positive", "num_scored", "num_clear"):
-        score.whole(key)
 
 
 def write_verdict_report(folder: Path) -> Path:
@@ -149,6 +60,7 @@ def score_lines(results: VerdictResults, norm: str) -> list[list[str]]:
             _share(score["leave_one_out"]),
             _share(score["leave_one_out_clear"]),
             number(score["auc"], 2),
+            _alike(score),
             number(score["rank_correlation"], 2),
         ]
         for score in results["scores"]
@@ -164,6 +76,7 @@ SCORE_HEADINGS: Final = (
     ("right, leave one out", True),
     ("the same, clear gaps", True),
     ("AUC", True),
+    ("AUC, like batches", True),
     ("rank correlation", True),
 )
 
@@ -219,11 +132,7 @@ def _markdown_settings(results: VerdictResults) -> str:
 
 
 def _sections(results: VerdictResults) -> list[SectionParts]:
-    figures = [
-        drawn
-        for index, (norm, quantity, place) in enumerate(DRAWN)
-        if (drawn := _scatter(results, norm, quantity, place, index)) is not None
-    ]
+    figures = scatters(results)
     sections: list[SectionParts] = []
     if figures:
         sections.append(("scatter", "Early discrepancy, final gap", [gallery(figures)]))
@@ -275,7 +184,7 @@ _METHOD: Final = (
 
 def _lead(results: VerdictResults) -> str:
     settings = results["settings"]
-    means = [gap for setting in settings if (gap := _mean_gap(setting, "bn")) is not None]
+    means = [gap for setting in settings if (gap := mean_gap(setting, "bn")) is not None]
     worse = sum(gap > 0 for gap in means)
     text = (
         f"{len(settings)} settings, preset {printable(results['preset'])}. BatchNorm ended worse "
@@ -285,7 +194,7 @@ def _lead(results: VerdictResults) -> str:
         if (score["norm"], score["predictor"]) == ("bn", "ln_total_tid_last"):
             text += (
                 " The early TID of the last norm, with the threshold chosen on the other half, had "
-                f"the sign right in {_share(score['hits_scored'])} of {score['num_scored']}."
+                f"the right sign in {_share(score['hits_scored'])} of {score['num_scored']}."
             )
     return text
 
@@ -300,7 +209,9 @@ def _caption(results: VerdictResults, norm: str) -> str:
         f"{printable(norm)} ended worse than ln in {score['num_positive']} of "
         f"{score['num_settings']} settings. Shares of right signs; in brackets 95 % intervals. "
         f"Clear gaps: one sign in all seeds and at least {results['clear_gap']:g} nats "
-        f"({score['num_clear']} settings)."
+        f"({score['num_clear']} settings). AUC: the chance that of a setting in which it ended "
+        "worse and one in which it did not, the former has the larger value (fewer tokens); like "
+        "batches: of pairs whose batches are of about the same size, with their number."
     )
 
 
@@ -315,6 +226,12 @@ def _threshold(score: PredictorScore) -> str:
     if _PERCENT_PREDICTORS in score["predictor"]:
         return f"{percent(value)} %"
     return number(value, 0 if score["predictor"] == "tokens_per_batch" else 3)
+
+
+def _alike(score: PredictorScore) -> str:
+    if score["auc_alike"] is None:
+        return "–"
+    return f"{number(score['auc_alike'], 2)} ({score['num_alike']})"
 
 
 def _share(value: float | None) -> str:
@@ -337,82 +254,6 @@ def _gap_text(record: GapRecord | None) -> str:
     if record["num_lost"]:
         parts.append(f"{record['num_lost']} NaN")
     return ", ".join(parts) or "–"
-
-
-def _mean_gap(setting: VerdictSetting, norm: str) -> float | None:
-    record = setting["gaps"].get(norm)
-    if record is None:
-        return None
-    if record["num_lost"]:
-        return inf
-    return fmean(record["test"]) if record["test"] else None
-
-
-def _scatter(
-    results: VerdictResults, norm: str, quantity: str, place: str, index: int
-) -> DrawnFigure | None:
-    points = [
-        (setting, 100 * value, gap)
-        for setting in results["settings"]
-        if (value := setting["early"].get(quantity)) is not None
-        and (gap := _mean_gap(setting, norm)) is not None
-        and gap != inf
-    ]
-    if not points:
-        return None
-    threshold = next(
-        (
-            score["threshold"]
-            for score in results["scores"]
-            if (score["norm"], score["predictor"]) == (norm, quantity)
-        ),
-        None,
-    )
-    with figure(3.2) as drawn:
-        axes = drawn.subplots()
-        plain_axes(axes, f"{norm} against ln", "early TID, %, logarithmic", "final gap, nats")
-        _draw_points(axes, results, points)
-        axes.set_xscale("log")
-        ink, dashes = reference_style()
-        axes.axhline(0, color=ink, linestyle=dashes, linewidth=1)
-        if threshold:
-            axes.axvline(100 * threshold, color=ink, linewidth=1)
-        axes.legend(loc="best", fontsize=7)
-        description = f"Early TID against the final loss gap of {norm} to ln in each setting"
-        svg = inline_svg(drawn, f"verdict-{index}", description)
-    return DrawnFigure(svg, _scatter_caption(place, threshold))
-
-
-def _scatter_caption(place: str, threshold: float | None) -> str:
-    text = (
-        f"TID {place}, at a tenth of the training, against the loss minus LayerNorm's at its end. "
-        "A point a setting: squares post-norm, circles pre-norm; filled: the threshold was chosen "
-        "on them, hollow: it was scored on them."
-    )
-    return text + (" The upright line is the threshold." if threshold else "")
-
-
-def _draw_points(
-    axes: Axes,
-    results: VerdictResults,
-    points: Sequence[tuple[VerdictSetting, float, float]],
-) -> None:
-    groups = list(dict.fromkeys(setting["group"] for setting, _, _ in points))
-    for setting, x, y in points:
-        colour, _ = line_style(groups.index(setting["group"]))
-        chosen = setting["name"] in results["choosing"]
-        axes.plot(
-            [x],
-            [y],
-            marker=_MARKERS.get(setting["placement"], "o"),
-            color=colour,
-            markerfacecolor=colour if chosen else "none",
-            linestyle="",
-            markersize=5,
-        )
-    for group in groups:
-        colour, _ = line_style(groups.index(group))
-        axes.plot([], [], marker="o", color=colour, linestyle="", markersize=5, label=group)
 
 
 __all__ = [

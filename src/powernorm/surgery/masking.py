@@ -129,7 +129,7 @@ class MaskOwner:
             # A user's scope is for a model that is called without a mask.
             outer = tuple(one for one in outer if one.source is not None)
             outer = (self._laid_out(mask), *outer)
-        open_scope(outer, self)
+        open_scope(outer, self, observed=self.is_only_observed)
 
     def close(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         """After the forward, also one that failed."""
@@ -145,6 +145,11 @@ class MaskOwner:
         return self.is_observed or any(
             norm.training or norm.variant == "released" for norm in batch_norms(self.reach)
         )
+
+    @property
+    def is_only_observed(self) -> bool:
+        """Whether nobody else has a stake: the norms below shall not notice."""
+        return all(stake.observed for stake in self.stakes)
 
     @property
     def is_observed(self) -> bool:
@@ -171,7 +176,7 @@ class MaskOwner:
 
     def _outer(self, unreadable: bool) -> tuple[ScopedMask, ...]:
         """What the scope around this one offers to the norms in here."""
-        scope = innermost_scope()
+        scope = innermost_scope(observing=self.is_only_observed)
         if scope is None:
             return ()
         masks, opener = scope

@@ -11,6 +11,8 @@ from powernorm.data.corpus import Split
 from powernorm.data.masked_sentences import EvaluationSentences, TrainingSentences
 from powernorm.data.segments import EvaluationSegments, TrainingSegments
 from powernorm.data.subwords import EncodedCorpus
+from powernorm.data.tagged_sentences import EvaluationTags, TrainingTags
+from powernorm.data.tagged_words import EncodedTags
 from powernorm.training.config import ComparisonConfig
 
 
@@ -115,6 +117,7 @@ class LanguageModelData(RunData):
             length=config.data.sequence_length,
             batch_size=config.data.batch_size,
             seed=seed,
+            batches_per_update=config.optimizer.accumulation,
         )
         super().__init__(encoded, config, segments)
 
@@ -167,5 +170,44 @@ class MaskedSentenceData(RunData):
 
     def words_per_token(self, split: Split) -> float:
         """Return 1: the perplexity of masked language models is per masked token."""
+        del split
+        return 1.0
+
+
+class TaggedSentenceData(RunData):
+    """Padded sentences, in which every word's part of speech is predicted from all words.
+
+    Args:
+        encoded: the treebank over its words and tags.
+        config: lengths, sizes and number of steps.
+        seed: of the order of the sentences.
+
+    Raises:
+        InputError: the train split has fewer sentences than a batch.
+    """
+
+    def __init__(self, encoded: EncodedTags, config: ComparisonConfig, seed: int) -> None:
+        sentences = TrainingTags(
+            encoded.splits["train"].tokens,
+            encoded.tags["train"],
+            length=config.data.sequence_length,
+            batch_size=config.data.batch_size,
+            seed=seed,
+        )
+        super().__init__(encoded, config, sentences)
+        self._tags = encoded.tags
+
+    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationTags:
+        """Return the batches of a split, whole or about `max_tokens` of it."""
+        return EvaluationTags(
+            self._encoded.splits[split].tokens,
+            self._tags[split],
+            length=self._config.data.sequence_length,
+            batch_size=self._config.data.evaluation_batch_size,
+            max_tokens=max_tokens,
+        )
+
+    def words_per_token(self, split: Split) -> float:
+        """Return 1: the perplexity of taggers is per tag."""
         del split
         return 1.0

@@ -20,8 +20,9 @@ EARLY: Final = "early.ckpt"
 class Checkpoints(pl.Callback):
     """Writes last.ckpt after every validation, and best.ckpt where it was the best so far.
 
-    On request early.ckpt is kept after an update of the run, for a diagnosis at that time. All are renamed into place, so that an interruption leaves the ones before it intact. Has to be
-    the last callback, so that it saves what the others made of the validation.
+    On request early.ckpt is kept after an update of the run, for a diagnosis at that time. All are
+    renamed into place, so that an interruption leaves the ones before it intact. Has to be the last
+    callback, so that it saves what the others made of the validation.
 
     Args:
         folder: made where it is missing.

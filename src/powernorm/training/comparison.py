@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from powernorm.data.readers import load_corpus
-from powernorm.data.subwords import EncodedCorpus, encode_corpus
+from powernorm.data.subwords import EncodedCorpus
 from powernorm.errors import InputError
 from powernorm.norms import build_norm, check_norm_options
 from powernorm.runs import (
@@ -76,7 +75,7 @@ def compare(
     """
     check_norms(config)
     device = choose_device(config)
-    encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
+    encoded = task_of(config).encode(config.data.path, config.data.vocabulary_size)
     for line in lines_of(config):
         for seed in config.seeds:
             task_of(line.config).data(encoded, line.config, seed)
@@ -139,6 +138,7 @@ class _Comparison:
                 self._encoded.splits["train"].num_words,
                 self._encoded.vocabulary_size,
                 tuple(self._baselines),
+                task_of(self._config).units,
             )
         )
         self._write_results()
@@ -183,6 +183,8 @@ class _Comparison:
             check_same_settings(folder, old, run_settings(line, seed, self._encoded))
             result = read_result(folder)
             if result is not None:
+                # It is in the run's own file only.
+                result.pop("study", None)
                 results[folder.name] = result
         return results
 
@@ -221,7 +223,9 @@ class _Comparison:
         self._listener(RunEnded(result, skipped=False))
 
     def _keep(self, run: Run, result: RunResult) -> None:
-        write_json(run.folder / RESULT_FILE, result)
+        study = self._config.study
+        own = RunResult(**result, study=study_info(study)) if study is not None else result
+        write_json(run.folder / RESULT_FILE, own)
         self._results[run.folder.name] = result
         self._write_results()
 

@@ -35,9 +35,15 @@ class DataConfig:
     """What is read and how it is cut into batches."""
 
     path: str | None = None
-    """Folder or file of the user's text, or the name of an embedded corpus; None is `sotu`."""
+    """Folder or file of the user's text, or the name of an embedded corpus; None is `sotu`.
+
+    For the task `tag` a treebank instead, `petrogold` where None.
+    """
     vocabulary_size: int = 2000
-    """Number of byte-pair subwords, at least 257 (every byte and the end mark)."""
+    """Number of byte-pair subwords, at least 257 (every byte and the end mark).
+
+    For the task `tag` the number of words instead, the end mark and the unknown word included.
+    """
     sequence_length: int = 64
     """Tokens in a segment; also the longest context that the model sees."""
     batch_size: int = 32

@@ -14,6 +14,8 @@ class DataPrepared:
     num_train_words: int
     vocabulary_size: int
     baselines: tuple[Baseline, ...]
+    units: str = "subwords"
+    """What the vocabulary counts."""
 
 
 @dataclass(frozen=True, slots=True)

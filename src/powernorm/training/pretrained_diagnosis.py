@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from powernorm.data.readers import load_corpus
 from powernorm.diagnosis import Diagnosis, diagnose
@@ -57,7 +57,8 @@ def diagnose_pretrained(
     if num_batches < 2:
         raise InputError(f"num_batches is {num_batches}, expected at least 2: TID compares batches")
     documents = load_corpus(data or DEFAULT_TEXT).documents["train"]
-    model, tokenizer = _load(path)
+    model, tokenizer, missing = _load(path)
+    length = min(length, _longest(model, tokenizer))
     batches = _batches(tokenizer, documents[: num_batches * batch_size], batch_size, length)
     if len(batches) < 2:
         raise InputError(
@@ -65,12 +66,38 @@ def diagnose_pretrained(
             f"batches of {batch_size}: give more text or a smaller --sequences"
         )
     if model.config.is_encoder_decoder:
-        batches = [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
+        batches = [
+            {
+                **batch,
+                "decoder_input_ids": batch["input_ids"],
+                "decoder_attention_mask": batch["attention_mask"],
+            }
+            for batch in batches
+        ]
     report = diagnose(model, batches, on_progress=on_progress)
-    return replace(report, model=f"{type(model).__name__} in {path.resolve().name}")
+    notes = list(report.notes)
+    if missing:
+        notes.append(
+            f"the folder has no weights for {', '.join(missing[:3])}"
+            f"{' and others' if len(missing) > 3 else ''}: random ones stand there"
+        )
+    name = f"{type(model).__name__} in {path.resolve().name}"
+    return replace(report, model=name, notes=tuple(notes))
 
 
-def _load(path: Path) -> tuple[Any, Any]:
+def _longest(model: Any, tokenizer: Any) -> int:
+    """How many tokens the model takes; what it does not say is no limit."""
+    limits = [tokenizer.model_max_length]
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        # RoBERTa's and its relatives' first positions are those of the padding.
+        offset = (model.config.pad_token_id or 0) + 1 if "roberta" in model.config.model_type else 0
+        limits.append(positions - offset)
+    return int(min(limits))
+
+
+def _load(path: Path) -> tuple[Any, Any, list[str]]:
+    """Model, tokenizer, and the names of weights that the folder does not have."""
     try:
         from transformers import AutoModel, AutoTokenizer
     except ModuleNotFoundError as error:
@@ -78,7 +105,9 @@ def _load(path: Path) -> tuple[Any, Any]:
             "a Hugging Face model needs the package transformers: pip install 'powernorm[hf]'"
         ) from error
     try:
-        model: nn.Module = AutoModel.from_pretrained(str(path), local_files_only=True)
+        model, info = AutoModel.from_pretrained(
+            str(path), local_files_only=True, output_loading_info=True
+        )
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # whatever a damaged folder makes the library raise
         raise InputError(
@@ -87,8 +116,9 @@ def _load(path: Path) -> tuple[Any, Any]:
         ) from error
     if tokenizer.pad_token is None:
         # GPT-2 and its like were trained without padding; the mask says what is none.
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    return model.eval(), tokenizer
+        anything = tokenizer.eos_token or tokenizer.unk_token
+        tokenizer.pad_token = anything or tokenizer.convert_ids_to_tokens(0)
+    return model.eval(), tokenizer, sorted(info["missing_keys"])
 
 
 def _batches(

@@ -102,7 +102,7 @@ class ComparisonProgress:
         )
         self._print(
             f"{escape(event.name)}: {event.num_train_words:,} words to train on, "
-            f"{event.vocabulary_size:,} subwords; valid perplexity of {baselines}"
+            f"{event.vocabulary_size:,} {event.units}; valid perplexity of {baselines}"
         )
 
     def _begin(self, event: RunStarted) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from powernorm.data.batch import Batch
+from powernorm.data.batch import Batch, joined
 from powernorm.data.subwords import EncodedCorpus
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.diagnosis.diagnosing import BATCH_SIZES
@@ -73,26 +73,28 @@ def _evaluation(
 ) -> tuple[EvaluationRow, ...]:
     if not observed_layers(trained.model):
         return ()
-    seed = int(trained.settings["seed"])
-
-    def batches(rows: int) -> list[Batch]:
-        chosen = replace(config, data=replace(config.data, evaluation_batch_size=rows))
-        split = task_of(config).data(encoded, chosen, seed).evaluation("valid", EVALUATION_TOKENS)
-        return list(split)
-
-    sizes = {}
+    rows = max(1, BATCH_SIZES[0] // config.data.sequence_length)
+    chosen = replace(config, data=replace(config.data, evaluation_batch_size=rows))
+    data = task_of(config).data(encoded, chosen, int(trained.settings["seed"]))
+    smallest = list(data.evaluation("valid", EVALUATION_TOKENS))
+    by_size = {}
     for tokens in BATCH_SIZES:
-        rows = tokens // config.data.sequence_length
-        if rows:
-            sizes[tokens] = batches(rows)
+        # The same rows, joined: what is masked in a row depends on how rows are put together.
+        batches = _joined(smallest, tokens // BATCH_SIZES[0])
+        if len(batches) > 1:
+            by_size[round(sum(batch.num_tokens for batch in batches) / len(batches))] = batches
     return evaluate_statistics(
         trained.model,
         _loss,
         population,
-        batches(config.data.evaluation_batch_size),
+        smallest,
         forward=_features,
-        by_batch={tokens: made for tokens, made in sizes.items() if len(made) > 1} or None,
+        by_batch=by_size or None,
     )
+
+
+def _joined(batches: list[Batch], count: int) -> list[Batch]:
+    return [joined(batches[first : first + count]) for first in range(0, len(batches), count)]
 
 
 def _features(model: nn.Module, inputs: Mapping[str, Any]) -> object:

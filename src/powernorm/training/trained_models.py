@@ -8,8 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from powernorm.data.readers import load_corpus
-from powernorm.data.subwords import EncodedCorpus, encode_by, encode_corpus
+from powernorm.data.subwords import EncodedCorpus
 from powernorm.errors import InputError
 from powernorm.models.language_model import LanguageModel
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE
@@ -119,19 +118,22 @@ def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Encoded
     """
     config = run_config(settings)
     source, size = config.data.path, config.data.vocabulary_size
+    task = task_of(config)
+    encoded: EncodedCorpus
     if data is not None:
-        given = load_corpus(data)
-        encoded = encode_corpus(given, size)
-        if encoded.fingerprint == settings["data_fingerprint"]:
+        encoded = task.encode(data, size)
+        if encoded.fingerprint == settings.get("data_fingerprint"):
             return encoded
-    original = load_corpus(source)
-    encoded = encode_corpus(original, size)
-    if encoded.fingerprint != settings["data_fingerprint"]:
+    encoded = task.encode(source, size)
+    if encoded.fingerprint != settings.get("data_fingerprint"):
         raise InputError(
             f"{source or 'the embedded text'} is not the text that the run was trained on, or "
             "another version of tokenizers made its subwords: give that text with --data."
         )
-    return encoded if data is None else encode_by(given, original, size)
+    if data is None:
+        return encoded
+    other: EncodedCorpus = task.encode_by(data, source, size)
+    return other
 
 
 def training_batches(

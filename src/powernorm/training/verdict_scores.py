@@ -17,7 +17,10 @@ from typing import Final
 from powernorm.runs import PredictorScore
 
 NUM_SPLITS: Final = 1000
-DESCENDING: Final = ("tokens_per_batch",)
+SIZE: Final = "tokens_per_batch"
+ALIKE: Final = 1.25
+"""Factor by which batches of about the same size differ at most."""
+DESCENDING: Final = (SIZE,)
 """Predictors of which a small value is a bad sign."""
 _SEED: Final = 0
 
@@ -103,8 +106,20 @@ def auc(values: Sequence[float], is_worse: Sequence[bool]) -> float | None:
     better = [value for value, bad in pairs if not bad]
     if not worse or not better:
         return None
-    wins = [(high > low) + 0.5 * (high == low) for high in worse for low in better]
-    return fmean(wins)
+    return fmean(_win(high, low) for high in worse for low in better)
+
+
+def alike_pairs(cases: Sequence[Case]) -> list[tuple[Case, Case]]:
+    """Return the pairs (worse, better) whose batches differ in size by `ALIKE` at most."""
+    sized = [case for case in cases if SIZE in case.values]
+    return [
+        (worse, better)
+        for worse in sized
+        for better in sized
+        if worse.is_worse
+        and not better.is_worse
+        and abs(math.log(worse.values[SIZE] / better.values[SIZE])) <= math.log(ALIKE)
+    ]
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -167,6 +182,12 @@ def _score(
     worse = [case.is_worse for case in cases]
     threshold = _chosen_threshold(choosing, name) if quantity == name else None
     hits = _hits(rule, scored)
+    pairs = alike_pairs(cases) if quantity else []
+    wins = (
+        [_win(bad.sign_of_worse(quantity), good.sign_of_worse(quantity)) for bad, good in pairs]
+        if quantity
+        else []
+    )
     return PredictorScore(
         norm=norm,
         predictor=name,
@@ -183,8 +204,14 @@ def _score(
         leave_one_out_clear=fmean(clear) if clear else None,
         num_clear=len(clear),
         auc=auc(values, worse) if values else None,
+        auc_alike=fmean(wins) if wins else None,
+        num_alike=len(wins),
         rank_correlation=rank_correlation(values, [c.gap for c in cases]) if values else None,
     )
+
+
+def _win(high: float, low: float) -> float:
+    return 0.5 if high == low else float(high > low)
 
 
 def _threshold_chooser(predictor: str) -> Chooser:

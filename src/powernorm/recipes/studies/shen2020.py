@@ -85,7 +85,8 @@ def scales_base(preset: str) -> ComparisonConfig:
 
 def scales(config: ComparisonConfig) -> tuple[Variant, ...]:
     """Return each norm as it is."""
-    return tuple(Variant(norm, norm) for norm in config.norms)
+    needed = {"training.record_scales": "true"}
+    return tuple(Variant(norm, norm, settings=needed) for norm in config.norms)
 
 
 MICRO_BATCHES: Final = StudyRecipe(

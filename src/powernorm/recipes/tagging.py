@@ -1,0 +1,60 @@
+"""Part-of-speech tagging: sentences of unequal length, where padding masks matter."""
+
+from collections.abc import Callable
+from typing import Final
+
+from powernorm.recipes.language_modeling import DEMO_PENALTIES
+from powernorm.training.config import (
+    ComparisonConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainingConfig,
+)
+
+TASK: Final = "tag"
+
+
+def smoke() -> ComparisonConfig:
+    """Return a check that everything works, in seconds: too short to compare anything."""
+    return ComparisonConfig(
+        task=TASK,
+        preset="smoke",
+        norms=("ln", "bn"),
+        data=DataConfig(path="turkish", vocabulary_size=500, sequence_length=32, batch_size=16),
+        model=ModelConfig(num_features=32, num_layers=1, num_heads=2, feedforward_features=64),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        training=TrainingConfig(
+            max_steps=60,
+            num_threads=1,
+            log_every=5,
+            validate_every=30,
+            validation_tokens=4096,
+            monitor_every=10,
+            tid_batches=5,
+        ),
+    )
+
+
+def demo() -> ComparisonConfig:
+    """Return a comparison in minutes on two CPU cores: parts of speech in Portuguese."""
+    return ComparisonConfig(
+        task=TASK,
+        preset="demo",
+        norms=("ln", "bn", "rbn", "pn"),
+        data=DataConfig(path="petrogold", vocabulary_size=2000, sequence_length=64, batch_size=32),
+        model=ModelConfig(num_features=64, num_layers=2, num_heads=4, feedforward_features=256),
+        optimizer=OptimizerConfig(learning_rate=4e-3),
+        training=TrainingConfig(
+            max_steps=600,
+            log_every=20,
+            validate_every=100,
+            validation_tokens=32768,
+            monitor_every=50,
+            tid_batches=40,
+        ),
+        norm_options={"rbn": DEMO_PENALTIES},
+    )
+
+
+PRESETS: Final[dict[str, Callable[[], ComparisonConfig]]] = {"smoke": smoke, "demo": demo}

@@ -1,0 +1,59 @@
+"""Numbers that figures and averages can carry: what a file holds may be larger than that."""
+
+from collections.abc import Iterable, Sequence
+from math import copysign, fsum, inf, isfinite
+from typing import Final
+
+LARGEST: Final = 1e100
+"""A larger number counts as infinite: sums, percents and axes beyond it would overflow."""
+
+SMALLEST: Final = 1e-100
+"""Where a logarithmic axis begins at the latest."""
+
+
+def bounded(value: float) -> float:
+    """The number, infinite where it is larger than anything that can be drawn or averaged.
+
+    >>> bounded(-7), bounded(1e280), bounded(-(10**400))
+    (-7.0, inf, -inf)
+    """
+    try:
+        number = float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf
+    return copysign(inf, number) if abs(number) > LARGEST else number
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean; NaN, not an error, where infinities of both signs meet.
+
+    >>> mean([1.0, 2.0]), mean([1.0, float("inf")])
+    (1.5, inf)
+    """
+    known = list(values)
+    total = fsum(known) if all(map(isfinite, known)) else sum(known)
+    return total / len(known)
+
+
+def linear_limits(values: Sequence[float], share: float, least: float) -> tuple[float, float]:
+    """Ends of a linear axis around the values.
+
+    Args:
+        values: finite, at least one.
+        share: of their extent, the margin at each end.
+        least: margin where they have no extent.
+    """
+    low, high = max(min(values), -LARGEST), min(max(values), LARGEST)
+    margin = share * (high - low) or least
+    return low - margin, high + margin
+
+
+def logarithmic_limits(values: Sequence[float], factor: float) -> tuple[float, float]:
+    """Ends of a logarithmic axis around the values.
+
+    Args:
+        values: finite and positive, at least one.
+        factor: margin at each end.
+    """
+    low, high = max(min(values), SMALLEST), min(max(values), LARGEST)
+    return min(low, LARGEST) / factor, max(high, SMALLEST) * factor

@@ -1,0 +1,221 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from tiny_training import TRAINING, Configure
+
+from powernorm.diagnosis import diagnose, training_inference_discrepancy
+from powernorm.errors import InputError
+from powernorm.runs import EARLY_QUANTITIES, GapRecord, VerdictResults
+from powernorm.training import verdict_measures
+from powernorm.training.events import Event, RunEnded, SettingStarted, StepsDone
+from powernorm.training.trained_models import load_trained, run_data, training_batches
+from powernorm.training.verdict_measures import measure_study
+from powernorm.training.verdict_settings import Phase, Setting, VerdictStudy
+from powernorm.training.verdict_study import train_study
+
+NUM_BATCHES = 4
+TRAINED = replace(TRAINING, early_checkpoint=0.25, tid_batches=0, monitor_every=0)
+
+
+def tiny_study(configure: Configure, *phases: Phase) -> VerdictStudy:
+    """Four settings of a second, two of each task."""
+
+    def setting(task: str, rows: int) -> Setting:
+        config = replace(configure(training=TRAINED), task=task)
+        config = replace(config, data=replace(config.data, batch_size=rows))
+        return Setting(f"{task}-{rows}", task, config)
+
+    settings = tuple(setting(task, rows) for rows in (4, 16) for task in ("lm", "mlm"))
+    return VerdictStudy("tiny", settings, phases, num_batches=NUM_BATCHES)
+
+
+BOTH = Phase(("ln", "bn"), (0,))
+OTHERS = (Phase(("pn",), (0,)), Phase(("ln", "bn"), (1,)))
+
+
+@pytest.fixture(scope="module")
+def module_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("verdict")
+
+
+@pytest.fixture
+def whole(configure: Configure, module_folder: Path) -> tuple[VerdictStudy, Path, list[Event]]:
+    """A study that was interrupted once and then trained and measured, made once."""
+    study, out = tiny_study(configure, BOTH, *OTHERS), module_folder / "whole"
+    events: list[Event] = []
+    if not out.exists():
+
+        def stop(event: Event) -> None:
+            if isinstance(event, StepsDone) and (event.norm, event.step) == ("bn", 6):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train_study(study, out, on_event=stop)
+        train_study(study, out, resume=True, on_event=events.append)
+        measure_study(study, out)
+    return study, out, events
+
+
+def results_of(out: Path) -> VerdictResults:
+    results: VerdictResults = json.loads((out / "verdict.json").read_text())
+    return results
+
+
+def test_phases_come_one_after_the_other_and_nothing_twice(
+    whole: tuple[VerdictStudy, Path, list[Event]],
+) -> None:
+    study, out, events = whole
+    if events:
+        started = [event for event in events if isinstance(event, SettingStarted)]
+        assert [event.norms for event in started] == [("ln", "bn")] * 4 + [("pn",)] * 4 + [
+            ("ln", "bn")
+        ] * 4
+        assert [event.index for event in started] == list(range(1, 13))
+    again: list[Event] = []
+    train_study(study, out, resume=True, on_event=again.append)
+    assert not again
+    assert len(list(out.glob("*/*/result.json"))) == 4 * 5
+
+
+def test_a_later_phase_goes_on_without_the_earlier(configure: Configure, tmp_path: Path) -> None:
+    first = replace(tiny_study(configure, BOTH), settings=tiny_study(configure, BOTH).settings[:1])
+    train_study(first, tmp_path)
+    events: list[Event] = []
+    train_study(
+        replace(first, phases=(BOTH, OTHERS[0])), tmp_path, resume=True, on_event=events.append
+    )
+    ended = [event.result["norm"] for event in events if isinstance(event, RunEnded)]
+    assert ended == ["pn"]
+
+
+def test_final_gaps_are_differences_of_the_runs(
+    whole: tuple[VerdictStudy, Path, list[Event]],
+) -> None:
+    _, out, _ = whole
+    for setting in results_of(out)["settings"]:
+        runs = {
+            (run["norm"], run["seed"]): run["metrics"]
+            for run in json.loads((out / setting["name"] / "results.json").read_text())["runs"]
+        }
+        assert setting["gaps"]["bn"]["seeds"] == [0, 1]
+        assert setting["gaps"]["pn"]["seeds"] == [0]
+        assert "rbn" not in setting["gaps"]
+        for index, seed in enumerate((0, 1)):
+            for split in ("valid", "test"):
+                expected = runs["bn", seed][f"{split}_loss"] - runs["ln", seed][f"{split}_loss"]
+                found = setting["gaps"]["bn"]["test" if split == "test" else "valid"][index]
+                assert found == pytest.approx(expected)
+
+
+def test_early_quantities_are_those_of_the_early_checkpoints(
+    whole: tuple[VerdictStudy, Path, list[Event]],
+) -> None:
+    _, out, _ = whole
+    for setting in results_of(out)["settings"]:
+        assert tuple(setting["early"]) == EARLY_QUANTITIES
+        early = {
+            norm: load_trained(out / setting["name"] / f"{norm}-pre-seed0/checkpoints/early.ckpt")
+            for norm in ("ln", "bn")
+        }
+        batches = training_batches(early["ln"].settings, NUM_BATCHES)
+        report = diagnose(early["ln"].model, batches, batch_sizes=())
+        last = report.layers[-1]
+        assert last.mean_tid is not None
+        assert last.var_tid is not None
+        assert setting["early"]["ln_mean_tid_last"] == pytest.approx(last.mean_tid)
+        total = last.mean_tid + last.var_tid
+        assert setting["early"]["ln_total_tid_last"] == pytest.approx(total)
+        tid = training_inference_discrepancy(early["bn"].model, batches).summary()
+        assert tid is not None
+        assert setting["early"]["bn_var_tid_avg"] == pytest.approx(tid["var_avg"])
+        assert setting["early_step"] == 3
+        assert setting["early"]["bn_gap"] is not None
+        assert setting["early"]["pn_gap"] is not None
+        assert setting["early"]["rbn_gap"] is None
+        assert (
+            setting["tokens_per_batch"] == run_data(early["ln"].settings).segments.tokens_per_batch
+        )
+
+
+def test_scores_name_every_predictor_once_a_norm(
+    whole: tuple[VerdictStudy, Path, list[Event]],
+) -> None:
+    _, out, _ = whole
+    results = results_of(out)
+    names = [(score["norm"], score["predictor"]) for score in results["scores"]]
+    assert len(names) == len(set(names))
+    assert {norm for norm, _ in names} == {"bn", "pn"}
+    for rival in ("early_gap", "early_gap > 0", "tokens_per_batch", "majority", "verdict"):
+        assert ("bn", rival) in names
+    assert len(results["choosing"]) == 2
+    assert {name.partition("-")[0] for name in results["choosing"]} == {"lm", "mlm"}
+
+
+def test_what_was_measured_is_not_measured_again(
+    whole: tuple[VerdictStudy, Path, list[Event]],
+) -> None:
+    study, out, _ = whole
+    before = results_of(out)
+    with patch.object(verdict_measures, "load_trained", side_effect=AssertionError):
+        measure_study(study, out)
+    assert results_of(out) == before
+
+
+def test_settings_that_are_not_trained_yet_are_left_out(
+    configure: Configure, tmp_path: Path
+) -> None:
+    study = tiny_study(configure, BOTH)
+    train_study(replace(study, settings=study.settings[:1]), tmp_path)
+    results = measure_study(study, tmp_path)
+    assert [setting["name"] for setting in results["settings"]] == ["lm-4"]
+    assert results["scores"] == []
+
+
+def test_a_norm_whose_loss_was_lost_counts_as_worse() -> None:
+    finite = {"test_loss": 1.0, "valid_loss": 1.0}
+    lost = dict.fromkeys(finite)
+
+    def runs(*metrics: dict[str, float | None]) -> dict[int, dict[str, dict[str, float | None]]]:
+        return {seed: {"metrics": one} for seed, one in enumerate(metrics)}
+
+    record: GapRecord = verdict_measures._gap(runs(finite, finite), runs(lost, finite))  # type: ignore[arg-type]
+    assert (record["seeds"], record["test"], record["num_lost"]) == ([1], [0.0], 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: replace(s, settings=(s.settings[0], s.settings[0])), "the same name"),
+        (lambda s: replace(s, phases=(Phase(("lnn",), (0,)),)), "lnn"),
+    ],
+)
+def test_studies_that_cannot_be_trained_are_refused_before_the_first_run(
+    configure: Configure,
+    tmp_path: Path,
+    change: object,
+    message: str,
+) -> None:
+    study = change(tiny_study(configure, BOTH))  # type: ignore[operator]
+    with pytest.raises(InputError, match=message):
+        train_study(study, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_without_an_early_checkpoint_is_refused(
+    configure: Configure, tmp_path: Path
+) -> None:
+    study = tiny_study(configure, BOTH)
+    plain = Setting("plain", "lm", configure())
+    with pytest.raises(InputError, match=r"setting plain keeps no early checkpoint"):
+        train_study(replace(study, settings=(plain,)), tmp_path)
+
+
+def test_runs_that_are_there_are_not_lost_by_accident(
+    whole: tuple[VerdictStudy, Path, list[Event]],
+) -> None:
+    study, out, _ = whole
+    with pytest.raises(InputError, match="--resume to go on"):
+        train_study(study, out)
