@@ -8,10 +8,17 @@ import pytest
 
 from test_cli import SMALL, powernorm, text_file  # noqa: F401  (a fixture)
 
+SHORT = (
+    *("--set", "training.max_steps=4"),
+    *("--set", "training.validate_every=2"),
+    *("--set", "training.monitor_every=0"),
+)
+"""For tests of the command, not of what comes of a study."""
+
 
 def test_study_ends_in_its_figure(tmp_path: Path, text_file: Path) -> None:  # noqa: F811
-    options = ("compare", "lm", "--study", "lowest-layers", "--preset", "smoke")
-    outcome = powernorm(tmp_path, *options, "--data", text_file, *SMALL)
+    options = ("compare", "lm", "--study", "lowest-layers", "--preset", "smoke", *SMALL, *SHORT)
+    outcome = powernorm(tmp_path, *options, "--data", text_file)
     assert outcome.code == 0, outcome.err
     folder = tmp_path / "runs" / "lm-lowest-layers-smoke"
     assert outcome.out.endswith("report: runs/lm-lowest-layers-smoke/report.html\n")
@@ -26,15 +33,7 @@ def test_study_ends_in_its_figure(tmp_path: Path, text_file: Path) -> None:  # n
         ("bn-2of2", 2.0),
     ]
     page = folder / "report.html"
-    before = page.read_bytes()
-    page.unlink()
-    assert powernorm(tmp_path, "report", folder).code == 0
-    assert page.read_bytes() == before
-    assert b'<section id="study">' in before
-    # Nothing is left to do, and nothing is trained again.
-    again = powernorm(tmp_path, *options, "--data", text_file, *SMALL, "--resume")
-    assert again.code == 0, again.err
-    assert again.err.count("from before") == 3
+    assert b'<section id="study">' in page.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,23 @@ def test_order_depends_on_seed_and_position_alone() -> None:
     assert not torch.equal(training(seed=4).batch(0).tokens, in_order[0])
 
 
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_an_update_holds_the_same_segments_however_it_is_divided(parts: int) -> None:
+    """Over several epochs: 1,000 tokens give 142 segments, which 8 does not divide."""
+    whole = training(batch_size=8)
+    divided = training(batch_size=8 // parts, batches_per_update=parts)
+    assert divided.batches_per_epoch == parts * whole.batches_per_epoch
+    for update in range(3 * whole.batches_per_epoch):
+        cut = [divided.batch(parts * update + part).tokens for part in range(parts)]
+        assert torch.equal(torch.cat(cut), whole.batch(update).tokens)
+
+
+def test_updates_may_be_longer_than_the_text() -> None:
+    long = training(batch_size=64, batches_per_update=16)
+    assert long.batches_per_epoch == training(batch_size=64).batches_per_epoch == 2
+    assert torch.equal(long.batch(5).tokens, training(batch_size=64).batch(5).tokens)
+
+
 def test_batches_leave_the_global_random_state_alone() -> None:
     before = torch.get_rng_state()
     training().batch(50)

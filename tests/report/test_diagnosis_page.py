@@ -170,6 +170,7 @@ def test_no_layer_at_all() -> None:
     assert section_names(Elements(render_diagnosis(record))) == ["verdict"]
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_diagnoses_inside_a_comparison(small_folder: Path) -> None:
     for run in ("ln-pre-seed0", "bn-pre-seed0"):
         write_diagnosis(small_folder / run, small_diagnosis())

@@ -22,6 +22,8 @@ METRICS_REST = "," * (len(METRICS_COLUMNS) - 8)
 REST = "," * (len(NORMS_COLUMNS) - 8)
 """The columns of both files after the first version's, all empty."""
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 
 def replace_line(path: Path, number: int, line: str) -> None:
     """Replaces a line, counted from 1."""
@@ -124,6 +126,21 @@ def test_other_folders_are_not_runs(comparison_folder: Path) -> None:
         (NORMS_FILE, 9, f"1.5,a,bn,0,0,0,0,0{REST}", "line 9: step is '1.5', not a whole number"),
         (NORMS_FILE, 9, f",a,bn,0,0,0,0,0{REST}", "line 9: step is '', not a whole number"),
         (NORMS_FILE, 4, f"10,a,bn,0,0,0,0,x{REST}", "line 4: num_nonfinite_batches is 'x'"),
+        (
+            NORMS_FILE,
+            4,
+            f"10,a,bn,0,0,0,0,nan{REST}",
+            "line 4: num_nonfinite_batches is 'nan'",
+        ),
+        (
+            NORMS_FILE,
+            4,
+            f"10,a,bn,0,0,0,0,inf{REST}",
+            "line 4: num_nonfinite_batches is 'inf'",
+        ),
+        (NORMS_FILE, 4, f"10,a,bn,0,0,0,0,1.5{REST}", "line 4: num_nonfinite_batches is '1.5'"),
+        (METRICS_FILE, 5, "nan,0,1,1,1,1,,,,", "line 5: step is 'nan', expected a finite number"),
+        (METRICS_FILE, 5, "40,0,inf,1,1,1,,,,", "line 5: tokens is 'inf', expected a finite"),
     ],
 )
 def test_damaged_line_is_named(
@@ -178,6 +195,15 @@ def test_results_of_another_shape(
     ("key", "value", "message"),
     [
         ("seed", "0", "seed is '0', expected a whole number"),
+        ("seed", 10**400, "expected a whole number below 2^63"),
+        ("parameters", -(10**30), "expected a whole number below 2^63"),
+        (
+            "status",
+            "paused",
+            "status is 'paused', expected one of finished, diverged, nonfinite, interrupted, "
+            "failed (a newer version of powernorm may know more: update it if one wrote the file); "
+            "restore the file",
+        ),
         ("seed", True, "seed is True, expected a whole number"),
         ("seconds", "long", "seconds is 'long', expected a number or null"),
         ("metrics", {"test_perplexity": [1]}, "test_perplexity is [1], expected a number"),
@@ -213,3 +239,19 @@ def test_run_folder_with_a_name_of_its_own(comparison_folder: Path) -> None:
     (folder / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match=r"its name is not NORM-PLACEMENT-seedN"):
         read_comparison(comparison_folder)
+
+
+def test_numbers_that_nothing_can_hold(small_folder: Path) -> None:
+    """They count as infinite: the run did not finish, and the page is there."""
+    path = small_folder / RESULTS_FILE
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    runs[0]["metrics"]["test_perplexity"] = 10**400
+    runs[1]["seconds"] = runs[1]["tokens_per_second"] = float("inf")
+    change(path, runs=runs)
+    first, second = read_comparison(small_folder).runs
+    assert (first.metrics["test_perplexity"], first.shown_status) == (float("inf"), "nonfinite")
+    assert [run_cells(first)[4], *run_cells(second)[5:7]] == ["∞", "∞", "∞"]
+    assert write_report(small_folder).exists()
+    path.write_text('{"format": 1' + 5000 * "0" + "}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"results.json: holds a number of thousands of digits"):
+        read_comparison(small_folder)

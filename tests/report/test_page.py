@@ -172,6 +172,7 @@ def _json(text: str) -> str:
     return json.dumps(text)[1:-1]
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_partial_comparison(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,))
     elements = Elements(write_report(folder).read_text(encoding="utf-8"))
@@ -182,6 +183,7 @@ def test_partial_comparison(tmp_path: Path) -> None:
     assert "1 norm, 1 seed, 1 run." in " ".join(elements.texts)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_comparison_in_which_nothing_finished(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "demo", norms=("bn", "pn"), seeds=(1,))
     elements = Elements(write_report(folder).read_text(encoding="utf-8"))
@@ -209,6 +211,7 @@ def test_same_files_give_the_same_page(small_folder: Path) -> None:
     assert render_page(comparison) == render_page(comparison)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_failed_writing_leaves_the_old_report(
     small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,9 @@ from report.test_page import Elements
 BN = "bn-pre-seed0"
 
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
+
 def test_one_comparison_is_what_it_was(small_folder: Path) -> None:
     target = write_reports([small_folder])
     assert target == small_folder / "report.html"

@@ -5,16 +5,20 @@ import re
 from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from powernorm.errors import InputError
 from powernorm.report import read_comparison, write_report
 from powernorm.report.drawing import line_style
-from powernorm.report.study_figures import lowest_layers
+from powernorm.report.markup import Markup
+from powernorm.report.studies import study_contents
+from powernorm.report.study_figures import layernorm_parts, lowest_layers
+from powernorm.report.study_panels import Band, Panel, Trace, draw_panels
+from powernorm.report.study_scatters import scales
 from powernorm.report.study_values import Range, metric, over_time, points_of
-from report.study_folders import Row, write_scales, write_study
+from powernorm.runs import METRICS_FILE
+from report.study_folders import STEPS, Row, write_scales, write_study
 
 SIZES = {"name": "micro-batches", "title": "Sizes", "x_label": "tokens", "logarithmic": True}
 GRID = {"name": "penalties", "title": "Grid", "x_label": "λ of the mean", "y_label": "λ of var"}
@@ -28,15 +32,14 @@ SIZE_ROWS = (
 
 
 def section(folder: Path) -> str:
-    page = write_report(folder).read_text(encoding="utf-8")
-    assert page.index('id="study"') < page.index('id="results"')
-    return page.partition('<section id="study">')[2].partition("</section>")[0]
+    return "".join(study_contents(read_comparison(folder)))
 
 
 def texts(markup: str) -> list[str]:
     return [unescape(text).strip() for text in re.findall(r">([^<>]+)<", markup)]
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_old_results_have_no_study(small_folder: Path) -> None:
     comparison = read_comparison(small_folder)
     assert comparison.study is None
@@ -44,12 +47,14 @@ def test_old_results_have_no_study(small_folder: Path) -> None:
     assert 'id="study"' not in write_report(small_folder).read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_runs_are_named_by_their_variants(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", SIZES, SIZE_ROWS)
     comparison = read_comparison(folder)
     assert comparison.names == [row.label for row in SIZE_ROWS]
     page = write_report(folder).read_text(encoding="utf-8")
     assert "<h1>Sizes: lm · micro-batches · demo · pre-norm</h1>" in page
+    assert page.index('id="study"') < page.index('id="results"')
     assert "5 variants, 2 seeds, 10 runs." in page
     for row in SIZE_ROWS:
         assert page.count(f">{row.label}</th>") >= 2, "in the results and in the list of runs"
@@ -113,14 +118,22 @@ def test_lowest_layers(tmp_path: Path) -> None:
     )
 
 
-def test_gaps_compare_runs_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Panel]]:
+    """The panels of every figure, which are not drawn."""
+    panels_of: list[Sequence[Panel]] = []
+
+    def draw(panels: Sequence[Panel], **_: object) -> Markup:
+        panels_of.append(panels)
+        return Markup("")
+
+    monkeypatch.setattr("powernorm.report.study_figures.draw_panels", draw)
+    return panels_of
+
+
+def test_gaps_compare_runs_of_one_seed(tmp_path: Path, drawn: list[Sequence[Panel]]) -> None:
     rows = (Row("ln", "ln", [3.0, 5.0], 0.0), Row("bn-1of1", "bn", [3.1, 5.3], 1.0))
     comparison = read_comparison(write_study(tmp_path / "s", LAYERS, rows))
-    drawn: list[Any] = []
-    monkeypatch.setattr(
-        "powernorm.report.study_figures.draw_panels",
-        lambda panels, **_: drawn.append(panels) or "",
-    )
     assert comparison.study is not None
     lowest_layers(comparison, comparison.study)
     (gap, tid), (gap_in_time, tid_in_time) = drawn
@@ -133,6 +146,34 @@ def test_gaps_compare_runs_of_one_seed(tmp_path: Path, monkeypatch: pytest.Monke
     assert tid.bands[0].mean == pytest.approx([(3.1 + 5.3) / 2])
     assert gap_in_time.bands[0].mean == pytest.approx([0.2] * 10)
     assert tid_in_time.bands[0].mean == pytest.approx([2.0] * 10), "of the last layer, in percent"
+
+
+def test_gap_without_its_reference_leaves_a_cross(
+    tmp_path: Path, drawn: list[Sequence[Panel]]
+) -> None:
+    rows = (
+        Row("ln", "ln", [3.0, "diverged"], 0.0),
+        Row("bn-1of2", "bn", ["nonfinite", 5.3], 1.0),
+        Row("bn-2of2", "bn", [3.5, 5.4], 2.0),
+    )
+    comparison = read_comparison(write_study(tmp_path / "s", LAYERS, rows))
+    assert comparison.study is not None
+    figures = lowest_layers(comparison, comparison.study)
+    gap = drawn[0][0].bands[0]
+    assert gap.x == [0, 2]
+    assert gap.mean == pytest.approx([0, 0.5])
+    assert gap.lost == [0, 1, 2]
+    assert "whose gap is unknown, for ln did not finish with its seed" in figures[0].caption
+    tid = drawn[0][1].bands[0]
+    assert tid.lost == [0, 1], "a TID needs no reference"
+
+
+def test_gap_frames_hold_zero(tmp_path: Path) -> None:
+    rows = (Row("ln", "ln", [3.0], 0.0), Row("bn-1of1", "bn", [9.0], 1.0))
+    shown = section(write_study(tmp_path / "s", LAYERS, rows))
+    assert "Validation loss, bn minus ln" in texts(shown)
+    in_time = shown.partition("Validation loss, bn minus ln")[0].rpartition("<svg")[2]
+    assert {"0", "6"} & set(texts(in_time)) == {"0", "6"}
 
 
 def grid_rows(*losses: float | str) -> Sequence[Row]:
@@ -189,14 +230,86 @@ def test_unknown_studies_are_drawn_by_their_shape(tmp_path: Path) -> None:
     assert "Test perplexity" in texts(dots)
 
 
+PARTS = {"name": "layernorm-parts", "title": "Parts"}
+
+
+def test_lost_runs_are_lines_of_their_own(tmp_path: Path, drawn: list[Sequence[Panel]]) -> None:
+    rows = (
+        Row("ln", "ln", [3.0, 3.2]),
+        Row("detach-both", "detach", [3.4, "diverged"]),
+        Row("none", "none", ["diverged"]),
+    )
+    folder = write_study(tmp_path / "s", PARTS, rows)
+    for name, last in (("none-pre-seed0", "4.3e9"), ("detach-both-pre-seed1", "nan")):
+        path = folder / name / METRICS_FILE
+        lines = path.read_text(encoding="utf-8").splitlines()[:8]
+        cells = lines[-1].split(",")
+        cells[5:7] = last, last
+        path.write_text("\n".join([*lines[:-1], ",".join(cells)]) + "\n", encoding="utf-8")
+    comparison = read_comparison(folder)
+    assert comparison.study is not None
+    caption = layernorm_parts(comparison, comparison.study)[-1].caption
+    assert "band from the lowest to the highest" in caption
+    assert "A cross ends one that broke down" in caption
+    training, _ = drawn[-1]
+    ln, both, none = training.bands
+    assert ln.mean == pytest.approx([3.1 + 3 / step for step in STEPS])
+    assert ln.low == pytest.approx([3.0 + 3 / step for step in STEPS])
+    assert both.mean == pytest.approx([3.4 + 3 / step for step in STEPS]), "no jump"
+    (lost,) = both.traces
+    assert (list(lost.x), lost.lost) == ([10, 20, 30, 40, 50, 60], True)
+    assert list(none.x) == []
+    assert (none.traces[0].x[-1], none.traces[0].y[-1]) == (70, 4.3e9)
+
+
+def test_runs_that_go_on_have_no_cross(tmp_path: Path, drawn: list[Sequence[Panel]]) -> None:
+    rows = (Row("ln", "ln", [3.0, "interrupted"]), Row("none", "none", ["failed"]))
+    comparison = read_comparison(write_study(tmp_path / "s", PARTS, rows))
+    assert comparison.study is not None
+    layernorm_parts(comparison, comparison.study)
+    assert [trace.lost for band in drawn[-1][0].bands for trace in band.traces] == [False, True]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_lost_runs_do_not_set_the_frame(lost: bool) -> None:
+    steps = [1.0, 2.0, 3.0]
+    bands = [
+        Band("ln", 0, steps, [3.0, 2.5, 2.0], [3.0, 2.5, 2.0], [3.0, 2.5, 2.0]),
+        Band("none", 1, [], [], [], [], traces=[Trace(steps, [4.0, 1e9, 4.3e9], lost=lost)]),
+    ]
+    svg = draw_panels([Panel("t", "y", bands)], x_label="x", prefix="p", description="d")
+    words = texts(svg)
+    assert {"2.0", "3.0", "ln", "none"} <= set(words)
+    assert not any("e9" in word for word in words)
+
+
+def test_no_frame_without_a_number(tmp_path: Path) -> None:
+    rows = (Row("ln", "ln", ["diverged"]), Row("none", "none", ["nonfinite"]))
+    words = texts(section(write_study(tmp_path / "s", PARTS, rows)))
+    assert "Test perplexity" not in words
+    assert "Training loss" in words
+
+
+def test_logarithmic_axes_are_said(tmp_path: Path) -> None:
+    far = [Row("bn-64", "bn", [8.0], 64.0), Row("bn-128", "bn", [3.0], 128.0)]
+    near = [Row("bn-64", "bn", [3.1], 64.0), Row("bn-128", "bn", [3.0], 128.0)]
+    captions = [
+        next(word for word in texts(shown) if word.startswith("Test perplexity against"))
+        for shown in (
+            section(write_study(tmp_path / "far", SIZES, far)),
+            section(write_study(tmp_path / "near", SIZES, near)),
+        )
+    ]
+    assert ["logarithmic" in caption for caption in captions] == [True, False]
+
+
 def test_layernorm_parts(tmp_path: Path) -> None:
     rows = (
         Row("ln", "ln", [3.0, 3.1]),
         Row("detach-both", "detach", [3.4, "diverged"]),
         Row("none", "none", ["nonfinite", "diverged"]),
     )
-    study = {"name": "layernorm-parts", "title": "Parts"}
-    shown = section(write_study(tmp_path / "s", study, rows))
+    shown = section(write_study(tmp_path / "s", PARTS, rows))
     words = texts(shown)
     assert shown.count("<svg") == 3
     for word in ("Do γ and β overfit?", "training loss", "validation loss", "NaN/diverged"):
@@ -222,6 +335,73 @@ def test_scales(tmp_path: Path) -> None:
     caption = next(word for word in words if word.startswith("pn, seed 0"))
     assert "80.00 % of the features" in caption
     assert "1 features whose γ or deviation is 0 are left out." in caption
+
+
+LEMMA = "by Lemma 2 of Shen et al. 2020 makes the loss smoother with PowerNormV"
+
+
+def test_words_of_scales_are_those_of_the_norm(tmp_path: Path) -> None:
+    norms = ("pnv", "pn", "bn", "rbn", "mabn")
+    rows = [Row(norm, norm, [3.0]) for norm in norms]
+    folder = write_study(tmp_path / "s", {"name": "scales", "title": "S"}, rows)
+    for norm in norms:
+        (folder / f"{norm}-pre-seed0" / "norms.csv").unlink()
+        write_scales(
+            folder / f"{norm}-pre-seed0",
+            [{"layer": "norm", "weight": [1.0, 3.0], "deviation": [2.0, 1.5]}],
+        )
+    comparison = read_comparison(folder)
+    assert comparison.study is not None
+    captions = [figure.caption for figure in scales(comparison, comparison.study)]
+    assert ["|γ| ≤ ψ_B" in caption for caption in captions] == [True, True, False, False, True]
+    assert ["|γ| ≤ σ_B" in caption for caption in captions] == [False, False, True, True, False]
+    assert [LEMMA in caption for caption in captions] == [True, False, False, False, False]
+    assert all("Of " not in caption for caption in captions)
+
+
+def test_deep_models_show_some_of_their_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Row("pn", "pn", [3.0])]
+    folder = write_study(tmp_path / "s", {"name": "scales", "title": "S"}, rows)
+    write_scales(
+        folder / "pn-pre-seed0",
+        [
+            {"layer": f"layers.{i}.x", "weight": [1.0], "deviation": [2.0 if i < 50 else 0.5]}
+            for i in range(97)
+        ],
+    )
+    titles: list[str] = []
+    monkeypatch.setattr(
+        "powernorm.report.study_scatters._draw_layer",
+        lambda _axes, layer, _name: titles.append(layer["layer"]),
+    )
+    comparison = read_comparison(folder)
+    assert comparison.study is not None
+    (figure,) = scales(comparison, comparison.study)
+    assert len(titles) == 12
+    assert len(set(titles)) == 12
+    assert (titles[0], titles[-1]) == ("layers.0.x", "layers.96.x")
+    assert "Of 97 layers 12 are drawn" in figure.caption
+    assert "51.55 % of the features" in figure.caption
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_study_without_results_is_known_by_its_runs(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SIZES, SIZE_ROWS[:2])
+    (folder / "results.json").unlink()
+    assert read_comparison(folder).study is None, "older runs do not say"
+    run = folder / "bn-64-pre-seed1"
+    study = {"x_label": "tokens", "logarithmic": True, "source": "A. Paper 2020"} | SIZES
+    path = run / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"study": study}), encoding="utf-8")
+    (run / "config.json").write_text(json.dumps({"task": "lm", "data": {"batch_size": 3}}))
+    found = read_comparison(folder)
+    assert (found.study, found.settings_of) == (study, run.name)
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "<h1>Sizes: lm · micro-batches" in page
+    assert "Configuration of the run bn-64-pre-seed1" in page
+    assert "Configuration of the comparison" not in page
 
 
 def test_damaged_scales_are_named(tmp_path: Path) -> None:

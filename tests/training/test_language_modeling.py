@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -116,6 +117,21 @@ def test_an_update_sees_the_penalty_once(
     assert len(keeper.gradients) == len(expected)
     for got, wanted in zip(keeper.gradients, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-7)
+
+
+def test_an_update_holds_the_same_tokens_however_it_is_divided(
+    configure: Configure, encoded: EncodedCorpus
+) -> None:
+    whole = configure()
+    parts = replace(
+        whole,
+        data=replace(whole.data, batch_size=whole.data.batch_size // 4),
+        optimizer=replace(whole.optimizer, accumulation=4),
+    )
+    updates, micro_batches = (LanguageModelData(encoded, c, 0).segments for c in (whole, parts))
+    later = 2 * updates.batches_per_epoch + 1
+    cut = [micro_batches.batch(4 * later + part).tokens for part in range(4)]
+    assert torch.equal(torch.cat(cut), updates.batch(later).tokens)
 
 
 def test_penalty_changes_the_gradient_noticeably(

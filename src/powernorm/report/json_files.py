@@ -75,8 +75,8 @@ class JsonObject:
         value = self.text(key)
         if value not in known:
             raise self.error(
-                f"{key} is {value!r}, expected one of {', '.join(known)}; update powernorm if a "
-                "newer version wrote the file, else"
+                f"{key} is {value!r}, expected one of {', '.join(known)} (a newer version of "
+                "powernorm may know more: update it if one wrote the file)"
             )
         return value
 

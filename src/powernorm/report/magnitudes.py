@@ -43,8 +43,9 @@ def linear_limits(values: Sequence[float], share: float, least: float) -> tuple[
         share: of their extent, the margin at each end.
         least: margin where they have no extent.
     """
-    low, high = max(min(values), -LARGEST), min(max(values), LARGEST)
-    margin = share * (high - low) or least
+    drawn = [min(max(value, -LARGEST), LARGEST) for value in values]
+    low, high = min(drawn), max(drawn)
+    margin = share * (high - low) or max(least, share * abs(high))
     return low - margin, high + margin
 
 
