@@ -105,7 +105,7 @@ class EvaluationRow(TypedDict):
     statistics: str
     """`running`, `re-estimated`, or `batch`."""
     tokens: int | None
-    """How many tokens make a batch on average, for `batch`; None for batches as they were given."""
+    """Average of the batches, for `batch`; None for batches as they were given."""
     loss: float
 
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 from powernorm.report import numerals
 from powernorm.runs import DiagnosisRecord, EvaluationRow, VerdictRecord
 
-
 SMALLEST_GAP: Final = 1e-3
 """A share of the loss: smaller gaps are none to speak of."""
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from powernorm.report.figures import DrawnFigure
 from powernorm.errors import InputError
+from powernorm.report.figures import DrawnFigure
 from powernorm.report.markup import Markup, element
 from powernorm.report.style import STYLE
 
