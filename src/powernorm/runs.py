@@ -295,6 +295,8 @@ class GapRecord(TypedDict):
     seeds: list[int]
     num_lost: int
     """Seeds in which the norm's loss became NaN or infinite, and LayerNorm's did not."""
+    num_base_lost: int
+    """The other way round."""
 
 
 class VerdictSetting(TypedDict):
@@ -314,7 +316,7 @@ class VerdictSetting(TypedDict):
     """Quantities at the early checkpoint of the first seed, by EARLY_QUANTITIES."""
     advice: str | None
     """What `powernorm.diagnose` says of the early LayerNorm model with its default limits: a norm,
-    or `ln` for keep; `lowest K to NORM`."""
+    or `ln` for keep; `lowest K to NORM`. None where that model was lost by then."""
     gaps: dict[str, GapRecord]
     """By norm; what was not trained yet is missing."""
 
@@ -335,10 +337,14 @@ EARLY_QUANTITIES: Final = (
     "bn_gap",
     "rbn_gap",
     "pn_gap",
+    "bn_batch_gap",
+    "rbn_batch_gap",
+    "pn_batch_gap",
 )
 """TID as fractions: what BatchNorm (PowerNorm behind GroupScaling) would see in the early LayerNorm
 model, and what BatchNorm does see in the early BatchNorm model; total is mean and var together;
-`…_gap` is the norm's loss minus LayerNorm's on the valid split at that time."""
+`…_gap` is the norm's loss minus LayerNorm's on the valid split at that time, `…_batch_gap` the same
+with the norm evaluated by the statistics of each batch, since running ones lag behind early."""
 
 
 class PredictorScore(TypedDict):
@@ -347,8 +353,9 @@ class PredictorScore(TypedDict):
     norm: str
     """Whose gap to LayerNorm is predicted."""
     predictor: str
-    """A quantity of EARLY_QUANTITIES, `tokens_per_batch`, `early_gap` (that of the norm), `early_gap > 0`,
-    `majority`, `verdict`."""
+    """A quantity of EARLY_QUANTITIES, `tokens_per_batch`, `early_gap` or `early_gap_batch` (those
+    of the norm), the same with ` > 0` for its sign, `majority`, `always worse` or `always better`
+    (whichever is right more often), `verdict` (the norm's default limit of `diagnose`)."""
     num_settings: int
     num_positive: int
     """Settings in which the norm is worse than LayerNorm."""
@@ -370,6 +377,8 @@ class PredictorScore(TypedDict):
     """Share of right signs where the threshold is chosen on all other settings."""
     leave_one_out_clear: float | None
     """The same over the settings with a clear gap only."""
+    leave_one_group_out: float | None
+    """The same where the threshold is chosen on the other groups; None for one group."""
     num_clear: int
     """Settings whose gap has one sign in all seeds and is at least `clear_gap`."""
     auc: float | None
@@ -381,6 +390,20 @@ class PredictorScore(TypedDict):
     """Such pairs."""
     rank_correlation: float | None
     """Spearman's, of the quantity and the gap."""
+
+
+class AdviceScore(TypedDict):
+    """What it is worth to follow a rule that names one of ln, bn, rbn and pn in every setting."""
+
+    rule: str
+    """`advice` (that of `diagnose`, where swapping only the lowest layers counts as keeping), or
+    the norm that is always taken."""
+    num_settings: int
+    """Settings in which all four norms were trained; the same for all rules."""
+    num_no_worse: int
+    """Settings whose norm ended at most `clear_gap` worse than LayerNorm."""
+    num_best: int
+    """Settings whose norm ended at most `clear_gap` worse than the best of the four."""
 
 
 class VerdictResults(TypedDict):
@@ -396,6 +419,8 @@ class VerdictResults(TypedDict):
     """Names of the settings on which thresholds were chosen."""
     settings: list[VerdictSetting]
     scores: list[PredictorScore]
+    advice: list[AdviceScore]
+    """Empty where no setting has all four norms."""
 
 
 def run_name(norm: str, placement: str, seed: int) -> str:

@@ -1,5 +1,6 @@
 import json
 import re
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,21 @@ from rich.console import Console
 from powernorm.errors import InputError
 from powernorm.report import write_reports
 from powernorm.report.verdict import print_verdict, render_verdict, verdict_markdown
-from powernorm.report.verdict_records import read_verdict
-from powernorm.runs import EARLY_QUANTITIES, PredictorScore, VerdictResults, VerdictSetting
+from powernorm.report.verdict_records import mean_gap, read_verdict
+from powernorm.runs import (
+    EARLY_QUANTITIES,
+    GapRecord,
+    PredictorScore,
+    VerdictResults,
+    VerdictSetting,
+)
 
 TASKS = ("lm-sotu", "mlm-rt")
+
+
+def gaps(values: list[float], *, num_lost: int = 0) -> GapRecord:
+    seeds = list(range(len(values)))
+    return GapRecord(valid=values, test=values, seeds=seeds, num_lost=num_lost, num_base_lost=0)
 
 
 def setting(index: int) -> VerdictSetting:
@@ -34,10 +46,8 @@ def setting(index: int) -> VerdictSetting:
         early=early,
         advice="rbn" if index else None,
         gaps={
-            "bn": {"valid": [gap], "test": [gap - 0.01, gap + 0.01], "seeds": [0, 1], "num_lost": 0}
-            if index != 7
-            else {"valid": [], "test": [], "seeds": [], "num_lost": 2},
-            "pn": {"valid": [0.5], "test": [0.5], "seeds": [0], "num_lost": 0},
+            "bn": gaps([gap - 0.01, gap + 0.01]) if index != 7 else gaps([], num_lost=2),
+            "pn": gaps([0.5]),
         },
     )
 
@@ -57,6 +67,7 @@ def score(norm: str, predictor: str, threshold: float | None) -> PredictorScore:
         splits_interval=(0.5, 1.0),
         leave_one_out=0.875,
         leave_one_out_clear=None,
+        leave_one_group_out=0.625,
         num_clear=6,
         auc=0.9333,
         auc_alike=0.625,
@@ -78,7 +89,12 @@ def folder(tmp_path: Path) -> Path:
             score("bn", "ln_total_tid_last", 0.07),
             score("bn", "tokens_per_batch", 700.0),
             score("bn", "majority", None),
+            {**score("bn", "always worse", None), "splits_mean": 0.625},
             score("pn", "ln_pn_tid_last", None),
+        ],
+        advice=[
+            {"rule": "advice", "num_settings": 7, "num_no_worse": 5, "num_best": 3},
+            {"rule": "ln", "num_settings": 7, "num_no_worse": 7, "num_best": 2},
         ],
     )
     (tmp_path / "verdict.json").write_text(json.dumps(results))
@@ -117,14 +133,45 @@ def test_markdown_tables_are_complete(folder: Path) -> None:
     assert [line for line in lines if line.startswith("### ")] == [
         "### Predicting bn against ln",
         "### Predicting pn against ln",
+        "### Following the advice",
         "### The settings",
     ]
     tables = [line for line in lines if line.startswith("|")]
-    assert len(tables) == (2 + 3) + (2 + 1) + (2 + 8)
+    assert len(tables) == (2 + 4) + (2 + 1) + (2 + 2) + (2 + 8)
     (tokens,) = [line for line in tables if line.startswith("| tokens in a batch | 700")]
     assert "| 0.93 | 0.62 (16) | 0.71 |" in tokens
     assert "+0.500 (1)" in text
     assert "| -0.050 (2) |" in text
+    assert "| the norm that powernorm.diagnose advises | 5 of 7 (71 %) | 3 of 7 (43 %) |" in text
+    assert "| always ln | 7 of 7 (100 %) | 2 of 7 (29 %) |" in text
+
+
+def lead_of(results: VerdictResults, folder: Path) -> str:
+    (folder / "verdict.json").write_text(json.dumps(results))
+    console = Console(width=2000, record=True)
+    print_verdict(console, folder)
+    return console.export_text().splitlines()[0]
+
+
+def test_the_lead_has_the_rates_beside_what_costs_nothing(folder: Path) -> None:
+    results = read_verdict(folder)
+    text = lead_of(results, folder)
+    assert "in 81 % by the best of 1 discrepancies at a tenth of the training" in text
+    assert "in 81 % by the number of tokens in a batch, and in 62 % by always saying" in text
+    assert "no worse than LayerNorm in 5 and the best of four, or as good, in 3 of 7" in text
+    assert "always ln would have been so in 7 and 2." in text
+    # A part of the study: nothing is claimed of what is not there.
+    early = lead_of({**results, "scores": [], "advice": []}, folder)
+    assert early.strip().endswith("BatchNorm ended worse than LayerNorm in 5 of 8.")
+
+
+def test_a_lost_layer_norm_counts_as_better(folder: Path) -> None:
+    results = read_verdict(folder)
+    lost = results["settings"][6]
+    lost["gaps"]["bn"]["num_base_lost"] = 1
+    assert mean_gap(lost, "bn") == -inf
+    assert "worse than LayerNorm in 4 of 8" in lead_of(results, folder)
+    assert "+0.070 (2), ln 1 NaN" in verdict_markdown(results)
 
 
 def test_the_terminal_gets_the_rates(folder: Path) -> None:

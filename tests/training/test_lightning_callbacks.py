@@ -293,6 +293,9 @@ def test_tid_is_logged(tmp_path: Path, early: bool) -> None:
     rows = logged(tmp_path)
     # Five updates of two micro-batches; the second and the fourth are due.
     assert [row["step"] for row in rows] == [2, 4]
+    # What it was given stays watched for the next training.
+    assert any(layer._forward_pre_hooks for layer in module.modules()) == early
+    callback.detach()
     assert not any(layer._forward_pre_hooks for layer in module.modules())
     # The second update by hand: the mean over its micro-batches, against statistics after it.
     fit(reference, [], data[:2], tmp_path, accumulate_grad_batches=2)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from powernorm.runs import PredictorScore
 from powernorm.training.verdict_scores import (
     Case,
+    advice_scores,
     auc,
     best_threshold,
     half_split,
@@ -32,9 +33,10 @@ def case(
 
 
 def score(cases: list[Case], predictor: str, *predictors: str) -> PredictorScore:
+    choosing = {c.name for c in half_split(cases, 0)[0]}
     (found,) = [
         row
-        for row in scores_of("bn", cases, predictors or ("tid",))
+        for row in scores_of("bn", cases, predictors or ("tid",), choosing)
         if row["predictor"] == predictor
     ]
     return found
@@ -192,6 +194,81 @@ def test_clear_gaps_are_counted_apart() -> None:
     assert found["leave_one_out_clear"] is not None
 
 
+@pytest.mark.parametrize(("num_worse", "name"), [(5, "always worse"), (3, "always better")])
+def test_the_constant_is_the_one_that_is_right_more_often(num_worse: int, name: str) -> None:
+    cases = [case(str(i), i, 1.0 if i < num_worse else -1.0) for i in range(8)]
+    found = score(cases, name)
+    assert found["leave_one_out"] == 5 / 8
+    assert found["splits_mean"] == pytest.approx(5 / 8, abs=0.03)
+    assert found["threshold"] is None
+
+
+def test_the_majority_suffers_where_the_constant_does_not() -> None:
+    # Half of each: whatever the choosing half has more of, the scored one has less of.
+    cases = [case(str(i), i, 1.0 if i % 2 else -1.0) for i in range(8)]
+    assert score(cases, "majority")["leave_one_out"] == 0
+    assert score(cases, "always worse")["leave_one_out"] == 0.5
+
+
+def test_leaving_a_group_out_leaves_its_twins_out() -> None:
+    # Within each text the quantity is right at once; between the texts it is the wrong way round.
+    low = [case(f"a{i}", float(i), 1.0 if i >= 2 else -1.0, group="a") for i in range(4)]
+    high = [case(f"b{i}", 10.0 + i, 1.0 if i >= 2 else -1.0, group="b") for i in range(4)]
+    found = score([*low, *high], "tid")
+    # Chosen on a: 1.5, below all of b; chosen on b: 11.5, above all of a.
+    assert found["leave_one_group_out"] == 0.5
+    assert score(low, "tid")["leave_one_group_out"] is None
+
+
+def test_the_early_gap_by_batch_statistics_has_rules_of_its_own() -> None:
+    cases = [
+        case(
+            str(i),
+            0,
+            1.0 if i >= 6 else -1.0,
+            others={"early_gap": 1.0, "early_gap_batch": 1.0 if i >= 6 else -1.0},
+        )
+        for i in range(12)
+    ]
+    predictors = ("early_gap", "early_gap_batch")
+    assert score(cases, "early_gap > 0", *predictors)["leave_one_out"] == 0.5
+    assert score(cases, "early_gap_batch > 0", *predictors)["leave_one_out"] == 1
+    assert score(cases, "early_gap_batch", *predictors)["auc"] == 1
+
+
+def test_the_division_is_given_and_cut_down_to_what_is_known() -> None:
+    cases = [case(str(i), i, 1.0 if i >= 6 else -1.0) for i in range(12)]
+    names = ["0", "1", "2", "9", "10", "elsewhere"]
+    (found,) = [row for row in scores_of("bn", cases, ("tid",), names) if row["predictor"] == "tid"]
+    assert found["num_scored"] == 12 - 5
+    assert found["threshold"] == (2 + 9) / 2
+    assert found["hits_scored"] == 1
+
+
+def test_a_lost_layer_norm_is_a_better_norm() -> None:
+    cases = [case(str(i), i, -math.inf if i < 6 else math.inf) for i in range(12)]
+    found = score(cases, "tid")
+    assert found["num_positive"] == 6
+    assert found["auc"] == 1
+    assert found["rank_correlation"] is not None
+
+
+def test_following_advice_is_counted_beside_always_taking_one_norm() -> None:
+    gaps = [
+        {"bn": -0.1, "rbn": -0.105, "pn": 0.2},
+        {"bn": 0.005, "rbn": math.inf, "pn": -0.5},
+        {"bn": math.inf, "rbn": 0.3, "pn": 0.02},
+        {"bn": -math.inf, "rbn": 0.0, "pn": -math.inf},
+    ]
+    rows = {
+        row["rule"]: (row["num_no_worse"], row["num_best"])
+        for row in advice_scores(gaps, ["bn", "bn", "ln", "pn"], 0.01)
+    }
+    assert rows == {"advice": (4, 3), "ln": (4, 1), "bn": (3, 2), "rbn": (2, 1), "pn": (2, 2)}
+    assert advice_scores([], [], 0.01) == []
+
+
 def test_nothing_is_scored_without_two_halves() -> None:
-    assert scores_of("bn", [case("a", 1, 1)], ("tid",)) == []
-    assert scores_of("bn", [], ("tid",)) == []
+    assert scores_of("bn", [case("a", 1, 1)], ("tid",), ["a"]) == []
+    assert scores_of("bn", [case("a", 1, 1), case("b", 1, 1)], ("tid",), ["a", "b"]) == []
+    assert scores_of("bn", [], ("tid",), []) == []

@@ -1,18 +1,25 @@
 import json
+import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 from unittest.mock import patch
 
 import pytest
+import torch
 from tiny_training import TRAINING, Configure
+from torch import nn
 
-from powernorm.diagnosis import diagnose, training_inference_discrepancy
+from powernorm.data.batch import Batch
+from powernorm.diagnosis import diagnose, evaluation_gap, training_inference_discrepancy
 from powernorm.errors import InputError
-from powernorm.runs import EARLY_QUANTITIES, GapRecord, VerdictResults
-from powernorm.training import verdict_measures
+from powernorm.runs import EARLY_QUANTITIES, GapRecord, VerdictResults, VerdictSetting
+from powernorm.training import evaluation, verdict_early, verdict_measures
 from powernorm.training.events import Event, RunEnded, SettingStarted, StepsDone
 from powernorm.training.trained_models import load_trained, run_data, training_batches
 from powernorm.training.verdict_measures import measure_study
+from powernorm.training.verdict_scores import half_split
 from powernorm.training.verdict_settings import Phase, Setting, VerdictStudy
 from powernorm.training.verdict_study import train_study
 
@@ -57,6 +64,11 @@ def whole(configure: Configure, module_folder: Path) -> tuple[VerdictStudy, Path
         train_study(study, out, resume=True, on_event=events.append)
         measure_study(study, out)
     return study, out, events
+
+
+def mean_nll(model: nn.Module, batch: Batch) -> tuple[float, int]:
+    found = evaluation.token_nll(model(**batch.inputs()), batch.targets)
+    return float(found) / batch.num_targets, batch.num_targets
 
 
 def results_of(out: Path) -> VerdictResults:
@@ -135,6 +147,13 @@ def test_early_quantities_are_those_of_the_early_checkpoints(
         assert setting["early"]["bn_gap"] is not None
         assert setting["early"]["pn_gap"] is not None
         assert setting["early"]["rbn_gap"] is None
+        losses = evaluation_gap(
+            early["bn"].model, list(run_data(early["bn"].settings).evaluation("valid")), mean_nll
+        )
+        assert losses is not None
+        batch_gap = setting["early"]["bn_gap"] - losses.gap
+        assert setting["early"]["bn_batch_gap"] == pytest.approx(batch_gap, rel=1e-4)
+        assert abs(losses.gap) > 1e-3
         assert (
             setting["tokens_per_batch"] == run_data(early["ln"].settings).segments.tokens_per_batch
         )
@@ -148,7 +167,15 @@ def test_scores_name_every_predictor_once_a_norm(
     names = [(score["norm"], score["predictor"]) for score in results["scores"]]
     assert len(names) == len(set(names))
     assert {norm for norm, _ in names} == {"bn", "pn"}
-    for rival in ("early_gap", "early_gap > 0", "tokens_per_batch", "majority", "verdict"):
+    for rival in (
+        "early_gap",
+        "early_gap > 0",
+        "early_gap_batch",
+        "early_gap_batch > 0",
+        "tokens_per_batch",
+        "majority",
+        "verdict",
+    ):
         assert ("bn", rival) in names
     assert len(results["choosing"]) == 2
     assert {name.partition("-")[0] for name in results["choosing"]} == {"lm", "mlm"}
@@ -159,9 +186,125 @@ def test_what_was_measured_is_not_measured_again(
 ) -> None:
     study, out, _ = whole
     before = results_of(out)
-    with patch.object(verdict_measures, "load_trained", side_effect=AssertionError):
+    with patch.object(verdict_early, "load_trained", side_effect=AssertionError):
         measure_study(study, out)
     assert results_of(out) == before
+
+
+@pytest.fixture
+def copied(whole: tuple[VerdictStudy, Path, list[Event]], tmp_path: Path) -> Path:
+    """The study with its checkpoints, to be damaged."""
+    return Path(shutil.copytree(whole[1], tmp_path / "copy"))
+
+
+def early_checkpoint(out: Path, run: str = "bn-pre-seed0") -> Path:
+    return out / "lm-4" / run / "checkpoints" / "early.ckpt"
+
+
+def lose(run: Path) -> None:
+    """Write the result of a run that ended in NaN."""
+    result = json.loads((run / "result.json").read_text())
+    result |= {"status": "nonfinite", "metrics": dict.fromkeys(result["metrics"])}
+    (run / "result.json").write_text(json.dumps(result))
+
+
+def fill_with_nan(path: Path) -> None:
+    checkpoint = torch.load(path, weights_only=False)
+    for tensor in checkpoint["state_dict"].values():
+        if tensor.is_floating_point():
+            tensor.fill_(math.nan)
+    torch.save(checkpoint, path)
+
+
+def test_another_checkpoint_of_the_same_seed_is_measured_anew(
+    whole: tuple[VerdictStudy, Path, list[Event]], copied: Path
+) -> None:
+    before = results_of(copied)["settings"]
+    path = early_checkpoint(copied)
+    path.write_bytes(early_checkpoint(copied, "bn-pre-seed1").read_bytes())
+    measure_study(whole[0], copied)
+    after = results_of(copied)["settings"]
+    assert after[0]["early"]["bn_gap"] != before[0]["early"]["bn_gap"]
+    assert after[0]["early"]["bn_var_tid_last"] != before[0]["early"]["bn_var_tid_last"]
+    assert after[0]["early"]["ln_var_tid_last"] == before[0]["early"]["ln_var_tid_last"]
+    assert after[1:] == before[1:]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("norm", ["bn", "ln"])
+def test_a_setting_with_a_lost_run_does_not_stop_the_others(
+    whole: tuple[VerdictStudy, Path, list[Event]], copied: Path, norm: str, *, is_kept: bool
+) -> None:
+    before = results_of(copied)["settings"]
+    path = early_checkpoint(copied, f"{norm}-pre-seed0")
+    lose(path.parent.parent)
+    if is_kept:
+        fill_with_nan(path)
+    else:
+        path.unlink()
+    results = measure_study(whole[0], copied)
+    lost = results["settings"][0]
+    assert results["settings"][1:] == before[1:]
+    assert lost["tokens_per_batch"] == before[0]["tokens_per_batch"]
+    assert lost["early"]["bn_gap"] is None
+    assert lost["early"]["bn_batch_gap"] is None
+    assert lost["early"][f"{norm}_var_tid_last"] is None
+    assert (lost["advice"] is None) == (norm == "ln")
+    record = lost["gaps"]["bn"]
+    assert record["seeds"] == [1]
+    assert (record["num_lost"], record["num_base_lost"]) == ((1, 0) if norm == "bn" else (0, 1))
+    (case,) = [c for c in verdict_measures._cases("bn", results["settings"]) if c.name == "lm-4"]
+    assert case.gap == (math.inf if norm == "bn" else -math.inf)
+    assert case.is_clear
+    assert {score["num_settings"] for score in results["scores"]} >= {4}
+
+
+def test_a_finished_run_without_its_early_checkpoint_is_refused(
+    whole: tuple[VerdictStudy, Path, list[Event]], copied: Path
+) -> None:
+    early_checkpoint(copied).unlink()
+    with pytest.raises(InputError, match=r"early\.ckpt is no run"):
+        measure_study(whole[0], copied)
+
+
+def test_force_leaves_no_verdict_of_the_old_runs(
+    whole: tuple[VerdictStudy, Path, list[Event]], copied: Path
+) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, SettingStarted):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_study(whole[0], copied, force=True, on_event=stop)
+    assert not (copied / "verdict.json").exists()
+    assert not list(copied.glob("*/*/result.json"))
+
+
+def test_the_division_is_one_for_all_norms(whole: tuple[VerdictStudy, Path, list[Event]]) -> None:
+    study, out, _ = whole
+    choosing = set(results_of(out)["choosing"])
+    for score in results_of(out)["scores"]:
+        assert score["num_scored"] == 4 - len(choosing)
+    assert choosing == {setting.name for setting in half_split(study.settings, 0)[0]}
+
+
+def test_advice_to_swap_the_lowest_layers_counts_as_keeping() -> None:
+    def record(gap: float) -> GapRecord:
+        return {"valid": [gap], "test": [gap], "seeds": [0], "num_lost": 0, "num_base_lost": 0}
+
+    def setting(advice: str | None, **gaps: float) -> VerdictSetting:
+        found = {norm: record(gap) for norm, gap in gaps.items()}
+        return cast(VerdictSetting, {"advice": advice, "gaps": found})
+
+    rows = verdict_measures._advice_scores(
+        [
+            setting("lowest 2 to bn", bn=0.5, rbn=-0.5, pn=0.5),
+            setting("rbn", bn=0.5, rbn=-0.5, pn=0.5),
+            setting("rbn", bn=0.5, rbn=-0.5),
+            setting(None, bn=0.5, rbn=-0.5, pn=0.5),
+        ]
+    )
+    assert rows[0] == {"rule": "advice", "num_settings": 2, "num_no_worse": 2, "num_best": 1}
 
 
 def test_settings_that_are_not_trained_yet_are_left_out(

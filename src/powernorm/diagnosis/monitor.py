@@ -69,7 +69,8 @@ class NormMonitor:
     flag. No weight, buffer, random number or output changes, except that `norm(x, mask, residual)`
     adds its arguments before its kernel instead of inside it.
 
-    Attach before `torch.compile`; the compiled code has a variant for observed steps.
+    Attach before `torch.compile`; the compiled code has a variant for observed steps. A copy of the
+    model (EMA, mean teacher, pickle) is not watched.
 
     What the numbers are of: TID and distances are means over the calls of a step (micro-batches,
     shared modules). Norms of gradients are over the tokens of all calls, as of one matrix, each
@@ -93,6 +94,9 @@ class NormMonitor:
 
     Raises:
         InputError: no schedule, or a model that is compiled already.
+
+    Warns:
+        RuntimeWarning: the model has norms, but none of them can be watched.
     """
 
     def __init__(self, model: nn.Module, every: Schedule | int | str) -> None:
@@ -154,13 +158,17 @@ class NormMonitor:
         with torch.no_grad():
             return self._report(step, records)
 
+    def cancel_step(self) -> None:
+        """Gives up the step that has been started, if there is one, as after an exception."""
+        self._records.clear()
+        self._armed = False
+
     def detach(self) -> None:
         """Removes the hooks; the model is as before."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._records.clear()
-        self._armed = False
+        self.cancel_step()
 
     def _find(self, model: nn.Module) -> list[_Watched]:
         found = {id(one.module): one for one in find_norms(model)}
@@ -171,6 +179,8 @@ class NormMonitor:
                 kind = BatchWatch if isinstance(module, BatchStatisticsNorm) else TokenWatch
                 watch: NormWatch = kind(len(watched), module, self._take)
                 watched.append(_Watched(name, norm, watch))
+        if found and not watched:
+            _warn_of(list(found.values()))
         return watched
 
     def _take(self, record: Record) -> None:
@@ -216,6 +226,22 @@ class NormMonitor:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _warn_of(found: list[FoundNorm]) -> None:
+    """Says why none of the norms of a model can be watched."""
+    reasons = [
+        f"{one.names[0] or 'the model itself'}: "
+        + (one.reason or f"{type(one.module).__name__} of another library has batch statistics")
+        for one in found[:3]
+    ]
+    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    warnings.warn(
+        "NormMonitor can watch none of the model's norms, so that there will be no rows ("
+        f"{'; '.join(reasons)}{more})",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _watched_name(module: nn.Module, found: FoundNorm | None) -> str | None:

@@ -64,28 +64,21 @@ class NormWatch(ABC):
         self._number = number_of(self)
 
     def attach(self, wanted: Callable[[], bool]) -> list[RemovableHandle]:
-        """Registers the hooks; only calls in training mode are seen, and only when wanted."""
+        """Registers the hooks; only calls in training mode are seen, and only when wanted.
 
-        def before(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-            if not (wanted() and module.training):
-                return None
-            return self._observe_input(args, kwargs)
-
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            if not (wanted() and module.training):
-                return None
-            return self._observe_output(args, output)
-
+        Copies of the module, by `copy` or by pickling, are not seen: their hooks do nothing.
+        """
+        before = _InputHook(self, wanted)
         handles = [self.module.register_forward_pre_hook(before, with_kwargs=True)]
         if isinstance(self.module, Norm):
-            handles.append(self.module.register_forward_hook(after))
+            handles.append(self.module.register_forward_hook(_OutputHook(self, wanted)))
         return handles
 
-    def _observe_input(
+    def observe_input(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments of a call, with the input shown on its way; None leaves them."""
+        self._total = None  # of a call that raised between the hooks
         module = self.module
         if not isinstance(module, Norm):
             return self._observe_foreign_input(args, kwargs)
@@ -112,7 +105,8 @@ class NormWatch(ABC):
                 return args, {**kwargs, name: x}
         return None
 
-    def _observe_output(self, args: tuple[Any, ...], output: Any) -> Any:
+    def observe_output(self, args: tuple[Any, ...], output: Any) -> Any:
+        """The output of a call, with its gradient shown on its way."""
         x = args[0]
         if self.needs_output(x) and isinstance(output, Tensor) and output.requires_grad:
             masked = self.mask_of(x, args[1]) is not None
@@ -146,6 +140,57 @@ class NormWatch(ABC):
     def see_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
         """Learns nothing from it; see `needs_output`."""
         del gradient, x, masked
+
+
+def _never() -> bool:
+    return False
+
+
+class _Hook:
+    """Shows the calls of a watch's module to it.
+
+    A module's copy has copies of its hooks, which belong to nobody and do nothing.
+
+    Args:
+        watch: None in a copy.
+        wanted: asked at each call.
+    """
+
+    def __init__(self, watch: NormWatch | None = None, wanted: Callable[[], bool] = _never) -> None:
+        self._watch = watch
+        self._wanted = wanted
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        """What `copy.deepcopy` and pickle make of it."""
+        return type(self), ()
+
+    def _watch_of(self, module: nn.Module) -> NormWatch | None:
+        if not (self._wanted() and module.training):
+            return None
+        watch = self._watch
+        # Shallow copies share the hooks themselves. Compiled code is not asked: to compare the
+        # layers would be a guard on each of them, and one code could not serve several.
+        if watch is None or torch.compiler.is_compiling() or module is watch.module:
+            return watch
+        return None
+
+
+class _InputHook(_Hook):
+    """In front of the module."""
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        watch = self._watch_of(module)
+        return None if watch is None else watch.observe_input(args, kwargs)
+
+
+class _OutputHook(_Hook):
+    """Behind the module."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        watch = self._watch_of(module)
+        return None if watch is None else watch.observe_output(args, output)
 
 
 class TokenWatch(NormWatch):

@@ -1,7 +1,7 @@
 """Early discrepancy against final gap, a point a setting."""
 
 from collections.abc import Sequence
-from math import inf
+from math import isfinite
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def _scatter(results: VerdictResults, norm: str, quantity: str, title: str) -> D
         for setting in results["settings"]
         if (value := setting["early"].get(quantity)) is not None
         and (gap := mean_gap(setting, norm)) is not None
-        and gap != inf
+        and isfinite(gap)
     ]
     if not points:
         return None

@@ -1,7 +1,7 @@
 """The `verdict.json` of a study as the report reads it."""
 
 from collections.abc import Mapping
-from math import inf
+from math import copysign, inf
 from pathlib import Path
 from statistics import fmean
 from typing import Final, cast
@@ -27,9 +27,13 @@ WORDS: Final[Mapping[str, str]] = {
     "bn_var_tid_avg": "BatchNorm model: var TID, average",
     "early_gap": "early loss gap, threshold chosen",
     "early_gap > 0": "early loss gap, its sign",
+    "early_gap_batch": "early loss gap by batch statistics, threshold chosen",
+    "early_gap_batch > 0": "early loss gap by batch statistics, its sign",
     "tokens_per_batch": "tokens in a batch",
     "majority": "majority of the choosing half",
-    "verdict": "verdict of powernorm.diagnose, default limits",
+    "always worse": "a constant: always worse",
+    "always better": "a constant: always better",
+    "verdict": "its default limit of powernorm.diagnose alone",
 }
 """Predictors in words."""
 
@@ -46,6 +50,10 @@ def read_verdict(folder: Path) -> VerdictResults:
         _check_setting(setting)
     for score in found.children("scores"):
         _check_score(score)
+    for score in found.children("advice"):
+        score.text("rule")
+        for key in ("num_settings", "num_no_worse", "num_best"):
+            score.whole(key)
     found.texts("choosing")
     found.sure_number("clear_gap")
     found.whole("num_batches")
@@ -65,6 +73,7 @@ def _check_setting(setting: JsonObject) -> None:
     for norm in gaps.values:
         gaps.child(norm).numbers("test")
         gaps.child(norm).whole("num_lost")
+        gaps.child(norm).whole("num_base_lost")
 
 
 def _check_score(score: JsonObject) -> None:
@@ -72,7 +81,9 @@ def _check_score(score: JsonObject) -> None:
         score.text(key)
     for key in ("hits_choosing", "hits_scored", "splits_mean", "leave_one_out"):
         score.sure_number(key)
-    for key in ("threshold", "auc", "auc_alike", "rank_correlation", "leave_one_out_clear"):
+    for key in ("threshold", "auc", "auc_alike", "rank_correlation"):
+        score.number(key)
+    for key in ("leave_one_out_clear", "leave_one_group_out"):
         score.number(key)
     for key in ("interval", "splits_interval"):
         if len(score.numbers(key)) != 2:
@@ -82,10 +93,14 @@ def _check_score(score: JsonObject) -> None:
 
 
 def mean_gap(setting: VerdictSetting, norm: str) -> float | None:
-    """The mean over seeds; infinite where the norm was lost, None where nothing is known."""
+    """The mean over seeds; infinite where one side was lost in more seeds than the other.
+
+    ∞ where that was the norm, −∞ where it was LayerNorm; None where nothing is known.
+    """
     record = setting["gaps"].get(norm)
     if record is None:
         return None
-    if record["num_lost"]:
-        return inf
+    lead = record["num_lost"] - record["num_base_lost"]
+    if lead:
+        return copysign(inf, lead)
     return fmean(record["test"]) if record["test"] else None

@@ -197,9 +197,12 @@ class NormCallback(TrainerCallback):
     is measured. Gradients are those of the loss that the Trainer goes back from, without the loss
     scale of float16, before any clipping.
 
-    The Trainer tells no callback of an exception in `train()`: the hooks then stay in the model
-    until the next `train()` or `detach()`, and go on measuring if the step that failed was one to
-    be logged.
+    The hooks stay in the model after a training, for the next `train()`, and measure nothing until
+    then; `detach()` takes them out. From a model that the Trainer makes when training begins they
+    go at its end.
+
+    The Trainer tells no callback of an exception in `train()`: if the step that failed was one to
+    be logged, the hooks go on measuring until the next `train()` or `detach()`.
     Nor does it tell when a loss scale changes: in float16 training of PowerNorm or MABN call
     `powernorm.rescale_backward_statistics` after a change of
     `trainer.accelerator.scaler.get_scale()`; bfloat16 has no such scale.
@@ -226,6 +229,8 @@ class NormCallback(TrainerCallback):
         self._schedule = None if every is None else Schedule.of(every)
         self._model: nn.Module | None = None
         self._monitor: NormMonitor | None = None
+        self._stays = True
+        """Whether the hooks stay in the model at the end of a training."""
         self._entries: dict[str, float] = {}
         if isinstance(trainer.model, nn.Module):  # else it is made when training begins
             self._attach(trainer.model)
@@ -246,6 +251,9 @@ class NormCallback(TrainerCallback):
         if self._monitor is None or model is not self._model:
             assert isinstance(model, nn.Module)
             self._attach(model)
+            self._stays = False
+        else:
+            self._stop()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -286,17 +294,26 @@ class NormCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take the hooks out."""
+        """Take the hooks out of a model that was made for this training."""
         del args, state, control, kwargs
-        self.detach()
+        if self._stays:
+            self._stop()
+        else:
+            self.detach()
 
     def _attach(self, model: nn.Module) -> None:
         self.detach()
         self._monitor = NormMonitor(model, 1)
         self._model = model
 
+    def _stop(self) -> None:
+        """Measure nothing until the next step that is due."""
+        if self._monitor is not None:
+            self._monitor.cancel_step()
+        self._entries = {}
+
     def detach(self) -> None:
-        """Take the hooks out of the model, as the end of a training does; to be repeated freely."""
+        """Take the hooks out of the model; to be repeated freely."""
         if self._monitor is not None:
             self._monitor.detach()
         self._monitor = self._model = None

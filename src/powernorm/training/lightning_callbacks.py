@@ -158,9 +158,9 @@ class NormCallback(pl.Callback):
     Args:
         every: updates from one observation to the next, ≥ 1, or `log`, `log:N` for N observations
             a decade.
-        model: what to watch, attached at once: needed where it is compiled before `fit`, because
-            compiled code ignores later hooks. None watches the whole LightningModule from the
-            start of the training.
+        model: what to watch, attached at once and until `detach`, over several trainings: needed
+            where it is compiled before `fit`, because compiled code ignores later hooks. None
+            watches the whole LightningModule from the start of each training to its end.
 
     Raises:
         InputError: `every` is no schedule; no model, or one that is compiled already.
@@ -215,18 +215,26 @@ class NormCallback(pl.Callback):
                 logger.log_metrics(values, step=trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Detach."""
+        """Detach from what the callback attached to by itself."""
         del trainer, pl_module
-        self._detach()
+        self._stop()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Detach."""
+        """Detach from what the callback attached to by itself."""
         del trainer, pl_module, exception
-        self._detach()
+        self._stop()
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
+        """Take the hooks out of the model; to be repeated freely."""
         if self._monitor is not None:
             self._monitor.detach()
         self._monitor = self._update = None
+
+    def _stop(self) -> None:
+        if self._model is None or self._monitor is None:
+            self.detach()
+        else:  # it may be compiled by now, and could not be attached to again
+            self._monitor.cancel_step()
+            self._update = None

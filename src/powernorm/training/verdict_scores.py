@@ -8,13 +8,13 @@ hand.
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
-from powernorm.runs import PredictorScore
+from powernorm.runs import AdviceScore, PredictorScore
 
 NUM_SPLITS: Final = 1000
 SIZE: Final = "tokens_per_batch"
@@ -22,7 +22,21 @@ ALIKE: Final = 1.25
 """Factor by which batches of about the same size differ at most."""
 DESCENDING: Final = (SIZE,)
 """Predictors of which a small value is a bad sign."""
-_SEED: Final = 0
+SIGNED: Final = ("early_gap", "early_gap_batch")
+"""Predictors whose sign is a rule by itself."""
+BASE: Final = "ln"
+
+
+class Grouped(Protocol):
+    """What can be divided evenly by groups."""
+
+    @property
+    def group(self) -> str:
+        """Return the name of its group."""
+        ...
+
+
+_Grouped = TypeVar("_Grouped", bound=Grouped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +46,12 @@ class Case:
     name: str
     group: str
     gap: float
-    """Final loss of the norm minus LayerNorm's; infinite where the norm was lost."""
+    """Final loss of the norm minus LayerNorm's; ∞ where the norm was lost, −∞ where LayerNorm."""
     is_clear: bool
     values: Mapping[str, float]
     """By predictor; those that are missing leave the setting out of its score."""
     verdict: bool | None = None
-    """What the verdict without a chosen threshold says: True for worse."""
+    """What the norm's default limit says: True for worse."""
 
     def sign_of_worse(self, predictor: str) -> float:
         """Return the value, turned so that a larger one is a worse sign."""
@@ -55,15 +69,15 @@ Chooser = Callable[[Sequence[Case]], Rule]
 """Makes a rule from the settings that it may look at."""
 
 
-def half_split(cases: Sequence[Case], seed: int) -> tuple[list[Case], list[Case]]:
+def half_split(cases: Sequence[_Grouped], seed: int) -> tuple[list[_Grouped], list[_Grouped]]:
     """Divide the settings evenly into those that choose and those that are scored.
 
     Each group is divided evenly; groups with an odd number give their odd one to the two sides in
     turn.
     """
     rng = random.Random(seed)
-    choosing: list[Case] = []
-    scored: list[Case] = []
+    choosing: list[_Grouped] = []
+    scored: list[_Grouped] = []
     for group in sorted({case.group for case in cases}):
         members = [case for case in cases if case.group == group]
         rng.shuffle(members)
@@ -144,40 +158,86 @@ def wilson_interval(hits: float, number: int) -> tuple[float, float]:
     return max(0.0, center - half), min(1.0, center + half)
 
 
-def scores_of(norm: str, cases: Sequence[Case], predictors: Sequence[str]) -> list[PredictorScore]:
+def scores_of(
+    norm: str, cases: Sequence[Case], predictors: Sequence[str], choosing: Collection[str]
+) -> list[PredictorScore]:
     """Score all predictors for one norm.
 
     Args:
         norm: whose gap it is.
-        cases: at least one in each half.
-        predictors: keys of `Case.values`; settings without the value are left out of its score.
+        cases: those without a predictor's value are left out of its score.
+        predictors: keys of `Case.values`.
+        choosing: names of the settings on which thresholds are chosen, the same for all norms; a
+            predictor without a setting in it, or in the rest, has no score.
     """
     scores = []
     for predictor in predictors:
-        known = [case for case in cases if predictor in case.values]
-        scores.append(_score(norm, predictor, known, _threshold_chooser(predictor), predictor))
-    if "early_gap" in predictors:
-        known = [case for case in cases if "early_gap" in case.values]
-        scores.append(_score(norm, "early_gap > 0", known, _fixed(_is_behind), "early_gap"))
-    scores.append(_score(norm, "majority", cases, _majority))
+        known = _with(cases, predictor)
+        scores.append(
+            _score(norm, predictor, known, _threshold_chooser(predictor), choosing, predictor)
+        )
+    for predictor in SIGNED:
+        if predictor in predictors:
+            known = _with(cases, predictor)
+            rule = _fixed(_above_zero(predictor))
+            scores.append(_score(norm, f"{predictor} > 0", known, rule, choosing, predictor))
+    scores.append(_score(norm, "majority", cases, _majority, choosing))
+    says = 2 * sum(case.is_worse for case in cases) >= len(cases)
+    name = "always worse" if says else "always better"
+    scores.append(_score(norm, name, cases, _fixed(lambda _: says), choosing))
     judged = [case for case in cases if case.verdict is not None]
-    scores.append(_score(norm, "verdict", judged, _fixed(lambda case: bool(case.verdict))))
+    rule = _fixed(lambda case: bool(case.verdict))
+    scores.append(_score(norm, "verdict", judged, rule, choosing))
     return [score for score in scores if score is not None]
 
 
+def advice_scores(
+    gaps: Sequence[Mapping[str, float]], advice: Sequence[str], clear_gap: float
+) -> list[AdviceScore]:
+    """Say how often the advised norm did well, and how often each norm would have by itself.
+
+    Args:
+        gaps: in each setting, the gaps to LayerNorm of the norms beside it.
+        advice: the norm that was advised in each, `BASE` for LayerNorm.
+        clear_gap: what is as good as equal.
+    """
+    if not gaps:
+        return []
+    settings = [{BASE: 0.0, **found} for found in gaps]
+    rules = {"advice": advice, **{norm: [norm] * len(settings) for norm in settings[0]}}
+    return [
+        AdviceScore(
+            rule=rule,
+            num_settings=len(settings),
+            num_no_worse=sum(
+                found[norm] <= clear_gap for found, norm in zip(settings, chosen, strict=True)
+            ),
+            num_best=sum(
+                found[norm] <= min(found.values()) + clear_gap
+                for found, norm in zip(settings, chosen, strict=True)
+            ),
+        )
+        for rule, chosen in rules.items()
+    ]
+
+
 def _score(
-    norm: str, name: str, cases: Sequence[Case], choose: Chooser, quantity: str | None = None
+    norm: str,
+    name: str,
+    cases: Sequence[Case],
+    choose: Chooser,
+    choosing_names: Collection[str],
+    quantity: str | None = None,
 ) -> PredictorScore | None:
-    choosing, scored = half_split(cases, _SEED)
+    choosing = [case for case in cases if case.name in choosing_names]
+    scored = [case for case in cases if case.name not in choosing_names]
     if not choosing or not scored:
         return None
     rule = choose(choosing)
     splits = sorted(_scored_hits(choose, *half_split(cases, seed)) for seed in range(NUM_SPLITS))
-    alone = [
-        (case, choose([other for other in cases if other is not case])(case) == case.is_worse)
-        for case in cases
-    ]
-    clear = [right for case, right in alone if case.is_clear]
+    alone = _left_out(choose, cases, lambda case, other: other is case)
+    clear = [right for case, right in zip(cases, alone, strict=True) if case.is_clear]
+    has_groups = len({case.group for case in cases}) > 1
     values = [case.sign_of_worse(quantity) for case in cases] if quantity else []
     worse = [case.is_worse for case in cases]
     threshold = _chosen_threshold(choosing, name) if quantity == name else None
@@ -200,14 +260,33 @@ def _score(
         interval=wilson_interval(hits, len(scored)),
         splits_mean=fmean(splits),
         splits_interval=(_quantile(splits, 0.025), _quantile(splits, 0.975)),
-        leave_one_out=fmean(right for _, right in alone),
+        leave_one_out=fmean(alone),
         leave_one_out_clear=fmean(clear) if clear else None,
+        leave_one_group_out=fmean(
+            _left_out(choose, cases, lambda case, other: other.group == case.group)
+        )
+        if has_groups
+        else None,
         num_clear=len(clear),
         auc=auc(values, worse) if values else None,
         auc_alike=fmean(wins) if wins else None,
         num_alike=len(wins),
         rank_correlation=rank_correlation(values, [c.gap for c in cases]) if values else None,
     )
+
+
+def _with(cases: Sequence[Case], predictor: str) -> list[Case]:
+    return [case for case in cases if predictor in case.values]
+
+
+def _left_out(
+    choose: Chooser, cases: Sequence[Case], is_left_out: Callable[[Case, Case], bool]
+) -> list[bool]:
+    """Whether each setting is right by a rule that was chosen without some, itself among them."""
+    return [
+        choose([other for other in cases if not is_left_out(case, other)])(case) == case.is_worse
+        for case in cases
+    ]
 
 
 def _win(high: float, low: float) -> float:
@@ -244,8 +323,8 @@ def _fixed(rule: Rule) -> Chooser:
     return lambda _: rule
 
 
-def _is_behind(case: Case) -> bool:
-    return case.values["early_gap"] > 0
+def _above_zero(predictor: str) -> Rule:
+    return lambda case: case.values[predictor] > 0
 
 
 def _scored_hits(choose: Chooser, choosing: Sequence[Case], scored: Sequence[Case]) -> float:

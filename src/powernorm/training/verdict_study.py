@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from powernorm.errors import InputError
-from powernorm.runs import run_name
+from powernorm.runs import REPORT_FILE, VERDICT_FILE, run_name
 from powernorm.training.comparison import OVER, check_norms, compare
 from powernorm.training.events import Listener, SettingStarted, ignore
 from powernorm.training.run_folders import prepare_folder, read_result
@@ -43,6 +43,9 @@ def train_study(
     for setting in study.settings:
         # Before the first run: a folder that cannot be used must not show up in the middle.
         prepare_folder(out / setting.name, resume=resume, force=force)
+    if force:
+        for name in (VERDICT_FILE, REPORT_FILE):
+            (out / name).unlink(missing_ok=True)
     listener = on_event or ignore
     waiting = list(_waiting(study, out))
     for index, (setting, phase) in enumerate(waiting, start=1):
