@@ -109,6 +109,10 @@ class EvaluationRow(TypedDict):
     loss: float
 
 
+SMALLEST_GAP: Final = 1e-3
+"""A share of the loss: of smaller gaps between two evaluations a quotient would be noise."""
+
+
 class ThresholdRecord(TypedDict):
     """A number that a verdict compares with."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 
 
-def checked(batches: Iterable[Any], purpose: str) -> Iterator[tuple[int, Any]]:
+def checked(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     """The batches with their numbers, from 0.
 
     Raises:
@@ -27,7 +27,7 @@ def checked(batches: Iterable[Any], purpose: str) -> Iterator[tuple[int, Any]]:
             )
         yield number, batch
     if number < 0:
-        raise InputError(f"batches is empty; {purpose} needs at least two batches, better dozens")
+        raise InputError("batches is empty; a diagnosis needs at least two batches, better dozens")
 
 
 def _structure(batch: Any) -> str:

@@ -14,7 +14,7 @@ from powernorm.diagnosis.regrouping import check_sizes
 from powernorm.diagnosis.reports import Diagnosis
 from powernorm.diagnosis.spectra import embedding_spectra
 from powernorm.diagnosis.subjects import Subject, find_subjects
-from powernorm.diagnosis.survey import Observed, Progress, Survey
+from powernorm.diagnosis.survey import Observed, Survey
 from powernorm.diagnosis.verdicts import Limits, judge_layer, judge_model
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
@@ -22,6 +22,7 @@ from powernorm.norms.arguments import check_flag
 from powernorm.norms.observation import Forward, call_model, check_function, check_repeatable
 from powernorm.norms.untouched import untouched
 from powernorm.runs import BatchSizeRow, ScaleRecord
+from powernorm.surgery.calibration import Progress
 from powernorm.surgery.selection import Selection
 
 BATCH_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +19,15 @@ from powernorm.diagnosis.readings import (
     merge,
 )
 from powernorm.diagnosis.schedules import Schedule
+from powernorm.diagnosis.subjects import name_of_norm
 from powernorm.diagnosis.watches import BatchWatch, NormWatch, Record, TokenWatch
-from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.observation import check_not_compiled, modules_by_name, short_name
 from powernorm.runs import NORMS_COLUMNS
 from powernorm.surgery.discovery import FoundNorm, find_norms
 
 NormRow = Mapping[str, str | int | float | None]
 """One layer at one step, by `powernorm.runs.NORMS_COLUMNS`."""
-
-_FOREIGN: Final = {"layer": "ln", "rms": "rms"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,9 +248,8 @@ def _watched_name(module: nn.Module, found: FoundNorm | None) -> str | None:
         return short_name(module)
     if found is None or found.reading is None:
         return None
-    if isinstance(module, Norm):
-        return short_name(module)
-    return _FOREIGN.get(found.reading.kind)
+    # A BatchNorm1d inside a wrapper is torch's own business.
+    return None if found.reading.kind == "batch" else name_of_norm(module, found.reading)
 
 
 def _num_now(layer: BatchStatisticsNorm | None) -> int:

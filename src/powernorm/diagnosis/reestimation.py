@@ -17,7 +17,7 @@ from powernorm.norms.observation import (
     observed_layers,
 )
 from powernorm.norms.untouched import untouched
-from powernorm.runs import EvaluationRow
+from powernorm.runs import SMALLEST_GAP, EvaluationRow
 from powernorm.surgery.calibration import calibrate
 from powernorm.surgery.populations import evaluating_by_batches
 
@@ -28,9 +28,6 @@ RUNNING: Final = "running"
 REESTIMATED: Final = "re-estimated"
 REESTIMATED_AT_ONCE: Final = "re-estimated in one pass"
 BATCH: Final = "batch"
-
-SMALLEST_GAP: Final = 1e-3
-"""A share of the loss; a quotient of smaller differences would be noise."""
 
 
 def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:

@@ -68,13 +68,18 @@ class Subject:
     @property
     def norm(self) -> str:
         """Short name of what it computes."""
-        if isinstance(self.module, Norm):
-            return short_name(self.module)
-        return _FOREIGN.get(self.reading.kind, type(self.module).__name__)
+        return name_of_norm(self.module, self.reading)
 
     def normalised(self, x: Tensor) -> Tensor:
         """What batch statistics are taken of: x, behind the GroupScaling of a norm that has one."""
         return x if self.batch_layer is None else self.batch_layer.scaled(x)
+
+
+def name_of_norm(module: nn.Module, reading: Reading) -> str:
+    """Short name of what a norm of any library computes."""
+    if isinstance(module, Norm):
+        return short_name(module)
+    return _FOREIGN.get(reading.kind, type(module).__name__)
 
 
 def find_subjects(model: nn.Module, where: Selection = None) -> tuple[Subject, ...]:

@@ -27,10 +27,8 @@ from powernorm.diagnosis.token_sums import (
 )
 from powernorm.errors import InputError
 from powernorm.norms.observation import Forward
+from powernorm.surgery.calibration import Progress
 from powernorm.surgery.mask_arguments import takes_length_first, turns_round
-
-Progress = Callable[[int, int], None]
-"""Is told how many batches are done and how many there are; 0 while that is not known."""
 
 _FEWEST: Final = 2
 """An expectation over fewer batches of a size is not worth printing."""
@@ -265,7 +263,7 @@ class Survey:
             repeated_random_numbers(),
             observing(self._model, self._subjects, receive, self.notes),
         ):
-            for number, batch in checked(self._batches, "a diagnosis"):
+            for number, batch in checked(self._batches):
                 self._batch = number
                 self._forward(self._model, batch)
                 count += 1

@@ -1,8 +1,10 @@
 """Masked language modelling on padded sentences: what the norms do where padding masks matter."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
+from powernorm.recipes import language_modeling
 from powernorm.recipes.language_modeling import DEMO_PENALTIES
 from powernorm.training.config import (
     ComparisonConfig,
@@ -17,23 +19,8 @@ TASK: Final = "mlm"
 
 def smoke() -> ComparisonConfig:
     """Return a check that everything works, in seconds: too short to compare anything."""
-    return ComparisonConfig(
-        task=TASK,
-        preset="smoke",
-        norms=("ln", "bn"),
-        data=DataConfig(path="rt", vocabulary_size=500, sequence_length=32, batch_size=16),
-        model=ModelConfig(num_features=32, num_layers=1, num_heads=2, feedforward_features=64),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        training=TrainingConfig(
-            max_steps=30,
-            num_threads=1,
-            log_every=5,
-            validate_every=15,
-            validation_tokens=4096,
-            monitor_every=10,
-            tid_batches=5,
-        ),
-    )
+    base = language_modeling.smoke()
+    return replace(base, task=TASK, data=replace(base.data, path="rt"))
 
 
 def demo() -> ComparisonConfig:

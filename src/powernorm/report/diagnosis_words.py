@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Final
+from typing import Any
 
 from powernorm.report import numerals
-from powernorm.runs import DiagnosisRecord, EvaluationRow, VerdictRecord
-
-SMALLEST_GAP: Final = 1e-3
-"""A share of the loss: smaller gaps are none to speak of."""
+from powernorm.runs import SMALLEST_GAP, DiagnosisRecord, EvaluationRow, VerdictRecord
 
 
 def lead_words(record: DiagnosisRecord) -> str:

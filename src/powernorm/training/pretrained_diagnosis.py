@@ -13,8 +13,8 @@ from torch import Tensor
 
 from powernorm.data.readers import load_corpus
 from powernorm.diagnosis import Diagnosis, diagnose
-from powernorm.diagnosis.survey import Progress
 from powernorm.errors import InputError
+from powernorm.surgery.calibration import Progress
 
 CONFIG: Final = "config.json"
 TYPE: Final = "model_type"

@@ -13,12 +13,11 @@ from powernorm.data.subwords import EncodedCorpus
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.diagnosis.diagnosing import BATCH_SIZES
 from powernorm.diagnosis.reestimation import evaluate_statistics
-from powernorm.diagnosis.survey import Progress
 from powernorm.errors import InputError
 from powernorm.models.language_model import LanguageModel
 from powernorm.norms.observation import observed_layers
-from powernorm.runs import CHECKPOINTS_FOLDER, EvaluationRow
-from powernorm.training.checkpoints import BEST, read_checkpoint
+from powernorm.runs import EvaluationRow
+from powernorm.surgery.calibration import Progress
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.evaluation import token_nll
 from powernorm.training.tasks import task_of
@@ -60,7 +59,7 @@ def diagnose_run(
     return replace(
         report,
         model=_name_of(path),
-        step=_step_of(path),
+        step=trained.step,
         evaluation=_evaluation(trained, config, encoded, batches),
     )
 
@@ -112,8 +111,3 @@ def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
 def _name_of(path: Path) -> str:
     folder = path if path.is_dir() else path.parent.parent
     return folder.resolve().name
-
-
-def _step_of(path: Path) -> int:
-    checkpoint = path / CHECKPOINTS_FOLDER / BEST if path.is_dir() else path
-    return int(read_checkpoint(checkpoint)["global_step"])

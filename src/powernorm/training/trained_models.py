@@ -33,10 +33,12 @@ class TrainedModel:
     Args:
         model: in evaluation mode, on the CPU.
         settings: the run's `config.json`, and `vocabulary_size`; JSON.
+        step: updates of the weights up to the checkpoint, where that is known.
     """
 
     model: LanguageModel
     settings: Mapping[str, Any]
+    step: int | None = None
 
     def example_tokens(self) -> Tensor:
         """Random tokens of the model's length, (2, max_length)."""
@@ -61,9 +63,10 @@ def load_trained(path: Path) -> TrainedModel:
             f"{path} is no run of `powernorm compare`: give a run's folder, such as "
             "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"
         )
+    content = read_checkpoint(checkpoint)
     weights: dict[str, Tensor] = {
         name.removeprefix(_PREFIX): tensor
-        for name, tensor in read_checkpoint(checkpoint)["state_dict"].items()
+        for name, tensor in content["state_dict"].items()
         if name.startswith(_PREFIX)
     }
     try:
@@ -72,7 +75,7 @@ def load_trained(path: Path) -> TrainedModel:
         model.load_state_dict(weights)
     except (KeyError, RuntimeError) as error:
         raise InputError(f"{checkpoint} and {config} do not fit each other: {error}") from error
-    return TrainedModel(model, settings)
+    return TrainedModel(model, settings, int(content["global_step"]))
 
 
 def load_folded_run(path: Path) -> TrainedModel:
