@@ -11,7 +11,7 @@ from powernorm.errors import InputError
 from powernorm.report import write_reports
 from powernorm.report.verdict import print_verdict, render_verdict, verdict_markdown
 from powernorm.report.verdict_records import mean_gap, read_verdict
-from powernorm.runs import (
+from powernorm.verdict_runs import (
     EARLY_QUANTITIES,
     GapRecord,
     PredictorScore,

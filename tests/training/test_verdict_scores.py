@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powernorm.runs import PredictorScore
 from powernorm.training.verdict_scores import (
     Case,
     advice_scores,
@@ -16,6 +15,7 @@ from powernorm.training.verdict_scores import (
     scores_of,
     wilson_interval,
 )
+from powernorm.verdict_runs import PredictorScore
 
 NUMBERS = st.lists(st.tuples(st.integers(-5, 5).map(float), st.booleans()), min_size=1, max_size=12)
 

@@ -14,7 +14,6 @@ from torch import nn
 from powernorm.data.batch import Batch
 from powernorm.diagnosis import diagnose, evaluation_gap, training_inference_discrepancy
 from powernorm.errors import InputError
-from powernorm.runs import EARLY_QUANTITIES, GapRecord, VerdictResults, VerdictSetting
 from powernorm.training import evaluation, verdict_early, verdict_measures
 from powernorm.training.events import Event, RunEnded, SettingStarted, StepsDone
 from powernorm.training.trained_models import load_trained, run_data, training_batches
@@ -22,6 +21,12 @@ from powernorm.training.verdict_measures import measure_study
 from powernorm.training.verdict_scores import half_split
 from powernorm.training.verdict_settings import Phase, Setting, VerdictStudy
 from powernorm.training.verdict_study import train_study
+from powernorm.verdict_runs import (
+    EARLY_QUANTITIES,
+    GapRecord,
+    VerdictResults,
+    VerdictSetting,
+)
 
 NUM_BATCHES = 4
 TRAINED = replace(TRAINING, early_checkpoint=0.25, tid_batches=0, monitor_every=0)

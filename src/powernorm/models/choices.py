@@ -8,3 +8,15 @@ the last layer), or `post`, after the residual sum."""
 
 Activation = Literal["gelu", "relu"]
 """The non-linearity of the feed-forward sub-layer."""
+
+SharedEmbeddings = Literal["all", "target", "none"]
+"""Which tables of a translation model are one: those of source, target and output; those of target
+and output; none."""
+
+Initialisation = Literal["xavier", "kaiming"]
+"""How linear maps begin: uniform after Glorot and Bengio (2010), or after He et al. (2015) as
+torch's own linear layers do."""
+
+LengthNormalisation = Literal["power", "wu2016"]
+"""What the log-probability of a hypothesis of n tokens is divided by: n^α, or ((5 + n) / 6)^α
+(Wu et al. 2016, eq. 14)."""

@@ -11,7 +11,8 @@ from powernorm.report.loading import is_run_folder, read_comparison, read_runs
 from powernorm.report.page import render_page, render_pages
 from powernorm.report.records import Comparison
 from powernorm.report.verdict import read_verdict, render_verdict
-from powernorm.runs import REPORT_FILE, RESULTS_FILE, VERDICT_FILE
+from powernorm.runs import REPORT_FILE, RESULTS_FILE
+from powernorm.verdict_runs import VERDICT_FILE
 
 
 def write_reports(folders: Sequence[Path], out: Path | None = None) -> Path:

@@ -15,7 +15,8 @@ from powernorm.report.markup import Markup, element
 from powernorm.report.numerals import number, percent, printable
 from powernorm.report.verdict_figures import scatters
 from powernorm.report.verdict_records import WORDS, mean_gap, read_verdict
-from powernorm.runs import REPORT_FILE, GapRecord, PredictorScore, VerdictResults
+from powernorm.runs import REPORT_FILE
+from powernorm.verdict_runs import GapRecord, PredictorScore, VerdictResults
 
 _PERCENT_PREDICTORS: Final = "_tid_"
 _CONSTANTS: Final = {

@@ -16,7 +16,7 @@ from powernorm.report.drawing import (
 )
 from powernorm.report.figures import DrawnFigure
 from powernorm.report.verdict_records import WORDS, mean_gap
-from powernorm.runs import VerdictResults, VerdictSetting
+from powernorm.verdict_runs import VerdictResults, VerdictSetting
 
 _MARKERS: Final = {"pre": "o", "post": "s"}
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Final, cast
 
 from powernorm.report.json_files import JsonObject, read_object
-from powernorm.runs import VERDICT_FILE, VerdictResults, VerdictSetting
+from powernorm.verdict_runs import VERDICT_FILE, VerdictResults, VerdictSetting
 
 _FORMAT: Final = 1
 _MEND: Final = "write the file again with `powernorm compare verdict --resume`"

@@ -4,23 +4,41 @@ Every field is a plain number, string or tuple, so a configuration round-trips t
 (`to_json`, `from_json`) and any field can be set by its dotted key (`training.overrides`).
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
 from powernorm.errors import InputError
-from powernorm.models.choices import Activation, Placement
+from powernorm.models.choices import (
+    Activation,
+    Initialisation,
+    LengthNormalisation,
+    Placement,
+    SharedEmbeddings,
+)
+from powernorm.training.config_checks import (
+    check_at_least,
+    check_distinct,
+    check_fraction,
+    check_not_negative,
+    check_one_of,
+    check_positive,
+)
 
 ScheduleName = Literal["inverse_sqrt", "linear", "cosine", "constant"]
 Precision = Literal["float32", "bfloat16", "float16"]
 Accelerator = Literal["auto", "cpu", "gpu"]
+Strategy = Literal["ddp", "fsdp2"]
+AveragedStatistics = Literal["recalibrate", "average"]
 OptionValue = int | float | bool | str | None
 NormOptions = Mapping[str, OptionValue]
 
 LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """What the label of a variant may be: it becomes part of a folder's name."""
+
+LANGUAGES: Final = re.compile(r"(?P<source>[A-Za-z_]+)-(?P<target>[A-Za-z_]+)", re.ASCII)
+"""The source and the target of a translation."""
 
 LATER: Final = {"left_out_at_default": True}
 """Metadata of fields that came after the first runs: at their default they are left out of the
@@ -50,12 +68,39 @@ class DataConfig:
     """Segments in a micro-batch."""
     evaluation_batch_size: int = 64
     """Segments in a batch of validation and test."""
+    languages: str | None = field(default=None, metadata=LATER)
+    """Source and target of a translation, as `de-en`; None is that of the embedded verses."""
+    tokenised: bool = field(default=False, metadata=LATER)
+    """Whether the lines of a translation come as tokens (Moses), as the official ones do."""
+    target_vocabulary_size: int | None = field(default=None, metadata=LATER)
+    """Subwords of a target language with a vocabulary of its own; None is one for both."""
+    batch_tokens: int | None = field(default=None, metadata=LATER)
+    """Positions of the longer side of a micro-batch of sentence pairs, over all processes."""
+    count_padding: bool = field(default=True, metadata=LATER)
+    """Whether padded positions count in `batch_tokens`."""
+    max_length_ratio: float | None = field(default=None, metadata=LATER)
+    """Training pairs whose sides differ by more than this factor in subwords are left out; None
+    keeps them."""
+    max_pairs: int | None = field(default=None, metadata=LATER)
+    """Only about so many training pairs, evenly spaced; None is all."""
 
     def __post_init__(self) -> None:
-        _at_least("data.vocabulary_size", self.vocabulary_size, 257)
-        _at_least("data.sequence_length", self.sequence_length, 2)
-        _at_least("data.batch_size", self.batch_size, 1)
-        _at_least("data.evaluation_batch_size", self.evaluation_batch_size, 1)
+        check_at_least("data.vocabulary_size", self.vocabulary_size, 257)
+        for name, least in (("target_vocabulary_size", 257), ("batch_tokens", 1), ("max_pairs", 1)):
+            if getattr(self, name) is not None:
+                check_at_least(f"data.{name}", getattr(self, name), least)
+        if self.max_length_ratio is not None and not self.max_length_ratio >= 1:
+            raise InputError(
+                f"data.max_length_ratio={self.max_length_ratio} must be 1 or more, or none for all."
+            )
+        if self.languages is not None and not LANGUAGES.fullmatch(self.languages):
+            raise InputError(
+                f"data.languages={self.languages!r} is no pair of languages: give the source and "
+                "the target, as de-en."
+            )
+        check_at_least("data.sequence_length", self.sequence_length, 2)
+        check_at_least("data.batch_size", self.batch_size, 1)
+        check_at_least("data.evaluation_batch_size", self.evaluation_batch_size, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +117,44 @@ class ModelConfig:
     num_norm_layers: int | None = field(default=None, metadata=LATER)
     """Lowest layers that have the norm; those above have LayerNorm with its defaults, and so has
     the final norm. None, or all layers, gives every place the norm."""
+    num_decoder_layers: int | None = field(default=None, metadata=LATER)
+    """Layers of a translation's decoder; None is as many as the encoder has."""
+    decoder_norm: str = field(default="ln", metadata=LATER)
+    """Short name of the norms in a translation's decoder; `same` is the encoder's. The papers
+    change the encoder only."""
+    attention_norm: str | None = field(default=None, metadata=LATER)
+    """Short name of the norms at the encoder's self-attention; None is the run's norm."""
+    feedforward_norm: str | None = field(default=None, metadata=LATER)
+    """Short name of the norms at the encoder's feed-forward networks; None is the run's norm."""
+    final_norm: str | None = field(default=None, metadata=LATER)
+    """Short name of the norm after the encoder's last layer (pre-norm); None is the run's norm."""
+    final_norm_warmup: int | None = field(default=None, metadata=LATER)
+    """Warm-up steps of the norm after the encoder's last layer, where it has a warm-up; None is
+    that of the others."""
+    attention_dropout: float = field(default=0.0, metadata=LATER)
+    """Of the attention weights of a translation."""
+    activation_dropout: float | None = field(default=None, metadata=LATER)
+    """After the activation of the feed-forward networks of a translation; None is `dropout`."""
+    shared_embeddings: SharedEmbeddings = field(default="all", metadata=LATER)
+    """Which of a translation's tables are one: all three, target and output, or none."""
+    initialisation: Initialisation = field(default="xavier", metadata=LATER)
+    """How a translation's linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
 
     def __post_init__(self) -> None:
+        if self.num_decoder_layers is not None:
+            check_at_least("model.num_decoder_layers", self.num_decoder_layers, 1)
+        if self.final_norm_warmup is not None:
+            check_at_least("model.final_norm_warmup", self.final_norm_warmup, 0)
+        check_fraction("model.attention_dropout", self.attention_dropout, below_one=True)
+        if self.activation_dropout is not None:
+            check_fraction("model.activation_dropout", self.activation_dropout, below_one=True)
+        check_one_of("model.shared_embeddings", self.shared_embeddings, get_args(SharedEmbeddings))
+        check_one_of("model.initialisation", self.initialisation, get_args(Initialisation))
         for name in ("num_features", "num_layers", "num_heads", "feedforward_features"):
-            _at_least(f"model.{name}", getattr(self, name), 1)
-        _fraction("model.dropout", self.dropout, below_one=True)
-        _one_of("model.activation", self.activation, get_args(Activation))
-        _one_of("model.placement", self.placement, get_args(Placement))
+            check_at_least(f"model.{name}", getattr(self, name), 1)
+        check_fraction("model.dropout", self.dropout, below_one=True)
+        check_one_of("model.activation", self.activation, get_args(Activation))
+        check_one_of("model.placement", self.placement, get_args(Placement))
         if self.num_norm_layers is not None and not 0 <= self.num_norm_layers <= self.num_layers:
             raise InputError(
                 f"model.num_norm_layers={self.num_norm_layers} does not fit "
@@ -107,14 +183,14 @@ class OptimizerConfig:
     """Micro-batches in an update."""
 
     def __post_init__(self) -> None:
-        _positive("optimizer.learning_rate", self.learning_rate)
-        _fraction("optimizer.beta1", self.beta1, below_one=True)
-        _fraction("optimizer.beta2", self.beta2, below_one=True)
-        _positive("optimizer.eps", self.eps)
-        _not_negative("optimizer.weight_decay", self.weight_decay)
+        check_positive("optimizer.learning_rate", self.learning_rate)
+        check_fraction("optimizer.beta1", self.beta1, below_one=True)
+        check_fraction("optimizer.beta2", self.beta2, below_one=True)
+        check_positive("optimizer.eps", self.eps)
+        check_not_negative("optimizer.weight_decay", self.weight_decay)
         if self.clip_norm is not None:
-            _positive("optimizer.clip_norm", self.clip_norm)
-        _at_least("optimizer.accumulation", self.accumulation, 1)
+            check_positive("optimizer.clip_norm", self.clip_norm)
+        check_at_least("optimizer.accumulation", self.accumulation, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +202,15 @@ class ScheduleConfig:
     """Part of the run in which the rate rises linearly from 0."""
     final_fraction: float = 0.0
     """Rate at the end as a part of the highest, for `linear` and `cosine`."""
+    warmup_steps: int | None = field(default=None, metadata=LATER)
+    """Updates in which the rate rises; None is `warmup_fraction` of the run."""
 
     def __post_init__(self) -> None:
-        _one_of("schedule.name", self.name, get_args(ScheduleName))
-        _fraction("schedule.warmup_fraction", self.warmup_fraction)
-        _fraction("schedule.final_fraction", self.final_fraction)
+        if self.warmup_steps is not None:
+            check_at_least("schedule.warmup_steps", self.warmup_steps, 1)
+        check_one_of("schedule.name", self.name, get_args(ScheduleName))
+        check_fraction("schedule.warmup_fraction", self.warmup_fraction)
+        check_fraction("schedule.final_fraction", self.final_fraction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +247,67 @@ class TrainingConfig:
     none."""
     record_scales: bool = field(default=False, metadata=LATER)
     """Whether γ and the batches' deviations are written for every norm layer at the end."""
+    average_checkpoints: int = field(default=0, metadata=LATER)
+    """Weights of so many of the last validations are kept, and their average is what is scored;
+    0 scores the best checkpoint."""
+    average_statistics: AveragedStatistics = field(default="recalibrate", metadata=LATER)
+    """Running statistics of the average: re-estimated on training batches, or averaged too."""
+    recalibration_batches: int = field(default=50, metadata=LATER)
+    """Training batches from which they are re-estimated."""
+    strategy: Strategy = field(default="ddp", metadata=LATER)
+    """How several processes share the work: every one has the whole model (`ddp`), or a part of
+    each weight (`fsdp2`)."""
 
     def __post_init__(self) -> None:
-        _one_of("training.precision", self.precision, get_args(Precision))
-        _one_of("training.accelerator", self.accelerator, get_args(Accelerator))
+        check_one_of("training.strategy", self.strategy, get_args(Strategy))
+        check_one_of(
+            "training.average_statistics", self.average_statistics, get_args(AveragedStatistics)
+        )
+        check_at_least("training.average_checkpoints", self.average_checkpoints, 0)
+        check_at_least("training.recalibration_batches", self.recalibration_batches, 1)
+        check_one_of("training.precision", self.precision, get_args(Precision))
+        check_one_of("training.accelerator", self.accelerator, get_args(Accelerator))
         for name in ("max_steps", "log_every", "validate_every"):
-            _at_least(f"training.{name}", getattr(self, name), 1)
+            check_at_least(f"training.{name}", getattr(self, name), 1)
         for name in ("monitor_every", "tid_batches"):
-            _at_least(f"training.{name}", getattr(self, name), 0)
+            check_at_least(f"training.{name}", getattr(self, name), 0)
         for name in ("num_threads", "validation_tokens", "patience"):
             if getattr(self, name) is not None:
-                _at_least(f"training.{name}", getattr(self, name), 1)
-        _fraction("training.label_smoothing", self.label_smoothing, below_one=True)
-        _fraction("training.norm_warmup_fraction", self.norm_warmup_fraction)
+                check_at_least(f"training.{name}", getattr(self, name), 1)
+        check_fraction("training.label_smoothing", self.label_smoothing, below_one=True)
+        check_fraction("training.norm_warmup_fraction", self.norm_warmup_fraction)
         if self.early_checkpoint is not None:
-            _fraction("training.early_checkpoint", self.early_checkpoint)
+            check_fraction("training.early_checkpoint", self.early_checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingConfig:
+    """How translations are searched."""
+
+    beam_size: int = 5
+    """Hypotheses that are kept at each step; 1 is greedy."""
+    length_normalisation: LengthNormalisation = "power"
+    """What the log-probability of a hypothesis of length n is divided by: n^α (`power`, the papers
+    here), or ((5 + n) / 6)^α (`wu2016`)."""
+    length_penalty: float = 1.0
+    """α; 0 compares log-probabilities as they are."""
+    max_length_factor: float = 1.0
+    max_length_offset: int = 50
+    """A translation has at most factor · (length of its source) + offset subwords."""
+    batch_tokens: int = 4096
+    """Source positions of a batch of searches, padding included, times beams."""
+
+    def __post_init__(self) -> None:
+        check_at_least("decoding.beam_size", self.beam_size, 1)
+        check_at_least("decoding.batch_tokens", self.batch_tokens, 1)
+        check_at_least("decoding.max_length_offset", self.max_length_offset, 0)
+        check_not_negative("decoding.length_penalty", self.length_penalty)
+        check_not_negative("decoding.max_length_factor", self.max_length_factor)
+        check_one_of(
+            "decoding.length_normalisation",
+            self.length_normalisation,
+            get_args(LengthNormalisation),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,18 +368,19 @@ class ComparisonConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     norm_options: Mapping[str, NormOptions] = field(default_factory=dict)
     """Options of `build_norm` for each norm, by its short name."""
+    decoding: DecodingConfig = field(default=DecodingConfig(), metadata=LATER)
     study: Study | None = field(default=None, metadata=LATER)
     variants: tuple[Variant, ...] = field(default=(), metadata=LATER)
     """What is trained in place of the norms as such: those variants whose norm is in `norms`."""
 
     def __post_init__(self) -> None:
-        _distinct("norms", self.norms)
-        _distinct("seeds", self.seeds)
+        check_distinct("norms", self.norms)
+        check_distinct("seeds", self.seeds)
         if self.variants:
-            _distinct("variants", tuple(variant.label for variant in self.variants))
+            check_distinct("variants", tuple(variant.label for variant in self.variants))
             _check_norms_of_variants(self)
         for seed in self.seeds:
-            _at_least("seeds", seed, 0)
+            check_at_least("seeds", seed, 0)
 
 
 def options_of(config: ComparisonConfig, norm: str) -> dict[str, OptionValue]:
@@ -316,37 +443,3 @@ def _check_norms_of_variants(config: ComparisonConfig) -> None:
             f"norms={','.join(config.norms)}: the study{name} has no variant of "
             f"{', '.join(foreign)}; choose from {', '.join(known)}."
         )
-
-
-def _at_least(key: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{key}={value} is too small: give at least {least}.")
-
-
-def _positive(key: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise InputError(f"{key}={value} must be a finite number above 0.")
-
-
-def _not_negative(key: str, value: float) -> None:
-    if not (value >= 0 and math.isfinite(value)):
-        raise InputError(f"{key}={value} must be a finite number, 0 or above.")
-
-
-def _fraction(key: str, value: float, *, below_one: bool = False) -> None:
-    if not 0 <= value <= 1 or (below_one and value == 1):
-        bounds = "0 ≤ value < 1" if below_one else "0 ≤ value ≤ 1"
-        raise InputError(f"{key}={value} must be a fraction, {bounds}.")
-
-
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InputError(f"{key}={value!r} is not known: choose one of {', '.join(known)}.")
-
-
-def _distinct(key: str, values: tuple[object, ...]) -> None:
-    if not values:
-        raise InputError(f"{key} is empty: give at least one.")
-    repeated = sorted({str(value) for value in values if values.count(value) > 1})
-    if repeated:
-        raise InputError(f"{key} names {', '.join(repeated)} more than once: give each one once.")

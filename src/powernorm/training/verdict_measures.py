@@ -7,22 +7,21 @@ from statistics import fmean
 from typing import Final
 
 from powernorm.diagnosis import Limits
-from powernorm.runs import (
-    EARLY_QUANTITIES,
-    VERDICT_FILE,
-    AdviceScore,
-    GapRecord,
-    RunResult,
-    VerdictResults,
-    VerdictSetting,
-    run_name,
-)
+from powernorm.runs import RunResult, run_name
 from powernorm.training.comparison import OVER
 from powernorm.training.config import early_step
 from powernorm.training.run_folders import read_result, write_json
 from powernorm.training.verdict_early import BASE, early_quantities
 from powernorm.training.verdict_scores import SIGNED, Case, advice_scores, half_split, scores_of
 from powernorm.training.verdict_settings import Setting, VerdictStudy
+from powernorm.verdict_runs import (
+    EARLY_QUANTITIES,
+    VERDICT_FILE,
+    AdviceScore,
+    GapRecord,
+    VerdictResults,
+    VerdictSetting,
+)
 
 CLEAR_GAP: Final = 0.01
 """Nats per token."""

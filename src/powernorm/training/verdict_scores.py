@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Final, Protocol, TypeVar
 
-from powernorm.runs import AdviceScore, PredictorScore
+from powernorm.verdict_runs import AdviceScore, PredictorScore
 
 NUM_SPLITS: Final = 1000
 SIZE: Final = "tokens_per_batch"
