@@ -36,7 +36,7 @@ def _main(
         torch.save(function(rank, *args), folder / f"rank{rank}.pt")
     finally:
         dist.destroy_process_group()
-    # Python's end kills C++ threads that wait for its lock (gloo's may still hold a tensor), and then
+    # Python's end kills C++ threads that wait for its lock (gloo's may hold a tensor), and then
     # the process aborts now and then, after all is done.
     sys.stdout.flush()
     sys.stderr.flush()
