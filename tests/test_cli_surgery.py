@@ -101,9 +101,9 @@ def test_fold(runs: Path, tmp_path: Path, norm: str) -> None:
     assert "head.weight" in rows["final_norm"]
     assert "float64: max. absolute error" in outcome.out
     trained, folded = load_trained(run), load_folded_run(out)
-    tokens = trained.example_tokens()
+    tokens = trained.example_inputs()
     with torch.no_grad():
-        expected, found = trained.model(tokens), folded.model(tokens)
+        expected, found = trained.model(*tokens), folded.model(*tokens)
     assert torch.allclose(found, expected, atol=2e-5)
     assert not [module for module in folded.model.modules() if isinstance(module, Norm)]
 

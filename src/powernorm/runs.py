@@ -291,13 +291,13 @@ class PaperRecord(TypedDict):
     """A number that a paper prints, to stand beside ours."""
 
     norm: str
-    """Short name."""
+    """Short name, or the label of a variant."""
     placement: Literal["pre", "post"]
     dataset: str
     metric: str
     """Name among the metrics of a run, such as `test_bleu_tokenised`."""
     value: float | None
-    """None where the paper says that the training diverged."""
+    """None where the paper says that the training diverged; a BLEU of 0 is one that failed."""
     source: str
     """Paper and table."""
 

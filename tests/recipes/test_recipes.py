@@ -44,7 +44,7 @@ def test_own_warmups_of_norms_end_within_the_run(preset: str) -> None:
 def test_paper_results_are_known_norms_with_their_sources() -> None:
     assert {row.norm for row in PAPER_RESULTS} <= set(NORMS)
     assert len(PAPER_RESULTS) == len(set(PAPER_RESULTS)) == 2 * (4 + 3 + 3 + 4 + 4)
-    by_key = {(r.source, r.placement, r.norm, r.dataset): r.perplexity for r in PAPER_RESULTS}
+    by_key = {(r.source, r.placement, r.norm, r.dataset): r.value for r in PAPER_RESULTS}
     assert by_key["Shen et al. 2020, Table 2", "pre", "pn", "Penn Treebank"] == 47.6
     assert by_key["Wang et al. 2022, Table 2", "pre", "rbn", "Penn Treebank"] == 43.2
     assert by_key["Wang et al. 2022, Table 2", "post", "bn", "WikiText-103"] == 17.2

@@ -17,6 +17,7 @@ from powernorm.report import write_report, write_reports
 from powernorm.report.diagnosis_page import write_diagnosis_page
 from report.synthetic import write_comparison
 from report.synthetic_diagnoses import bert_diagnosis, small_diagnosis, write_diagnosis
+from report.synthetic_translations import write_translations
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 WIDTHS: Final = (1280, 390)
-PAGES: Final = ("comparison", "several", "diagnosis", "small")
+PAGES: Final = ("comparison", "several", "diagnosis", "small", "translations")
 
 # The pages forbid scripts, so the page around them measures.
 MEASURE: Final = """
@@ -85,7 +86,7 @@ def browse(folder: Path, *options: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The four pages, and one that shows each of them in both widths."""
+    """The pages, and one that shows each of them in both widths."""
     place = tmp_path_factory.mktemp("browser")
     comparison = write_comparison(place / "demo", norms=("ln", "bn", "pn"), seeds=(0,))
     write_diagnosis(comparison / "bn-pre-seed0", small_diagnosis())
@@ -95,6 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_reports([other, comparison / "ln-pre-seed0"], place / "several.html")
     write_diagnosis_page(bert_diagnosis(), place / "diagnosis.html")
     write_diagnosis_page(small_diagnosis(), place / "small.html")
+    (place / "translations.html").write_text(_translations_page(place), encoding="utf-8")
     frames = "".join(
         f'<iframe id="{name}-{width}" src="{name}.html" width="{width}" height="900" '
         'style="border:0"></iframe>'
@@ -107,6 +109,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         encoding="utf-8",
     )
     return place
+
+
+def _translations_page(place: Path) -> str:
+    """With all that unfolds unfolded, and with words that have no place to break."""
+    folder = write_translations(place / "verses", reduced="in place of " * 40 + "x" * 200)
+    sentences = folder / "ln-pre-seed0" / "translations.tsv"
+    sentences.write_text(f"{'s' * 300}\treference\t{'t ' * 300}\n", encoding="utf-8")
+    page = write_report(folder).read_text(encoding="utf-8")
+    return page.replace("<details>", '<details open="">')
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +165,14 @@ def test_every_figure_of_a_comparison_is_seen(measured: dict[str, Any], width: i
     expected = {"curves": 2, "tid": 5 + 2, "gradients": 4, "diagnoses": 2}
     assert {name: sections[name]["figures"] for name in expected} == expected
     assert sections["results"]["tables"] == 1
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_papers_and_sentences_are_seen(measured: dict[str, Any], width: int) -> None:
+    page = measured[f"translations-{width}"]
+    assert page["sections"]["paper"]["tables"] == 1
+    assert page["sections"]["translations"]["height"] > 200
+    assert page["opened"] == [True] * 5
 
 
 def test_wide_tables_scroll_in_their_own_box_on_a_phone(measured: dict[str, Any]) -> None:

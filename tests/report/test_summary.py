@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from powernorm.report import Comparison, Run, markdown_table, read_comparison, summarize
+from powernorm.report.columns import COLUMNS
 from powernorm.report.summary import Gap, SummaryRow, best_rows
-from powernorm.report.tables import COLUMNS, cells, run_cells
+from powernorm.report.tables import cells, run_cells
 
 
 @pytest.fixture

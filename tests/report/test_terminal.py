@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from powernorm.report import print_comparison, read_comparison
-from powernorm.report.tables import COLUMNS
+from powernorm.report.columns import COLUMNS
 
 
 def printed(folder: Path, width: int, *, terminal: bool = False) -> str:

@@ -45,7 +45,7 @@ def test_taggers_soon_know_more_than_the_frequencies(configure: Configure, tmp_p
 
 def test_padding_has_no_say_in_a_tagger(configure: Configure) -> None:
     config = tagging(configure)
-    encoded = task_of(config).encode("turkish", 300)
+    encoded = task_of(config).encode(replace(config.data, path="turkish", vocabulary_size=300))
     batch = task_of(config).data(encoded, config, 0).segments.batch(0)
     padding = batch.padding_mask
     assert padding is not None

@@ -6,6 +6,8 @@ that names it.
 
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 from powernorm.errors import InputError
@@ -15,7 +17,18 @@ BAD_INPUT: Final = 2
 
 EXTRA: Final = "powernorm[train]"
 _EXTRA_PACKAGES: Final = frozenset(
-    {"lightning", "matplotlib", "rich", "tensorboard", "tokenizers", "torchmetrics", "typer"}
+    {
+        "lightning",
+        "matplotlib",
+        "rich",
+        "sacrebleu",
+        "sacremoses",
+        "safetensors",
+        "tensorboard",
+        "tokenizers",
+        "torchmetrics",
+        "typer",
+    }
 )
 
 
@@ -28,7 +41,7 @@ def main() -> NoReturn:
     try:
         from powernorm.cli.commands import app
 
-        app(prog_name="powernorm")
+        _run(app)
     except InputError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
@@ -37,6 +50,28 @@ def main() -> NoReturn:
             raise
         _fail(f"this command needs the package {package}; install it with: pip install '{EXTRA}'")
     sys.exit(0)
+
+
+def _run(app: Callable[..., object]) -> None:
+    """Run the command; one of several processes ends without Python's own end."""
+    from powernorm.cli.launching import is_launched, is_main, leave
+
+    if not is_launched():
+        app(prog_name="powernorm")
+        return
+    try:
+        app(prog_name="powernorm")
+    except SystemExit as error:
+        leave(error.code if isinstance(error.code, int) else 1)
+    except InputError as error:
+        # The same in all processes, but for those of one alone: all say it then.
+        who = "" if is_main() else f" in process {os.environ['RANK']}"
+        print(f"error{who}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        leave(BAD_INPUT)
+    except BaseException:
+        traceback.print_exc()
+        leave(1)
+    leave(0)
 
 
 def _fail(message: str) -> NoReturn:

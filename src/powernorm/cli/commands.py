@@ -1,6 +1,5 @@
 """The commands: parse, call the library, print. Heavy imports happen inside the command."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
@@ -64,7 +63,11 @@ def compare(
     ] = None,
     preset: Annotated[
         str,
-        typer.Option(metavar="NAME", help=f"Size of the experiment: {', '.join(RECIPES['lm'])}."),
+        typer.Option(
+            metavar="NAME",
+            help=f"Size of the experiment: {', '.join(RECIPES['lm'])}, or another of "
+            "`powernorm recipes`.",
+        ),
     ] = "demo",
     study: Annotated[
         str | None,
@@ -84,7 +87,9 @@ def compare(
             metavar="PATH",
             help="A text file, a folder with ….train.txt, ….valid.txt and ….test.txt, or a text "
             f"that comes with powernorm ({', '.join(EMBEDDED)}); for tag CoNLL-U files with "
-            f"such names or {', '.join(TREEBANKS)}; else the recipe's.",
+            f"such names or {', '.join(TREEBANKS)}; for translation a folder with train.de, "
+            "train.en, valid.de …, sentence pairs in columns between tabs, or hf:NAME; else the "
+            "recipe's.",
         ),
     ] = None,
     out: Annotated[
@@ -105,6 +110,15 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the runs that DIR holds.")
     ] = False,
+    devices: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Train every run in N processes, each on a GPU of its own or a part of the CPUs; "
+            "over several machines start this command with torchrun instead.",
+        ),
+    ] = 1,
 ) -> None:
     """Train the same model with each norm, or with the variants of a study, and compare them.
 
@@ -126,21 +140,12 @@ def compare(
     else:
         config = study_config(task, study, preset, chosen)
     folder = out or Path("runs") / "-".join([task, *([study] if study else []), preset])
+    from powernorm.cli.comparing import compare_and_report
+
     try:
-        from rich.console import Console
-
-        # Before the training that takes minutes: a missing extra must not show up after it.
-        from powernorm.report import print_comparison, read_comparison, write_report
-        from powernorm.training.comparison import compare as run_comparison
-        from powernorm.training.progress import ComparisonProgress
-
-        with ComparisonProgress(Console(stderr=True)) as progress:
-            run_comparison(config, folder, resume=resume, force=force, on_event=progress)
+        compare_and_report(config, folder, resume=resume, force=force, devices=devices)
     except KeyboardInterrupt:
         _say_what_is_kept(folder)
-    page = write_report(folder)
-    print_comparison(Console(), read_comparison(folder))
-    typer.echo(f"report: {page}")
 
 
 def _compare_verdict(
@@ -172,11 +177,64 @@ def _compare_verdict(
 
 
 @app.command()
+def translate(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            help="A run's folder (the weights that were scored), one of its checkpoints, or a file "
+            "of `powernorm fold`."
+        ),
+    ],
+    beam: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Size of the beam; else the run's.")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(metavar="α", help="Length penalty; else the run's.")
+    ] = None,
+    n_best: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Translations of each sentence.")
+    ] = 1,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Put the score and a tab before each translation.")
+    ] = False,
+    tokens: Annotated[
+        bool,
+        typer.Option(
+            "--tokens",
+            help="Of a model of tokenised text: take and give tokens; else text is split by Moses' "
+            "rules, and put together again.",
+        ),
+    ] = False,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to search.")] = "auto",
+) -> None:
+    """Translate the sentences of standard input, one a line, to standard output."""
+    from powernorm.cli.translation import Options, translate_stream
+
+    options = Options(beam, length_penalty, n_best, scores, tokens, device)
+    try:
+        translate_stream(checkpoint, options, sys.stdin.buffer, sys.stdout)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@app.command()
 def norms() -> None:
     """Show the table of norms."""
     from powernorm.cli.norm_table import print_norms
 
     print_norms()
+
+
+@app.command()
+def recipes(
+    task: Annotated[
+        str | None, typer.Argument(help=f"Only those of {', '.join(RECIPES)}; else all.")
+    ] = None,
+) -> None:
+    """List the presets of `compare` with what they need, cost and repeat."""
+    from powernorm.cli.recipe_table import print_recipes
+
+    print_recipes(task)
 
 
 @app.command()
@@ -391,15 +449,14 @@ def bench(
 
 
 def _say_what_is_kept(folder: Path) -> NoReturn:
-    command = shlex.join(
-        ["powernorm", *(part for part in sys.argv[1:] if part not in ("--force", "--resume"))]
-    )
+    from powernorm.cli.comparing import resuming_command
+
     if folder.exists():
         typer.echo(
             f"interrupted: {folder} keeps the runs that are over and the last checkpoint; "
-            f"go on with: {command} --resume",
+            f"go on with: {resuming_command()}",
             err=True,
         )
     else:
-        typer.echo(f"interrupted: nothing was trained yet; start with: {command}", err=True)
+        typer.echo("interrupted: nothing was trained yet; start the command again", err=True)
     raise typer.Exit(INTERRUPTED)

@@ -69,7 +69,7 @@ def fold_run(path: Path, out: Path | None, *, verify: bool, tied: str) -> str:
     from powernorm.training.trained_models import load_trained
 
     trained = load_trained(path)
-    plan = plan_fold(trained.model, trained.example_tokens(), tied=cast(Tied, tied))
+    plan = plan_fold(trained.model, trained.example_inputs(), tied=cast(Tied, tied))
     if out is None:
         return f"{plan}\nnothing was written: give --out FILE"
     report = plan.apply(verify=verify)

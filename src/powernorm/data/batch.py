@@ -1,7 +1,7 @@
 """What a model of text is trained and evaluated on: tokens, targets, and where padding is."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,9 @@ class Batch(NamedTuple):
     """Positions that are no padding."""
     num_targets: int
     """Positions that are asked for."""
+    loss_targets: float | None = None
+    """What the summed loss is divided by; None is `num_targets`. A process that has a part of the
+    batch divides by its share of all, so that the mean over processes is that over the batch."""
 
     def inputs(self) -> dict[str, Tensor]:
         """Return the keyword arguments of the model's forward."""
@@ -37,6 +40,32 @@ class Batch(NamedTuple):
         return self._replace(
             tokens=self.tokens.to(device), targets=self.targets.to(device), padding_mask=mask
         )
+
+    def shard(self, rank: int, size: int) -> "Batch":
+        """Return the rows of one of `size` processes: those from `rank` in steps of `size`.
+
+        A process without rows gets one of padding alone, so that it calls every layer, and every
+        exchange of statistics, as often as the others.
+        """
+        return Batch(
+            tokens=_rows(self.tokens, rank, size, 0),
+            targets=(targets := _rows(self.targets, rank, size, IGNORED)),
+            padding_mask=(mask := _mask_rows(self.tokens, self.padding_mask, rank, size)),
+            num_tokens=int((~mask).sum()) if mask is not None else targets.numel(),
+            num_targets=int((targets != IGNORED).sum()),
+            loss_targets=(self.loss_targets or self.num_targets) / size,
+        )
+
+
+def _rows(values: Tensor, rank: int, size: int, filling: int) -> Tensor:
+    own = values[rank::size]
+    return own if len(own) else torch.full_like(values[:1], filling)
+
+
+def _mask_rows(tokens: Tensor, mask: Tensor | None, rank: int, size: int) -> Tensor | None:
+    if len(tokens) <= rank:
+        return torch.ones_like(tokens[:1], dtype=torch.bool)
+    return None if mask is None else mask[rank::size]
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -77,6 +106,6 @@ class TrainingBatches(Protocol):
         """Return the mean number of positions in a batch that are no padding."""
         ...
 
-    def batch(self, position: int) -> Batch:
+    def batch(self, position: int) -> Any:
         """Return the batch at `position`, counted from the start of the run over all epochs."""
         ...

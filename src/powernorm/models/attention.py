@@ -7,6 +7,15 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 
 
+def attended_positions(padding_mask: Tensor) -> Tensor:
+    """Return where attention over a padded memory may look, True = yes, (batch, 1, 1, length).
+
+    A row of nothing but padding sees all of it: a softmax over nothing is NaN.
+    """
+    allowed = ~padding_mask[:, None, None, :]
+    return allowed | ~allowed.any(dim=-1, keepdim=True)
+
+
 class MultiHeadAttention(nn.Module):
     """Attention of every position over a sequence, its own or another's.
 
@@ -47,14 +56,44 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Attend from `x` to `memory` (to `x` itself where there is none), but not to padding."""
         query = self._heads(self.query(x))
-        keys, values = self.key_value(x if memory is None else memory).chunk(2, dim=-1)
+        keys, values = self.keys_values(x if memory is None else memory)
+        allowed = None if padding_mask is None else self._allowed(padding_mask)
+        causal = self.causal and padding_mask is None
+        return self._attended(query, keys, values, allowed, causal=causal)
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `attend` looks at, each (batch, heads, memory length, features of a head)."""
+        keys, values = self.key_value(memory).chunk(2, dim=-1)
+        return self._heads(keys), self._heads(values)
+
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, allowed: Tensor | None) -> Tensor:
+        """Attend from `x` to the keys and values of `keys_values`.
+
+        Args:
+            x: (batch, length, features).
+            keys: of the memory.
+            values: of the memory.
+            allowed: where attention may look, True = yes, for each query at least one place;
+                broadcasts to (batch, heads, length, memory length).
+        """
+        return self._attended(self._heads(self.query(x)), keys, values, allowed)
+
+    def _attended(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        allowed: Tensor | None,
+        *,
+        causal: bool = False,
+    ) -> Tensor:
         attended = F.scaled_dot_product_attention(
             query,
-            self._heads(keys),
-            self._heads(values),
-            attn_mask=None if padding_mask is None else self._allowed(padding_mask),
+            keys,
+            values,
+            attn_mask=allowed,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal and padding_mask is None,
+            is_causal=causal,
         )
         mixed: Tensor = self.output(attended.transpose(1, 2).flatten(2))
         return mixed
@@ -66,9 +105,9 @@ class MultiHeadAttention(nn.Module):
 
     def _allowed(self, padding_mask: Tensor) -> Tensor:
         """Return where attention may look, True = yes, (batch, 1, length or 1, length)."""
-        allowed = ~padding_mask[:, None, None, :]
         if not self.causal:
-            return allowed
+            return attended_positions(padding_mask)
+        allowed = ~padding_mask[:, None, None, :]
         length = padding_mask.shape[-1]
         earlier = torch.ones(length, length, dtype=torch.bool, device=padding_mask.device).tril()
         # A position always sees itself: a softmax over nothing (padding at the start) is NaN.

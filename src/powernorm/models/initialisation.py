@@ -3,23 +3,49 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from powernorm.models.choices import Initialisation
 
 
-def initialise(model: nn.Module, seed: int) -> None:
+def initialise(
+    model: nn.Module, seed: int, initialisation: Initialisation = "xavier"
+) -> torch.Generator:
     """Draw the weights of every Linear and Embedding of the model anew.
 
     The draws come from a generator of their own in the order of the modules, and norms keep what
     their constructors gave them, so that models that differ in their norms only start from the
-    same weights. Linear: uniform after Glorot and Bengio (2010), bias 0. Embedding: normal with
-    variance 1 / features, which gives logits of variance 1 when it is tied to a normalised output.
+    same weights. Linear: uniform after Glorot and Bengio (2010), bias 0 (`xavier`); or weight and
+    bias uniform within 1 / √inputs, as torch's own linear layers begin (`kaiming`). Embedding:
+    normal with variance 1 / features, which gives logits of variance 1 when it is tied to a
+    normalised output.
+
+    Returns:
+        The generator, for what is still to be drawn.
     """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight, generator=generator)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+            _initialise_linear(module, initialisation, generator)
         elif isinstance(module, nn.Embedding):
-            std = 1 / math.sqrt(module.embedding_dim)
-            nn.init.normal_(module.weight, std=std, generator=generator)
+            initialise_table(module.weight, generator)
+    return generator
+
+
+def initialise_table(table: Tensor, generator: torch.Generator) -> None:
+    """Draw an embedding's table, or an output's, (vocabulary, features)."""
+    nn.init.normal_(table, std=1 / math.sqrt(table.shape[1]), generator=generator)
+
+
+def _initialise_linear(
+    linear: nn.Linear, initialisation: Initialisation, generator: torch.Generator
+) -> None:
+    if initialisation == "xavier":
+        nn.init.xavier_uniform_(linear.weight, generator=generator)
+        if linear.bias is not None:
+            nn.init.zeros_(linear.bias)
+        return
+    nn.init.kaiming_uniform_(linear.weight, a=math.sqrt(5), generator=generator)
+    if linear.bias is not None:
+        bound = 1 / math.sqrt(linear.in_features)
+        nn.init.uniform_(linear.bias, -bound, bound, generator=generator)

@@ -9,6 +9,7 @@ from powernorm.errors import InputError
 from powernorm.models.choices import Activation, Placement
 from powernorm.models.initialisation import initialise
 from powernorm.models.layers import NormFactory, TransformerLayer
+from powernorm.models.norm_places import norms_by_layer
 
 
 class LanguageModel(nn.Module):
@@ -64,7 +65,7 @@ class LanguageModel(nn.Module):
         causal: bool = True,
     ) -> None:
         super().__init__()
-        norms = _norms_by_layer(norm, num_layers, num_norm_layers, upper_norm)
+        norms = norms_by_layer(norm, num_layers, num_norm_layers, upper_norm)
         self.max_length = max_length
         self.embedding_scale = math.sqrt(num_features)
         self.embedding = nn.Embedding(vocabulary_size, num_features)
@@ -110,19 +111,6 @@ class LanguageModel(nn.Module):
         if self.final_norm is not None:
             x = self.final_norm(x, padding_mask)
         return x
-
-
-def _norms_by_layer(
-    norm: NormFactory, num_layers: int, num_norm_layers: int | None, upper: NormFactory | None
-) -> list[NormFactory]:
-    if num_norm_layers is None or num_norm_layers == num_layers:
-        return [norm] * num_layers
-    if upper is None or not 0 <= num_norm_layers <= num_layers:
-        raise InputError(
-            f"num_norm_layers={num_norm_layers} of num_layers={num_layers} layers: give 0 to "
-            f"{num_layers}, and with upper_norm what makes the norms above them."
-        )
-    return [norm] * num_norm_layers + [upper] * (num_layers - num_norm_layers)
 
 
 def _tie_head(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:

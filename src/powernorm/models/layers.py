@@ -78,11 +78,14 @@ class TransformerLayer(nn.Module):
         num_features: size of the features.
         num_heads: heads of the attention.
         feedforward_features: size inside the feed-forward network.
-        norm: makes each of the two norms.
+        norm: makes the norms.
         placement: where the norms stand.
         activation: of the feed-forward network.
-        dropout: after the activation and after both sub-layers, in training.
+        dropout: after both sub-layers, in training.
         causal: a position sees no later one.
+        attention_dropout: of the attention weights, in training.
+        activation_dropout: after the activation, in training; None is `dropout`.
+        feedforward_norm: makes the norm of the feed-forward network; None is `norm`.
     """
 
     def __init__(
@@ -96,14 +99,24 @@ class TransformerLayer(nn.Module):
         activation: Activation = "gelu",
         dropout: float = 0.0,
         causal: bool = False,
+        attention_dropout: float = 0.0,
+        activation_dropout: float | None = None,
+        feedforward_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
-        self.attention = MultiHeadAttention(num_features, num_heads, causal=causal)
+        self.attention = MultiHeadAttention(
+            num_features, num_heads, dropout=attention_dropout, causal=causal
+        )
         self.attention_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
         self.feedforward = FeedForward(
-            num_features, feedforward_features, activation=activation, dropout=dropout
+            num_features,
+            feedforward_features,
+            activation=activation,
+            dropout=dropout if activation_dropout is None else activation_dropout,
         )
-        self.feedforward_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
+        self.feedforward_frame = Residual(
+            num_features, feedforward_norm or norm, placement=placement, dropout=dropout
+        )
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Return the layer's output, (batch, length, features)."""

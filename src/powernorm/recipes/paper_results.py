@@ -3,17 +3,32 @@
 from dataclasses import dataclass
 
 from powernorm.models.choices import Placement
+from powernorm.runs import PaperRecord
 
 
 @dataclass(frozen=True, slots=True)
 class PaperResult:
-    """Perplexity of a norm on a data set as a paper prints it."""
+    """A measure of a norm on a data set as a paper prints it."""
 
     norm: str
-    """Short name; `pn` is PowerNorm with GroupScaling."""
+    """Short name, or the label of a variant; `pn` is PowerNorm with GroupScaling."""
     dataset: str
     placement: Placement
-    perplexity: float
-    """Per word on the test split; infinite where the paper says so."""
+    value: float | None
+    """On the test split; infinite where the paper says so, None where it says that the training
+    diverged. A BLEU of 0 is a training that failed, too."""
     source: str
     """Paper and table."""
+    metric: str = "test_perplexity"
+    """Name among the metrics of a run; perplexities are per word."""
+
+    def record(self) -> PaperRecord:
+        """Return the same for `results.json`."""
+        return PaperRecord(
+            norm=self.norm,
+            placement=self.placement,
+            dataset=self.dataset,
+            metric=self.metric,
+            value=self.value,
+            source=self.source,
+        )

@@ -41,7 +41,7 @@ _CAPTIONS: dict[str, tuple[str, str]] = {
 
 
 def _perplexity_label(comparison: Comparison) -> str:
-    units = {"mlm": "masked token", "tag": "tag"}
+    units = {"mlm": "masked token", "tag": "tag", "translation": "subword"}
     return f"perplexity per {units.get(comparison.task, 'word')}"
 
 

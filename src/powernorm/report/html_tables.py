@@ -4,8 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from powernorm.report import tables
+from powernorm.report.columns import (
+    Column,
+    RunColumn,
+    caption_of_results,
+    columns_of,
+    run_columns_of,
+)
 from powernorm.report.markup import Markup, element, join
-from powernorm.report.records import Comparison
+from powernorm.report.records import Comparison, Run
 from powernorm.report.summary import SummaryRow, best_rows
 
 _LONG_NAME: Final = 16
@@ -25,20 +32,28 @@ def caption_of(text: str) -> Markup:
     return element("caption", element("span", text))
 
 
-def summary_table(rows: Sequence[SummaryRow]) -> Markup:
-    """The table of the comparison, best norm shaded, runs that did not finish in alarm colour."""
-    best = best_rows(rows)
+def summary_table(rows: Sequence[SummaryRow], metric: str) -> Markup:
+    """The table of a comparison, best norm shaded, runs that did not finish in alarm colour.
+
+    Args:
+        rows: of `summarize`.
+        metric: what the comparison is about.
+    """
+    best = best_rows(rows, metric)
+    columns = columns_of(metric)
     headings = [
         element(
             "th", column.heading, attributes=cell_attributes(numeric=column.numeric, scope="col")
         )
-        for column in tables.COLUMNS
+        for column in columns
     ]
     lines = []
     for row in rows:
         names = ["baseline"] * row.is_baseline + ["best"] * (row.label in best)
-        lines.append(element("tr", *_summary_cells(row), attributes={"class": " ".join(names)}))
-    note = f"{tables.PERPLEXITY}, lower is better; the best norm is shaded."
+        lines.append(
+            element("tr", *_summary_cells(row, columns), attributes={"class": " ".join(names)})
+        )
+    note = caption_of_results(metric)
     if not all(row.complete for row in rows):
         note += " " + tables.FOOTNOTE
     table = element(
@@ -50,12 +65,12 @@ def summary_table(rows: Sequence[SummaryRow]) -> Markup:
     return scrolling("Results", table)
 
 
-def _summary_cells(row: SummaryRow) -> Iterator[Markup]:
-    for column, text in zip(tables.COLUMNS, tables.cells(row), strict=True):
+def _summary_cells(row: SummaryRow, columns: Sequence[Column]) -> Iterator[Markup]:
+    for column, text in zip(columns, tables.cells(row, columns), strict=True):
         if column.key == "norm":
             yield element("th", text, attributes={"scope": "row"})
             continue
-        alarm = not row.complete and column.key in {"valid", "test", "status"}
+        alarm = not row.complete and column.counts_finished
         yield element(
             "td",
             text,
@@ -88,29 +103,23 @@ def copy_blocks(markdown: str, latex: str) -> Markup:
 
 def run_table(comparison: Comparison) -> Markup:
     """One row a run with its status and its message."""
-    numeric = {"seed", "valid perplexity", "test perplexity", "tokens/s", "non-finite batches"}
+    columns = run_columns_of(comparison.metric)
     headings = [
-        element("th", name, attributes=cell_attributes(numeric=name in numeric, scope="col"))
-        for name in tables.RUN_HEADINGS
+        element(
+            "th", column.heading, attributes=cell_attributes(numeric=column.numeric, scope="col")
+        )
+        for column in columns
     ]
     lines = []
     for run in comparison.runs:
-        first, *others = zip(tables.RUN_HEADINGS, tables.run_cells(run), strict=True)
+        first, *others = tables.run_cells(run, columns)
         lines.append(
             element(
                 "tr",
-                element("th", first[1], attributes={"scope": "row"}),
+                element("th", first, attributes={"scope": "row"}),
                 *(
-                    element(
-                        "td",
-                        text,
-                        attributes=cell_attributes(
-                            numeric=name in numeric,
-                            alarm=name == "status" and not run.finished,
-                            wide=name == "note" and len(text) > 20,
-                        ),
-                    )
-                    for name, text in others
+                    element("td", text, attributes=_run_attributes(column, text, run))
+                    for column, text in zip(columns[1:], others, strict=True)
                 ),
             )
         )
@@ -121,6 +130,14 @@ def run_table(comparison: Comparison) -> Markup:
         element("tbody", *lines),
     )
     return scrolling("Every run", table)
+
+
+def _run_attributes(column: RunColumn, text: str, run: Run) -> dict[str, str]:
+    return cell_attributes(
+        numeric=column.numeric,
+        alarm=column.heading == "status" and not run.finished,
+        wide=column.heading == "note" and len(text) > 20,
+    )
 
 
 def _row_heading(text: str) -> Markup:
@@ -174,10 +191,15 @@ def plain_table(
     return scrolling(label, table)
 
 
-def glossary() -> Markup:
-    """What each column of the table means."""
+def glossary(metric: str) -> Markup:
+    """What each column of the table means.
+
+    Args:
+        metric: what the comparison is about.
+    """
     pairs = (
-        (element("dt", column.heading), element("dd", column.meaning)) for column in tables.COLUMNS
+        (element("dt", column.heading), element("dd", column.meaning))
+        for column in columns_of(metric)
     )
     return element("dl", *(part for pair in pairs for part in pair))
 

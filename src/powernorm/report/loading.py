@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from powernorm.errors import InputError
 from powernorm.report.diagnoses import read_diagnosis
 from powernorm.report.json_files import JsonObject, read_object
 from powernorm.report.logs import read_metrics, read_norms
+from powernorm.report.measures import PERPLEXITY, SCORES
 from powernorm.report.records import KNOWN_STATUSES, BaselineRow, Comparison, Run
 from powernorm.runs import (
     CONFIG_FILE,
@@ -21,6 +22,7 @@ from powernorm.runs import (
     RESULTS_FILE,
     SCALES_FILE,
     TID,
+    PaperRecord,
     ScaleRecord,
     Status,
     StudyInfo,
@@ -95,6 +97,7 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
         folder=folder,
         study=_study_of_runs(folder, runs),
         settings_of=whose,
+        metric=_metric_of_runs(runs),
         task=str(settings.get("task", folder.name)),
         preset=str(settings.get("preset", "")),
         placement=runs[0].placement,
@@ -103,6 +106,17 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
         baselines=(),
         runs=runs,
     )
+
+
+def _metric(results: JsonObject, runs: Sequence[Run]) -> str:
+    if "measure" not in results.values:
+        return _metric_of_runs(runs)
+    return results.choice("measure", (PERPLEXITY, *SCORES))
+
+
+def _metric_of_runs(runs: Sequence[Run]) -> str:
+    """What a comparison that does not say so is about, by what its runs have."""
+    return SCORES[0] if any(SCORES[0] in run.metrics for run in runs) else PERPLEXITY
 
 
 def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
@@ -121,6 +135,7 @@ def _read_results(path: Path) -> Comparison | None:
         return None
     results = read_object(path, _MEND)
     results.check_format(_FORMAT, "the version of powernorm that wrote the comparison")
+    runs = [_run(row) for row in results.children("runs")]
     return Comparison(
         folder=path.parent,
         task=results.text("task"),
@@ -129,10 +144,13 @@ def _read_results(path: Path) -> Comparison | None:
         settings=results.mapping("settings"),
         data=results.mapping("data"),
         study=_study(results),
+        metric=_metric(results, runs),
+        paper=_paper(results),
+        reduced=results.text("reduced") if "reduced" in results.values else "",
         baselines=[
             BaselineRow(row.text("name"), _metrics(row)) for row in results.children("baselines")
         ],
-        runs=[_run(row) for row in results.children("runs")],
+        runs=runs,
     )
 
 
@@ -191,7 +209,32 @@ def _run(row: JsonObject) -> Run:
         label=row.text("label") if "label" in row.values else "",
         x=_place(row, "x"),
         y=_place(row, "y"),
+        signatures=_signatures(row),
+        scored=row.text("scored") if "scored" in row.values else "",
     )
+
+
+def _signatures(row: JsonObject) -> dict[str, str]:
+    if "signatures" not in row.values:
+        return {}
+    signatures = row.child("signatures")
+    return {metric: signatures.text(metric) for metric in signatures.values}
+
+
+def _paper(results: JsonObject) -> list[PaperRecord]:
+    if "paper" not in results.values:
+        return []
+    return [
+        PaperRecord(
+            norm=row.text("norm"),
+            placement=cast(Literal["pre", "post"], row.choice("placement", ("pre", "post"))),
+            dataset=row.text("dataset"),
+            metric=row.text("metric"),
+            value=row.number("value"),
+            source=row.text("source"),
+        )
+        for row in results.children("paper")
+    ]
 
 
 def _place(row: JsonObject, axis: str) -> float | None:

@@ -82,10 +82,14 @@ def gap(value: Gap | None) -> str:
 
     >>> gap(Gap(-3.21, -0.0254))
     '-3.21 (-2.5 %)'
+    >>> gap(Gap(4.5, None))
+    '+4.50'
     """
     if value is None:
         return NOTHING
     sign = "+" if value.difference >= 0 else ""
+    if value.ratio is None:
+        return f"{sign}{number(value.difference)}"
     decimals = 0 if abs(value.ratio) >= 1 else 1
     return f"{sign}{number(value.difference)} ({100 * value.ratio:+.{decimals}f} %)"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from powernorm.report import figures, tables
+from powernorm.report.columns import columns_of
 from powernorm.report.diagnosis_sections import comparison_contents
 from powernorm.report.document import (
     Article,
@@ -25,9 +26,12 @@ from powernorm.report.html_tables import (
 from powernorm.report.loading import read_comparison
 from powernorm.report.markup import Markup, element
 from powernorm.report.numerals import printable
+from powernorm.report.paper_tables import paper_contents
 from powernorm.report.records import Comparison
+from powernorm.report.scoring import scoring_notes
 from powernorm.report.studies import study_contents
 from powernorm.report.summary import SummaryRow, summarize
+from powernorm.report.translations import sample_contents
 from powernorm.runs import REPORT_FILE
 
 MAX_MAPS: Final = 8
@@ -80,7 +84,18 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     study = study_contents(comparison)
     if study:
         yield "study", "The study", study
-    yield "results", "Results", [summary_table(rows), _copies(rows)]
+    yield (
+        "results",
+        "Results",
+        [
+            summary_table(rows, comparison.metric),
+            *scoring_notes(comparison),
+            _copies(rows, comparison.metric),
+        ],
+    )
+    paper = paper_contents(comparison)
+    if paper:
+        yield "paper", "Paper and measured", paper
     curves = figures.learning_curves(comparison)
     if curves:
         yield "curves", "Learning curves", [gallery(curves)]
@@ -93,8 +108,11 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     diagnoses = comparison_contents(comparison)
     if diagnoses:
         yield "diagnoses", "Diagnoses", diagnoses
+    samples = sample_contents(comparison)
+    if samples:
+        yield "translations", "Translations", samples
     yield "runs", "Every run", [run_table(comparison)]
-    yield "columns", "What the columns mean", [glossary()]
+    yield "columns", "What the columns mean", [glossary(comparison.metric)]
     if comparison.data:
         yield "data", "Data", [settings_table(comparison.data, "Corpus of the comparison")]
     if comparison.settings:
@@ -121,8 +139,9 @@ def _subject(comparison: Comparison) -> str:
     return "Norms compared" if comparison.study is None else printable(comparison.study["title"])
 
 
-def _copies(rows: Sequence[SummaryRow]) -> Markup:
-    return copy_blocks(tables.markdown_table(rows), tables.latex_table(rows))
+def _copies(rows: Sequence[SummaryRow], metric: str) -> Markup:
+    columns = columns_of(metric)
+    return copy_blocks(tables.markdown_table(rows, columns), tables.latex_table(rows, columns))
 
 
 def _tid_contents(comparison: Comparison) -> list[Markup]:

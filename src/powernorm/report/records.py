@@ -6,7 +6,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from powernorm.runs import TID, DiagnosisRecord, ScaleRecord, Status, StudyInfo
+from powernorm.report.measures import MEASURES, PERPLEXITY, Measure
+from powernorm.runs import TID, DiagnosisRecord, PaperRecord, ScaleRecord, Status, StudyInfo
 
 ShownStatus = Status | Literal["unfinished"]
 """`unfinished`: a run folder without a result, so a run that is still going or was killed."""
@@ -25,6 +26,15 @@ class NormSample:
     layer: str
     norm: str
     values: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """One line of `translations.tsv`."""
+
+    source: str
+    reference: str
+    translation: str
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,10 @@ class Run:
     x: float | None = None
     y: float | None = None
     scales: Sequence[ScaleRecord] = ()
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    """How its scores were computed, in sacrebleu's words, by metric."""
+    scored: str = ""
+    """Which weights its metrics are of; empty where the run does not say."""
 
     @property
     def name(self) -> str:
@@ -112,6 +126,9 @@ class Comparison:
         study: what the variants are about; None where norms as such are compared.
         settings_of: folder of the run whose configuration `settings` is; empty where they are
             those of the comparison.
+        metric: the one that the comparison is about.
+        paper: what papers print for its recipe.
+        reduced: how it is smaller than what a paper did; empty where that is not so.
     """
 
     folder: Path
@@ -125,6 +142,14 @@ class Comparison:
     anchor: str = ""
     study: StudyInfo | None = None
     settings_of: str = ""
+    metric: str = PERPLEXITY
+    paper: Sequence[PaperRecord] = ()
+    reduced: str = ""
+
+    @property
+    def measure(self) -> Measure:
+        """What the comparison is about."""
+        return MEASURES[self.metric]
 
     @property
     def names(self) -> list[str]:

@@ -64,6 +64,14 @@ summary { cursor: pointer; padding: .35rem 0; color: var(--link); }
   background: var(--panel); }
 .verdict.swap { border-color: var(--series-2); }
 article + article { margin-top: 4rem; border-top: 2px solid var(--line); padding-top: 1rem; }
+.soft code { overflow-wrap: anywhere; }
+.reduced { padding: .6rem .8rem; border-left: 4px solid var(--series-1);
+  background: var(--panel); }
+.sample { display: grid; grid-template-columns: max-content 1fr; gap: .15rem .75rem;
+  max-width: none; margin: 0 0 1rem; }
+.sample dt, .sample dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { .sample { grid-template-columns: 1fr; }
+  .sample dt { margin-top: .35rem; } }
 dt { font-weight: 600; margin-top: .5rem; }
 dd { margin: 0 0 0 1rem; }
 .figures { display: grid; gap: 1rem;

@@ -1,12 +1,13 @@
 """From runs to one row a norm: averages over finished runs, and what became of the others."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from statistics import fmean, stdev
 
 from powernorm.report.magnitudes import mean
-from powernorm.report.records import Comparison, Run, ShownStatus
+from powernorm.report.measures import MEASURES, PERPLEXITY
+from powernorm.report.records import BaselineRow, Comparison, Run, ShownStatus
 
 REFERENCE = "ln"
 """The norm that the others are compared with."""
@@ -23,10 +24,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Test perplexity minus the reference norm's, mean over the seeds that finished with both."""
+    """The comparison's measure minus the reference norm's, mean over seeds that finished with both.
+
+    The ratio is None where the reference norm's is 0.
+    """
 
     difference: float
-    ratio: float
+    ratio: float | None
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,14 @@ class SummaryRow:
         label: short name of the norm, with its placement where the comparison mixes them.
         parameters: number of parameters of the model; None for a baseline.
         valid: perplexity per word on the validation data over the runs that finished.
-        test: the same on the test data.
+        test: the comparison's measure on the test data; the same, but for translations a score.
         gap: to the reference norm; None for itself and where no seed finished with both.
         tid: means over the finished runs by the keys of `powernorm.runs.TID`, as fractions.
         tokens_per_second: mean over the finished runs, or over all where none finished.
         statuses: what became of the runs: status to seeds, in the order of the runs.
         is_baseline: whether this is a model without a network.
+        metrics: each of `powernorm.report.measures` that the runs have, over those that finished.
+        decoding_speed: target subwords a second in the search, mean as of `tokens_per_second`.
     """
 
     label: str
@@ -54,6 +60,8 @@ class SummaryRow:
     tokens_per_second: float | None = None
     statuses: Mapping[ShownStatus, tuple[int, ...]] | None = None
     is_baseline: bool = False
+    metrics: Mapping[str, Spread] = field(default_factory=dict)
+    decoding_speed: float | None = None
 
     @property
     def complete(self) -> bool:
@@ -72,47 +80,74 @@ def summarize(comparison: Comparison) -> list[SummaryRow]:
             f"{norm} ({placement})" if mixed else norm,
             runs,
             [] if norm == REFERENCE else groups.get((REFERENCE, placement), []),
+            comparison.metric,
         )
         for (norm, placement), runs in groups.items()
     ]
-    return rows + [
-        SummaryRow(
-            label=baseline.name,
-            valid=_spread(_finite([baseline.metrics.get("valid_perplexity")])),
-            test=_spread(_finite([baseline.metrics.get("test_perplexity")])),
-            is_baseline=True,
-        )
-        for baseline in comparison.baselines
-    ]
+    return rows + [_baseline_row(baseline, comparison.metric) for baseline in comparison.baselines]
 
 
-def best_rows(rows: Sequence[SummaryRow]) -> set[str]:
-    """Labels of the norms with the lowest test perplexity among those whose runs all finished."""
+def _baseline_row(baseline: BaselineRow, metric: str) -> SummaryRow:
+    def values(name: str) -> list[float]:
+        return _finite([baseline.metrics.get(name)])
+
+    return SummaryRow(
+        label=baseline.name,
+        valid=_spread(values("valid_perplexity")),
+        test=_spread(values(metric)),
+        is_baseline=True,
+        metrics=_spreads(values),
+    )
+
+
+def best_rows(rows: Sequence[SummaryRow], metric: str = PERPLEXITY) -> set[str]:
+    """Labels of the norms with the best measure among those whose runs all finished.
+
+    Args:
+        rows: of `summarize`.
+        metric: what the comparison is about.
+    """
     means = {row.label: row.test.mean for row in rows if _can_win(row) and row.test}
-    lowest = min(means.values(), default=None)
-    return {label for label, mean in means.items() if mean == lowest}
+    choose = max if MEASURES[metric].higher_is_better else min
+    best = choose(means.values(), default=None)
+    return {label for label, mean in means.items() if mean == best}
 
 
 def _can_win(row: SummaryRow) -> bool:
     return row.complete and not row.is_baseline
 
 
-def _norm_row(label: str, runs: Sequence[Run], references: Sequence[Run]) -> SummaryRow:
+def _norm_row(
+    label: str, runs: Sequence[Run], references: Sequence[Run], metric: str
+) -> SummaryRow:
     statuses: dict[ShownStatus, tuple[int, ...]] = {}
     for run in runs:
         statuses[run.shown_status] = (*statuses.get(run.shown_status, ()), run.seed)
     finished = [run for run in runs if run.finished]
     speeds = _finite(run.tokens_per_second for run in finished or runs)
+    searches = _finite(run.metrics.get("decoding_tokens_per_second") for run in finished or runs)
     return SummaryRow(
         label=label,
         parameters=next((run.parameters for run in runs if run.parameters is not None), None),
         valid=_spread(_values(runs, "valid_perplexity")),
-        test=_spread(_values(runs, "test_perplexity")),
-        gap=_gap(runs, references),
+        test=_spread(_values(runs, metric)),
+        gap=_gap(runs, references, metric),
         tid=_mean_tid(finished),
         tokens_per_second=fmean(speeds) if speeds else None,
         statuses=statuses,
+        metrics=_spreads(lambda name: _values(runs, name)),
+        decoding_speed=fmean(searches) if searches else None,
     )
+
+
+def spread_of(runs: Iterable[Run], metric: str) -> Spread | None:
+    """Mean and deviation of a metric over the runs that finished; None without one."""
+    return _spread(_values(runs, metric))
+
+
+def _spreads(values: Callable[[str], list[float]]) -> dict[str, Spread]:
+    found = {metric: _spread(values(metric)) for metric in MEASURES}
+    return {metric: spread for metric, spread in found.items() if spread is not None}
 
 
 def _values(runs: Iterable[Run], metric: str) -> list[float]:
@@ -129,22 +164,22 @@ def _spread(values: Sequence[float]) -> Spread | None:
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
-def _gap(runs: Iterable[Run], references: Iterable[Run]) -> Gap | None:
-    ours, theirs = _by_seed(runs), _by_seed(references)
+def _gap(runs: Iterable[Run], references: Iterable[Run], metric: str) -> Gap | None:
+    ours, theirs = _by_seed(runs, metric), _by_seed(references, metric)
     common = sorted(ours.keys() & theirs.keys())
     if not common:
         return None
     reference = fmean(theirs[seed] for seed in common)
     difference = fmean(ours[seed] for seed in common) - reference
-    return Gap(difference, difference / reference)
+    return Gap(difference, difference / reference if reference else None)
 
 
-def _by_seed(runs: Iterable[Run]) -> dict[int, float]:
-    """Test perplexity by seed of the runs that finished."""
+def _by_seed(runs: Iterable[Run], metric: str) -> dict[int, float]:
+    """A metric by seed of the runs that finished."""
     return {
         run.seed: value
         for run in runs
-        if run.finished and (value := run.metrics.get("test_perplexity")) is not None
+        if run.finished and (value := run.metrics.get(metric)) is not None
     }
 
 

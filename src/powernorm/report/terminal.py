@@ -3,15 +3,19 @@
 from collections.abc import Sequence
 from typing import Final
 
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from powernorm.report.numerals import NOTHING
+from powernorm.report.columns import Column, columns_of
+from powernorm.report.numerals import NOTHING, printable
+from powernorm.report.paper_tables import HEADINGS, paper_lines
 from powernorm.report.records import Comparison
+from powernorm.report.scoring import scored_weights, signatures
 from powernorm.report.summary import SummaryRow, best_rows, summarize
-from powernorm.report.tables import COLUMNS, FOOTNOTE, Column, cells, headline
+from powernorm.report.tables import FOOTNOTE, cells, headline
 
 _MAX_CELL: Final = 26
 """A longer cell (only the last column has them) may break into lines."""
@@ -27,16 +31,38 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     """
     rows = summarize(comparison)
     title: str | None = headline(comparison)
-    for columns in _fitting_parts(console.width, rows):
-        console.print(_table(_rows_with_content(rows, columns), columns, title))
+    best = best_rows(rows, comparison.metric)
+    for columns in _fitting_parts(console.width, rows, columns_of(comparison.metric)):
+        console.print(_table(_rows_with_content(rows, columns), columns, title, best))
         title = None
-    if any(row.valid is not None and not row.complete for row in rows):
+    if any((row.valid or row.test) is not None and not row.complete for row in rows):
         console.print(Text(FOOTNOTE))
+    for note in (scored_weights(comparison), *map(": ".join, signatures(comparison))):
+        if note:
+            console.print(Text(note))
+    if comparison.paper:
+        _print_paper(console, comparison)
 
 
-def _fitting_parts(width: int, rows: Sequence[SummaryRow]) -> list[list[Column]]:
+def _print_paper(console: Console, comparison: Comparison) -> None:
+    """What the papers print, beside what was measured."""
+    if comparison.reduced:
+        console.print(Text(printable(comparison.reduced)))
+    table = Table(
+        title=Text("paper and measured"), title_justify="left", title_style="bold", box=SIMPLE_HEAD
+    )
+    for heading, numeric in HEADINGS:
+        table.add_column(Text(heading), justify="right" if numeric else "left", overflow="fold")
+    for line in paper_lines(comparison):
+        table.add_row(*map(Text, line))
+    console.print(table)
+
+
+def _fitting_parts(
+    width: int, rows: Sequence[SummaryRow], columns: Sequence[Column]
+) -> list[list[Column]]:
     """The columns in as few tables as fit, each of which begins with the norm."""
-    label, *others = COLUMNS
+    label, *others = columns
     parts = [[label]]
     for column in others:
         wider = [*parts[-1], column]
@@ -66,7 +92,9 @@ def _rows_with_content(
     ]
 
 
-def _table(rows: Sequence[SummaryRow], columns: Sequence[Column], title: str | None) -> Table:
+def _table(
+    rows: Sequence[SummaryRow], columns: Sequence[Column], title: str | None, best: set[str]
+) -> Table:
     # Text, never str: a name from a file must not be taken for rich's markup.
     table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold")
     for column in columns:
@@ -75,7 +103,6 @@ def _table(rows: Sequence[SummaryRow], columns: Sequence[Column], title: str | N
             justify="right" if column.numeric else "left",
             overflow="fold",
         )
-    best = best_rows(rows)
     for index, row in enumerate(rows):
         style = "bold" if row.label in best else "dim" if row.is_baseline else ""
         table.add_row(
@@ -93,5 +120,4 @@ def _pairs(row: SummaryRow, columns: Sequence[Column]) -> list[tuple[Column, str
 
 
 def _cell_style(row: SummaryRow, column: Column) -> str:
-    marked = column.key in {"valid", "test", "status"} and not row.complete
-    return "red" if marked else ""
+    return "red" if column.counts_finished and not row.complete else ""

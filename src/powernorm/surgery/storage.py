@@ -54,7 +54,7 @@ def save_folded(
     """
     path = Path(path)
     described: dict[str, Any] = {"structure": structure.to_dict(), "settings": dict(settings or {})}
-    state, shared = _separate(model.state_dict())
+    state, shared = separate_tensors(model.state_dict())
     temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> st
     return ""
 
 
-def _separate(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors, each once, and the names that share one with an earlier name."""
     kept: dict[str, Tensor] = {}
     shared: dict[str, str] = {}

@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import lightning.pytorch as pl
 
-from powernorm.data.batch import Batch, TrainingBatches
+from powernorm.data.batch import TrainingBatches
 from powernorm.data.corpus import Split
 from powernorm.data.masked_sentences import EvaluationSentences, TrainingSentences
 from powernorm.data.segments import EvaluationSegments, TrainingSegments
@@ -14,6 +14,7 @@ from powernorm.data.subwords import EncodedCorpus
 from powernorm.data.tagged_sentences import EvaluationTags, TrainingTags
 from powernorm.data.tagged_words import EncodedTags
 from powernorm.training.config import ComparisonConfig
+from powernorm.training.processes import num_processes, rank
 
 
 class EvaluationBatches(Protocol):
@@ -23,9 +24,37 @@ class EvaluationBatches(Protocol):
         """Return the number of batches."""
         ...
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches in the order of the text."""
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches."""
         ...
+
+
+def own_part(batch: Any) -> Any:
+    """Return the rows of this process; the batch itself where it is alone."""
+    size = num_processes()
+    return batch if size == 1 else batch.shard(rank(), size)
+
+
+class OwnEvaluation:
+    """Of every batch of an evaluation the rows of this process.
+
+    All processes have the same number of batches, some perhaps without rows: divided weights are
+    gathered at every call of a layer.
+
+    Args:
+        batches: of all processes together.
+    """
+
+    def __init__(self, batches: EvaluationBatches) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the part of each batch."""
+        return map(own_part, self._batches)
 
 
 class RunLoader:
@@ -48,10 +77,10 @@ class RunLoader:
         """Return the number of micro-batches of the whole run."""
         return self._num_batches
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield the micro-batches that are still to come."""
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the micro-batches that are still to come, of each the rows of this process."""
         while self._position < self._num_batches:
-            batch = self.segments.batch(self._position)
+            batch = own_part(self.segments.batch(self._position))
             self._position += 1
             yield batch
 
@@ -68,16 +97,12 @@ class RunData(pl.LightningDataModule, ABC):
     """The batches of one run, the same for every norm of that seed.
 
     Args:
-        encoded: the corpus over its subwords.
         config: lengths, sizes and number of steps.
-        segments: the batches of the training.
+        segments: the batches of the training, of all processes together.
     """
 
-    def __init__(
-        self, encoded: EncodedCorpus, config: ComparisonConfig, segments: TrainingBatches
-    ) -> None:
+    def __init__(self, config: ComparisonConfig, segments: TrainingBatches) -> None:
         super().__init__()
-        self._encoded = encoded
         self._config = config
         self.segments = segments
 
@@ -87,6 +112,10 @@ class RunData(pl.LightningDataModule, ABC):
         return RunLoader(self.segments, config.training.max_steps * config.optimizer.accumulation)
 
     def val_dataloader(self) -> EvaluationBatches:
+        """Return this process's share of what is read of the valid split during the run."""
+        return OwnEvaluation(self.validation())
+
+    def validation(self) -> EvaluationBatches:
         """Return the part of the valid split that is read during the run."""
         return self.evaluation("valid", max_tokens=self._config.training.validation_tokens)
 
@@ -119,7 +148,8 @@ class LanguageModelData(RunData):
             seed=seed,
             batches_per_update=config.optimizer.accumulation,
         )
-        super().__init__(encoded, config, segments)
+        super().__init__(config, segments)
+        self._encoded = encoded
 
     def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationSegments:
         """Return the batches of a split, whole or about `max_tokens` of it."""
@@ -156,7 +186,8 @@ class MaskedSentenceData(RunData):
             batch_size=config.data.batch_size,
             seed=seed,
         )
-        super().__init__(encoded, config, sentences)
+        super().__init__(config, sentences)
+        self._encoded = encoded
 
     def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationSentences:
         """Return the batches of a split, whole or about `max_tokens` of it."""
@@ -194,7 +225,8 @@ class TaggedSentenceData(RunData):
             batch_size=config.data.batch_size,
             seed=seed,
         )
-        super().__init__(encoded, config, sentences)
+        super().__init__(config, sentences)
+        self._encoded = encoded
         self._tags = encoded.tags
 
     def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationTags:

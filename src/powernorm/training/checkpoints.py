@@ -2,35 +2,48 @@
 
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.norms import rescale_backward_statistics
+from powernorm.training.averaging import Snapshots
 from powernorm.training.language_modeling import LanguageModeling
+from powernorm.training.processes import gather, is_main, num_processes, rank
 
 LAST: Final = "last.ckpt"
 BEST: Final = "best.ckpt"
 EARLY: Final = "early.ckpt"
+PREFIX: Final = "model."
+"""Of the model's weights among those of the LightningModule."""
 
 
 class Checkpoints(pl.Callback):
     """Writes last.ckpt after every validation, and best.ckpt where it was the best so far.
 
-    On request early.ckpt is kept after an update of the run, for a diagnosis at that time. All are
-    renamed into place, so that an interruption leaves the ones before it intact. Has to be the last
-    callback, so that it saves what the others made of the validation.
+    On request early.ckpt is kept after an update of the run, for a diagnosis at that time, and the
+    weights of the last validations for their average. All are renamed into place, so that an
+    interruption leaves the ones before it intact. Has to be the last callback, so that it saves
+    what the others made of the validation.
 
     Args:
         folder: made where it is missing.
+        snapshots: of the weights.
         early_step: update after which early.ckpt is written; None writes none.
     """
 
-    def __init__(self, folder: Path, *, early_step: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, snapshots: Snapshots, *, early_step: int | None = None
+    ) -> None:
         self._folder = folder
+        self._snapshots = snapshots
         self._early_step = early_step
         self._best_loss = math.inf
         self._is_over = False
@@ -47,6 +60,8 @@ class Checkpoints(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop a run that had stopped early before it was interrupted."""
         del pl_module
+        if is_main():
+            self._snapshots.forget_after(trainer.global_step)
         if self._is_over:
             trainer.should_stop = True
 
@@ -62,10 +77,10 @@ class Checkpoints(pl.Callback):
         del pl_module, outputs, batch
         is_last_of_update = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if trainer.global_step == self._early_step and is_last_of_update:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            temporary = self._folder / f".{EARLY}"
-            trainer.save_checkpoint(temporary)
-            temporary.replace(self._folder / EARLY)
+            with _writing(self._folder):
+                trainer.save_checkpoint(self._folder / f".{EARLY}")
+                if is_main():
+                    (self._folder / f".{EARLY}").replace(self._folder / EARLY)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save."""
@@ -74,9 +89,23 @@ class Checkpoints(pl.Callback):
         if is_best:
             self._best_loss = pl_module.valid_loss
         self._is_over = trainer.should_stop
-        self._folder.mkdir(parents=True, exist_ok=True)
+        # Collected in every process: with divided weights each has a part.
+        weights = trainer.strategy.lightning_module_state_dict()
         temporary = self._folder / f".{LAST}"
-        trainer.save_checkpoint(temporary)
+        with _writing(self._folder):
+            trainer.save_checkpoint(temporary)
+            if is_main():
+                self._put_in_place(trainer.global_step, weights, is_best=is_best)
+
+    def _put_in_place(self, step: int, weights: dict[str, Tensor], *, is_best: bool) -> None:
+        """Rename what was written; last.ckpt comes last, so that it never is ahead of the rest."""
+        own = {
+            name.removeprefix(PREFIX): tensor
+            for name, tensor in weights.items()
+            if name.startswith(PREFIX)
+        }
+        self._snapshots.keep(step, own)
+        temporary = self._folder / f".{LAST}"
         if is_best:
             copy = self._folder / f".{BEST}"
             shutil.copyfile(temporary, copy)
@@ -84,16 +113,43 @@ class Checkpoints(pl.Callback):
         temporary.replace(self._folder / LAST)
 
 
-class RandomState(pl.Callback):
-    """Keeps torch's random numbers in the checkpoint; Lightning leaves them out."""
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Make the folder, and turn a full disk and its like into an error that says what to do."""
+    try:
+        if is_main():
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, SafetensorError) as error:
+        for path in folder.glob(".*"):
+            with suppress(OSError):
+                path.unlink()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(
+            f"{folder} cannot be written ({reason}): make room, then go on with --resume; the "
+            "checkpoint before this one is whole."
+        ) from error
 
-    def __init__(self) -> None:
+
+class RandomState(pl.Callback):
+    """Keeps torch's random numbers in the checkpoint, those of every process; Lightning does not.
+
+    With another number of processes than before, each goes on with numbers of its own, and ν of
+    PowerNorm and MABN is brought to the new units of the loss, of which each has a share.
+
+    Args:
+        model: holds the norms.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._restored: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generators of all devices."""
-        cuda: list[Tensor] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        return {"cpu": torch.get_rng_state(), "cuda": cuda}
+        """Return the states of the generators of all devices, of all processes."""
+        cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+        states = gather({"cpu": torch.get_rng_state(), "cuda": cuda})
+        return {**states[0], "others": states[1:]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the states until training starts; what comes in between may draw numbers."""
@@ -104,10 +160,18 @@ class RandomState(pl.Callback):
         del trainer, pl_module
         if self._restored is None:
             return
-        torch.set_rng_state(self._restored["cpu"].cpu())
-        if self._restored["cuda"]:
-            torch.cuda.set_rng_state_all([state.cpu() for state in self._restored["cuda"]])
+        states = [self._restored, *self._restored.get("others", [])]
         self._restored = None
+        if len(states) != num_processes():
+            rescale_backward_statistics(self._model, num_processes() / len(states))
+        if rank() < len(states):
+            _set_generators(states[rank()])
+
+
+def _set_generators(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"].cpu())
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"][0].cpu())
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from powernorm.data.subwords import EncodedCorpus
 from powernorm.errors import InputError
 from powernorm.norms import build_norm, check_norm_options
 from powernorm.runs import (
@@ -18,12 +18,20 @@ from powernorm.runs import (
     RESULT_FILE,
     RESULTS_FILE,
     ComparisonResults,
+    PaperRecord,
     RunResult,
     run_name,
 )
 from powernorm.training.checkpoints import LAST
 from powernorm.training.config import ComparisonConfig, options_of
 from powernorm.training.events import DataPrepared, Listener, RunEnded, ignore
+from powernorm.training.processes import (
+    is_main,
+    locally_first,
+    num_processes,
+    on_main,
+    process_group,
+)
 from powernorm.training.run_folders import (
     check_same_settings,
     find_runs,
@@ -33,7 +41,7 @@ from powernorm.training.run_folders import (
     write_json,
 )
 from powernorm.training.running import TENSORBOARD_FOLDER, Run, RunTrainer, choose_device
-from powernorm.training.settings import comparison_settings, data_facts, run_settings
+from powernorm.training.settings import comparison_settings, run_settings
 from powernorm.training.tasks import task_of
 from powernorm.training.variants import Line, line_of_variant, lines_of, study_info
 
@@ -43,6 +51,18 @@ OVER: Final = ("finished", "diverged", "nonfinite")
 """Statuses of runs that `resume` leaves as they are."""
 
 
+@dataclass(frozen=True)
+class Notes:
+    """What is known of a comparison before it is made."""
+
+    measure: str | None = None
+    """The metric that it is about."""
+    paper: Sequence[PaperRecord] = ()
+    """What the papers print."""
+    reduced: str | None = None
+    """How it is smaller than what a paper did."""
+
+
 def compare(
     config: ComparisonConfig,
     out: Path,
@@ -50,6 +70,7 @@ def compare(
     resume: bool = False,
     force: bool = False,
     on_event: Listener | None = None,
+    notes: Notes | None = None,
 ) -> ComparisonResults:
     """Train the same model with every norm and seed, and write the runs and their results.
 
@@ -64,6 +85,11 @@ def compare(
             last checkpoint, exactly as if they had not been interrupted.
         force: delete the runs that `out` holds first.
         on_event: is called with every `powernorm.training.events.Event`.
+        notes: what `results.json` says beside what was measured.
+
+    Distributed:
+        Under `torchrun` every process calls it. They share each micro-batch and the statistics of
+        the norms; the first one writes the files, in a folder that all can read.
 
     Returns:
         The contents of `results.json`.
@@ -75,18 +101,21 @@ def compare(
     """
     check_norms(config)
     device = choose_device(config)
-    encoded = task_of(config).encode(config.data.path, config.data.vocabulary_size)
-    for line in lines_of(config):
-        for seed in config.seeds:
-            task_of(line.config).data(encoded, line.config, seed)
-    prepare_folder(out, resume=resume, force=force)
-    comparison = _Comparison(config, out, encoded, on_event or ignore)
-    # The runs seed torch's generators; the caller's shall be as before.
-    with (
-        torch.random.fork_rng([device] if device.type == "cuda" else []),
-        _threads(config.training.num_threads),
-    ):
-        return comparison.run()
+    with process_group(device.type):
+        task = task_of(config)
+        encoded = locally_first(lambda: task.encode(config.data))
+        for line in lines_of(config):
+            for seed in config.seeds:
+                task.data(encoded, line.config, seed)
+        on_main(lambda: prepare_folder(out, resume=resume, force=force))
+        listener = (on_event or ignore) if is_main() else ignore
+        comparison = _Comparison(config, out, encoded, notes, listener)
+        # The runs seed torch's generators; the caller's shall be as before.
+        with (
+            torch.random.fork_rng([choose_device(config)] if device.type == "cuda" else []),
+            _threads(config.training.num_threads),
+        ):
+            return comparison.run()
 
 
 def check_norms(config: ComparisonConfig) -> None:
@@ -99,6 +128,7 @@ def check_norms(config: ComparisonConfig) -> None:
         _check_norm(config, norm)
     for line in lines_of(config):
         _check_norm(line.config, line.norm)
+        task_of(line.config).check(line.config, line.norm)
 
 
 def _check_norm(config: ComparisonConfig, norm: str) -> None:
@@ -121,24 +151,33 @@ class _Comparison:
     """The runs of one call of `compare` and the results that they share."""
 
     def __init__(
-        self, config: ComparisonConfig, out: Path, encoded: EncodedCorpus, listener: Listener
+        self,
+        config: ComparisonConfig,
+        out: Path,
+        encoded: Any,
+        notes: Notes | None,
+        listener: Listener,
     ) -> None:
         self._config = config
         self._lines = lines_of(config)
         self._out = out
         self._encoded = encoded
+        self._notes = notes or Notes()
         self._listener = listener
         self._results = self._old_results()
-        self._baselines = task_of(config).baselines(encoded, config)
+        self._task = task_of(config)
+        self._baselines = on_main(lambda: self._task.baselines(encoded, config))
 
     def run(self) -> ComparisonResults:
+        summary = self._task.summary(self._encoded)
         self._listener(
             DataPrepared(
-                self._encoded.corpus.name,
-                self._encoded.splits["train"].num_words,
-                self._encoded.vocabulary_size,
+                summary.name,
+                summary.num_train,
+                summary.vocabulary_size,
                 tuple(self._baselines),
-                task_of(self._config).units,
+                self._task.units,
+                summary.unit,
             )
         )
         self._write_results()
@@ -180,7 +219,7 @@ class _Comparison:
             seed = old.get("seed")
             seed = seed if isinstance(seed, int) else 0
             line = self._line_of(folder, old)
-            check_same_settings(folder, old, run_settings(line, seed, self._encoded))
+            check_same_settings(folder, old, run_settings(line, seed, self._encoded.fingerprint))
             result = read_result(folder)
             if result is not None:
                 # It is in the run's own file only.
@@ -200,10 +239,14 @@ class _Comparison:
         )
 
     def _train(self, run: Run) -> None:
-        _clear_unless_resumable(run.folder)
-        run.folder.mkdir(parents=True, exist_ok=True)
-        settings = run_settings(Line(run.config, run.norm, run.variant), run.seed, self._encoded)
-        write_json(run.folder / CONFIG_FILE, settings)
+        line = Line(run.config, run.norm, run.variant)
+        settings = run_settings(line, run.seed, self._encoded.fingerprint)
+
+        def begin() -> None:
+            _begin_folder(run.folder, settings)
+            self._task.keep(self._encoded, run.folder)
+
+        on_main(begin)
         trainer = RunTrainer(run, self._listener)
         try:
             result = trainer.result()
@@ -214,7 +257,15 @@ class _Comparison:
             raise
         except InputError:
             raise
+        except OSError as error:
+            raise InputError(
+                f"{run.folder} cannot be written ({error.strerror or error}): make room, then go "
+                "on with --resume."
+            ) from error
         except Exception as error:
+            if num_processes() > 1:
+                # The others may be waiting for this process: only an end sets them free.
+                raise
             # One norm that breaks must not cost the others; the table shows it as failed.
             LOGGER.exception("The run %s failed.", run.folder.name)
             result = trainer.partial_result("failed")
@@ -225,7 +276,8 @@ class _Comparison:
     def _keep(self, run: Run, result: RunResult) -> None:
         study = self._config.study
         own = RunResult(**result, study=study_info(study)) if study is not None else result
-        write_json(run.folder / RESULT_FILE, own)
+        if is_main():
+            write_json(run.folder / RESULT_FILE, own)
         self._results[run.folder.name] = result
         self._write_results()
 
@@ -237,13 +289,21 @@ class _Comparison:
             preset=config.preset,
             placement=config.model.placement,
             settings=comparison_settings(config),
-            data=data_facts(self._encoded),
+            data=self._task.facts(self._encoded),
             baselines=self._baselines,
             runs=self._ordered_results(),
         )
         if config.study is not None:
             results["study"] = study_info(config.study)
-        write_json(self._out / RESULTS_FILE, results)
+        notes = self._notes
+        if notes.measure is not None:
+            results["measure"] = notes.measure
+        if notes.paper:
+            results["paper"] = list(notes.paper)
+        if notes.reduced is not None:
+            results["reduced"] = notes.reduced
+        if is_main():
+            write_json(self._out / RESULTS_FILE, results)
         return results
 
     def _ordered_results(self) -> list[RunResult]:
@@ -253,6 +313,12 @@ class _Comparison:
         ]
         ordered = dict.fromkeys([*names, *self._results])
         return [self._results[name] for name in ordered if name in self._results]
+
+
+def _begin_folder(folder: Path, settings: Mapping[str, Any]) -> None:
+    _clear_unless_resumable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG_FILE, settings)
 
 
 def _clear_unless_resumable(folder: Path) -> None:

@@ -415,6 +415,14 @@ def to_json(config: ComparisonConfig) -> dict[str, Any]:
     return plain
 
 
+def is_set(config: ComparisonConfig, key: str) -> bool:
+    """Return whether a setting, by its dotted key, has another value than its default."""
+    section, name = key.split(".")
+    owner = getattr(config, section)
+    defaults = {item.name: item.default for item in fields(owner)}
+    return bool(getattr(owner, name) != defaults[name])
+
+
 def is_later(item: Field[Any]) -> bool:
     """Return whether a field of a configuration may be missing in its JSON (`LATER`)."""
     return "left_out_at_default" in item.metadata

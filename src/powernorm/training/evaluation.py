@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powernorm.data.batch import IGNORED, Batch
+from powernorm.data.batch import IGNORED
 from powernorm.diagnosis import evaluation_gap
 from powernorm.training.batches import EvaluationBatches
+from powernorm.training.processes import summed
 
 GAP_BATCHES: Final = 8
 """At every validation this many batches, at most, are evaluated by batch statistics as well."""
@@ -58,9 +59,9 @@ def token_nll(logits: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Iterable[Batch], *, words_per_token: float, device: torch.device
+    model: nn.Module, batches: Iterable[Any], *, words_per_token: float, device: torch.device
 ) -> Likelihood:
-    """Return the likelihood of all batches in evaluation mode, in float32.
+    """Return the likelihood of all batches of all processes in evaluation mode, in float32.
 
     The model's mode is as before afterwards.
     """
@@ -76,7 +77,8 @@ def evaluate(
             num_tokens += batch.num_targets
     finally:
         model.train(was_training)
-    return Likelihood(float(nll), num_tokens, words_per_token)
+    total, number = summed([float(nll), float(num_tokens)])
+    return Likelihood(total, round(number), words_per_token)
 
 
 def gap_cells(
@@ -97,13 +99,13 @@ def gap_cells(
     return {"gap_running_loss": gap.running_loss, "gap_batch_loss": gap.batch_loss}
 
 
-def _spaced(batches: EvaluationBatches, number: int) -> list[Batch]:
+def _spaced(batches: EvaluationBatches, number: int) -> list[Any]:
     size = len(batches)
     wanted = {round(i * size / number) for i in range(number)}
     return [batch for i, batch in enumerate(batches) if i in wanted]
 
 
-def _mean_nll(model: nn.Module, batch: Batch) -> tuple[float, int]:
+def _mean_nll(model: nn.Module, batch: Any) -> tuple[float, int]:
     nll = token_nll(model(**batch.inputs()), batch.targets)
     return float(nll) / max(batch.num_targets, 1), batch.num_targets
 

@@ -11,11 +11,13 @@ class DataPrepared:
     """The text is read, encoded and counted."""
 
     name: str
-    num_train_words: int
+    num_train: int
+    """Of `unit`, in the train split."""
     vocabulary_size: int
     baselines: tuple[Baseline, ...]
     units: str = "subwords"
     """What the vocabulary counts."""
+    unit: str = "words"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,14 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
+class RunScored:
+    """The training is over; what it came to is measured."""
+
+    norm: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
     """A run has its result."""
 
@@ -77,7 +87,7 @@ class SettingStarted:
     """That had something left to do when the study began."""
 
 
-Event = SettingStarted | DataPrepared | RunStarted | StepsDone | Validated | RunEnded
+Event = SettingStarted | DataPrepared | RunStarted | StepsDone | Validated | RunScored | RunEnded
 Listener = Callable[[Event], None]
 
 

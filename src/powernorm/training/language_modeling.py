@@ -1,22 +1,30 @@
 """The LightningModule of the language model: loss, optimiser, validation."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import lightning.pytorch as pl
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powernorm.data.batch import IGNORED, Batch
+from powernorm.data.batch import Batch
+from powernorm.data.pair_batches import PairBatch
 from powernorm.models.language_model import LanguageModel
+from powernorm.models.layers import NormFactory
+from powernorm.models.translation import TranslationModel
 from powernorm.norms import build_norm, penalty
 from powernorm.training.config import ComparisonConfig, OptimizerConfig, options_of
 from powernorm.training.evaluation import token_nll, word_perplexity
+from powernorm.training.losses import smoothed_cross_entropy
+from powernorm.training.processes import num_processes, summed
 from powernorm.training.schedules import rate_factor
-from powernorm.training.tasks import task_of
+from powernorm.training.sharding import shard_weights
+from powernorm.training.trainers import process_penalty
 
+EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+CAUSAL_TASKS: Final = ("lm",)
+"""Those in which a position sees earlier ones only."""
 UPPER_NORM: Final = "ln"
 """Stands above the `model.num_norm_layers` lowest layers, with its own defaults."""
 
@@ -39,7 +47,7 @@ def build_language_model(
     shape = config.model
     return LanguageModel(
         vocabulary_size,
-        partial(_build_norm, norm, options),
+        norm_factory(norm, options),
         max_length=config.data.sequence_length,
         num_features=shape.num_features,
         num_layers=shape.num_layers,
@@ -50,22 +58,24 @@ def build_language_model(
         dropout=shape.dropout,
         seed=seed,
         num_norm_layers=shape.num_norm_layers,
-        upper_norm=partial(_build_norm, UPPER_NORM, {}),
-        causal=task_of(config).causal,
+        upper_norm=norm_factory(UPPER_NORM),
+        causal=config.task in CAUSAL_TASKS,
     )
 
 
-def _build_norm(norm: str, options: dict[str, Any], num_features: int) -> nn.Module:
-    return build_norm(norm, num_features, **options)
+def norm_factory(norm: str, options: Mapping[str, Any] = EMPTY) -> NormFactory:
+    """Return what makes a norm of a number of features."""
+    return lambda num_features: build_norm(norm, num_features, **options)
 
 
 class LanguageModeling(pl.LightningModule):
-    """Trains a language model by mean cross entropy, plus the penalty of RBN layers.
+    """Trains a model that predicts tokens by mean cross entropy, plus the penalty of RBN layers.
 
     The penalty belongs to a loss summed over tokens (SPEC of the norms' `penalty`), so here, where
     the loss is a mean, it is divided by the number of tokens of the micro-batch. Lightning divides
     what `training_step` returns by the number of accumulated micro-batches, so that an update sees
-    (Σ cross entropies + Σ penalties) / (tokens of the update).
+    (Σ cross entropies + Σ penalties) / (tokens of the update). Where batches say by `loss_targets`
+    what to divide by, that is so for micro-batches of unequal sizes and over all processes, too.
 
     Args:
         model: gives logits for tokens.
@@ -74,7 +84,10 @@ class LanguageModeling(pl.LightningModule):
     """
 
     def __init__(
-        self, model: LanguageModel, config: ComparisonConfig, words_per_token: float
+        self,
+        model: LanguageModel | TranslationModel,
+        config: ComparisonConfig,
+        words_per_token: float,
     ) -> None:
         super().__init__()
         self.model = model
@@ -86,28 +99,37 @@ class LanguageModeling(pl.LightningModule):
         """Nats per token of the latest validation."""
         self.valid_perplexity = float("nan")
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+    def configure_model(self) -> None:
+        """Divide the weights among the processes, where the strategy is to."""
+        if self._config.training.strategy == "fsdp2" and num_processes() > 1:
+            shard_weights(self.model, self.device_mesh)
+
+    def training_step(self, batch: Batch | PairBatch, batch_idx: int) -> dict[str, Tensor]:
         """Return `loss`, which is minimised, and `cross_entropy`, which is logged."""
         del batch_idx
-        logits = self.model(**batch.inputs()).float().flatten(0, 1)
-        targets = batch.targets.flatten()
+        logits = self.model(**batch.inputs()).flatten(0, 1)
         smoothing = self._config.training.label_smoothing
-        minimised = F.cross_entropy(
-            logits, targets, ignore_index=IGNORED, label_smoothing=smoothing
-        )
-        with torch.no_grad():
-            plain = minimised.detach()
-            if smoothing:
-                plain = F.cross_entropy(logits, targets, ignore_index=IGNORED)
-        added = penalty(self.model, reduction="mean", num_tokens=batch.num_targets)
-        return {"loss": minimised + added, "cross_entropy": plain}
+        minimised, plain = smoothed_cross_entropy(logits, batch.targets.flatten(), smoothing)
+        if batch.loss_targets is None:
+            added = penalty(self.model, reduction="mean", num_tokens=batch.num_targets)
+            return {
+                "loss": minimised / batch.num_targets + added,
+                "cross_entropy": plain / batch.num_targets,
+            }
+        added_sum = process_penalty(self.model, "token_sum", None)
+        if added_sum is not None:
+            minimised = minimised + added_sum
+        return {
+            "loss": minimised / batch.loss_targets,
+            "cross_entropy": plain / batch.loss_targets,
+        }
 
     def on_validation_epoch_start(self) -> None:
         """Begin new sums."""
         self._valid_nll = torch.zeros((), device=self.device)
         self._valid_tokens = 0
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch | PairBatch, batch_idx: int) -> None:
         """Add a batch to the sums."""
         del batch_idx
         self._valid_nll += token_nll(self.model(**batch.inputs()), batch.targets)
@@ -115,7 +137,8 @@ class LanguageModeling(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Publish the loss per token and the perplexity per word."""
-        self.valid_loss = float(self._valid_nll) / self._valid_tokens
+        nll, num_tokens = summed([float(self._valid_nll), float(self._valid_tokens)])
+        self.valid_loss = nll / num_tokens
         self.valid_perplexity = word_perplexity(self.valid_loss, self._words_per_token)
         self.log("valid_loss", self.valid_loss, logger=False)
 
@@ -135,7 +158,7 @@ class LanguageModeling(pl.LightningModule):
     def _may_fuse(self) -> bool:
         # A fused Adam undoes the loss scale by itself, so Lightning refuses to clip before it under
         # autocast.
-        return self._config.training.precision == "float32"
+        return self._config.training.precision == "float32" and num_processes() == 1
 
 
 def build_optimizer(

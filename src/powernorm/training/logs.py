@@ -1,10 +1,13 @@
 """The CSV files of a run folder: appended while training, cut back when a run goes on."""
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from powernorm.data.cache import write_atomically
 
 STEP = "step"
 
@@ -21,12 +24,15 @@ class CsvLog:
 
     def __init__(self, path: Path, columns: Sequence[str], last_step: int | None = None) -> None:
         kept = [] if last_step is None else _rows_until(path, last_step)
-        self._file = path.open("w", newline="", encoding="utf-8")
-        self._writer = csv.DictWriter(self._file, columns)
-        self._writer.writeheader()
+        # Renamed into place: an interruption must not cost the rows that are kept.
+        content = io.StringIO(newline="")
+        writer = csv.DictWriter(content, columns)
+        writer.writeheader()
         for row in kept:
-            self._writer.writerow({name: row.get(name) for name in columns})
-        self._file.flush()
+            writer.writerow({name: row.get(name) for name in columns})
+        write_atomically(path, content.getvalue().encode())
+        self._file = path.open("a", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, columns)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row; columns that it leaves out, and None, make empty cells."""

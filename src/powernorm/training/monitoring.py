@@ -8,11 +8,11 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from powernorm.data.batch import Batch
 from powernorm.diagnosis import NormMonitor
 from powernorm.norms import rescale_backward_statistics
 from powernorm.runs import NORMS_COLUMNS, NORMS_FILE
 from powernorm.training.logs import CsvLog
+from powernorm.training.processes import is_main
 from powernorm.training.trainers import log_entries, loss_scale
 
 
@@ -38,12 +38,14 @@ class NormLog(pl.Callback):
         """Open the file and attach the monitor."""
         del pl_module
         step = trainer.global_step
-        self._csv = CsvLog(self._path, NORMS_COLUMNS, step if step else None)
+        if is_main():
+            self._csv = CsvLog(self._path, NORMS_COLUMNS, step if step else None)
+        # In every process, since statistics are exchanged.
         if self._every:
             self._monitor = NormMonitor(self._model, self._every)
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Arm the monitor at the first micro-batch of an update."""
         del batch
@@ -56,16 +58,17 @@ class NormLog(pl.Callback):
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
         outputs: Any,
-        batch: Batch,
+        batch: Any,
         batch_idx: int,
     ) -> None:
         """Write what was seen, after the last micro-batch of an update."""
         del pl_module, outputs, batch
-        if self._monitor is None or self._csv is None or (batch_idx + 1) % self._accumulation:
+        if self._monitor is None or (batch_idx + 1) % self._accumulation:
             return
         rows = self._monitor.finish_step(trainer.global_step)
-        for row in rows:
-            self._csv.write(row)
+        if self._csv is not None:
+            for row in rows:
+                self._csv.write(row)
         if rows:
             entries = {name: v for name, v in log_entries(rows).items() if math.isfinite(v)}
             for logger in trainer.loggers:
@@ -122,7 +125,7 @@ class LossScaleFollower(pl.Callback):
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
         outputs: Any,
-        batch: Batch,
+        batch: Any,
         batch_idx: int,
     ) -> None:
         """Rescale where the scale has changed."""

@@ -19,6 +19,7 @@ from powernorm.training.events import (
     DataPrepared,
     Event,
     RunEnded,
+    RunScored,
     RunStarted,
     SettingStarted,
     StepsDone,
@@ -84,6 +85,8 @@ class ComparisonProgress:
                 self._advance(event.step, f"loss {event.train_loss:.3f}")
             case Validated():
                 self._show_validation(event)
+            case RunScored():
+                self._show_scoring(event)
             case RunEnded():
                 self._end(event)
             case _:
@@ -97,11 +100,12 @@ class ComparisonProgress:
 
     def _show_data(self, event: DataPrepared) -> None:
         baselines = ", ".join(
-            f"{row['name']} {_number(row['metrics'].get('valid_perplexity'))}"
+            f"{row['name']} {_number(row['metrics']['valid_perplexity'])}"
             for row in event.baselines
+            if "valid_perplexity" in row["metrics"]
         )
         self._print(
-            f"{escape(event.name)}: {event.num_train_words:,} words to train on, "
+            f"{escape(event.name)}: {event.num_train:,} {event.unit} to train on, "
             f"{event.vocabulary_size:,} {event.units}; valid perplexity of {baselines}"
         )
 
@@ -129,6 +133,12 @@ class ComparisonProgress:
                 f"{event.valid_loss:.3f}, perplexity {perplexity}"
             )
 
+    def _show_scoring(self, event: RunScored) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, note="measuring", refresh=True)
+        elif not self._console.is_terminal:
+            self._print(f"{escape(event.norm)} seed {event.seed}: measuring")
+
     def _end(self, event: RunEnded) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
@@ -148,6 +158,9 @@ def _summary(result: RunResult, *, skipped: bool) -> str:
     if perplexity is not None:
         line += f", test perplexity {_number(perplexity)}"
     line += f", {result['seconds']:.0f} s"
+    bleu = result["metrics"].get("test_bleu")
+    if bleu is not None:
+        line += f", test BLEU {bleu:.2f}"
     if result["tokens_per_second"] is not None:
         line += f", {result['tokens_per_second']:,.0f} tokens/s"
     if "message" in result:

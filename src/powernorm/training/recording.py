@@ -11,13 +11,15 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from powernorm.data.batch import Batch, TrainingBatches
 from powernorm.runs import METRICS_COLUMNS, METRICS_FILE
+from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.evaluation import finite_or_none, gap_cells
 from powernorm.training.events import Listener, StepsDone, Validated
 from powernorm.training.language_modeling import LanguageModeling
 from powernorm.training.logs import CsvLog, MergedLog
+from powernorm.training.processes import is_main, num_processes, summed
+from powernorm.training.task import AnyBatch
 from powernorm.training.throughput import Throughput
 
 
@@ -32,7 +34,7 @@ class Recorder(pl.Callback):
         config: of the comparison.
         norm: short name or label, for the events.
         seed: of the run, for the events.
-        segments: the micro-batches of the run.
+        data: the batches of the run.
         listener: is told about steps and validations.
     """
 
@@ -42,13 +44,15 @@ class Recorder(pl.Callback):
         config: ComparisonConfig,
         norm: str,
         seed: int,
-        segments: TrainingBatches,
+        data: RunData,
         listener: Listener,
     ) -> None:
         self._folder = folder
         self._config = config
         self._norm = norm
         self._seed = seed
+        self._data = data
+        segments = data.segments
         self._batches_per_epoch = segments.batches_per_epoch
         self._tokens_per_update = segments.tokens_per_batch * config.optimizer.accumulation
         self._listener = listener
@@ -58,6 +62,7 @@ class Recorder(pl.Callback):
         self._csv: CsvLog | None = None
         self._log: MergedLog | None = None
         self._losses: list[Tensor] = []
+        self._tokens_per_second: float | None = None
         self._learning_rate = 0.0
         self.valid_losses: list[float] = []
         """Of every validation of the run so far, earlier sittings included."""
@@ -70,8 +75,8 @@ class Recorder(pl.Callback):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Return the speed of training steps in this run."""
-        return self._throughput.tokens_per_second
+        """Return the speed of training steps in this run, of all processes together."""
+        return self._tokens_per_second
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a run that goes on has to know."""
@@ -92,12 +97,14 @@ class Recorder(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the log; a run that goes on keeps the rows up to its checkpoint."""
         del pl_module
+        if not is_main():
+            return
         step = trainer.global_step
         self._csv = CsvLog(self._folder / METRICS_FILE, METRICS_COLUMNS, step if step else None)
         self._log = MergedLog(self._csv)
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: AnyBatch, batch_idx: int
     ) -> None:
         """Start the clock."""
         del trainer, pl_module, batch, batch_idx
@@ -115,7 +122,7 @@ class Recorder(pl.Callback):
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
         outputs: Any,
-        batch: Batch,
+        batch: AnyBatch,
         batch_idx: int,
     ) -> None:
         """Gather the loss; write a row where one is due."""
@@ -143,7 +150,8 @@ class Recorder(pl.Callback):
         loss, perplexity = pl_module.valid_loss, pl_module.valid_perplexity
         self.valid_losses.append(loss)
         cells = {"valid_loss": loss, "valid_perplexity": perplexity}
-        cells |= gap_cells(pl_module.model, trainer.val_dataloaders, pl_module.device)
+        # The same batches in every process: those of this one alone are fewer in some.
+        cells |= gap_cells(pl_module.model, self._data.validation(), pl_module.device)
         self._write(trainer, trainer.global_step, cells)
         if self._log is not None:
             self._log.flush()
@@ -151,8 +159,12 @@ class Recorder(pl.Callback):
         self._listener(Validated(self._norm, self._seed, step, loss, perplexity))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Close the log."""
+        """Close the log and count the tokens of all processes."""
         del trainer, pl_module
+        self._throughput.pause()
+        speed = self._throughput.tokens_per_second
+        (total,) = summed([speed or 0.0])
+        self._tokens_per_second = total if speed is not None else None
         self._close()
 
     def on_exception(
@@ -165,7 +177,8 @@ class Recorder(pl.Callback):
     def _write_training(self, trainer: pl.Trainer, batch_idx: int) -> None:
         losses = torch.stack(self._losses)
         self._losses.clear()
-        loss = float(losses.mean())
+        total, num_finite = summed([float(losses.mean()), float(losses.isfinite().sum())])
+        loss = total / num_processes()
         step = trainer.global_step
         cells = {
             "epoch": batch_idx // self._batches_per_epoch,
@@ -174,7 +187,7 @@ class Recorder(pl.Callback):
         }
         self._write(trainer, step, cells)
         self._listener(StepsDone(self._norm, self._seed, step, loss))
-        if not math.isfinite(loss) and not bool(losses.isfinite().any()):
+        if not math.isfinite(loss) and not num_finite:
             self.is_nonfinite = True
             trainer.should_stop = True
 

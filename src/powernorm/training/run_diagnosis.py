@@ -8,18 +8,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from powernorm.data.batch import Batch, joined
-from powernorm.data.subwords import EncodedCorpus
+from powernorm.data.batch import joined
+from powernorm.data.pair_batches import PairBatch, joined_pairs
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.diagnosis.diagnosing import BATCH_SIZES
 from powernorm.diagnosis.reestimation import evaluate_statistics
 from powernorm.errors import InputError
-from powernorm.models.language_model import LanguageModel
 from powernorm.norms.observation import observed_layers
 from powernorm.runs import EvaluationRow
 from powernorm.surgery.calibration import Progress
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.evaluation import token_nll
+from powernorm.training.task import AnyBatch
 from powernorm.training.tasks import task_of
 from powernorm.training.trained_models import TrainedModel, load_trained, run_config, run_text
 
@@ -67,13 +67,19 @@ def diagnose_run(
 def _evaluation(
     trained: TrainedModel,
     config: ComparisonConfig,
-    encoded: EncodedCorpus,
+    encoded: Any,
     population: list[dict[str, Tensor]],
 ) -> tuple[EvaluationRow, ...]:
     if not observed_layers(trained.model):
         return ()
     rows = max(1, BATCH_SIZES[0] // config.data.sequence_length)
-    chosen = replace(config, data=replace(config.data, evaluation_batch_size=rows))
+    # Sentence pairs are cut by tokens, everything else by rows.
+    size: dict[str, Any] = (
+        {"evaluation_batch_size": rows}
+        if config.data.batch_tokens is None
+        else {"batch_tokens": max(BATCH_SIZES[0], config.data.sequence_length)}
+    )
+    chosen = replace(config, data=replace(config.data, **size))
     data = task_of(config).data(encoded, chosen, int(trained.settings["seed"]))
     smallest = list(data.evaluation("valid", EVALUATION_TOKENS))
     by_size = {}
@@ -92,17 +98,17 @@ def _evaluation(
     )
 
 
-def _joined(batches: list[Batch], count: int) -> list[Batch]:
-    return [joined(batches[first : first + count]) for first in range(0, len(batches), count)]
+def _joined(batches: list[Any], count: int) -> list[AnyBatch]:
+    join = joined_pairs if isinstance(batches[0], PairBatch) else joined
+    return [join(batches[first : first + count]) for first in range(0, len(batches), count)]
 
 
-def _features(model: nn.Module, inputs: Mapping[str, Any]) -> object:
+def _features(model: Any, inputs: Mapping[str, Any]) -> object:
     """Run the layers only: the logits are no part of any norm."""
-    assert isinstance(model, LanguageModel)
     return model.features(**inputs)
 
 
-def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+def _loss(model: nn.Module, batch: AnyBatch) -> tuple[Tensor, int]:
     with torch.no_grad():
         total = token_nll(model(**batch.inputs()), batch.targets)
     return total / max(batch.num_targets, 1), batch.num_targets

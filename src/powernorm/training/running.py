@@ -10,35 +10,55 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision, Precision
-from torch import nn
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
-from powernorm.data.batch import Batch
-from powernorm.data.subwords import EncodedCorpus
 from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
-from powernorm.models.language_model import LanguageModel
+from powernorm.norms.observation import observed_layers
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     SCALES_FILE,
     TID,
+    TRANSLATIONS_FILE,
     RunResult,
     ScalesRecord,
     Status,
 )
-from powernorm.training.checkpoints import BEST, LAST, Checkpoints, RandomState, read_checkpoint
+from powernorm.surgery import calibrate
+from powernorm.training.averaging import AVERAGE, Snapshots, write_weights
+from powernorm.training.batches import OwnEvaluation
+from powernorm.training.checkpoints import (
+    BEST,
+    LAST,
+    PREFIX,
+    Checkpoints,
+    RandomState,
+    read_checkpoint,
+)
 from powernorm.training.config import ComparisonConfig, Variant, early_step
 from powernorm.training.evaluation import evaluate, finite_or_none
-from powernorm.training.events import Listener, RunStarted
-from powernorm.training.language_modeling import LanguageModeling, build_language_model
+from powernorm.training.events import Listener, RunScored, RunStarted
+from powernorm.training.language_modeling import LanguageModeling
 from powernorm.training.monitoring import LossScaleFollower, NormLog
+from powernorm.training.processes import (
+    RunningProcesses,
+    is_main,
+    num_local_processes,
+    num_processes,
+    on_main,
+    rank,
+)
 from powernorm.training.quietness import quiet_lightning, raised_interrupts
 from powernorm.training.recording import Recorder
-from powernorm.training.run_folders import write_json
+from powernorm.training.run_folders import write_json, write_rows
 from powernorm.training.scales import norm_scales
+from powernorm.training.task import AnyBatch, Scores, TaskModel
 from powernorm.training.tasks import task_of
 
 TENSORBOARD_FOLDER = "tensorboard"
 METRICS = ("valid_perplexity", "test_perplexity", "valid_loss", "test_loss")
+SEED_STRIDE = 7919
+"""Between the seeds of processes, so that they drop other features."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +69,8 @@ class Run:
     norm: str
     seed: int
     folder: Path
-    encoded: EncodedCorpus
+    encoded: Any
+    """What the task made of the data."""
     unigram_loss: float
     """Of the valid split, nats per token: above it nothing was learned."""
     index: int = 1
@@ -79,14 +100,15 @@ class RunTrainer:
         config = run.config
         self._listener = listener
         self.device = choose_device(config)
-        task = task_of(config)
-        self.data = task.data(run.encoded, config, run.seed)
-        self.num_ids = run.encoded.vocabulary_size + task.num_extra_tokens
-        self.model = build_language_model(config, run.norm, self.num_ids, run.seed)
+        self._task = task_of(config)
+        self.data = self._task.data(run.encoded, config, run.seed)
+        self._sizes = self._task.sizes(run.encoded)
+        self.model = self._build()
         self.module = LanguageModeling(self.model, config, self.data.words_per_token("valid"))
-        self.recorder = Recorder(
-            run.folder, config, run.label, run.seed, self.data.segments, listener
-        )
+        self.recorder = Recorder(run.folder, config, run.label, run.seed, self.data, listener)
+        folder = run.folder / CHECKPOINTS_FOLDER
+        self._num_parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self._snapshots = Snapshots(folder, config.training.average_checkpoints)
         self.num_steps = 0
 
     def result(self) -> RunResult:
@@ -98,19 +120,16 @@ class RunTrainer:
         """
         self._train()
         status = self._status()
-        metrics: dict[str, float | None] = dict.fromkeys(METRICS)
-        tid = None
-        if status != "nonfinite":
-            if status == "finished":
-                self._load_best()
-            self.model.to(self.device)
-            metrics = self._metrics()
-            tid = self._tid()
-            if self.run.config.training.record_scales:
-                self._write_scales()
         result = self.partial_result(status)
-        result["metrics"] = metrics
-        result["tid"] = tid
+        if status != "nonfinite":
+            result["scored"] = self._load_scored(status)
+            self.model.to(self.device)
+            scores = self._scores(status)
+            result["metrics"] |= {**self._metrics(), **scores.metrics}
+            result["tid"] = self._tid()
+            if scores.signatures:
+                result["signatures"] = scores.signatures
+            self._write_files(scores)
         if status != "finished":
             result["message"] = _explain(status, self.num_steps)
         elif self.num_steps < self.run.config.training.max_steps:
@@ -125,11 +144,11 @@ class RunTrainer:
             seed=run.seed,
             placement=run.config.model.placement,
             status=status,
-            metrics=dict.fromkeys(METRICS),
+            metrics=dict.fromkeys((*METRICS, *self._task.metrics)),
             tid=None,
             seconds=round(self.recorder.seconds, 3),
             tokens_per_second=self.recorder.tokens_per_second,
-            parameters=sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+            parameters=self._num_parameters,
             folder=run.folder.name,
         )
         if run.variant is not None:
@@ -146,7 +165,7 @@ class RunTrainer:
             RunStarted(run.label, run.seed, run.index, run.num_runs, training.max_steps, first_step)
         )
         with quiet_lightning(), raised_interrupts():
-            torch.manual_seed(run.seed)
+            torch.manual_seed(run.seed + SEED_STRIDE * rank())
             trainer = self._trainer(first_step)
             trainer.fit(
                 self.module,
@@ -161,8 +180,7 @@ class RunTrainer:
         precision = _precision_plugin(config, self.device)
         return pl.Trainer(
             accelerator="gpu" if self.device.type == "cuda" else "cpu",
-            devices=1,
-            plugins=[precision],
+            **_placement(config, precision),
             logger=TensorBoardLogger(
                 self.run.folder,
                 name=TENSORBOARD_FOLDER,
@@ -184,7 +202,7 @@ class RunTrainer:
 
     def _callbacks(self, precision: Precision) -> list[pl.Callback]:
         run, config = self.run, self.run.config
-        callbacks: list[pl.Callback] = [RandomState(), self.recorder]
+        callbacks: list[pl.Callback] = [RandomState(self.model), self.recorder]
         callbacks.append(
             NormLog(
                 self.model,
@@ -200,30 +218,62 @@ class RunTrainer:
             callbacks.append(
                 EarlyStopping("valid_loss", patience=config.training.patience, check_finite=False)
             )
-        folder = run.folder / CHECKPOINTS_FOLDER
-        return [*callbacks, Checkpoints(folder, early_step=early_step(config))]
+        checkpoints = Checkpoints(
+            run.folder / CHECKPOINTS_FOLDER, self._snapshots, early_step=early_step(config)
+        )
+        return [*callbacks, checkpoints]
+
+    def _build(self) -> TaskModel:
+        run = self.run
+        return self._task.build(run.config, run.norm, self._sizes, run.seed)
 
     def _status(self) -> Status:
         losses = self.recorder.valid_losses
         if self.recorder.is_nonfinite or not losses or not math.isfinite(losses[-1]):
             return "nonfinite"
         has_learned = min(losses) < self.run.unigram_loss
-        is_worse_than_uniform = losses[-1] > math.log(self.num_ids)
+        is_worse_than_uniform = losses[-1] > math.log(self._sizes[-1])
         # A short run may end above the unigram without ever having come down to it.
         if losses[-1] > self.run.unigram_loss and (has_learned or is_worse_than_uniform):
             return "diverged"
         return "finished"
 
-    def _load_best(self) -> None:
-        best = self.run.folder / CHECKPOINTS_FOLDER / BEST
-        self.module.load_state_dict(read_checkpoint(best)["state_dict"])
+    def _load_scored(self, status: Status) -> str:
+        """Put the weights that are scored into the model, whole, and return which they are."""
+        training = self.run.config.training
+        if training.strategy == "fsdp2" and num_processes() > 1:
+            # The trained one is divided among the processes.
+            self.model = self._build()
+        if status == "finished" and training.average_checkpoints > 1:
+            return self._load_average()
+        name = BEST if status == "finished" else LAST
+        content = read_checkpoint(self.run.folder / CHECKPOINTS_FOLDER / name)
+        self.model.load_state_dict(
+            {key.removeprefix(PREFIX): value for key, value in content["state_dict"].items()}
+        )
+        return f"{'best' if name == BEST else 'last'} checkpoint"
+
+    def _load_average(self) -> str:
+        training = self.run.config.training
+        self.model.load_state_dict(on_main(self._snapshots.average))
+        name = f"average of the last {len(self._snapshots.paths())} checkpoints"
+        if observed_layers(self.model):
+            if training.average_statistics == "recalibrate":
+                self.model.to(self.device)
+                batches = self._first_batches(training.recalibration_batches)
+                calibrate(self.model, batches, forward_features, way="one_pass")
+            name += f", running statistics {training.average_statistics}d"
+        if is_main():
+            path = self.run.folder / CHECKPOINTS_FOLDER / AVERAGE
+            write_weights(path, self.model.state_dict())
+        return name
 
     def _metrics(self) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
         for split in ("valid", "test"):
             likelihood = evaluate(
                 self.model,
-                self.data.evaluation(split),
+                OwnEvaluation(self.data.evaluation(split)),
                 words_per_token=self.data.words_per_token(split),
                 device=self.device,
             )
@@ -231,22 +281,43 @@ class RunTrainer:
             metrics[f"{split}_loss"] = finite_or_none(likelihood.loss)
         return {name: metrics[name] for name in METRICS}
 
+    def _scores(self, status: Status) -> Scores:
+        if status != "finished":
+            return Scores()
+        run = self.run
+        self.model.eval()
+        self._listener(RunScored(run.label, run.seed))
+        return self._task.score(self.model, run.encoded, run.config, self.device)
+
+    def _write_files(self, scores: Scores) -> None:
+        if scores.translations and is_main():
+            header = ("source", "reference", "translation")
+            write_rows(self.run.folder / TRANSLATIONS_FILE, [header, *scores.translations])
+        if self.run.config.training.record_scales:
+            self._write_scales()
+
     def _tid(self) -> TID | None:
-        batches = self._first_batches()
+        batches = self._first_batches(self.run.config.training.tid_batches)
         if not batches:
             return None
-        tid = training_inference_discrepancy(self.model, batches, _forward).summary()
+        tid = training_inference_discrepancy(self.model, batches, forward_features).summary()
         return tid if tid is not None and _is_finite(tid) else None
 
-    def _first_batches(self) -> list[Batch]:
-        segments, num_batches = self.data.segments, self.run.config.training.tid_batches
+    def _first_batches(self, num_batches: int) -> list[AnyBatch]:
+        """Return training batches, in every process those of all."""
+        segments = self.data.segments
         return [segments.batch(i).to(self.device) for i in range(num_batches)]
 
     def _write_scales(self) -> None:
         """γ may be NaN in a run that diverged; such a layer's record is left out."""
-        records = norm_scales(self.model, self._first_batches(), _forward)
+        records = norm_scales(
+            self.model,
+            self._first_batches(self.run.config.training.tid_batches),
+            forward_features,
+        )
         sound = [r for r in records if all(map(math.isfinite, [*r["weight"], *r["deviation"]]))]
-        write_json(self.run.folder / SCALES_FILE, ScalesRecord(format=1, layers=sound))
+        if is_main():
+            write_json(self.run.folder / SCALES_FILE, ScalesRecord(format=1, layers=sound))
 
 
 def choose_device(config: ComparisonConfig) -> torch.device:
@@ -265,6 +336,27 @@ def choose_device(config: ComparisonConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def _placement(config: ComparisonConfig, precision: Precision) -> dict[str, Any]:
+    """Return what Lightning has to know about the processes."""
+    if num_processes() == 1:
+        return {"devices": 1, "plugins": [precision]}
+    strategy: Strategy = (
+        DDPStrategy(process_group_backend=None)
+        if config.training.strategy == "ddp"
+        else ModelParallelStrategy(
+            data_parallel_size=num_processes(),
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+        )
+    )
+    return {
+        "devices": num_local_processes(),
+        "num_nodes": num_processes() // num_local_processes(),
+        "strategy": strategy,
+        "plugins": [precision, RunningProcesses()],
+    }
+
+
 def _precision_plugin(config: ComparisonConfig, device: torch.device) -> Precision:
     if config.training.precision == "bfloat16":
         return MixedPrecision("bf16-mixed", device.type)
@@ -279,9 +371,8 @@ def _is_finite(tid: TID) -> bool:
     return all(math.isfinite(value) for value in values if value is not None)
 
 
-def _forward(model: nn.Module, batch: Any) -> object:
+def forward_features(model: Any, batch: Any) -> object:
     """Run the layers only: the logits are no part of any norm."""
-    assert isinstance(model, LanguageModel)
     return model.features(**batch.inputs())
 
 

@@ -7,15 +7,14 @@ from typing import Any, Final
 
 import torch
 
-from powernorm.data.corpus import SPLITS
-from powernorm.data.subwords import EncodedCorpus
 from powernorm.training.config import ComparisonConfig, options_of, to_json
+from powernorm.training.processes import num_processes
 from powernorm.training.variants import Line, description
 
-PACKAGES: Final = ("powernorm", "torch", "lightning", "tokenizers")
+PACKAGES: Final = ("powernorm", "torch", "lightning", "tokenizers", "sacrebleu")
 
 
-def run_settings(line: Line, seed: int, encoded: EncodedCorpus) -> dict[str, Any]:
+def run_settings(line: Line, seed: int, fingerprint: str) -> dict[str, Any]:
     """Return everything that the outcome of one run depends on, for its config.json."""
     settings = to_json(line.config)
     del settings["norms"], settings["seeds"]
@@ -25,7 +24,7 @@ def run_settings(line: Line, seed: int, encoded: EncodedCorpus) -> dict[str, Any
         "norm": line.norm,
         "seed": seed,
         "norm_options": dict(options_of(line.config, line.norm)),
-        "data_fingerprint": encoded.fingerprint,
+        "data_fingerprint": fingerprint,
         **label,
     }
 
@@ -46,25 +45,7 @@ def comparison_settings(config: ComparisonConfig) -> dict[str, Any]:
             "num_cpus": os.cpu_count(),
             "num_threads": torch.get_num_threads(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
-    }
-
-
-def data_facts(encoded: EncodedCorpus) -> dict[str, Any]:
-    """Return name, source, licence and sizes of the text."""
-    corpus = encoded.corpus
-    return {
-        "name": corpus.name,
-        "source": corpus.source,
-        "licence": corpus.licence,
-        "vocabulary_size": encoded.vocabulary_size,
-        "splits": {
-            split: {
-                "documents": len(corpus.documents[split]),
-                "words": encoded.splits[split].num_words,
-                "tokens": encoded.splits[split].num_tokens,
-            }
-            for split in SPLITS
+            "num_processes": num_processes(),
         },
     }
 

@@ -1,28 +1,25 @@
 """Models out of the run folders of a comparison, as they were trained or folded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from powernorm.data.subwords import EncodedCorpus
 from powernorm.errors import InputError
-from powernorm.models.language_model import LanguageModel
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE
 from powernorm.surgery import load_folded
 from powernorm.surgery.storage import read_folded
+from powernorm.training.averaging import AVERAGE, read_weights, step_of
 from powernorm.training.batches import RunData
-from powernorm.training.checkpoints import BEST, read_checkpoint
+from powernorm.training.checkpoints import BEST, PREFIX, read_checkpoint
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.language_modeling import build_language_model
 from powernorm.training.overrides import from_json
 from powernorm.training.run_folders import read_json
+from powernorm.training.task import Sizes, TaskModel
 from powernorm.training.tasks import task_of
 
-_PREFIX: Final = "model."
 _OF_THE_RUN: Final = ("norm", "label", "seed", "data_fingerprint", "vocabulary_size")
 
 
@@ -36,46 +33,62 @@ class TrainedModel:
         step: updates of the weights up to the checkpoint, where that is known.
     """
 
-    model: LanguageModel
+    model: TaskModel
     settings: Mapping[str, Any]
     step: int | None = None
 
-    def example_tokens(self) -> Tensor:
-        """Random tokens of the model's length, (2, max_length)."""
-        generator = torch.Generator().manual_seed(0)
-        shape = (2, self.model.max_length)
-        return torch.randint(self.settings["vocabulary_size"], shape, generator=generator)
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Random inputs of the model's forward."""
+        config = run_config(self.settings)
+        return task_of(config).example_inputs(config, _sizes(self.settings))
 
 
 def load_trained(path: Path) -> TrainedModel:
     """Build the model of a run and load its weights.
 
     Args:
-        path: a run's folder (its best checkpoint is taken) or one of its checkpoints.
+        path: a run's folder (the weights that were scored: the average of the last checkpoints
+            where there is one, else the best) or one of its checkpoints.
 
     Raises:
         InputError: there is no such run, or a file of it is damaged.
     """
-    checkpoint = path / CHECKPOINTS_FOLDER / BEST if path.is_dir() else path
+    checkpoint = _scored(path / CHECKPOINTS_FOLDER) if path.is_dir() else path
     config = checkpoint.parent.parent / CONFIG_FILE
     if not checkpoint.is_file() or not config.is_file():
         raise InputError(
             f"{path} is no run of `powernorm compare`: give a run's folder, such as "
             "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"
         )
-    content = read_checkpoint(checkpoint)
-    weights: dict[str, Tensor] = {
-        name.removeprefix(_PREFIX): tensor
-        for name, tensor in content["state_dict"].items()
-        if name.startswith(_PREFIX)
-    }
+    weights, step = _read(checkpoint)
     try:
-        settings = {**read_json(config), "vocabulary_size": len(weights["embedding.weight"])}
+        read = read_json(config)
+        sizes = list(task_of(run_config(read)).sizes_of_weights(weights))
+        # One number where there is one vocabulary, as files from before the second one have it.
+        settings = {**read, "vocabulary_size": sizes if len(sizes) > 1 else sizes[0]}
         model = _build(settings)
         model.load_state_dict(weights)
     except (KeyError, RuntimeError) as error:
         raise InputError(f"{checkpoint} and {config} do not fit each other: {error}") from error
-    return TrainedModel(model, settings, int(content["global_step"]))
+    return TrainedModel(model, settings, step)
+
+
+def _scored(folder: Path) -> Path:
+    average = folder / AVERAGE
+    return average if average.exists() else folder / BEST
+
+
+def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
+    """Return the weights of the model and the update after which they were so."""
+    if checkpoint.suffix == ".safetensors":
+        return read_weights(checkpoint), step_of(checkpoint)
+    content = read_checkpoint(checkpoint)
+    weights = {
+        name.removeprefix(PREFIX): tensor
+        for name, tensor in content["state_dict"].items()
+        if name.startswith(PREFIX)
+    }
+    return weights, int(content["global_step"])
 
 
 def load_folded_run(path: Path) -> TrainedModel:
@@ -108,7 +121,7 @@ def run_data(settings: Mapping[str, Any], *, data: str | None = None) -> RunData
     return task_of(config).data(run_text(settings, data=data), config, int(settings["seed"]))
 
 
-def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> EncodedCorpus:
+def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Any:
     """Return the text of a run over its subwords, or another text over the same subwords.
 
     Args:
@@ -120,14 +133,13 @@ def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Encoded
         InputError: a text cannot be read, or the run's is not what it was trained on.
     """
     config = run_config(settings)
-    source, size = config.data.path, config.data.vocabulary_size
+    source = config.data.path
     task = task_of(config)
-    encoded: EncodedCorpus
     if data is not None:
-        encoded = task.encode(data, size)
+        encoded = task.encode(replace(config.data, path=data))
         if encoded.fingerprint == settings.get("data_fingerprint"):
             return encoded
-    encoded = task.encode(source, size)
+    encoded = task.encode(config.data)
     if encoded.fingerprint != settings.get("data_fingerprint"):
         raise InputError(
             f"{source or 'the embedded text'} is not the text that the run was trained on, or "
@@ -135,8 +147,7 @@ def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Encoded
         )
     if data is None:
         return encoded
-    other: EncodedCorpus = task.encode_by(data, source, size)
-    return other
+    return task.encode_by(data, config.data)
 
 
 def training_batches(
@@ -164,9 +175,12 @@ def run_config(settings: Mapping[str, Any]) -> ComparisonConfig:
     return from_json({**shared, "norm_options": options, "norms": [norm], "seeds": [seed]})
 
 
-def _build(settings: Mapping[str, Any]) -> LanguageModel:
+def _sizes(settings: Mapping[str, Any]) -> Sizes:
+    sizes = settings["vocabulary_size"]
+    return tuple(sizes) if isinstance(sizes, list) else (sizes,)
+
+
+def _build(settings: Mapping[str, Any]) -> TaskModel:
     seed, norm = int(settings["seed"]), str(settings["norm"])
     config = run_config(settings)
-    model: nn.Module = build_language_model(config, norm, settings["vocabulary_size"], seed)
-    assert isinstance(model, LanguageModel)
-    return model.eval()
+    return task_of(config).build(config, norm, _sizes(settings), seed).eval()

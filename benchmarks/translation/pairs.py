@@ -1,0 +1,101 @@
+"""The sentence pairs that both sides train on and translate: the embedded verses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import torch
+from joeynmt_files import SOURCE, TARGET, write_pairs, write_vocabulary
+from shapes import Search, Shape
+
+from powernorm.data.pair_batches import EncodedPairSplit, PairBatch, TrainingPairs
+from powernorm.data.sentence_pairs import EncodedPairs, PairOptions, encode_pairs, load_pairs
+
+TRAINING_SEED = 0
+NUM_VALID = 8
+"""Pairs that are scored after a run, which is not timed."""
+
+
+def write_text(folder: Path, search: Search) -> None:
+    """The verses as text: all for training, few for what comes after the timed updates."""
+    folder.mkdir(parents=True, exist_ok=True)
+    verses = load_pairs("verses", f"{SOURCE}-{TARGET}", tokenised=False)
+    test = list(verses.pairs("test"))
+    spaced = [test[i * len(test) // search.num_sentences] for i in range(search.num_sentences)]
+    _write(folder, "train", verses.pairs("train"))
+    _write(folder, "valid", islice(verses.pairs("valid"), NUM_VALID))
+    _write(folder, "test", spaced)
+
+
+def _write(folder: Path, split: str, pairs: Iterable[tuple[str, str]]) -> None:
+    sources, targets = zip(*pairs, strict=True)
+    (folder / f"{split}.{SOURCE}").write_text("".join(f"{line}\n" for line in sources))
+    (folder / f"{split}.{TARGET}").write_text("".join(f"{line}\n" for line in targets))
+
+
+def open_pairs(folder: Path, shape: Shape) -> EncodedPairs:
+    """The text over its subwords; from the cache but for the first time."""
+    corpus = load_pairs(str(folder), f"{SOURCE}-{TARGET}", tokenised=False)
+    options = PairOptions(vocabulary_size=shape.vocabulary_size, max_length=shape.max_length)
+    return encode_pairs(corpus, options)
+
+
+def training_pairs(encoded: EncodedPairs, shape: Shape) -> TrainingPairs:
+    """The batches that a run of `powernorm compare` has with this seed."""
+    return TrainingPairs(
+        encoded.splits["train"],
+        batch_tokens=shape.batch_tokens,
+        count_padding=True,
+        seed=TRAINING_SEED,
+        batches_per_update=1,
+    )
+
+
+def test_batch(encoded: EncodedPairs, search: Search) -> PairBatch:
+    """The sentences that are translated, in their order, as one batch."""
+    split = encoded.splits["test"]
+    rows = torch.arange(len(split))
+    assert len(rows) == search.num_sentences
+    source, source_mask = split.source.padded(rows)
+    targets, target_mask = split.target.padded(rows)
+    num_targets = int(split.target.lengths.sum())
+    return PairBatch(
+        source=source,
+        source_padding_mask=source_mask,
+        target=split.target.shifted(rows),
+        target_padding_mask=target_mask,
+        targets=targets if target_mask is None else targets.masked_fill(target_mask, -100),
+        num_tokens=int(split.source.lengths.sum()) + num_targets,
+        num_targets=num_targets,
+    )
+
+
+def write_for_joeynmt(
+    folder: Path, encoded: EncodedPairs, shape: Shape, num_batches: int
+) -> list[int]:
+    """Writes the subwords of all splits, and of the first training batches on their own.
+
+    Returns:
+        Pairs in each of these batches, which stand one after the other in `batched`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_vocabulary(folder, encoded.vocabulary_size)
+    for split, part in encoded.splits.items():
+        write_pairs(folder, split, _pairs_of_split(part))
+    batches = training_pairs(encoded, shape)
+    chosen = [batches.batch(position) for position in range(num_batches)]
+    write_pairs(folder, "batched", (pair for batch in chosen for pair in _pairs_of_batch(batch)))
+    return [len(batch.source) for batch in chosen]
+
+
+def _pairs_of_split(split: EncodedPairSplit) -> Iterable[tuple[list[int], list[int]]]:
+    for row in range(len(split)):
+        yield split.source.row(row)[:-1].tolist(), split.target.row(row)[:-1].tolist()
+
+
+def _pairs_of_batch(batch: PairBatch) -> Iterable[tuple[list[int], list[int]]]:
+    # No subword has the number of the end mark, which is also what padding is filled with.
+    for source, targets in zip(batch.source.tolist(), batch.targets.tolist(), strict=True):
+        yield [token for token in source if token > 0], [token for token in targets if token > 0]

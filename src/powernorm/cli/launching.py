@@ -1,0 +1,97 @@
+"""One command in several processes of this machine, each with a device of its own."""
+
+import logging
+import os
+import sys
+import uuid
+from typing import Final
+
+import typer
+
+from powernorm.errors import InputError
+
+OPTION: Final = "--devices"
+FAILED: Final = 1
+"""Exit code after a process was lost."""
+INTERRUPTED: Final = 130
+
+
+def is_launched() -> bool:
+    """Return whether this process is one of several that `torchrun` started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_main() -> bool:
+    """Return whether this process is the one that speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
+    """Run `powernorm` with these arguments in several processes and wait for them.
+
+    When one of them is lost the others are stopped, as `torchrun` does.
+
+    Args:
+        num_processes: how many.
+        arguments: of the command line, without `--devices`.
+        resume_hint: the command that goes on with the work.
+
+    Returns:
+        The exit code: that of the processes, 1 where one was lost, 130 after Ctrl-C.
+    """
+    import torch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    num_gpus = torch.cuda.device_count()
+    if 0 < num_gpus < num_processes:
+        raise InputError(
+            f"{OPTION} {num_processes}, but this machine has {num_gpus} GPUs: give at most that."
+        )
+    if not num_gpus:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cpus() // num_processes)))
+    # It tells in a page of text what is said below in a line.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(),
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "powernorm", *arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode > 0:
+            # It has said why.
+            return int(failure.exitcode)
+        typer.echo(
+            f"error: process {rank} of {num_processes} was lost ({failure.signal_name()}), and the "
+            f"others were stopped; go on with: {resume_hint}",
+            err=True,
+        )
+        return FAILED
+    except (SignalException, KeyboardInterrupt):
+        typer.echo(f"interrupted; go on with: {resume_hint}", err=True)
+        return INTERRUPTED
+    return 0
+
+
+def leave(code: int) -> None:
+    """End one of several processes at once.
+
+    Python's own end stops C++ threads that wait for its lock, such as those of the exchange of
+    tensors; then a process may abort after all is done, and the others would be stopped with it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,119 @@
+"""Sentence pairs of the Hugging Face hub, or of a local folder in one of its formats.
+
+The library `datasets` fetches a data set once, keeps it on disk and maps it into memory, so that
+large ones need no more memory than small ones, and the next start needs no network.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from powernorm.data.corpus import SPLITS, Split
+from powernorm.data.parallel_corpus import ParallelCorpus, TextPair
+from powernorm.data.parallel_layouts import missing_languages
+from powernorm.errors import InputError
+
+HUB_PREFIX: Final = "hf:"
+_SPLIT_NAMES: Final[Mapping[Split, tuple[str, ...]]] = MappingProxyType(
+    {"train": ("train",), "valid": ("validation", "valid", "dev"), "test": ("test",)}
+)
+_TRANSLATION: Final = "translation"
+"""Column whose values are a text for each language."""
+_PORTION: Final = 1024
+
+
+def hub_pairs(source: str, languages: tuple[str, str] | None, *, tokenised: bool) -> ParallelCorpus:
+    """Load a data set that has a column `translation`, or a column named by each language.
+
+    Args:
+        source: `hf:NAME` or `hf:NAME:CONFIG`; the name of a data set, or a local folder.
+        languages: of source and target.
+        tokenised: whether the lines are tokens with spaces between them.
+
+    Raises:
+        InputError: the library is missing, there is no such data set, or it has not the splits or
+            languages.
+    """
+    name, _, config = source.removeprefix(HUB_PREFIX).partition(":")
+    if not name:
+        raise InputError(f"data.path={source!r} names no data set: give hf:NAME or hf:NAME:CONFIG.")
+    loaded = _load(source, name, config or None)
+    parts = {split: _part(loaded, split, source) for split in SPLITS}
+    pair = _languages(parts["train"].features, languages, source)
+    info = parts["train"].info
+    return ParallelCorpus(
+        name=name.rstrip("/").rpartition("/")[2] or name,
+        source=source,
+        licence=str(info.license or "as the data set's page says"),
+        source_language=pair[0],
+        target_language=pair[1],
+        tokenised=tokenised,
+        read=lambda split: _pairs(parts[split], pair, f"{source}, split {split}"),
+    )
+
+
+def _load(source: str, name: str, config: str | None) -> Mapping[str, Any]:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"data.path={source} needs the package datasets: pip install 'powernorm[hf]'"
+        ) from error
+    try:
+        loaded: Mapping[str, Any] = datasets.load_dataset(name, config)
+    except Exception as error:  # of the network, the disk, the hub and every format
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"data.path={source} cannot be loaded ({reason}): expected hf:NAME or hf:NAME:CONFIG "
+            "of a data set on the hub (with a network), or of a local folder."
+        ) from error
+    return loaded
+
+
+def _part(loaded: Mapping[str, Any], split: Split, source: str) -> Any:
+    for name in _SPLIT_NAMES[split]:
+        if name in loaded:
+            return loaded[name]
+    raise InputError(
+        f"{source} has no {split} split, only {', '.join(loaded)}: expected "
+        f"{' or '.join(_SPLIT_NAMES[split])}."
+    )
+
+
+def _languages(
+    features: Mapping[str, Any], languages: tuple[str, str] | None, source: str
+) -> tuple[str, str]:
+    feature = features.get(_TRANSLATION, features)
+    found = sorted(getattr(feature, "languages", None) or feature)
+    if languages is None:
+        raise missing_languages(found, source)
+    absent = [language for language in languages if language not in found]
+    if absent:
+        raise InputError(
+            f"data.languages={'-'.join(languages)}: {source} has no text in "
+            f"{' and '.join(absent)}, only {', '.join(found)}; expected both in the column "
+            f"{_TRANSLATION}, or a column for each."
+        )
+    return languages
+
+
+def _pairs(part: Any, pair: tuple[str, str], where: str) -> Iterator[TextPair]:
+    nested = _TRANSLATION in part.features
+    number = 0
+    for portion in part.select_columns([_TRANSLATION] if nested else list(pair)).iter(_PORTION):
+        if nested:
+            rows = [tuple(row[name] for name in pair) for row in portion[_TRANSLATION]]
+        else:
+            rows = list(zip(*(portion[name] for name in pair), strict=True))
+        for row in rows:
+            number += 1
+            yield _text(row[0], where, number), _text(row[1], where, number)
+
+
+def _text(value: Any, where: str, number: int) -> str:
+    """A missing text has no words; one of several lines is put on one, as files have them."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"{where}, row {number}: {value!r} is no text; expected a sentence.")
+    return value.replace("\r", " ").replace("\n", " ")

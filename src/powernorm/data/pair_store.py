@@ -1,0 +1,201 @@
+"""Sentence pairs on disk: written a portion at a time, mapped into memory afterwards.
+
+A store is a folder of the cache. It comes into being by renaming a finished folder, and a manifest
+names the size and the checksum of each file, so that what is damaged is never read.
+"""
+
+import json
+import logging
+import shutil
+import tempfile
+import weakref
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Literal
+
+import torch
+
+from powernorm.data.cache import cache_folder
+from powernorm.data.corpus import Split
+from powernorm.data.pair_batches import EncodedPairSplit
+from powernorm.data.subwords import END_ID
+from powernorm.data.token_lists import TokenLists
+from powernorm.errors import InputError
+
+LOGGER = logging.getLogger(__name__)
+
+Side = Literal["source", "target"]
+SIDES: Final[tuple[Side, ...]] = ("source", "target")
+MANIFEST: Final = "manifest.json"
+_ITEM: Final = 4
+_CHUNK: Final = 1 << 22
+
+
+class PairWriter:
+    """Writes the ids of a split's sentences to files, without keeping them.
+
+    Args:
+        folder: of the files.
+        split: which they are named by.
+    """
+
+    def __init__(self, folder: Path, split: Split) -> None:
+        self._files = ExitStack()
+        self._ids: dict[Side, BinaryIO] = {}
+        self._lengths: dict[Side, BinaryIO] = {}
+        for side in SIDES:
+            self._ids[side] = self._files.enter_context((folder / f"{split}.{side}.ids").open("wb"))
+            path = folder / f"{split}.{side}.lengths"
+            self._lengths[side] = self._files.enter_context(path.open("wb"))
+
+    def __enter__(self) -> "PairWriter":
+        for file in self._ids.values():
+            array("i", [END_ID]).tofile(file)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.close()
+
+    def write(self, side: Side, sentences: Iterable[Sequence[int]]) -> None:
+        """Append sentences, ids without end marks."""
+        ids, lengths = array("i"), array("i")
+        for sentence in sentences:
+            ids.extend(sentence)
+            ids.append(END_ID)
+            lengths.append(len(sentence) + 1)
+        ids.tofile(self._ids[side])
+        lengths.tofile(self._lengths[side])
+
+
+def read_split(folder: Path, split: Split) -> EncodedPairSplit:
+    """Map the sentences of a split into memory."""
+    return EncodedPairSplit(*(_read_side(folder, split, side) for side in SIDES))
+
+
+def _read_side(folder: Path, split: Split, side: Side) -> TokenLists:
+    flat, lengths = (
+        torch.from_file(
+            str(path), shared=False, size=path.stat().st_size // _ITEM, dtype=torch.int32
+        )
+        for path in (folder / f"{split}.{side}.ids", folder / f"{split}.{side}.lengths")
+    )
+    return TokenLists(flat, lengths)
+
+
+class PairStore:
+    """A finished folder of files.
+
+    Args:
+        folder: of the files.
+        facts: that were recorded with them.
+        is_temporary: whether the folder goes when the store does.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any], *, is_temporary: bool = False) -> None:
+        self.folder = folder
+        self.facts = facts
+        if is_temporary:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+
+def found_or_made(key: str, make: Callable[[Path], dict[str, Any]]) -> PairStore:
+    """Return the store of the cache with a key; where there is none, make it.
+
+    A cache that cannot be written is replaced by a temporary folder, with a warning.
+
+    Args:
+        key: of what determines the content.
+        make: writes the files to an empty folder and returns facts, JSON values.
+
+    Raises:
+        InputError: no folder can be written.
+    """
+    folder = cache_folder() / f"{key}.pairs"
+    facts = _checked_facts(folder)
+    if facts is not None:
+        return PairStore(folder, facts)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return _made(folder, make)
+    except OSError as error:
+        LOGGER.warning("The cache %s cannot be written (%s).", folder.parent, error.strerror)
+    try:
+        return _made_temporarily(make)
+    except OSError as error:
+        raise InputError(
+            f"The encoded sentence pairs cannot be written to {tempfile.gettempdir()} "
+            f"({error.strerror}): free some space there, or set POWERNORM_CACHE to a folder that "
+            "has it."
+        ) from error
+
+
+def _made(folder: Path, make: Callable[[Path], dict[str, Any]]) -> PairStore:
+    """Make a store under another name in the same folder and then rename it."""
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent, prefix=f".{folder.name}.", ignore_cleanup_errors=True
+    ) as outer:
+        inner = Path(outer) / folder.name
+        inner.mkdir()
+        facts = _filled(inner, make)
+        try:
+            inner.rename(folder)
+        except OSError:
+            # A folder that has files is never replaced: another process was quicker.
+            known = _checked_facts(folder)
+            if known is None:
+                raise
+            facts = known
+    return PairStore(folder, facts)
+
+
+def _made_temporarily(make: Callable[[Path], dict[str, Any]]) -> PairStore:
+    folder = Path(tempfile.mkdtemp(prefix="powernorm."))
+    try:
+        return PairStore(folder, _filled(folder, make), is_temporary=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _filled(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    facts = make(folder)
+    files = {path.name: list(_measured(path)) for path in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(json.dumps({"files": files, "facts": facts}))
+    return facts
+
+
+def _measured(path: Path) -> tuple[int, int]:
+    """Return size and checksum."""
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            checksum = zlib.crc32(chunk, checksum)
+    return path.stat().st_size, checksum
+
+
+def _checked_facts(folder: Path) -> dict[str, Any] | None:
+    """Return what was recorded with the files; None where they are missing.
+
+    Damaged ones are removed: those that use them keep them mapped all the same.
+    """
+    if not folder.exists():
+        return None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        for name, expected in manifest["files"].items():
+            if list(_measured(folder / name)) != expected:
+                raise ValueError(f"{name} is not what was written")
+        return dict(manifest["facts"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        LOGGER.warning("The cached pairs %s are damaged (%s) and are made anew.", folder, error)
+        shutil.rmtree(folder, ignore_errors=True)
+        return None

@@ -1,0 +1,116 @@
+"""What papers print beside what was measured here."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isinf
+from typing import Final
+
+from powernorm.report import numerals, text_tables
+from powernorm.report.html_tables import copy_blocks, plain_table
+from powernorm.report.markup import Markup, element
+from powernorm.report.measures import MEASURES, heading_of
+from powernorm.report.numerals import printable
+from powernorm.report.records import Comparison, Run
+from powernorm.report.summary import spread_of
+from powernorm.runs import PaperRecord
+
+HEADINGS: Final[Sequence[tuple[str, bool]]] = (
+    ("norm", False),
+    ("placement", False),
+    ("paper", False),
+    ("measured", True),
+    ("measure", False),
+    ("data set", False),
+)
+"""Each with whether its column is of numbers."""
+
+NOT_RUN: Final = "not run"
+
+CAPTION: Final = (
+    "What the papers print, with the table it is from, and what was measured here: mean ± sample "
+    "standard deviation over the seeds that finished."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What a row is about; a paper's measures are kept apart."""
+
+    norm: str
+    placement: str
+    dataset: str
+    metric: str
+
+
+def paper_lines(comparison: Comparison) -> list[list[str]]:
+    """The rows under `HEADINGS`, in the order of the papers' numbers."""
+    rows: dict[_Key, list[PaperRecord]] = {}
+    for record in comparison.paper:
+        key = _Key(record["norm"], record["placement"], record["dataset"], record["metric"])
+        rows.setdefault(key, []).append(record)
+    return [
+        [
+            printable(key.norm),
+            key.placement,
+            "; ".join(_printed(record) for record in records),
+            _measured(comparison.runs, key),
+            printable(heading_of(key.metric)),
+            printable(key.dataset),
+        ]
+        for key, records in rows.items()
+    ]
+
+
+def _printed(record: PaperRecord) -> str:
+    return f"{_value(record)} ({printable(record['source'])})"
+
+
+def _value(record: PaperRecord) -> str:
+    """A paper's number with the paper's decimals; a score of 0 is no score."""
+    value = record["value"]
+    if value is None:
+        return "diverged"
+    if isinf(value):
+        return "∞"
+    is_score = record["metric"] in MEASURES and MEASURES[record["metric"]].higher_is_better
+    if is_score and value == 0:
+        return "0, failed"
+    return f"{value:.1f}" if value == round(value, 1) else numerals.number(value)
+
+
+def _measured(runs: Sequence[Run], key: _Key) -> str:
+    ours = [run for run in runs if (run.name, run.placement) == (key.norm, key.placement)]
+    if not ours:
+        return NOT_RUN
+    value = spread_of(ours, key.metric)
+    if value is None:
+        broken = {run.shown_status: (run.seed,) for run in ours if not run.finished}
+        return numerals.mark(broken)
+    lost = len(ours) - sum(run.finished for run in ours)
+    seeds = f"{value.count} of {len(ours)}" if lost else str(value.count)
+    return f"{numerals.spread(value)} ({seeds} {'seed' if len(ours) == 1 else 'seeds'})"
+
+
+def paper_contents(comparison: Comparison) -> list[Markup]:
+    """The section's contents; empty for a recipe beside which no paper stands."""
+    if not comparison.paper:
+        return []
+    return list(_contents(comparison))
+
+
+def _contents(comparison: Comparison) -> Iterator[Markup]:
+    if comparison.reduced:
+        yield element("p", comparison.reduced, attributes={"class": "reduced"})
+    lines = paper_lines(comparison)
+    yield plain_table("Paper and measured", CAPTION, HEADINGS, lines, wrapped="paper")
+    texts = _copied(lines)
+    yield copy_blocks(texts["markdown"], texts["latex"])
+
+
+def _copied(lines: Sequence[Sequence[str]]) -> Mapping[str, str]:
+    names = [name for name, _ in HEADINGS]
+    numeric = [is_number for _, is_number in HEADINGS]
+    return {
+        "markdown": text_tables.markdown(names, numeric, lines),
+        "latex": text_tables.latex(names, numeric, lines),
+    }

@@ -1,0 +1,167 @@
+"""The processes of a training: which one this is, and what they tell each other.
+
+Processes are started from outside (`torchrun`, or `powernorm compare --devices N`, which calls it);
+every one runs the same comparison, and the first one writes the files.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins import ClusterEnvironment
+
+from powernorm.errors import InputError
+
+TIMEOUT: Final = timedelta(hours=2)
+"""So long the others wait while one prepares the data; lost ones are the launcher's business."""
+
+_T = TypeVar("_T")
+
+
+def rank() -> int:
+    """Return the number of this process, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def num_processes() -> int:
+    """Return the number of processes over all machines."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    """Return whether this process writes the files."""
+    return rank() == 0
+
+
+def local_rank() -> int:
+    """Return the number of this process on its machine."""
+    return int(os.environ.get("LOCAL_RANK", rank()))
+
+
+def num_local_processes() -> int:
+    """Return the number of processes on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", num_processes()))
+
+
+@contextmanager
+def process_group(device_type: str) -> Iterator[None]:
+    """Join the processes that `torchrun` started; without it, or where they are joined, nothing.
+
+    Args:
+        device_type: `cuda` for NCCL (and gloo beside it), `cpu` for gloo.
+    """
+    if dist.is_initialized() or not dist.is_torchelastic_launched():
+        yield
+        return
+    if device_type == "cuda":
+        torch.cuda.set_device(local_rank())
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=TIMEOUT)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Wait until all processes are here."""
+    if num_processes() > 1:
+        gather(None)
+
+
+def gather(value: _T) -> list[_T]:
+    """Return what every process has, by rank."""
+    if num_processes() == 1:
+        return [value]
+    values: list[Any] = [None] * num_processes()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def on_main(function: Callable[[], _T]) -> _T:
+    """Call a function in the first process only and return in all what it gave.
+
+    Raises:
+        InputError: in all processes, where it raised one there.
+    """
+    if num_processes() == 1:
+        return function()
+    outcome: list[Any] = [None, None]
+    if is_main():
+        try:
+            outcome = [function(), None]
+        except InputError as error:
+            outcome = [None, str(error)]
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise InputError(outcome[1])
+    result: _T = outcome[0]
+    return result
+
+
+def locally_first(function: Callable[[], _T]) -> _T:
+    """Call a function in all processes, in one of each machine first: the others find its cache."""
+    if num_processes() == 1:
+        return function()
+    result = function() if local_rank() == 0 else None
+    barrier()
+    return result if result is not None else function()
+
+
+def summed(values: Sequence[float]) -> list[float]:
+    """Return sums over all processes, in float64."""
+    if num_processes() == 1:
+        return list(values)
+    return [sum(column) for column in zip(*gather(list(values)), strict=True)]
+
+
+class RunningProcesses(ClusterEnvironment):
+    """Tells Lightning about processes that are joined already, whoever started them."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Return that there is nothing to start."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Return where the first process is; not used, as the processes are joined."""
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        """Return its port; not used either."""
+        return int(os.environ.get("MASTER_PORT", "0"))
+
+    @staticmethod
+    def detect() -> bool:
+        """Return whether there are several processes."""
+        return num_processes() > 1
+
+    def world_size(self) -> int:
+        """Return the number of processes."""
+        return num_processes()
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the number is given."""
+        del size
+
+    def global_rank(self) -> int:
+        """Return the number of this process."""
+        return rank()
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the number is given."""
+        del rank
+
+    def local_rank(self) -> int:
+        """Return the number of this process on its machine."""
+        return local_rank()
+
+    def node_rank(self) -> int:
+        """Return the number of this machine."""
+        return int(os.environ.get("GROUP_RANK", 0))

@@ -1,0 +1,168 @@
+"""What a task has to say: its batches, its model, what has to be beaten and how it is scored."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from powernorm.data.batch import Batch
+from powernorm.data.pair_batches import PairBatch
+from powernorm.errors import InputError
+from powernorm.models.language_model import LanguageModel
+from powernorm.models.translation import TranslationModel
+from powernorm.runs import Baseline
+from powernorm.training.batches import RunData
+from powernorm.training.config import ComparisonConfig, DataConfig, is_set
+
+TaskModel = LanguageModel | TranslationModel
+AnyBatch = Batch | PairBatch
+Sizes = tuple[int, ...]
+"""Of the vocabularies of a model; the last is that of its output."""
+
+
+class Numbered(Protocol):
+    """A text over the ids of its vocabulary."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of everything that determines the ids."""
+        ...
+
+
+Encoded = TypeVar("Encoded", bound=Numbered)
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What the terminal says about the data."""
+
+    name: str
+    num_train: int
+    unit: str
+    """What is counted, such as words."""
+    vocabulary_size: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the test split says beyond its likelihood."""
+
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    signatures: dict[str, str] = field(default_factory=dict)
+    """How they were computed, by their names."""
+    translations: tuple[tuple[str, str, str], ...] = ()
+    """Source, reference and translation."""
+
+
+class Task(ABC, Generic[Encoded]):
+    """What the rest of the training asks a task for."""
+
+    units: ClassVar[str] = "subwords"
+    """What the vocabulary counts."""
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Names of those that `score` gives."""
+    required: ClassVar[tuple[str, ...]] = ()
+    """Settings without which the task cannot run."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Settings that mean nothing to it, by their dotted keys."""
+
+    @abstractmethod
+    def encode(self, data: DataConfig) -> Encoded:
+        """Read what `data.path` names and number it."""
+
+    @abstractmethod
+    def encode_by(self, source: str, data: DataConfig) -> Encoded:
+        """Read `source` and number it with the vocabulary of what `data.path` names."""
+
+    @abstractmethod
+    def data(self, encoded: Encoded, config: ComparisonConfig, seed: int) -> RunData:
+        """Return the batches of the run with a seed."""
+
+    @abstractmethod
+    def baselines(self, encoded: Encoded, config: ComparisonConfig) -> list[Baseline]:
+        """Return models without a network; above the first, a unigram, nothing was learned."""
+
+    @abstractmethod
+    def facts(self, encoded: Encoded) -> dict[str, Any]:
+        """Return name, source, licence and sizes of the data, for results.json."""
+
+    @abstractmethod
+    def summary(self, encoded: Encoded) -> DataSummary:
+        """Return the same in short."""
+
+    @abstractmethod
+    def sizes(self, encoded: Encoded) -> Sizes:
+        """Return the sizes of the model's vocabularies; the last is that of its output."""
+
+    @abstractmethod
+    def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
+        """Return the same from the weights of a model."""
+
+    @abstractmethod
+    def build(self, config: ComparisonConfig, norm: str, sizes: Sizes, seed: int) -> TaskModel:
+        """Return the model of a run; equal seeds give equal weights to all norms."""
+
+    @abstractmethod
+    def example_inputs(self, config: ComparisonConfig, sizes: Sizes) -> tuple[Tensor, ...]:
+        """Return inputs of the model's forward, drawn at random."""
+
+    def score(
+        self, model: TaskModel, encoded: Encoded, config: ComparisonConfig, device: torch.device
+    ) -> Scores:
+        """Return what the test split says beyond its likelihood; every process calls it."""
+        del model, encoded, config, device
+        return Scores()
+
+    def keep(self, encoded: Encoded, folder: Path) -> None:
+        """Write into a run's folder what its model cannot be used without."""
+        del encoded, folder
+
+    def check(self, config: ComparisonConfig, norm: str) -> None:
+        """Check that a configuration sets nothing that the task would ignore.
+
+        Args:
+            config: of the runs with the norm.
+            norm: short name.
+
+        Raises:
+            InputError: it does, or lacks something; the message names the setting.
+        """
+        del norm
+        for key in self.unused:
+            if is_set(config, key):
+                raise InputError(f"{key} means nothing to the task {config.task}: leave it out.")
+        for key in self.required:
+            if not is_set(config, key):
+                raise InputError(f"The task {config.task} needs {key}: set it.")
+
+
+TRANSLATION_ONLY: Final = (
+    "data.languages",
+    "data.tokenised",
+    "data.target_vocabulary_size",
+    "data.batch_tokens",
+    "data.count_padding",
+    "data.max_length_ratio",
+    "data.max_pairs",
+    "model.num_decoder_layers",
+    "model.decoder_norm",
+    "model.attention_norm",
+    "model.feedforward_norm",
+    "model.final_norm",
+    "model.final_norm_warmup",
+    "model.attention_dropout",
+    "model.activation_dropout",
+    "model.shared_embeddings",
+    "model.initialisation",
+    "decoding.beam_size",
+    "decoding.length_normalisation",
+    "decoding.length_penalty",
+    "decoding.max_length_factor",
+    "decoding.max_length_offset",
+    "decoding.batch_tokens",
+)
+"""Settings that only a model with a source and a target has."""

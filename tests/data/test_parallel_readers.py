@@ -1,0 +1,199 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powernorm.data.corpus import SPLITS, split_by_position
+from powernorm.data.parallel_corpus import TextPair
+from powernorm.data.parallel_readers import language_pair, read_parallel
+from powernorm.data.sentence_pairs import load_pairs
+from powernorm.errors import InputError
+
+DE_EN = ("de", "en")
+
+LAYOUTS = {
+    "iwslt14": ("train", "valid", "test"),
+    "dev": ("train", "dev", "test"),
+    "named": ("iwslt14.train", "iwslt14.valid", "iwslt14.test"),
+    "raw": ("train.de-en", "val.de-en", "test.de-en"),
+    "cleaned": ("train.tok.clean", "valid.tok", "test.tok"),
+    "bpe": ("train.tok.clean.bpe.32k", "newstest2013.tok.bpe.32k", "newstest2014.tok.bpe.32k"),
+    "wmt": ("train", "newstest2013", "newstest2014"),
+    "iwslt15": ("train", "tst2012", "tst2013"),
+}  # fmt: skip
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def sides(stems: tuple[str, ...], languages: tuple[str, ...] = DE_EN) -> dict[str, str]:
+    return {
+        f"{stem}.{language}": f"{split} {language}\n{split} {language} 2\n"
+        for split, stem in zip(SPLITS, stems, strict=True)
+        for language in languages
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("given_as", ["folder", "train file"])
+def test_official_layouts(tmp_path: Path, layout: str, given_as: str) -> None:
+    files = sides(LAYOUTS[layout])
+    folder = write(tmp_path / "corpus", files)
+    path = folder if given_as == "folder" else folder / f"{LAYOUTS[layout][0]}.en"
+    corpus = load_pairs(str(path), "de-en", True)
+    for split in SPLITS:
+        expected = [(f"{split} de{end}", f"{split} en{end}") for end in ("", " 2")]
+        assert list(corpus.pairs(split)) == expected
+    assert (corpus.source_language, corpus.target_language) == DE_EN
+    assert corpus.tokenised
+    assert corpus.name == ("iwslt14" if layout == "named" else "corpus")
+
+
+def test_languages_decide_the_direction(tmp_path: Path) -> None:
+    folder = write(tmp_path, sides(LAYOUTS["iwslt14"]))
+    forth, back = (read_parallel(folder, pair, tokenised=False) for pair in (DE_EN, DE_EN[::-1]))
+    assert [pair[::-1] for pair in forth.pairs("test")] == list(back.pairs("test"))
+    assert forth.fingerprint() != back.fingerprint()
+    with pytest.raises(InputError, match=r"set data\.languages=de-en or en-de"):
+        read_parallel(folder, None, tokenised=False)
+    with pytest.raises(InputError, match=r"set data\.languages=de-en or en-de"):
+        read_parallel(folder / "train.de", None, tokenised=False)
+
+
+def test_nothing_is_guessed_among_three_languages(tmp_path: Path) -> None:
+    folder = write(tmp_path, sides(LAYOUTS["iwslt14"], ("de", "en", "zh_CN")))
+    with pytest.raises(InputError, match=r"is in de, en, zh_CN.*source and target, as de-en"):
+        read_parallel(folder, None, tokenised=False)
+    corpus = read_parallel(folder, ("zh_CN", "de"), tokenised=False)
+    assert next(iter(corpus.pairs("valid"))) == ("valid zh_CN", "valid de")
+
+
+def test_own_splits_come_before_the_years(tmp_path: Path) -> None:
+    years = sides(("train", "tst2012", "tst2013"))
+    folder = write(tmp_path, years | {"dev.de": "own\n", "dev.en": "mine\n"})
+    corpus = read_parallel(folder, DE_EN, tokenised=False)
+    assert list(corpus.pairs("valid")) == [("own", "mine")]
+    assert next(iter(corpus.pairs("test"))) == ("test de", "test en")
+
+
+def test_train_file_tells_several_corpora_apart(tmp_path: Path) -> None:
+    files = sides(("train", "valid", "test")) | {
+        name.replace(".", ".tok.", 1): f"tokens of {content}"
+        for name, content in sides(("train", "valid", "test")).items()
+    }
+    folder = write(tmp_path, files | {f"other.{name}": text for name, text in files.items()})
+    with pytest.raises(InputError, match=r"several train splits in de .*give the path of one"):
+        read_parallel(folder, DE_EN, tokenised=False)
+    for start, expected in (("train.de", "test de"), ("train.tok.en", "tokens of test de"),
+                            ("other.train.tok.de", "tokens of test de")):  # fmt: skip
+        corpus = read_parallel(folder / start, DE_EN, tokenised=False)
+        assert next(iter(corpus.pairs("test")))[0] == expected
+    assert corpus.name == "other"
+
+
+def test_folder_of_tables(tmp_path: Path) -> None:
+    files = {f"{name}.tsv": f"{name}\tb\n" for name in ("train", "dev", "test")}
+    folder = write(tmp_path / "tables", files)
+    for path in (folder, folder / "train.tsv"):
+        corpus = read_parallel(path, None, tokenised=False)
+        assert [list(corpus.pairs(split)) for split in SPLITS] == [
+            [("train", "b")],
+            [("dev", "b")],
+            [("test", "b")],
+        ]
+        assert corpus.languages == "source-target"
+        assert corpus.name == "tables"
+    assert read_parallel(folder, ("vi", "en"), tokenised=False).source_language == "vi"
+    (folder / "test.tsv").unlink()
+    with pytest.raises(InputError, match=r"no test split: expected test\.tsv"):
+        read_parallel(folder, None, tokenised=False)
+
+
+@pytest.mark.parametrize("name", ["pairs.tsv", "train.tsv", "pairs"])
+def test_one_table_is_split_by_position(tmp_path: Path, name: str) -> None:
+    pairs = [(f"s {i}", f"t {i}") for i in range(45)]
+    path = write(tmp_path, {name: "".join(f"{a}\t{b}\n" for a, b in pairs)}) / name
+    corpus = read_parallel(path, None, tokenised=False)
+    expected = split_by_position(pairs)
+    assert {split: tuple(corpus.pairs(split)) for split in SPLITS} == expected
+    assert corpus.name == Path(name).stem
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "languages", "message"),
+    [
+        ({}, "missing", "de-en", "missing does not exist: give a folder with train.de"),
+        ({"notes.md": "a", "x.txt": "b"}, "", "de-en", "holds no sentence pairs: expected train"),
+        ({"pairs.tsv": "a\tb\n" * 19}, "pairs.tsv", None, "has 19 lines: at least 20"),
+        ({"pairs.tsv": ""}, "pairs.tsv", None, "pairs.tsv is empty"),
+        (sides(("train", "valid", "test")), "", "de-fr", "no train split in fr, only in de, en; "),
+        (sides(("train", "valid", "x")), "", "de-en", "no test split in de: expected one of test"),
+        (sides(("train", "x", "test")), "", "de-en", "no valid split in de.*tst2012.de"),
+        (sides(("x", "valid", "test")), "", "de-en", "no train split in de and en, only in no "),
+        (sides(("train", "valid", "test")) | {"dev.de": "a\n"}, "", "de-en", "several valid .*dev"),
+        (sides(("train", "valid", "test")) | {"train.tsv": "a\tb\n"}, "", "de-en", "holds both"),
+        (sides(("train", "valid", "test")) | {"test.en": "one\n"}, "", "de-en",
+         "test.de has 2 lines and .*test.en has 1"),
+        (sides(("train", "valid", "test")) | {"valid.en": ""}, "", "de-en", "valid.en is empty"),
+        (sides(("train", "valid", "test")) | {"test.en": "\n \n"}, "", "de-en",
+         "The test split of .* has no sentence pairs"),
+        ({"train.tsv": "a\tb\n", "valid.tsv": "", "dev.tsv": "", "test.tsv": ""}, "", None,
+         "two valid splits, valid.tsv and dev.tsv"),
+        ({}, "", "de", "'de' is no pair of languages"),
+        ({}, "", "de-de", "'de-de' is no pair of languages"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(
+    tmp_path: Path, files: dict[str, str], path: str, languages: str | None, message: str
+) -> None:
+    folder = write(tmp_path / "corpus", files)
+    with pytest.raises(InputError, match=message):
+        whole(str(folder / path), languages)
+
+
+def whole(path: str, languages: str | None) -> list[list[TextPair]]:
+    corpus = load_pairs(path, languages, False)
+    return [list(corpus.pairs(split)) for split in SPLITS]
+
+
+def test_language_pair() -> None:
+    assert language_pair("de-en") == ("de", "en")
+    assert language_pair("zh_CN-en") == ("zh_CN", "en")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_mutated_files_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "mutated"
+    content = {name: text.encode() for name, text in sides(("train", "valid", "test")).items()}
+    name = data.draw(st.sampled_from(sorted(content)))
+    place = data.draw(st.integers(0, len(content[name])))
+    width = data.draw(st.integers(0, 4))
+    change = data.draw(st.binary(max_size=4))
+    folder.mkdir(exist_ok=True)
+    for key, text in content.items():
+        whole = text[:place] + change + text[place + width :] if key == name else text
+        (folder / key).write_bytes(whole)
+    corpus = read_parallel(folder, DE_EN, tokenised=False)
+    message = ""
+    try:
+        found = {split: list(corpus.pairs(split)) for split in SPLITS}
+    except InputError as error:
+        message = str(error)
+    if message:
+        assert name in message or "has no sentence pairs" in message
+        return
+    for split in SPLITS:
+        texts = [(folder / f"{split}.{language}").read_bytes().decode() for language in DE_EN]
+        lines = [text.removesuffix("\n").split("\n") for text in texts]
+        assert len(lines[0]) == len(lines[1])
+        kept = [pair for pair in zip(*lines, strict=True) if pair[0].strip() and pair[1].strip()]
+        assert len(found[split]) == len(kept)
+        assert corpus.num_dropped[split] == {"empty": len(lines[0]) - len(kept)}

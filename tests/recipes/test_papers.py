@@ -1,0 +1,151 @@
+"""What stands beside a comparison's results: the papers' numbers, and how it is smaller."""
+
+import json
+from math import isfinite
+
+import pytest
+
+from powernorm.errors import InputError
+from powernorm.recipes import CATALOGUE, RECIPES, measure_of, paper_records, recipe, reduced_note
+from powernorm.recipes.catalogue import EMBEDDED, catalogue_of
+from powernorm.recipes.studies import study_config
+from powernorm.training.overrides import override
+
+ALL = [(task, preset) for task, presets in RECIPES.items() for preset in presets]
+
+
+@pytest.mark.parametrize(("task", "preset"), ALL)
+def test_records_can_stand_in_results(task: str, preset: str) -> None:
+    config = recipe(task, preset)
+    records = paper_records(config)
+    # The results are JSON, which has no infinity.
+    assert json.loads(json.dumps(records, allow_nan=False)) == records
+    assert {record["placement"] for record in records} <= {config.model.placement}
+    is_experiment = preset not in ("smoke", "demo")
+    assert bool(records) == is_experiment
+    if not is_experiment:
+        assert reduced_note(config) is None
+
+
+def test_records_of_a_preset() -> None:
+    records = paper_records(recipe("translation", "iwslt14-shen2020"))
+    assert records[-1] == {
+        "norm": "pn",
+        "placement": "pre",
+        "dataset": "IWSLT14 De-En",
+        "metric": "test_bleu_lowercase",
+        "value": 35.9,
+        "source": "Shen et al. 2020, Table 1",
+    }
+
+
+def test_records_follow_the_placement() -> None:
+    config = override(
+        recipe("translation", "iwslt14-wang2022-pre"), ["model.placement=post", "norms=mabn"]
+    )
+    records = {record["norm"]: record["value"] for record in paper_records(config)}
+    assert (records["mabn"], records["bn"]) == (0.0, 34.0)
+
+
+def test_verses_have_both_papers_beside_them() -> None:
+    for preset in ("verses-small", "verses-reduced"):
+        records = paper_records(recipe("translation", preset))
+        assert [record["value"] for record in records if record["norm"] == "ln"] == [35.5, 35.5]
+        assert len({record["source"] for record in records}) == 3
+
+
+def test_language_model_has_the_rows_of_the_penn_treebank() -> None:
+    records = paper_records(recipe("lm", "full"))
+    assert {record["dataset"] for record in records} == {"Penn Treebank"}
+    assert {record["metric"] for record in records} == {"test_perplexity"}
+    values = [record["value"] for record in records if record["norm"] == "pn"]
+    assert values == [47.6, 59.8]
+    assert all(value is not None and isfinite(value) for value in values)
+
+
+def test_study_has_no_records() -> None:
+    config = study_config("lm", "penalties", "full")
+    assert paper_records(config) == []
+    assert reduced_note(config) is None
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [name for name in RECIPES["translation"] if name.endswith(("2020", "2019", "-pre", "-post"))],
+)
+def test_unchanged_experiment_is_not_reduced(preset: str) -> None:
+    config = recipe("translation", preset)
+    assert reduced_note(config) is None
+    harmless = ["data.path=mine", "seeds=0,1", "training.num_threads=2", "training.log_every=7"]
+    assert reduced_note(override(config, harmless)) is None
+
+
+def test_changed_experiment_says_what_was_changed() -> None:
+    config = override(
+        recipe("translation", "iwslt14-wang2022-pre"),
+        [
+            "training.max_steps=500",
+            "norm_options.rbn.mean_penalty=0.5",
+            "norm_options.mabn.window=3",  # which is not among the norms
+            "norm_options.ln.bias=false",
+        ],
+    )
+    assert reduced_note(config) == (
+        "Against the preset iwslt14-wang2022-pre: training.max_steps 500 in place of 66000, "
+        "norm_options.rbn.mean_penalty 0.5 in place of 0.1, "
+        "norm_options.ln.bias False in place of its default."
+    )
+
+
+def test_reduced_verses_say_how() -> None:
+    note = reduced_note(recipe("translation", "verses-reduced"))
+    assert note is not None
+    assert note.startswith("A reduced verses-small. The papers' numbers are of IWSLT14")
+    assert "model.num_features 192 in place of 512" in note
+    whole = reduced_note(recipe("translation", "verses-small"))
+    assert whole is not None
+    assert "in place of" not in whole
+
+
+def test_language_model_says_that_it_is_another_one() -> None:
+    note = reduced_note(recipe("lm", "full"))
+    assert note is not None
+    assert "sees the future" in note
+    assert "embedded" in note
+    own = reduced_note(override(recipe("lm", "full"), ["data.path=ptb"]))
+    assert own is not None
+    assert "embedded" not in own
+
+
+def test_measures() -> None:
+    assert {task: measure_of(task) for task in RECIPES} == {
+        "lm": "test_perplexity",
+        "mlm": "test_perplexity",
+        "tag": "test_perplexity",
+        "translation": "test_bleu",
+    }
+
+
+def test_catalogue_has_every_preset_in_order() -> None:
+    listed = [(task, preset) for task, presets in CATALOGUE.items() for preset in presets]
+    assert listed == ALL
+
+
+@pytest.mark.parametrize(("task", "preset"), ALL)
+def test_catalogue_says_what_a_preset_needs(task: str, preset: str) -> None:
+    info = catalogue_of(task)[preset]
+    config = recipe(task, preset)
+    assert info.summary
+    assert len(info.summary) < 60
+    assert ("GPU" in info.cost) == ("estimate" in info.cost and "core" not in info.cost)
+    if config.task == "translation":
+        assert (info.data == EMBEDDED) == (config.data.path is None)
+        assert bool(info.source) == (preset not in ("smoke", "demo", "verses-reduced"))
+    if info.data != EMBEDDED:
+        assert "--data" in info.data
+        assert config.data.path is None or "FOLDER" in info.data or config.data.path in info.data
+
+
+def test_unknown_task_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match="no task 'mt': choose one of lm, mlm, tag, translation"):
+        catalogue_of("mt")

@@ -1,0 +1,46 @@
+"""`powernorm recipes` as a subprocess, as a user starts it."""
+
+from pathlib import Path
+
+import pytest
+
+from powernorm.recipes import RECIPES
+from powernorm.recipes.studies import STUDIES
+from test_cli import powernorm
+
+
+def test_all_recipes_are_listed_and_fit_a_terminal(tmp_path: Path) -> None:
+    outcome = powernorm(tmp_path, "recipes")
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    first_words = [line.split()[0] for line in lines if line.strip()]
+    for presets in RECIPES.values():
+        assert set(presets) <= set(first_words)
+    assert set(STUDIES) <= set(first_words)
+    # Every number of files is explained, and every explanation has its row.
+    used = {line.split("files ")[1][0] for line in lines if "files " in line[1:]}
+    explained = {line[6] for line in lines if line.startswith("files ")}
+    assert used == explained == {"1", "2", "3", "4", "5"}
+    assert "prepare-iwslt14.sh" in outcome.out
+
+
+@pytest.mark.parametrize("task", ["lm", "translation"])
+def test_recipes_of_one_task(tmp_path: Path, task: str) -> None:
+    outcome = powernorm(tmp_path, "recipes", task)
+    assert outcome.code == 0
+    for other, presets in RECIPES.items():
+        assert (f"powernorm compare {other} --preset" in outcome.out) == (other == task)
+        if other == task:
+            assert all(preset in outcome.out for preset in presets)
+
+
+def test_unknown_task(tmp_path: Path) -> None:
+    line = powernorm(tmp_path, "recipes", "mt").refused()
+    assert "'mt'" in line
+    assert "choose one of lm, mlm, tag, translation" in line
+
+
+def test_unknown_preset_lists_the_known_ones(tmp_path: Path) -> None:
+    line = powernorm(tmp_path, "compare", "translation", "--preset", "full").refused()
+    assert "no preset 'full': choose one of smoke, demo, verses-small" in line
