@@ -210,7 +210,7 @@ def test_sections_of_the_page(page: str) -> None:
         "settings",
     ]
     text = " ".join(elements.texts)
-    assert "test BLEU and other scores, higher is better; the best norm is shaded." in text
+    assert "The test BLEU and other scores, higher is better; the best norm is shaded." in text
     assert "A reduced verses-small." in text
     assert "perplexity per subword" in text
     best = re.findall(r'<tr class="best"><th scope="row">([^<]*)', page)
@@ -234,6 +234,7 @@ def test_sample_of_translations(page: str) -> None:
     assert "day 1<" not in section
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_sentence_that_a_norm_did_not_translate(tmp_path: Path) -> None:
     folder = write_translations(tmp_path / "verses")
     path = folder / "bn-pre-seed0" / "translations.tsv"
@@ -258,6 +259,7 @@ def test_last_line_may_be_half_written(tmp_path: Path, text: str) -> None:
     assert read_translations(path) == [Translation("a", "b", "c")]
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_damaged_translations_name_file_and_line(tmp_path: Path) -> None:
     folder = write_translations(tmp_path / "verses")
     path = folder / "ln-pre-seed0" / "translations.tsv"
@@ -276,6 +278,7 @@ def test_without_the_keys_of_translations(tmp_path: Path) -> None:
     assert read_comparison(folder).metric == "test_bleu"
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_perplexity_stays_the_measure_of_the_others(small_folder: Path) -> None:
     comparison = read_comparison(small_folder)
     assert comparison.metric == "test_perplexity"
@@ -299,6 +302,7 @@ def test_damaged_keys_are_named(tmp_path: Path, changes: dict[str, Any], words: 
         read_comparison(folder)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_everything_new_is_escaped(tmp_path: Path) -> None:
     hostile = "<script>x</script>"
     folder = write_translations(

@@ -68,10 +68,22 @@ def _run(app: Callable[..., object]) -> None:
         who = "" if is_main() else f" in process {os.environ['RANK']}"
         print(f"error{who}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         leave(BAD_INPUT)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if _is_lost_connection(error):
+            first_line = str(error).partition("\n")[0]
+            print(  # noqa: T201
+                f"process {os.environ['RANK']} lost another one: {first_line}", file=sys.stderr
+            )
+        else:
+            traceback.print_exc()
         leave(1)
     leave(0)
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Return whether an exchange between processes failed; the fault is the other's."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
 
 
 def _fail(message: str) -> NoReturn:

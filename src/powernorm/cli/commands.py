@@ -450,7 +450,11 @@ def bench(
 
 def _say_what_is_kept(folder: Path) -> NoReturn:
     from powernorm.cli.comparing import resuming_command
+    from powernorm.cli.launching import is_launched
 
+    if is_launched():
+        # Who started this process says it, once.
+        raise typer.Exit(INTERRUPTED)
     if folder.exists():
         typer.echo(
             f"interrupted: {folder} keeps the runs that are over and the last checkpoint; "

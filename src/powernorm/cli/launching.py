@@ -1,6 +1,5 @@
 """One command in several processes of this machine, each with a device of its own."""
 
-import logging
 import os
 import sys
 import uuid
@@ -39,6 +38,8 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
     Returns:
         The exit code: that of the processes, 1 where one was lost, 130 after Ctrl-C.
     """
+    # Read when its logger is made: it tells in a page of text what is said below in a line.
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -51,8 +52,6 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
         )
     if not num_gpus:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cpus() // num_processes)))
-    # It tells in a page of text what is said below in a line.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

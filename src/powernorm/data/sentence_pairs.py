@@ -56,12 +56,12 @@ class PairOptions:
     """Only so many training pairs, evenly spaced; None is all."""
 
     def __post_init__(self) -> None:
-        sizes = (self.vocabulary_size, self.target_vocabulary_size or self.vocabulary_size)
-        if min(sizes) < LEAST_SIZE:
-            raise InputError(
-                f"A vocabulary of {min(sizes)} subwords is too small: give at least {LEAST_SIZE}, "
-                "which are every byte and the end mark."
-            )
+        for size in (self.vocabulary_size, self.target_vocabulary_size):
+            if size is not None and size < LEAST_SIZE:
+                raise InputError(
+                    f"A vocabulary of {size} subwords is too small: give at least {LEAST_SIZE}, "
+                    "which are every byte and the end mark."
+                )
         if self.max_length < 2:
             raise InputError(
                 f"max_length={self.max_length} leaves room for no subword: give 2 or more."

@@ -200,7 +200,7 @@ def caption_of_results(metric: str) -> str:
     """What the numbers are and which way is up, above the table."""
     measure = MEASURES[metric]
     if measure.higher_is_better:
-        return f"{measure.heading} and other scores, higher is better; the best norm is shaded."
+        return f"The {measure.heading} and other scores, higher is better; the best norm is shaded."
     return f"{PERPLEXITY_MEANING}, lower is better; the best norm is shaded."
 
 

@@ -16,6 +16,8 @@ EXPECTED_WARNINGS: Final = (
     r"Detected call of `lr_scheduler\.step\(\)` before `optimizer\.step\(\)`.*",
     # A device was not asked for, or was left out on purpose.
     r"GPU available but not used.*",
+    # It is the same in all processes: the sums behind it are of all.
+    r".*recommended to use `self.log\(.valid_loss., ..., sync_dist=True\)`.*",
     # Lightning's use of torch's trees, not ours.
     r".*isinstance\(treespec, LeafSpec\).*",
     r"The number of training batches .* is smaller than the logging interval.*",

@@ -112,35 +112,36 @@ def verses_small() -> ComparisonConfig:
 
 
 def verses_reduced() -> ComparisonConfig:
-    """Return `verses-small` for two CPU cores: a smaller model and a shorter run, one seed."""
+    """Return `verses-small` for two CPU cores: a smaller model and a shorter run, two seeds."""
     small = verses_small()
     return replace(
         small,
         preset="verses-reduced",
-        seeds=(0,),
-        data=replace(small.data, vocabulary_size=6000, batch_tokens=2048),
+        seeds=(0, 1),
+        data=replace(small.data, vocabulary_size=4000, batch_tokens=1500),
         model=replace(
             small.model,
-            num_features=192,
-            num_layers=3,
-            num_heads=4,
-            feedforward_features=384,
+            num_features=128,
+            num_layers=2,
+            feedforward_features=512,
             dropout=0.1,
             attention_dropout=0.0,
             activation_dropout=0.0,
-            final_norm_warmup=100,
+            final_norm_warmup=40,
         ),
-        optimizer=replace(small.optimizer, learning_rate=3e-3),
-        schedule=replace(small.schedule, warmup_steps=600),
+        optimizer=replace(small.optimizer, learning_rate=4e-3),
+        schedule=replace(small.schedule, warmup_steps=300),
         training=replace(
             small.training,
-            max_steps=3000,
-            validate_every=300,
+            max_steps=2000,
+            num_threads=1,
+            log_every=20,
+            validate_every=200,
             validation_tokens=32768,
             tid_batches=40,
             average_checkpoints=3,
         ),
-        norm_options={"rbn": WANG_PENALTIES, "pn": {"groups": 4, "warmup_steps": 600}},
+        norm_options={"rbn": WANG_PENALTIES, "pn": {"groups": 4, "warmup_steps": 300}},
     )
 
 
