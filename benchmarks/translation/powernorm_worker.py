@@ -96,6 +96,9 @@ def train_by_command(job: dict[str, Any]) -> dict[str, Any]:
         main()
     assert len(readings) > last, "the run did not come to its end"
     encoded = open_pairs(Path(job["data"]), shape)
+    (config,) = Path(job["folder"]).glob("*/config.json")
+    fingerprint = json.loads(config.read_text())["data_fingerprint"]
+    assert fingerprint == encoded.fingerprint, "the run had other subwords"
     batches = training_pairs(encoded, shape)
     return {
         **elapsed(readings[first], readings[last]),

@@ -31,7 +31,7 @@ def split(sizes: Sizes) -> EncodedPairSplit:
 
 
 def training(sizes: Sizes, **changes: int) -> TrainingPairs:
-    arguments = {"batch_tokens": 24, "seed": 0, "batches_per_update": 1, "rank": 0, "num_ranks": 1}
+    arguments = {"batch_tokens": 24, "seed": 0, "batches_per_update": 1}
     arguments |= changes
     count_padding = bool(arguments.pop("count_padding", True))
     return TrainingPairs(split(sizes), count_padding=count_padding, **arguments)
@@ -70,15 +70,11 @@ def check(batch: PairBatch, sizes: Sizes) -> None:
 def test_every_pair_is_once_in_an_epoch_over_all_ranks(
     sizes: Sizes, batch_tokens: int, count_padding: bool, num_ranks: int, epoch: int
 ) -> None:
-    ranks = [
-        training(sizes, batch_tokens=batch_tokens, count_padding=count_padding, rank=rank,
-                 num_ranks=num_ranks)
-        for rank in range(num_ranks)
-    ]  # fmt: skip
+    data = training(sizes, batch_tokens=batch_tokens, count_padding=count_padding)
     seen: list[int] = []
-    first = epoch * ranks[0].batches_per_epoch
-    for position in range(first, first + ranks[0].batches_per_epoch):
-        parts = [rank.batch(position) for rank in ranks]
+    first = epoch * data.batches_per_epoch
+    for position in range(first, first + data.batches_per_epoch):
+        parts = [data.batch(position).shard(rank, num_ranks) for rank in range(num_ranks)]
         for part in parts:
             check(part, sizes)
         found = [number for part in parts for number in numbers(part)]
@@ -95,13 +91,12 @@ def test_every_pair_is_once_in_an_epoch_over_all_ranks(
 def test_losses_over_loss_targets_are_the_mean_of_an_update(
     sizes: Sizes, batches_per_update: int, num_ranks: int
 ) -> None:
-    ranks = [
-        training(sizes, batches_per_update=batches_per_update, rank=rank, num_ranks=num_ranks)
-        for rank in range(num_ranks)
-    ]
+    data = training(sizes, batches_per_update=batches_per_update)
     for update in range(3):  # beyond the end of an epoch, where there are few batches
         places = range(update * batches_per_update, (update + 1) * batches_per_update)
-        batches = [rank.batch(place) for place in places for rank in ranks]
+        batches = [
+            data.batch(at).shard(rank, num_ranks) for at in places for rank in range(num_ranks)
+        ]
         shares = []
         for batch in batches:
             assert batch.loss_targets is not None
@@ -111,7 +106,7 @@ def test_losses_over_loss_targets_are_the_mean_of_an_update(
 
 
 def test_a_rank_without_rows_gets_one_of_padding() -> None:
-    batch = training([(3, 3)], rank=1, num_ranks=2, batches_per_update=2).batch(0)
+    batch = training([(3, 3)], batches_per_update=2).batch(0).shard(1, 2)
     assert batch.source.shape == batch.target.shape == (1, 1)
     assert batch.source_padding_mask is not None
     assert batch.target_padding_mask is not None
@@ -149,11 +144,9 @@ def test_seed_and_position_alone_determine_a_batch() -> None:
 
 
 def test_sizes_of_an_epoch() -> None:
-    whole, half = training(SOME), training(SOME, num_ranks=2)
+    whole = training(SOME)
     total = sum(source + target + 2 for source, target in SOME)
     assert whole.tokens_per_batch == total / whole.batches_per_epoch
-    assert half.tokens_per_batch == whole.tokens_per_batch / 2
-    assert half.batches_per_epoch == whole.batches_per_epoch
 
 
 def test_a_pair_longer_than_the_budget_is_named() -> None:
@@ -164,37 +157,32 @@ def test_a_pair_longer_than_the_budget_is_named() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, st.integers(1, 30), st.integers(1, 3))
-def test_evaluation_has_every_pair_once_and_says_which(
-    sizes: Sizes, batch_tokens: int, num_ranks: int
-) -> None:
-    ranks = [
-        EvaluationPairs(split(sizes), batch_tokens=batch_tokens, rank=rank, num_ranks=num_ranks)
-        for rank in range(num_ranks)
-    ]
-    assert len({len(data) for data in ranks}) == 1
+def test_evaluation_has_every_pair_once(sizes: Sizes, batch_tokens: int, num_ranks: int) -> None:
+    data = EvaluationPairs(split(sizes), batch_tokens=batch_tokens)
+    batches = list(data)
+    assert len(batches) == len(data)
+    longest = [max(batch.source.shape[1], batch.target.shape[1]) for batch in batches]
+    assert longest == sorted(longest)
     seen: list[int] = []
-    for data in ranks:
-        batches = list(data)
-        assert len(batches) == len(data) == len(data.indices())
-        for batch, indices in zip(batches, data.indices(), strict=True):
-            check(batch, sizes)
-            assert batch.loss_targets is None
-            assert numbers(batch) == indices.tolist()
-            size = max(batch.source.numel(), batch.target.numel())
-            assert size <= batch_tokens or len(indices) == 1
-            seen += indices.tolist()
-        longest = [max(b.source.shape[1], b.target.shape[1]) for b in batches if b.num_targets]
-        assert longest == sorted(longest)
+    for batch in batches:
+        assert batch.loss_targets is None
+        size = max(batch.source.numel(), batch.target.numel())
+        assert size <= batch_tokens or len(batch.source) == 1
+        parts = [batch.shard(rank, num_ranks) for rank in range(num_ranks)]
+        for part in parts:
+            check(part, sizes)
+        assert sum(part.num_targets for part in parts) == batch.num_targets
+        seen += [number for part in parts for number in numbers(part)]
     assert sorted(seen) == list(range(len(sizes)))
 
 
 def test_evaluation_of_a_part_is_evenly_spaced() -> None:
     sizes: Sizes = [(2, 1 + i % 2) for i in range(100)]  # 2.5 targets a pair
     data = EvaluationPairs(split(sizes), batch_tokens=30, max_tokens=50)
-    assert sorted(torch.cat(data.indices()).tolist()) == list(range(0, 100, 5))
+    assert sorted(n for batch in data for n in numbers(batch)) == list(range(0, 100, 5))
     for max_tokens, num_pairs in ((1, 1), (999, 100), (None, 100)):
         data = EvaluationPairs(split(sizes), batch_tokens=30, max_tokens=max_tokens)
-        assert sum(map(len, data.indices())) == num_pairs
+        assert sum(len(batch.source) for batch in data) == num_pairs
 
 
 def test_inputs_leave_out_masks_without_padding() -> None:

@@ -49,8 +49,9 @@ def test_no_output_depends_on_a_later_target_token(norm: str, placement: Placeme
 
 @pytest.mark.parametrize("norm", PER_TOKEN)
 def test_none_does_in_training_where_norms_see_a_token(norm: str) -> None:
+    model = trained(build(norm, norm)).train()
     with torch.no_grad():
-        assert_causal(trained(build(norm, norm)).train())
+        assert_causal(model)
 
 
 def test_outputs_depend_on_every_source_token() -> None:
@@ -266,7 +267,7 @@ def test_vocabularies_of_different_sizes() -> None:
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_gradients_reach_every_parameter(placement: Placement) -> None:
-    model = build("bn", placement=placement, shared_embeddings="none")
+    model = build("ln", placement=placement, shared_embeddings="none")
     logits = model(tokens(3, 4), tokens(3, 5))
     nn.functional.cross_entropy(logits.flatten(0, 1), tokens(3, 5, seed=1).flatten()).backward()
     for name, parameter in model.named_parameters():
@@ -354,10 +355,9 @@ def test_dropout_of_activations_is_that_of_the_rest_where_not_given() -> None:
     assert found == {0.1: 4, 0.3: 1 + 2 * 2 + 2 * 3}
 
 
-@pytest.mark.parametrize("norm", ["bn", "pn"])
-def test_compiled_model_equals_the_eager_one(norm: str) -> None:
-    model = build(norm)
-    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
+def test_compiled_model_equals_the_eager_one() -> None:
+    model = build("bn", num_layers=1)
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, dynamic=True, backend="aot_eager")
     for length in (4, 6):
         mask = padding(length, 3)
         args = (tokens(2, length), tokens(2, length + 1), mask, padding(length + 1, 2))
@@ -372,7 +372,7 @@ def test_compiled_model_equals_the_eager_one(norm: str) -> None:
 def test_bad_input_is_named() -> None:
     model, good = build(), tokens(2, 3)
     with pytest.raises(InputError, match=r"source has shape \(3,\) and dtype torch.int64"):
-        model(good[0], good)
+        model.encode(good[0])
     with pytest.raises(InputError, match="target has shape .* and dtype torch.float32"):
         model(good, good.float())
     with pytest.raises(InputError, match="source has 2 rows and target 1"):

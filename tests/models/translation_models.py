@@ -77,5 +77,6 @@ def trained(model: TranslationModel, steps: int = 3) -> TranslationModel:
         logits = model(source, target[:, :-1], padding(6, 6, 4, 3))
         optimizer.zero_grad()
         F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # `none` explodes without
         optimizer.step()
     return model.eval()

@@ -49,8 +49,8 @@ class PairBatch(NamedTuple):
     num_targets: int
     """Positions that are asked for."""
     loss_targets: float | None = None
-    """What the summed loss is divided by, so that the mean over the micro-batches of an update and
-    over all processes is that over the update's targets; None is `num_targets`."""
+    """What the summed loss is divided by, so that the mean over the micro-batches of an update is
+    that over the update's targets; None is `num_targets`."""
 
     def inputs(self) -> dict[str, Tensor]:
         """Return the keyword arguments of the model's forward."""
@@ -76,13 +76,14 @@ class PairBatch(NamedTuple):
         """Return the rows of one of `size` processes: those from `rank` in steps of `size`.
 
         A process without rows gets one of padding alone, so that it calls every layer, and every
-        exchange of statistics, as often as the others.
+        exchange of statistics, as often as the others. Losses divided by `loss_targets` have the
+        same mean over all processes as that of the batch.
         """
         source, source_mask = _rows(self.source, self.source_padding_mask, rank, size)
         target, target_mask = _rows(self.target, self.target_padding_mask, rank, size)
-        targets = self.targets[rank::size]
+        targets = self.targets[rank::size, : target.shape[1]]
         if not len(targets):
-            targets = torch.full_like(self.targets[:1], IGNORED)
+            targets = torch.full_like(target, IGNORED)
         num_targets = int((targets != IGNORED).sum())
         num_sources = source.numel() - (0 if source_mask is None else int(source_mask.sum()))
         return PairBatch(
@@ -98,9 +99,15 @@ class PairBatch(NamedTuple):
 
 
 def _rows(ids: Tensor, mask: Tensor | None, rank: int, size: int) -> tuple[Tensor, Tensor | None]:
+    """Return some rows, no wider than they need, and their padding."""
     if len(ids) <= rank:
-        return torch.zeros_like(ids[:1]), torch.ones_like(ids[:1], dtype=torch.bool)
-    return ids[rank::size], None if mask is None else mask[rank::size]
+        return torch.full_like(ids[:1, :1], END_ID), torch.ones_like(ids[:1, :1], dtype=torch.bool)
+    if mask is None:
+        return ids[rank::size], None
+    own = mask[rank::size]
+    width = int((~own).sum(1).max())
+    own = own[:, :width]
+    return ids[rank::size, :width], own if own.any() else None
 
 
 def joined_pairs(batches: Sequence[PairBatch]) -> PairBatch:
@@ -137,8 +144,7 @@ class TrainingPairs:
     """The batches of a training run, in an order that seed and position alone determine.
 
     Pairs of like length make a batch, each pair in one batch an epoch. Every epoch shuffles the
-    batches, and which of equally long pairs are together. Of each batch a process gets the rows
-    from its rank in steps of the number of processes.
+    batches, and which of equally long pairs are together.
 
     Args:
         split: to train on.
@@ -146,8 +152,6 @@ class TrainingPairs:
         count_padding: whether padded positions count.
         seed: of the shuffling.
         batches_per_update: micro-batches over which the gradient is summed.
-        rank: of this process.
-        num_ranks: number of processes.
 
     Raises:
         InputError: a pair has more than `batch_tokens` subwords.
@@ -161,8 +165,6 @@ class TrainingPairs:
         count_padding: bool,
         seed: int,
         batches_per_update: int,
-        rank: int = 0,
-        num_ranks: int = 1,
     ) -> None:
         longest = int(torch.maximum(split.source.lengths, split.target.lengths).max())
         if longest > batch_tokens:
@@ -179,8 +181,6 @@ class TrainingPairs:
         )
         self._seed = seed
         self._batches_per_update = batches_per_update
-        self._rank = rank
-        self._num_ranks = num_ranks
         self._batch_orders: dict[int, Tensor] = {}
         self._pair_order: tuple[int, Tensor] = (-1, torch.empty(0))
 
@@ -191,26 +191,26 @@ class TrainingPairs:
 
     @property
     def tokens_per_batch(self) -> float:
-        """Return the mean number of positions of this process's batches that are no padding."""
+        """Return the mean number of positions in a batch that are no padding."""
         total = int(self._split.source.lengths.sum() + self._split.target.lengths.sum())
-        return total / len(self._groups) / self._num_ranks
+        return total / len(self._groups)
 
     def batch(self, position: int) -> PairBatch:
         """Return the batch at `position`, counted from the start of the run over all epochs."""
         epoch, index = divmod(position, len(self._groups))
         number = int(self._order_of_batches(epoch)[index])
         first, last = self._groups.bounds[number : number + 2]
-        rows = self._order_of_pairs(epoch)[first:last][self._rank :: self._num_ranks]
+        rows = self._order_of_pairs(epoch)[first:last]
         return _batch(self._split, rows)._replace(loss_targets=self._share(position))
 
     def _share(self, position: int) -> float:
-        """Return the targets of the update over its micro-batches and all processes."""
+        """Return the targets of the update over its micro-batches."""
         first = position - position % self._batches_per_update
         total = 0
         for place in range(first, first + self._batches_per_update):
             epoch, index = divmod(place, len(self._groups))
             total += int(self._groups.num_targets[self._order_of_batches(epoch)[index]])
-        return total / (self._batches_per_update * self._num_ranks)
+        return total / self._batches_per_update
 
     def _order_of_batches(self, epoch: int) -> Tensor:
         if epoch not in self._batch_orders:
@@ -234,15 +234,11 @@ class TrainingPairs:
 class EvaluationPairs:
     """The batches of an evaluation, in which each pair is once; pairs of like length together.
 
-    All processes have equally many batches.
-
     Args:
         split: to evaluate on.
         batch_tokens: positions of the longer side of a batch at most, padding included; a pair
             that is longer makes a batch of its own.
         max_tokens: read only so many pairs, evenly spaced, that they have about so many targets.
-        rank: of this process.
-        num_ranks: number of processes.
     """
 
     def __init__(
@@ -251,8 +247,6 @@ class EvaluationPairs:
         *,
         batch_tokens: int,
         max_tokens: int | None = None,
-        rank: int = 0,
-        num_ranks: int = 1,
     ) -> None:
         chosen = _spaced(split.target.lengths, max_tokens)
         groups = LengthGroups(
@@ -264,7 +258,7 @@ class EvaluationPairs:
         order = chosen[groups.order()]
         bounds = zip(groups.bounds, groups.bounds[1:], strict=False)
         self._split = split
-        self._rows = [order[first:last][rank::num_ranks] for first, last in bounds]
+        self._rows = [order[first:last] for first, last in bounds]
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -275,23 +269,12 @@ class EvaluationPairs:
         for rows in self._rows:
             yield _batch(self._split, rows)
 
-    def indices(self) -> list[Tensor]:
-        """Return where in the split the rows of each batch are.
-
-        Returns:
-            int64, of each batch (number of rows,); without elements where this process has no row
-            of the batch, and gets one of padding.
-        """
-        return list(self._rows)
-
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * SEED_STRIDE + epoch)
 
 
 def _batch(split: EncodedPairSplit, rows: Tensor) -> PairBatch:
-    if not rows.numel():
-        return _padding_alone()
     source, source_mask = split.source.padded(rows)
     targets, target_mask = split.target.padded(rows)
     num_targets = int(split.target.lengths[rows].sum())
@@ -304,12 +287,6 @@ def _batch(split: EncodedPairSplit, rows: Tensor) -> PairBatch:
         num_tokens=int(split.source.lengths[rows].sum()) + num_targets,
         num_targets=num_targets,
     )
-
-
-def _padding_alone() -> PairBatch:
-    """A process without rows calls every layer, and so every exchange, as often as the others."""
-    ids, mask = torch.full((1, 1), END_ID), torch.ones(1, 1, dtype=torch.bool)
-    return PairBatch(ids, mask, ids.clone(), mask.clone(), torch.full((1, 1), IGNORED), 0, 0)
 
 
 def _spaced(lengths: Tensor, max_tokens: int | None) -> Tensor:

@@ -100,8 +100,9 @@ class MultiHeadAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """(batch, length, features) → (batch, heads, length, features of a head)."""
-        batch, length, _ = x.shape
-        return x.view(batch, length, self.num_heads, -1).transpose(1, 2)
+        batch, length, features = x.shape
+        size = features // self.num_heads
+        return x.view(batch, length, self.num_heads, size).transpose(1, 2)
 
     def _allowed(self, padding_mask: Tensor) -> Tensor:
         """Return where attention may look, True = yes, (batch, 1, length or 1, length)."""

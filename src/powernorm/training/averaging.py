@@ -28,7 +28,7 @@ class Snapshots:
 
     def __init__(self, folder: Path, number: int) -> None:
         self._folder = folder
-        self._number = number
+        self.number = number
 
     def paths(self) -> list[Path]:
         """Return the files that there are, oldest first."""
@@ -41,10 +41,10 @@ class Snapshots:
 
     def keep(self, step: int, weights: dict[str, Tensor]) -> None:
         """Write the weights after an update, and delete what is too old."""
-        if not self._number:
+        if not self.number:
             return
         write_weights(self._folder / f"step-{step}.safetensors", weights)
-        for path in self.paths()[: -self._number]:
+        for path in self.paths()[: -self.number]:
             path.unlink()
 
     def forget_after(self, step: int) -> None:
@@ -59,7 +59,7 @@ class Snapshots:
         Raises:
             InputError: there is none, or one is damaged.
         """
-        paths = self.paths()[-self._number :] if self._number else []
+        paths = self.paths()[-self.number :] if self.number else []
         if not paths:
             raise InputError(f"{self._folder} holds no step-N.safetensors: train the run anew.")
         return average_weights([read_weights(path) for path in paths])

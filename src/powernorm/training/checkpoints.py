@@ -90,7 +90,7 @@ class Checkpoints(pl.Callback):
             self._best_loss = pl_module.valid_loss
         self._is_over = trainer.should_stop
         # Collected in every process: with divided weights each has a part.
-        weights = trainer.strategy.lightning_module_state_dict()
+        weights = trainer.strategy.lightning_module_state_dict() if self._snapshots.number else {}
         temporary = self._folder / f".{LAST}"
         with _writing(self._folder):
             trainer.save_checkpoint(temporary)
