@@ -205,9 +205,7 @@ def test_norms_of_the_lowest_layers_only(lowest: int) -> None:
     )
     found = places_of(model)
     assert found["encoder_norm"] == ("PowerNorm" if lowest == 2 else "RMSNorm")
-    assert found["encoder_layers.0.attention_frame.norm"] == (
-        "BatchNorm" if lowest else "RMSNorm"
-    )
+    assert found["encoder_layers.0.attention_frame.norm"] == ("BatchNorm" if lowest else "RMSNorm")
     assert found["encoder_layers.1.feedforward_frame.norm"] == (
         "BatchNorm" if lowest == 2 else "RMSNorm"
     )
@@ -259,7 +257,7 @@ def test_shared_embeddings(shared: SharedEmbeddings, num_tables: int, tmp_path: 
 
 def test_vocabularies_of_different_sizes() -> None:
     norms = NormPlaces.everywhere(LayerNorm)
-    with pytest.raises(InputError, match="needs one vocabulary, got 9 tokens .* and 7 of the tar"):
+    with pytest.raises(InputError, match=r"one vocabulary, got 9 tokens .* and 7 of the"):
         TranslationModel(9, 7, norms, LayerNorm, num_features=FEATURES)
     model = TranslationModel(9, 7, norms, LayerNorm, num_features=8, shared_embeddings="target")
     assert model(torch.full((1, 2), 8), torch.full((1, 3), 6)).shape == (1, 3, 7)
@@ -318,9 +316,7 @@ def naive_forward(model: TranslationModel, source: Tensor, target: Tensor) -> Te
     for layer in model.decoder_layers:
         attention, cross = layer.attention, layer.memory_attention
         x = framed(layer.attention_frame, x, lambda y, a=attention: naive_attention(a, y, y, True))
-        x = framed(
-            layer.memory_frame, x, lambda y, a=cross: naive_attention(a, y, memory, False)
-        )
+        x = framed(layer.memory_frame, x, lambda y, a=cross: naive_attention(a, y, memory, False))
         x = framed(layer.feedforward_frame, x, lambda y, e=layer: feedforward(e, y))
     x = model.decoder_norm(x) if pre else x
     return x @ model.head.weight.T
@@ -357,7 +353,9 @@ def test_dropout_of_activations_is_that_of_the_rest_where_not_given() -> None:
 
 def test_compiled_model_equals_the_eager_one() -> None:
     model = build("bn", num_layers=1)
-    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(
+        copy.deepcopy(model), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
     for length in (4, 6):
         mask = padding(length, 3)
         args = (tokens(2, length), tokens(2, length + 1), mask, padding(length + 1, 2))
@@ -373,13 +371,13 @@ def test_bad_input_is_named() -> None:
     model, good = build(), tokens(2, 3)
     with pytest.raises(InputError, match=r"source has shape \(3,\) and dtype torch.int64"):
         model.encode(good[0])
-    with pytest.raises(InputError, match="target has shape .* and dtype torch.float32"):
+    with pytest.raises(InputError, match=r"target has shape .* and dtype torch.float32"):
         model(good, good.float())
     with pytest.raises(InputError, match="source has 2 rows and target 1"):
         model(good, good[:1])
     with pytest.raises(InputError, match=r"source_padding_mask has shape \(2, 4\)"):
         model(good, good, padding(4, 4))
-    with pytest.raises(InputError, match="target_padding_mask .* torch.int64, expected torch.bool"):
+    with pytest.raises(InputError, match=r"target_padding_mask .* torch.int64, expected"):
         model(good, good, None, torch.zeros_like(good))
     with pytest.raises(InputError, match="num_heads=4 does not divide num_features=6"):
         TranslationModel(5, 5, NormPlaces.everywhere(LayerNorm), LayerNorm, num_features=6)

@@ -54,7 +54,7 @@ def main() -> NoReturn:
 
 def _run(app: Callable[..., object]) -> None:
     """Run the command; one of several processes ends without Python's own end."""
-    from powernorm.cli.launching import is_launched, is_main, leave
+    from powernorm.cli.launching import LOST_ANOTHER, is_launched, is_main, leave
 
     if not is_launched():
         app(prog_name="powernorm")
@@ -64,18 +64,17 @@ def _run(app: Callable[..., object]) -> None:
     except SystemExit as error:
         leave(error.code if isinstance(error.code, int) else 1)
     except InputError as error:
-        # The same in all processes, but for those of one alone: all say it then.
-        who = "" if is_main() else f" in process {os.environ['RANK']}"
-        print(f"error{who}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        from powernorm.training.processes import RepeatedInputError
+
+        if not isinstance(error, RepeatedInputError):
+            who = "" if is_main() else f" in process {os.environ['RANK']}"
+            print(f"error{who}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         leave(BAD_INPUT)
     except BaseException as error:
         if _is_lost_connection(error):
-            first_line = str(error).partition("\n")[0]
-            print(  # noqa: T201
-                f"process {os.environ['RANK']} lost another one: {first_line}", file=sys.stderr
-            )
-        else:
-            traceback.print_exc()
+            # The one that was lost is named by who started them.
+            leave(LOST_ANOTHER)
+        traceback.print_exc()
         leave(1)
     leave(0)
 

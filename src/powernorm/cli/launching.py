@@ -12,6 +12,10 @@ from powernorm.errors import InputError
 OPTION: Final = "--devices"
 FAILED: Final = 1
 """Exit code after a process was lost."""
+BAD_INPUT: Final = 2
+"""Exit code of a process that has said what is wrong."""
+LOST_ANOTHER: Final = 3
+"""Exit code of a process whose exchange with another one failed."""
 INTERRUPTED: Final = 130
 
 
@@ -36,7 +40,7 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
         resume_hint: the command that goes on with the work.
 
     Returns:
-        The exit code: that of the processes, 1 where one was lost, 130 after Ctrl-C.
+        The exit code: 0; 1 where a process was lost or failed, 2 for bad input, 130 after Ctrl-C.
     """
     # Read when its logger is made: it tells in a page of text what is said below in a line.
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
@@ -65,13 +69,22 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "powernorm", *arguments)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode > 0:
-            # It has said why.
+        # Those that lost another one may have ended before it was seen.
+        rank, failure = min(
+            error.failures.items(),
+            key=lambda item: (item[1].exitcode == LOST_ANOTHER, item[1].timestamp, item[0]),
+        )
+        if failure.exitcode in (BAD_INPUT, INTERRUPTED):
+            # It has said why, or the user knows.
             return int(failure.exitcode)
+        how = (
+            f"failed (exit code {failure.exitcode})"
+            if failure.exitcode > 0
+            else f"was lost ({failure.signal_name()})"
+        )
         typer.echo(
-            f"error: process {rank} of {num_processes} was lost ({failure.signal_name()}), and the "
-            f"others were stopped; go on with: {resume_hint}",
+            f"error: process {rank} of {num_processes} {how}, and the others were stopped; go on "
+            f"with: {resume_hint}",
             err=True,
         )
         return FAILED

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.models.choices import Activation, Placement
+from powernorm.models.dropout import Dropout
 from powernorm.models.initialisation import initialise
 from powernorm.models.layers import NormFactory, TransformerLayer
 from powernorm.models.norm_places import norms_by_layer
@@ -70,7 +71,7 @@ class LanguageModel(nn.Module):
         self.embedding_scale = math.sqrt(num_features)
         self.embedding = nn.Embedding(vocabulary_size, num_features)
         self.positions = nn.Embedding(max_length, num_features)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(
             TransformerLayer(
                 num_features,

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from powernorm.models.attention import MultiHeadAttention
 from powernorm.models.choices import Activation, Placement
+from powernorm.models.dropout import Dropout
 
 NormFactory = Callable[[int], nn.Module]
 """Makes the norm of a number of features, whose forward takes `(x, padding_mask)`."""
@@ -34,7 +35,7 @@ class FeedForward(nn.Sequential):
         super().__init__(
             nn.Linear(num_features, hidden_features),
             ACTIVATIONS[activation](),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             nn.Linear(hidden_features, num_features),
         )
 
@@ -55,7 +56,7 @@ class Residual(nn.Module):
         super().__init__()
         self.placement = placement
         self.norm = norm(num_features)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, x: Tensor, sublayer: Callable[[Tensor], Tensor], padding_mask: Tensor | None = None

@@ -12,6 +12,7 @@ from powernorm.models.attention import attended_positions
 from powernorm.models.choices import Activation, Initialisation, Placement, SharedEmbeddings
 from powernorm.models.decoder_layers import DecoderLayer
 from powernorm.models.decoding_state import DecodingState, LayerState
+from powernorm.models.dropout import Dropout
 from powernorm.models.initialisation import initialise, initialise_table
 from powernorm.models.layers import NormFactory, TransformerLayer
 from powernorm.models.norm_places import NormPlaces, norms_by_layer
@@ -94,7 +95,7 @@ class TranslationModel(nn.Module):
         self.embedding_scale = math.sqrt(num_features)
         self.source_embedding = nn.Embedding(source_vocabulary_size, num_features)
         self.target_embedding = nn.Embedding(target_vocabulary_size, num_features)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.encoder_layers = nn.ModuleList(
             TransformerLayer(
                 num_features,

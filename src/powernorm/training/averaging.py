@@ -84,7 +84,11 @@ def average_weights(checkpoints: Sequence[dict[str, Tensor]]) -> dict[str, Tenso
 
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Write tensors in one step, those that share memory once."""
+    """Write tensors in one step, those that share memory once.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     kept, shared = separate_tensors(weights)
     temporary = path.with_name(f".{path.name}")
     try:
@@ -92,6 +96,8 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
         # The metadata of safetensors are strings: the second name of a tensor, and its first.
         save_file({name: tensor.cpu() for name, tensor in kept.items()}, temporary, shared)
         temporary.replace(path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     finally:
         with suppress(OSError):
             temporary.unlink()

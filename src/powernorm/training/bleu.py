@@ -11,8 +11,8 @@ from sacremoses import MosesDetokenizer, MosesTokenizer
 from powernorm.training.task import Scores
 
 MOSES: Final = version("sacremoses")
-UNKNOWN_TO_MOSES: Final = "en"
-"""Rules for languages that sacremoses has none of."""
+NO_LANGUAGE: Final = "en"
+"""Whose rules are used where no language is known."""
 
 
 class Translated(Protocol):
@@ -46,16 +46,16 @@ def corpus_scores(
         _detokenised(lines, language, corpus.tokenised) for lines in (translations, references)
     ]
     tokens = [_tokenised(lines, language, corpus.tokenised) for lines in (translations, references)]
-    # Moses' tokens stay as they are; force says that this is on purpose.
+    # Without force, sacrebleu prints a warning where lines end in a full stop of its own.
     metrics = {
-        "test_bleu": (BLEU(), plain),
+        "test_bleu": (BLEU(force=True), plain),
         "test_bleu_tokenised": (BLEU(tokenize="none", force=True), tokens),
         "test_bleu_lowercase": (BLEU(tokenize="none", force=True, lowercase=True), tokens),
         "test_chrf": (CHRF(), plain),
     }
     scores: dict[str, float | None] = {}
     signatures: dict[str, str] = {}
-    tokens_of = "none" if corpus.tokenised else f"{_rules(language)}-sacremoses-{MOSES}"
+    tokens_of = "none" if corpus.tokenised else f"{moses_rules(language)}-sacremoses-{MOSES}"
     for name, (metric, (hypotheses, truths)) in metrics.items():
         scores[name] = round(metric.corpus_score(hypotheses, [truths]).score, 4)
         signature = str(metric.get_signature())
@@ -66,16 +66,20 @@ def corpus_scores(
 def _detokenised(lines: Sequence[str], language: str, is_tokenised: bool) -> list[str]:
     if not is_tokenised:
         return list(lines)
-    moses = MosesDetokenizer(lang=_rules(language))
+    moses = MosesDetokenizer(lang=moses_rules(language))
     return [str(moses.detokenize(line.split())) for line in lines]
 
 
 def _tokenised(lines: Sequence[str], language: str, is_tokenised: bool) -> list[str]:
     if is_tokenised:
         return list(lines)
-    moses = MosesTokenizer(lang=_rules(language))
+    moses = MosesTokenizer(lang=moses_rules(language))
     return [str(moses.tokenize(line, return_str=True, escape=False)) for line in lines]
 
 
-def _rules(language: str) -> str:
-    return language.lower().replace("_", "-").split("-")[0] or UNKNOWN_TO_MOSES
+def moses_rules(language: str) -> str:
+    """Return the code by which sacremoses knows a language; of de_DE it is de.
+
+    For a language without rules of its own it uses the general ones, and English abbreviations.
+    """
+    return language.lower().replace("_", "-").split("-")[0] or NO_LANGUAGE

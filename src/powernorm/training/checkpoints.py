@@ -1,15 +1,16 @@
 """Checkpoints from which a run goes on exactly as if it had not stopped."""
 
+import io
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import lightning.pytorch as pl
 import torch
-from safetensors import SafetensorError
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
@@ -99,12 +100,7 @@ class Checkpoints(pl.Callback):
 
     def _put_in_place(self, step: int, weights: dict[str, Tensor], *, is_best: bool) -> None:
         """Rename what was written; last.ckpt comes last, so that it never is ahead of the rest."""
-        own = {
-            name.removeprefix(PREFIX): tensor
-            for name, tensor in weights.items()
-            if name.startswith(PREFIX)
-        }
-        self._snapshots.keep(step, own)
+        self._snapshots.keep(step, model_weights({"state_dict": weights}))
         temporary = self._folder / f".{LAST}"
         if is_best:
             copy = self._folder / f".{BEST}"
@@ -120,15 +116,33 @@ def _writing(folder: Path) -> Iterator[None]:
         if is_main():
             folder.mkdir(parents=True, exist_ok=True)
         yield
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         for path in folder.glob(".*"):
             with suppress(OSError):
                 path.unlink()
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = error.strerror or str(error)
         raise InputError(
             f"{folder} cannot be written ({reason}): make room, then go on with --resume; the "
             "checkpoint before this one is whole."
         ) from error
+
+
+class DirectFiles(TorchCheckpointIO):
+    """Writes a checkpoint where it was asked for.
+
+    Lightning's own way leads through the system's folder of temporary files, which may be small or
+    in memory, and which keeps what a killed process was writing.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Write the file; not in one step."""
+        del storage_options
+        # Straight into a file, torch hides the reason why it cannot be written.
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        Path(path).write_bytes(content.getbuffer())
 
 
 class RandomState(pl.Callback):
@@ -190,3 +204,32 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     raise InputError(
         f"{path} is not a checkpoint of a run ({reason}): remove the run's folder to train it anew."
     )
+
+
+def check_weights(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Check that the weights of a file are those of a model, by names and shapes.
+
+    Raises:
+        InputError: they are of another one; the message names a weight.
+    """
+    expected = model.state_dict()
+    names = sorted(expected.keys() ^ weights.keys())
+    problem = f"{names[0]} is in one of them only" if names else ""
+    for name in expected.keys() & weights.keys():
+        given, wanted = tuple(weights[name].shape), tuple(expected[name].shape)
+        if given != wanted:
+            problem = f"{name} is {given} there and {wanted} here"
+    if problem:
+        raise InputError(
+            f"{path} holds the weights of another model ({problem}): remove the run's folder to "
+            "train it anew."
+        )
+
+
+def model_weights(content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the model's weights in what `read_checkpoint` returned."""
+    return {
+        name.removeprefix(PREFIX): tensor
+        for name, tensor in content["state_dict"].items()
+        if name.startswith(PREFIX)
+    }

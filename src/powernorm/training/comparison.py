@@ -164,7 +164,8 @@ class _Comparison:
         self._encoded = encoded
         self._notes = notes or Notes()
         self._listener = listener
-        self._results = self._old_results()
+        # Read once: the first process soon writes in these folders.
+        self._results = on_main(self._old_results)
         self._task = task_of(config)
         self._baselines = on_main(lambda: self._task.baselines(encoded, config))
 
@@ -178,6 +179,7 @@ class _Comparison:
                 tuple(self._baselines),
                 self._task.units,
                 summary.unit,
+                summary.left_out,
             )
         )
         self._write_results()

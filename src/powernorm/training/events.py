@@ -1,7 +1,7 @@
 """What a comparison tells whoever watches it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from powernorm.runs import Baseline, RunResult
 
@@ -18,6 +18,8 @@ class DataPrepared:
     units: str = "subwords"
     """What the vocabulary counts."""
     unit: str = "words"
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Of `unit`, by reason."""
 
 
 @dataclass(frozen=True, slots=True)

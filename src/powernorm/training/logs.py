@@ -84,4 +84,6 @@ def _rows_until(path: Path, last_step: int) -> list[dict[str, str]]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    return [row for row in rows if (row.get(STEP) or "").isdigit() and int(row[STEP]) <= last_step]
+    # A row that was cut off while it was written may have lost digits of its step.
+    whole = [row for row in rows if None not in row and None not in row.values()]
+    return [row for row in whole if row[STEP].isdigit() and int(row[STEP]) <= last_step]

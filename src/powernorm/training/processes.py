@@ -98,7 +98,7 @@ def on_main(function: Callable[[], _T]) -> _T:
             outcome = [None, str(error)]
     dist.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
-        raise InputError(outcome[1])
+        raise InputError(outcome[1]) if is_main() else RepeatedInputError(outcome[1])
     result: _T = outcome[0]
     return result
 
@@ -117,6 +117,10 @@ def summed(values: Sequence[float]) -> list[float]:
     if num_processes() == 1:
         return list(values)
     return [sum(column) for column in zip(*gather(list(values)), strict=True)]
+
+
+class RepeatedInputError(InputError):
+    """Something wrong that the first process has found, and says."""
 
 
 class RunningProcesses(ClusterEnvironment):

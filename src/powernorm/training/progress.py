@@ -104,9 +104,11 @@ class ComparisonProgress:
             for row in event.baselines
             if "valid_perplexity" in row["metrics"]
         )
+        left_out = ", ".join(f"{number:,} {reason}" for reason, number in event.left_out.items())
         self._print(
             f"{escape(event.name)}: {event.num_train:,} {event.unit} to train on, "
-            f"{event.vocabulary_size:,} {event.units}; valid perplexity of {baselines}"
+            + (f"left out {escape(left_out)}, " if left_out else "")
+            + f"{event.vocabulary_size:,} {event.units}; valid perplexity of {baselines}"
         )
 
     def _begin(self, event: RunStarted) -> None:

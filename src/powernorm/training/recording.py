@@ -18,7 +18,7 @@ from powernorm.training.evaluation import finite_or_none, gap_cells
 from powernorm.training.events import Listener, StepsDone, Validated
 from powernorm.training.language_modeling import LanguageModeling
 from powernorm.training.logs import CsvLog, MergedLog
-from powernorm.training.processes import is_main, num_processes, summed
+from powernorm.training.processes import gather, is_main, num_processes, rank, summed
 from powernorm.training.task import AnyBatch
 from powernorm.training.throughput import Throughput
 
@@ -79,8 +79,10 @@ class Recorder(pl.Callback):
         return self._tokens_per_second
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run that goes on has to know."""
+        """Return what a run that goes on has to know; every process calls it."""
         return {
+            # Of micro-batches since the last row of the log, by process.
+            "losses": gather([float(loss) for loss in self._losses]),
             "seconds": self.seconds,
             "valid_losses": list(self.valid_losses),
             "measured_seconds": self._throughput.seconds,
@@ -89,6 +91,12 @@ class Recorder(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
+        losses: list[list[float]] = state_dict.get("losses") or [[]]
+        if len(losses) == num_processes():
+            own = losses[rank()]
+        else:
+            own = [sum(values) / len(values) for values in zip(*losses, strict=True)]
+        self._losses = [torch.tensor(loss) for loss in own]
         self._seconds_before = state_dict["seconds"]
         self.valid_losses = list(state_dict["valid_losses"])
         self._throughput.seconds = state_dict["measured_seconds"]
@@ -175,7 +183,7 @@ class Recorder(pl.Callback):
         self._close()
 
     def _write_training(self, trainer: pl.Trainer, batch_idx: int) -> None:
-        losses = torch.stack(self._losses)
+        losses = torch.stack([loss.to(self._losses[-1].device) for loss in self._losses])
         self._losses.clear()
         total, num_finite = summed([float(losses.mean()), float(losses.isfinite().sum())])
         loss = total / num_processes()

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from torch import Tensor
 
 from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
@@ -30,9 +31,11 @@ from powernorm.training.batches import OwnEvaluation
 from powernorm.training.checkpoints import (
     BEST,
     LAST,
-    PREFIX,
     Checkpoints,
+    DirectFiles,
     RandomState,
+    check_weights,
+    model_weights,
     read_checkpoint,
 )
 from powernorm.training.config import ComparisonConfig, Variant, early_step
@@ -160,7 +163,7 @@ class RunTrainer:
         run = self.run
         training = run.config.training
         last = run.folder / CHECKPOINTS_FOLDER / LAST
-        first_step = read_checkpoint(last)["global_step"] if last.exists() else 0
+        first_step = on_main(lambda: self._step_of(last)) if last.exists() else 0
         self._listener(
             RunStarted(run.label, run.seed, run.index, run.num_runs, training.max_steps, first_step)
         )
@@ -174,6 +177,12 @@ class RunTrainer:
                 weights_only=True,
             )
             self.num_steps = trainer.global_step
+
+    def _step_of(self, checkpoint: Path) -> int:
+        """Return the updates of a checkpoint of this model."""
+        content = read_checkpoint(checkpoint)
+        check_weights(checkpoint, model_weights(content), self.model)
+        return int(content["global_step"])
 
     def _trainer(self, first_step: int) -> pl.Trainer:
         config = self.run.config
@@ -244,18 +253,17 @@ class RunTrainer:
         if training.strategy == "fsdp2" and num_processes() > 1:
             # The trained one is divided among the processes.
             self.model = self._build()
-        if status == "finished" and training.average_checkpoints > 1:
+        if status == "finished" and training.average_checkpoints:
             return self._load_average()
         name = BEST if status == "finished" else LAST
-        content = read_checkpoint(self.run.folder / CHECKPOINTS_FOLDER / name)
-        self.model.load_state_dict(
-            {key.removeprefix(PREFIX): value for key, value in content["state_dict"].items()}
-        )
+        path = self.run.folder / CHECKPOINTS_FOLDER / name
+        self._load(path, on_main(lambda: model_weights(read_checkpoint(path))))
         return f"{'best' if name == BEST else 'last'} checkpoint"
 
     def _load_average(self) -> str:
         training = self.run.config.training
-        self.model.load_state_dict(on_main(self._snapshots.average))
+        folder = self.run.folder / CHECKPOINTS_FOLDER
+        self._load(folder, on_main(self._snapshots.average))
         name = f"average of the last {len(self._snapshots.paths())} checkpoints"
         if observed_layers(self.model):
             if training.average_statistics == "recalibrate":
@@ -264,9 +272,12 @@ class RunTrainer:
                 calibrate(self.model, batches, forward_features, way="one_pass")
             name += f", running statistics {training.average_statistics}d"
         if is_main():
-            path = self.run.folder / CHECKPOINTS_FOLDER / AVERAGE
-            write_weights(path, self.model.state_dict())
+            write_weights(folder / AVERAGE, self.model.state_dict())
         return name
+
+    def _load(self, path: Path, weights: dict[str, Tensor]) -> None:
+        check_weights(path, weights, self.model)
+        self.model.load_state_dict(weights)
 
     def _metrics(self) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
@@ -339,7 +350,7 @@ def choose_device(config: ComparisonConfig) -> torch.device:
 def _placement(config: ComparisonConfig, precision: Precision) -> dict[str, Any]:
     """Return what Lightning has to know about the processes."""
     if num_processes() == 1:
-        return {"devices": 1, "plugins": [precision]}
+        return {"devices": 1, "plugins": [precision, DirectFiles()]}
     strategy: Strategy = (
         DDPStrategy(process_group_backend=None)
         if config.training.strategy == "ddp"
@@ -353,7 +364,7 @@ def _placement(config: ComparisonConfig, precision: Precision) -> dict[str, Any]
         "devices": num_local_processes(),
         "num_nodes": num_processes() // num_local_processes(),
         "strategy": strategy,
-        "plugins": [precision, RunningProcesses()],
+        "plugins": [precision, RunningProcesses(), DirectFiles()],
     }
 
 

@@ -8,8 +8,9 @@ from powernorm.training.config import ScheduleConfig
 def rate_factor(schedule: ScheduleConfig, step: int, max_steps: int) -> float:
     """Return the learning rate of an update as a fraction of the highest.
 
-    With w = warmup_fraction · max_steps (rounded, at least 1) and t = step + 1, the number of the
-    update from 1: t / w up to t = w for all schedules; after that, with progress
+    With w = warmup_steps, or warmup_fraction · max_steps (rounded, at least 1) where that is None,
+    and t = step + 1, the number of the update from 1: t / w up to t = w for all schedules; after
+    that, with progress
     p = (t - w) / (max_steps - w) and the fraction f = final_fraction,
 
     - `constant`: 1
@@ -22,7 +23,7 @@ def rate_factor(schedule: ScheduleConfig, step: int, max_steps: int) -> float:
         step: updates done so far, from 0.
         max_steps: updates of the whole run.
     """
-    warmup = max(1, round(schedule.warmup_fraction * max_steps))
+    warmup = schedule.warmup_steps or max(1, round(schedule.warmup_fraction * max_steps))
     update = step + 1
     if update <= warmup:
         return update / warmup

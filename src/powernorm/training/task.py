@@ -45,6 +45,8 @@ class DataSummary:
     unit: str
     """What is counted, such as words."""
     vocabulary_size: int
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Parts of the train split that are not used, by reason."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from powernorm.surgery import load_folded
 from powernorm.surgery.storage import read_folded
 from powernorm.training.averaging import AVERAGE, read_weights, step_of
 from powernorm.training.batches import RunData
-from powernorm.training.checkpoints import BEST, PREFIX, read_checkpoint
+from powernorm.training.checkpoints import BEST, model_weights, read_checkpoint
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.overrides import from_json
 from powernorm.training.run_folders import read_json
@@ -83,12 +83,7 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
     if checkpoint.suffix == ".safetensors":
         return read_weights(checkpoint), step_of(checkpoint)
     content = read_checkpoint(checkpoint)
-    weights = {
-        name.removeprefix(PREFIX): tensor
-        for name, tensor in content["state_dict"].items()
-        if name.startswith(PREFIX)
-    }
-    return weights, int(content["global_step"])
+    return model_weights(content), int(content["global_step"])
 
 
 def load_folded_run(path: Path) -> TrainedModel:

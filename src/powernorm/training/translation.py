@@ -116,7 +116,8 @@ class TranslationTask(Task[EncodedPairs]):
         """Return the same in short."""
         name = f"{encoded.corpus.name} {encoded.corpus.languages}"
         num_pairs = len(encoded.splits["train"])
-        return DataSummary(name, num_pairs, "sentence pairs", encoded.vocabulary_size)
+        left_out = {reason: number for reason, number in encoded.dropped["train"].items() if number}
+        return DataSummary(name, num_pairs, "sentence pairs", encoded.vocabulary_size, left_out)
 
     def sizes(self, encoded: EncodedPairs) -> Sizes:
         """Return the numbers of subwords of source and target."""

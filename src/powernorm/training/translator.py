@@ -10,6 +10,7 @@ from sacremoses import MosesDetokenizer, MosesTokenizer
 from powernorm.data.pair_subwords import Subwords
 from powernorm.errors import InputError
 from powernorm.models.translation import TranslationModel
+from powernorm.training.bleu import moses_rules
 from powernorm.training.config import DecodingConfig
 from powernorm.training.trained_models import (
     TrainedModel,
@@ -127,7 +128,7 @@ def _load(path: Path) -> tuple[TrainedModel, Path]:
 def _moses(vocabulary: Vocabulary, *, tokens: bool) -> tuple[Callable[[str], str], ...]:
     if not vocabulary.tokenised or tokens:
         return str, str
-    source, target = vocabulary.languages
+    source, target = map(moses_rules, vocabulary.languages)
     tokenizer, detokenizer = MosesTokenizer(lang=source), MosesDetokenizer(lang=target)
 
     def prepare(text: str) -> str:

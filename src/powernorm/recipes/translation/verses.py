@@ -57,19 +57,24 @@ def demo() -> ComparisonConfig:
         preset="demo",
         norms=("ln", "bn", "rbn", "pn"),
         data=DataConfig(
-            vocabulary_size=4000, sequence_length=256, batch_tokens=1500, max_pairs=12000
+            vocabulary_size=4000, sequence_length=256, batch_tokens=1200, max_pairs=12000
         ),
         model=ModelConfig(
-            num_features=128, num_layers=2, num_heads=4, feedforward_features=512, dropout=0.1
+            num_features=128,
+            num_layers=2,
+            num_heads=4,
+            feedforward_features=512,
+            dropout=0.1,
+            activation="relu",
         ),
         optimizer=adam(4e-3),
-        schedule=ScheduleConfig(name="inverse_sqrt", warmup_steps=150),
+        schedule=ScheduleConfig(name="inverse_sqrt", warmup_steps=60),
         training=TrainingConfig(
-            max_steps=600,
+            max_steps=450,
             label_smoothing=0.1,
             log_every=10,
-            validate_every=100,
-            validation_tokens=16384,
+            validate_every=90,
+            validation_tokens=8192,
             monitor_every=50,
             tid_batches=20,
         ),
@@ -130,7 +135,7 @@ def verses_reduced() -> ComparisonConfig:
             final_norm_warmup=40,
         ),
         optimizer=replace(small.optimizer, learning_rate=4e-3),
-        schedule=replace(small.schedule, warmup_steps=300),
+        schedule=replace(small.schedule, warmup_steps=200),
         training=replace(
             small.training,
             max_steps=2000,
