@@ -44,3 +44,16 @@ def test_unknown_task(tmp_path: Path) -> None:
 def test_unknown_preset_lists_the_known_ones(tmp_path: Path) -> None:
     line = powernorm(tmp_path, "compare", "translation", "--preset", "full").refused()
     assert "no preset 'full': choose one of smoke, demo, verses-small" in line
+
+
+def test_placement_of_another_preset_is_refused(tmp_path: Path) -> None:
+    arguments = ("compare", "translation", "--preset", "iwslt14-wang2022-pre", "--placement")
+    line = powernorm(tmp_path, *arguments, "post").refused()
+    assert "use --preset iwslt14-wang2022-post" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_ones_own_are_asked_for(tmp_path: Path) -> None:
+    line = powernorm(tmp_path, "compare", "translation", "--preset", "iwslt15-xu2019").refused()
+    assert "iwslt15_en_vi does not exist" in line
+    assert "--data FOLDER" in line

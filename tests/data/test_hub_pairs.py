@@ -84,6 +84,23 @@ def test_missing_splits_and_languages_are_named(tmp_path: Path) -> None:
         load_pairs(source, "de-fr", False)
 
 
+def test_languages_of_columns_can_be_pasted(tmp_path: Path) -> None:
+    row: dict[str, object] = {"id": 7, "pt-br": "a", "en": "b", "a note": "c"}
+    source = json_folder(tmp_path / "data", {name: [row] for name in ("train", "dev", "test")})
+    with pytest.raises(InputError, match=r"is in en, pt-br, .*languages=en-pt-br or pt-br-en\."):
+        load_pairs(source, None, False)
+    corpus = load_pairs(source, "pt-br-en", False)
+    assert list(corpus.pairs("test")) == [("a", "b")]
+    assert corpus.source_language == "pt-br"
+
+
+def test_one_column_of_text_is_no_pair(tmp_path: Path) -> None:
+    rows: Rows = [{"de": "a", "id": 3}]
+    source = json_folder(tmp_path / "data", dict.fromkeys(("train", "dev", "test"), rows))
+    with pytest.raises(InputError, match="has text in de only: expected two languages in"):
+        load_pairs(source, None, False)
+
+
 def test_what_is_no_text_is_named(tmp_path: Path) -> None:
     rows: Rows = [{"de": "a", "en": 3}]
     splits = {"train": rows, "validation": rows, "test": rows}

@@ -1,6 +1,8 @@
 import json
 import logging
+import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,14 @@ from typing import Any
 import pytest
 
 from powernorm.data.cache import cache_folder
-from powernorm.data.pair_store import MANIFEST, PairWriter, found_or_made, read_split
+from powernorm.data.pair_store import (
+    MANIFEST,
+    PairWriter,
+    append_text,
+    found_or_made,
+    read_split,
+    read_text,
+)
 from powernorm.errors import InputError
 
 
@@ -75,6 +84,87 @@ def test_damaged_files_are_made_anew(
         assert used.source.tokens.tolist() == [5, 6, 0, 0, 7, 0]
 
 
+def without(part: str, name: str) -> Callable[[dict[str, Any]], None]:
+    def change(manifest: dict[str, Any]) -> None:
+        del manifest[part][name]
+
+    return change
+
+
+def empty(manifest: dict[str, Any]) -> None:
+    manifest["files"] = {}
+
+
+def of_another_format(manifest: dict[str, Any]) -> None:
+    del manifest["checksum"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [without("facts", "pairs"), without("files", "train.source.ids"), empty, of_another_format],
+)
+def test_an_incomplete_manifest_is_made_anew(
+    change: Callable[[dict[str, Any]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = found_or_made("key", make).folder / MANIFEST
+    content = path.read_text()
+    manifest = json.loads(content)
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    assert found_or_made("key", make).facts == {"pairs": 3}
+    assert "damaged" in caplog.text
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a file", "link to a folder", "broken link"])
+def test_what_is_no_store_is_replaced(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache_folder().mkdir(exist_ok=True)
+    place = cache_folder() / "key.pairs"
+    other = tmp_path / "other"
+    if kind == "file":
+        place.write_text("text")
+    else:
+        place.symlink_to(other)
+    if kind == "link to a file":
+        other.write_text("kept")
+    elif kind == "link to a folder":
+        other.mkdir()
+    assert found_or_made("key", make).folder == place
+    assert "damaged" in caplog.text
+    assert found_or_made("key", fail).facts == {"pairs": 3}
+    assert other.exists() == ("to a" in kind)
+
+
+def test_what_killed_preparations_left_is_removed_after_a_day() -> None:
+    now = time.time()
+    ages = {".a.pairs.1": 25, ".b.pairs.2": 23, ".c.pairs.3": 25, "d.pairs": 25, ".hidden": 25}
+    for name, hours in ages.items():
+        path = cache_folder() / name
+        (path / "inner").mkdir(parents=True)
+        (path / "inner" / "train.source.ids").write_text("")
+        # What is written to changes the file, not the folder.
+        for part in (path / "inner" / "train.source.ids", path / "inner", path):
+            os.utime(part, (now - 3600 * hours,) * 2)
+    os.utime(cache_folder() / ".c.pairs.3" / "inner" / "train.source.ids", (now, now))
+    found_or_made("key", make)
+    left = {path.name for path in cache_folder().iterdir()}
+    assert left == {".b.pairs.2", ".c.pairs.3", "d.pairs", ".hidden", "key.pairs"}
+
+
+ODD = ["a\tb", "\u2028\x85\x0b\x1c", " end \r", "new\nline", '"\\"', "\ud800", "日本"]
+
+
+def test_text_is_kept_as_it_is(tmp_path: Path) -> None:
+    pairs = [(text, text[::-1]) for text in ODD]
+    for portion in (pairs[:3], [], pairs[3:]):
+        append_text(tmp_path, "valid", portion)
+    append_text(tmp_path, "test", [("x", "y")])
+    assert read_text(tmp_path, "valid") == pairs
+    assert read_text(tmp_path, "test") == [("x", "y")]
+
+
 def test_nothing_is_left_of_what_was_interrupted() -> None:
     def interrupted(folder: Path) -> dict[str, Any]:
         make(folder)
@@ -103,6 +193,7 @@ def test_without_a_cache_the_files_are_temporary(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     store = found_or_made("key", make)
     assert "cannot be written" in caplog.text
+    assert "temporary folder, and every start encodes them anew; set POWERNORM_CACHE" in caplog.text
     part = read_split(store.folder, "train")
     assert store.folder.parent == tmp_path / "temporary"
     del store

@@ -66,6 +66,7 @@ def test_different_numbers_of_lines_name_both_files(
 def test_columns(tmp_path: Path) -> None:
     path = written(tmp_path, "pairs.tsv", "a b\tc\n\n \n\td\n")
     assert list(read_columns(path)) == [("a b", "c"), ("", ""), ("", ""), ("", "d")]
+    assert list(read_columns(path, has_header=True)) == [("", ""), ("", ""), ("", "d")]
 
 
 @pytest.mark.parametrize(("line", "tabs"), [("no tab", 0), ("a\tb\tc", 2)])

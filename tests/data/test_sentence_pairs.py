@@ -11,6 +11,7 @@ import torch
 from powernorm.data import sentence_pairs
 from powernorm.data.cache import cache_folder
 from powernorm.data.corpus import SPLITS
+from powernorm.data.pair_store import EVALUATED_SPLITS
 from powernorm.data.pair_subwords import Subwords
 from powernorm.data.parallel_corpus import ParallelCorpus, TextPair, corpus_in_memory
 from powernorm.data.sentence_pairs import EncodedPairs, PairOptions, encode_pairs, load_pairs
@@ -174,6 +175,54 @@ def test_damaged_cache_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
     second = encode_pairs(corpus(), OPTIONS)
     assert "damaged" in caplog.text
     assert second.splits["train"].source.tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("broken", [{}, {"files": {}, "facts": {}}, {"facts": {"train": {}}}, []])
+def test_an_incomplete_manifest_is_made_anew(
+    broken: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = encode_pairs(corpus(), OPTIONS)
+    (path,) = cache_folder().glob("*.pairs/manifest.json")
+    path.write_text(json.dumps(broken))
+    assert encode_pairs(corpus(), OPTIONS).facts() == first.facts()
+    assert "damaged" in caplog.text
+
+
+def test_damaged_text_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
+    expected = encode_pairs(corpus(), OPTIONS).references("test")
+    (path,) = cache_folder().glob("*.pairs/test.text.jsonl")
+    path.write_text("")
+    assert encode_pairs(corpus(), OPTIONS).references("test") == expected
+    assert "damaged" in caplog.text
+
+
+def test_what_is_scored_is_what_was_encoded(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    odd = " a\tb\u2028c\x0bd\x85 \u3000"
+    for name in ("train", "valid", "test"):
+        for language in ("de", "en"):
+            (folder / f"{name}.{language}").write_text(f"{name} {odd}{language}\n\n{language}\n")
+    encoded = encode_pairs(load_pairs(str(folder), "de-en", True), OPTIONS)
+    again = encode_pairs(load_pairs(str(folder), "de-en", True), OPTIONS)
+    # Hours later the files are others or gone, and so is the cache.
+    (folder / "test.en").write_text("other\n")
+    (folder / "valid.de").unlink()
+    for path in cache_folder().glob("*.pairs/*.jsonl"):
+        path.unlink()
+    for pairs in (encoded, again):
+        for split in EVALUATED_SPLITS:
+            assert pairs.sources(split) == [f"{split} {odd}de", "de"]
+            assert pairs.references(split) == [f"{split} {odd}en", "en"]
+            assert len(pairs.splits[split]) == 2
+
+
+def test_the_text_of_each_evaluated_split_is_found_again() -> None:
+    encode_pairs(corpus(), OPTIONS)
+    again = encode_pairs(corpus(), OPTIONS)
+    for split in EVALUATED_SPLITS:
+        kept = list(zip(again.sources(split), again.references(split), strict=True))
+        assert kept == list(corpus().pairs(split))
 
 
 def test_cache_tells_everything_apart_that_determines_ids() -> None:

@@ -218,7 +218,7 @@ def test_the_search_stops_when_no_live_hypothesis_can_win() -> None:
 
 def test_modes_and_statistics_are_left_as_they_were() -> None:
     model = build("bn", "pn", dropout=0.5).train()
-    norm = model.encoder_norm
+    norm = model.encoder.norm
     assert isinstance(norm, BatchStatisticsNorm)
     norm.freeze_statistics()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}

@@ -169,9 +169,11 @@ def places_of(model: TranslationModel) -> dict[str, str]:
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_placement_decides_where_norms_stand(placement: Placement) -> None:
-    found = Counter(name.split(".")[0] for name in places_of(build("bn", placement=placement)))
-    finals = {"encoder_norm": 1, "decoder_norm": 1} if placement == "pre" else {}
-    assert found == {"encoder_layers": 2 * 2, "decoder_layers": 2 * 3, **finals}
+    found = Counter(
+        ".".join(name.split(".")[:2]) for name in places_of(build("bn", placement=placement))
+    )
+    finals = {"encoder.norm": 1, "decoder.norm": 1} if placement == "pre" else {}
+    assert found == {"encoder.layers": 2 * 2, "decoder.layers": 2 * 3, **finals}
 
 
 def test_every_place_has_its_own_norm() -> None:
@@ -184,11 +186,11 @@ def test_every_place_has_its_own_norm() -> None:
         num_decoder_layers=3,
     )
     found = places_of(model)
-    assert {found.pop(f"encoder_layers.{i}.attention_frame.norm") for i in (0, 1)} == {"BatchNorm"}
-    assert {found.pop(f"encoder_layers.{i}.feedforward_frame.norm") for i in (0, 1)} == {
+    assert {found.pop(f"encoder.layers.{i}.attention_frame.norm") for i in (0, 1)} == {"BatchNorm"}
+    assert {found.pop(f"encoder.layers.{i}.feedforward_frame.norm") for i in (0, 1)} == {
         "PowerNorm"
     }
-    assert found.pop("encoder_norm") == "RMSNorm"
+    assert found.pop("encoder.norm") == "RMSNorm"
     assert Counter(found.values()) == {"LayerNorm": 3 * 3 + 1}
 
 
@@ -204,9 +206,9 @@ def test_norms_of_the_lowest_layers_only(lowest: int) -> None:
         upper_norm=RMSNorm,
     )
     found = places_of(model)
-    assert found["encoder_norm"] == ("PowerNorm" if lowest == 2 else "RMSNorm")
-    assert found["encoder_layers.0.attention_frame.norm"] == ("BatchNorm" if lowest else "RMSNorm")
-    assert found["encoder_layers.1.feedforward_frame.norm"] == (
+    assert found["encoder.norm"] == ("PowerNorm" if lowest == 2 else "RMSNorm")
+    assert found["encoder.layers.0.attention_frame.norm"] == ("BatchNorm" if lowest else "RMSNorm")
+    assert found["encoder.layers.1.feedforward_frame.norm"] == (
         "BatchNorm" if lowest == 2 else "RMSNorm"
     )
 
@@ -292,7 +294,7 @@ def naive_attention(attention: nn.Module, x: Tensor, memory: Tensor, causal: boo
 
 def naive_forward(model: TranslationModel, source: Tensor, target: Tensor) -> Tensor:
     """The equations of Vaswani et al. 2017 for one sentence; norms and linear maps are called."""
-    pre = model.encoder_norm is not None
+    pre = model.encoder.norm is not None
 
     def framed(frame, x, sublayer):  # type: ignore[no-untyped-def]
         return x + sublayer(frame.norm(x)) if pre else frame.norm(x + sublayer(x))
@@ -305,20 +307,20 @@ def naive_forward(model: TranslationModel, source: Tensor, target: Tensor) -> Te
         return scaled + sinusoidal_positions(len(ids), FEATURES).double()
 
     memory = embedded(model.source_embedding, source)
-    for layer in model.encoder_layers:
+    for layer in model.encoder.layers:
         attention = layer.attention
         memory = framed(
             layer.attention_frame, memory, lambda y, a=attention: naive_attention(a, y, y, False)
         )
         memory = framed(layer.feedforward_frame, memory, lambda y, e=layer: feedforward(e, y))
-    memory = model.encoder_norm(memory) if pre else memory
+    memory = model.encoder.norm(memory) if pre else memory
     x = embedded(model.target_embedding, target)
-    for layer in model.decoder_layers:
+    for layer in model.decoder.layers:
         attention, cross = layer.attention, layer.memory_attention
         x = framed(layer.attention_frame, x, lambda y, a=attention: naive_attention(a, y, y, True))
         x = framed(layer.memory_frame, x, lambda y, a=cross: naive_attention(a, y, memory, False))
         x = framed(layer.feedforward_frame, x, lambda y, e=layer: feedforward(e, y))
-    x = model.decoder_norm(x) if pre else x
+    x = model.decoder.norm(x) if pre else x
     return x @ model.head.weight.T
 
 

@@ -27,7 +27,7 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
 def test_layers_and_shared_tables_can_be_sharded(mesh: DeviceMesh) -> None:
     whole = build("bn", "pn")
     model = copy.deepcopy(whole)
-    for layer in (*model.encoder_layers, *model.decoder_layers):
+    for layer in (*model.encoder.layers, *model.decoder.layers):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     assert model.head.weight is model.source_embedding.weight

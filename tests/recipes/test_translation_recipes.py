@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from powernorm.errors import InputError
 from powernorm.norms import NORMS
 from powernorm.recipes import RECIPES, recipe
 from powernorm.recipes.paper_results import PaperResult
@@ -111,7 +112,42 @@ def test_wang(preset: str, penalties: tuple[float, float]) -> None:
     assert config.training.average_checkpoints == 6
     epochs = config.training.max_steps / config.training.validate_every
     assert epochs == (60 if preset.startswith("iwslt14") else 20)
-    assert config.optimizer.accumulation == (1 if preset.startswith("iwslt14") else 4)
+    # One device, or two with four batches of their own in an update.
+    batches = (4096, 1) if preset.startswith("iwslt14") else (8192, 8)
+    assert (config.data.batch_tokens, config.optimizer.accumulation) == batches
+
+
+@pytest.mark.parametrize(
+    ("preset", "pn", "epoch", "ramp"),
+    [
+        ("iwslt14-wang2022-pre", 4000, 1100, 4000),
+        # 1,000 updates of the 4 forward passes of a device; an epoch and a ramp of 8 in an update.
+        ("wmt16-wang2022-pre", 8000, 8 * 2200, 8 * 4000),
+    ],
+)
+def test_warmups_of_wang_count_forward_passes(preset: str, pn: int, epoch: int, ramp: int) -> None:
+    config = of(preset)
+    for norm in ("pn", "pn-only"):
+        assert options_of(config, norm)["warmup_steps"] == pn
+    renorm = options_of(config, "brn")
+    assert (renorm["warmup_steps"], renorm["ramp_steps"]) == (epoch, ramp)
+    micro_batches = config.training.max_steps * config.optimizer.accumulation
+    assert epoch + ramp < micro_batches
+
+
+@pytest.mark.parametrize(
+    ("preset", "limits"),
+    [
+        # Words of the files are cleaned already, their subwords are not.
+        *((f"iwslt14-{paper}", (1024, None)) for paper in ("shen2020", "wang2022-pre", "xu2019")),
+        # 1 to 250 subwords and the end mark.
+        *((f"wmt14-{paper}", (251, 1.5)) for paper in ("shen2020", "xu2019")),
+        *((preset, (1024, None)) for preset in ("wmt16-wang2022-pre", "iwslt15-xu2019")),
+    ],
+)
+def test_pairs_that_are_left_out(preset: str, limits: tuple[int, float | None]) -> None:
+    data = of(preset).data
+    assert (data.sequence_length, data.max_length_ratio) == limits
 
 
 @pytest.mark.parametrize("preset", ["iwslt14-xu2019", "wmt14-xu2019", "iwslt15-xu2019"])
@@ -132,6 +168,10 @@ def test_xu(preset: str) -> None:
         "detach-mean",
         "detach-std",
     ]
+    some = replace(config, norms=("ln", "detach-mean"))
+    assert [line.label for line in lines_of(some)] == ["ln", "detach-mean"]
+    with pytest.raises(InputError, match=rf"the preset {preset} has no variant of rms; choose"):
+        replace(config, norms=("rms",))
 
 
 def test_two_vocabularies_of_english_and_vietnamese() -> None:

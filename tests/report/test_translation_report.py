@@ -34,6 +34,7 @@ from report.synthetic_translations import (
     RECALIBRATED,
     SIGNATURE,
     SOURCE,
+    paper_record,
     write_translations,
 )
 from report.test_page import Elements
@@ -218,8 +219,36 @@ def test_sections_of_the_page(page: str) -> None:
 
 
 def test_paper_table_can_be_copied(page: str) -> None:
-    assert "| norm | placement | paper | measured | measure | data set |" in page
-    assert "norm &amp; placement &amp; paper &amp; measured &amp; measure &amp; data set" in page
+    assert "| norm | placement | paper | measured | measure | paper&#x27;s data |" in page
+    assert (
+        "norm &amp; placement &amp; paper &amp; measured &amp; measure &amp; paper&#x27;s data"
+        in page
+    )
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_differences_without_numbers_of_papers(tmp_path: Path) -> None:
+    folder = write_translations(tmp_path / "verses", paper=None)
+    page = render_page(read_comparison(folder))
+    assert page.count('<p class="reduced">A reduced verses-small.') == 1
+    section = page[page.index('<section id="results">') :]
+    assert "A reduced verses-small." in section[: section.index("</section>")]
+    assert 'id="paper"' not in page
+    text = printed(folder, 80)
+    assert text.count("A reduced verses-small.") == 1
+    assert "paper and measured" not in text
+
+
+def test_differences_stand_once(folder: Path, page: str) -> None:
+    assert page.count('<p class="reduced">') == 1
+    section = page[page.index('<section id="paper">') :]
+    assert "A reduced verses-small." in section[: section.index("</section>")]
+    assert printed(folder, 80).count("A reduced verses-small.") == 1
+
+
+def test_glossary_says_which_score_papers_report(page: str) -> None:
+    assert "cased, as Wang et al. 2022 report it, and Shen et al. 2020 of WMT14" in page
+    assert "lower case, as Shen et al. 2020 report it of IWSLT14" in page
 
 
 def test_sample_of_translations(page: str) -> None:
@@ -343,6 +372,16 @@ def test_terminal(folder: Path, comparison: Comparison, width: int) -> None:
     joined = "".join(words)
     for found in (SIGNATURE, LOWERED, "notrun", "Areducedverses-small", f"{AVERAGE}(ln)"):
         assert found.replace(" ", "") in joined
+
+
+def test_names_of_norms_are_whole_beside_the_papers(tmp_path: Path) -> None:
+    source = "Xu et al. 2019, Tables 1, 2, 4"
+    names = ("detach-mean", "detach-both", "ln")
+    papers = [paper_record(norm, 35.6, source=source) for norm in names]
+    text = printed(write_translations(tmp_path / "verses", paper=papers), 80)
+    table = text[text.index("paper and measured") :].split()
+    assert {"detach-mean", "detach-both"} <= set(table)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_old_folder_prints_as_before(tmp_path: Path) -> None:

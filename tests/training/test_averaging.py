@@ -125,7 +125,14 @@ def test_the_average_of_the_last_one_is_the_last(tmp_path: Path) -> None:
     assert all(torch.equal(average[name], last[name]) for name in last)
 
 
-@pytest.mark.parametrize("norm", ["bn", "pn", "mabn"])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        "bn",
+        pytest.param("pn", marks=pytest.mark.slow),
+        pytest.param("mabn", marks=pytest.mark.slow),
+    ],
+)
 def test_statistics_follow_the_declared_rule(tmp_path: Path, norm: str) -> None:
     folder, run = trained(tmp_path / "a", norm, average_statistics="average")
     assert run["scored"] == "average of the last 3 checkpoints, running statistics averaged"

@@ -86,7 +86,7 @@ def brute_force(logits: Tensor, targets: Tensor) -> float:
 def test_losses_of_an_update_add_up_to_the_mean_over_its_tokens(
     encoded: EncodedPairs, norm: str
 ) -> None:
-    """What Lightning averages over micro-batches of unequal sizes is (Σ losses + Σ penalties) / n."""
+    """Their mean over micro-batches of unequal sizes is (Σ losses + Σ penalties) / tokens."""
     config = tiny_translation(
         Path(encoded.corpus.source),
         model={"dropout": 0.0, "attention_dropout": 0.0},

@@ -8,7 +8,7 @@ from tiny_training import TRAINING, Configure
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchNorm, LayerNorm
-from powernorm.training.comparison import compare
+from powernorm.training.comparison import check_norms, compare
 from powernorm.training.config import (
     ComparisonConfig,
     ModelConfig,
@@ -20,8 +20,9 @@ from powernorm.training.config import (
 from powernorm.training.events import Event, RunEnded, RunStarted, StepsDone
 from powernorm.training.language_modeling import build_language_model
 from powernorm.training.overrides import from_json, override
+from powernorm.training.settings import comparison_settings
 from powernorm.training.trained_models import load_trained
-from powernorm.training.variants import description, lines_of
+from powernorm.training.variants import chosen_norms, description, lines_of
 
 STUDY = Study("sizes", "Sizes", "nowhere", x_label="tokens", logarithmic=True)
 VARIANTS = (
@@ -115,6 +116,30 @@ def test_norms_choose_variants() -> None:
     assert [line.label for line in lines_of(override(varied(base()), ["norms=bn"]))] == ["bn-post"]
     with pytest.raises(InputError, match=r"the study sizes has no variant of rms; .* ln, pn, bn"):
         varied(base(), "ln", "rms")
+
+
+def test_labels_choose_variants() -> None:
+    config = varied(base(), "pn-slow", "ln")
+    assert [line.label for line in lines_of(config)] == ["ln", "pn-slow"]
+    assert chosen_norms(config) == ["ln", "pn"]
+    assert comparison_settings(config)["norm_options"]["pn"]["momentum"] == 0.2
+    check_norms(config)
+
+
+def test_name_of_a_norm_is_no_label() -> None:
+    """In studies a label may be the name of another variant's norm."""
+    variants = (Variant("bn", "pn"), Variant("b", "bn"))
+    config = replace(base(), norms=("bn",), variants=variants)
+    assert [line.label for line in lines_of(config)] == ["b"]
+
+
+def test_preset_is_named_where_there_is_no_study() -> None:
+    with pytest.raises(InputError, match=r"the preset test has no variant of rms; .* pn-fast"):
+        replace(base(), norms=("rms",), variants=VARIANTS)
+
+
+def test_norms_without_variants_are_chosen_as_they_are() -> None:
+    assert chosen_norms(replace(base(), norms=("bn", "ln"))) == ["bn", "ln"]
 
 
 @pytest.mark.parametrize(

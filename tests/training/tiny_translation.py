@@ -74,3 +74,22 @@ def tiny_translation(path: Path, **changes: Any) -> ComparisonConfig:
 
 
 SECTIONS = ("data", "model", "optimizer", "schedule", "training", "decoding")
+
+
+def short_translation(path: Path) -> ComparisonConfig:
+    """Six updates of PowerNorm, a validation after every second one."""
+    return tiny_translation(
+        path,
+        norms=("pn",),
+        optimizer={"accumulation": 1},
+        training={
+            "max_steps": 6,
+            "log_every": 1,
+            "validate_every": 2,
+            "monitor_every": 2,
+            "average_checkpoints": 2,
+            "recalibration_batches": 2,
+            "tid_batches": 2,
+        },
+        decoding={"beam_size": 1},
+    )

@@ -9,6 +9,7 @@ import typer
 import powernorm
 from powernorm.data.embedded import EMBEDDED
 from powernorm.data.treebanks import TREEBANKS
+from powernorm.errors import InputError
 from powernorm.recipes import RECIPES, recipe, verdict
 from powernorm.recipes.studies import STUDIES, study_config
 from powernorm.training.overrides import override
@@ -131,6 +132,8 @@ def compare(
         "data.path": data,
     }
     if task == verdict.TASK:
+        if devices > 1:
+            raise InputError(f"--devices {devices}: {verdict.TASK} runs in one process.")
         _compare_verdict(preset, out, assignments, study, options, resume=resume, force=force)
         return
     chosen = [f"{key}={value}" for key, value in options.items() if value is not None]
@@ -211,6 +214,8 @@ def translate(
     from powernorm.cli.translation import Options, translate_stream
 
     options = Options(beam, length_penalty, n_best, scores, tokens, device)
+    # As the text that comes in, whatever the machine's own encoding is.
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     try:
         translate_stream(checkpoint, options, sys.stdin.buffer, sys.stdout)
     except KeyboardInterrupt:
@@ -302,7 +307,10 @@ def swap(
 @app.command()
 def fold(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A run's folder (its best checkpoint) or one of its checkpoints.")
+        Path,
+        typer.Argument(
+            help="A run's folder (the weights that were scored) or one of its checkpoints."
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -335,8 +343,8 @@ def diagnose(
     model: Annotated[
         Path,
         typer.Argument(
-            help="A run's folder (its best checkpoint), one of its checkpoints, or a folder with a "
-            "Hugging Face model."
+            help="A run's folder (the weights that were scored), one of its checkpoints, or a "
+            "folder with a Hugging Face model."
         ),
     ],
     data: Annotated[

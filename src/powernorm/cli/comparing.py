@@ -8,7 +8,7 @@ import typer
 
 from powernorm.cli.launching import OPTION, is_launched, is_main, launch
 from powernorm.errors import InputError
-from powernorm.recipes import measure_of, paper_records, reduced_note
+from powernorm.recipes import check_choice, measure_of, paper_records, reduced_note
 from powernorm.training.config import ComparisonConfig
 
 
@@ -28,9 +28,14 @@ def compare_and_report(
         InputError: a setting, the text or the folder cannot be used.
         typer.Exit: a process was lost, or several were interrupted.
     """
+    check_choice(config)
     if devices > 1:
         if is_launched():
             raise InputError(f"{OPTION} and torchrun both start processes: leave {OPTION} out.")
+        from powernorm.training.comparison import check_norms
+
+        # Before each process would find it.
+        check_norms(config)
         arguments = _without_devices(sys.argv[1:])
         hint = [
             "powernorm",

@@ -1,5 +1,6 @@
 """One command in several processes of this machine, each with a device of its own."""
 
+import logging
 import os
 import sys
 import uuid
@@ -42,13 +43,12 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
     Returns:
         The exit code: 0; 1 where a process was lost or failed, 2 for bad input, 130 after Ctrl-C.
     """
-    # Read when its logger is made: it tells in a page of text what is said below in a line.
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    _silence("torch.distributed.elastic")
     num_gpus = torch.cuda.device_count()
     if 0 < num_gpus < num_processes:
         raise InputError(
@@ -92,6 +92,13 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
         typer.echo(f"interrupted; go on with: {resume_hint}", err=True)
         return INTERRUPTED
     return 0
+
+
+def _silence(package: str) -> None:
+    """Log nothing of what is said by a package: in many lines what `launch` says in one."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(package):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def leave(code: int) -> None:

@@ -66,14 +66,19 @@ def fold_run(path: Path, out: Path | None, *, verify: bool, tied: str) -> str:
     """
     if tied not in get_args(Tied):
         raise InputError(f"tied is {tied!r}, expected {' or '.join(get_args(Tied))}")
+    from powernorm.training.run_folders import read_json
     from powernorm.training.trained_models import load_trained
+    from powernorm.training.vocabulary_files import SUBWORDS, VOCABULARY_FILE
 
     trained = load_trained(path)
     plan = plan_fold(trained.model, trained.example_inputs(), tied=cast(Tied, tied))
     if out is None:
         return f"{plan}\nnothing was written: give --out FILE"
     report = plan.apply(verify=verify)
-    report.save(out, trained.settings)
+    # With its subwords a folded model translates wherever it is taken.
+    subwords = (path if path.is_dir() else path.parent.parent) / VOCABULARY_FILE
+    own = {SUBWORDS: read_json(subwords)} if subwords.is_file() else {}
+    report.save(out, {**trained.settings, **own})
     return f"{report}\nfolded model: {out}"
 
 

@@ -1,7 +1,9 @@
 """Translating standard input."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
@@ -41,11 +43,22 @@ def translate_stream(checkpoint: Path, options: Options, source: BinaryIO, out: 
         tokens=options.tokens,
         device=options.device,
     )
+    done = 0
     for lines in _portions(_lines(source), 1 if source.isatty() else PORTION):
-        for ranked in translator.translate(lines):
+        say_cut = partial(_say_cut, done, translator.max_length)
+        done += len(lines)
+        for ranked in translator.translate(lines, say_cut):
             for text, score in ranked:
                 print(f"{score:.4f}\t{text}" if options.scores else text, file=out)
         out.flush()
+
+
+def _say_cut(before: int, max_length: int, number: int, length: int) -> None:
+    print(  # noqa: T201
+        f"standard input, line {before + number + 1}: {length} subwords, of which the first "
+        f"{max_length} are translated",
+        file=sys.stderr,
+    )
 
 
 def _lines(source: BinaryIO) -> Iterator[str]:

@@ -6,29 +6,30 @@ from powernorm.data.corpus import split_by_position
 from powernorm.data.embedded import VERSES as VERSES_ORIGIN
 from powernorm.data.embedded import VERSES_LICENCE, english_chapters, german_chapters
 from powernorm.data.parallel_corpus import ParallelCorpus, TextPair, corpus_in_memory
+from powernorm.data.parallel_languages import language_pair
 from powernorm.errors import InputError
 
 VERSES: Final = "verses"
 VERSE_LANGUAGES: Final = (("de", "en"), ("en", "de"))
 
 
-def verse_pairs(languages: tuple[str, str] | None, *, tokenised: bool = False) -> ParallelCorpus:
+def verse_pairs(languages: str | None, *, tokenised: bool = False) -> ParallelCorpus:
     """Return the verses of the Bible in German and English, split by chapter.
 
     The splits are those of the embedded corpora `verses-de` and `verses-en`.
 
     Args:
-        languages: of source and target; None is German to English.
+        languages: source and target, as `en-de`; None is German to English.
         tokenised: must be False, as the verses are plain text.
 
     Raises:
         InputError: the verses are not in these languages, or not tokenised.
     """
-    chosen = VERSE_LANGUAGES[0] if languages is None else languages
+    known = {language for pair in VERSE_LANGUAGES for language in pair}
+    chosen = VERSE_LANGUAGES[0] if languages is None else language_pair(languages, known)
     if chosen not in VERSE_LANGUAGES:
         raise InputError(
-            f"data.languages={'-'.join(chosen)} does not fit the embedded verses: give de-en or "
-            "en-de."
+            f"data.languages={languages} does not fit the embedded verses: give de-en or en-de."
         )
     if tokenised:
         raise InputError(

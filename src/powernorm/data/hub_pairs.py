@@ -10,7 +10,12 @@ from typing import Any, Final
 
 from powernorm.data.corpus import SPLITS, Split
 from powernorm.data.parallel_corpus import ParallelCorpus, TextPair
-from powernorm.data.parallel_layouts import missing_languages
+from powernorm.data.parallel_languages import (
+    LanguagePair,
+    language_pair,
+    missing_languages,
+    pairs_of,
+)
 from powernorm.errors import InputError
 
 HUB_PREFIX: Final = "hf:"
@@ -19,15 +24,16 @@ _SPLIT_NAMES: Final[Mapping[Split, tuple[str, ...]]] = MappingProxyType(
 )
 _TRANSLATION: Final = "translation"
 """Column whose values are a text for each language."""
+_TEXT_TYPES: Final = ("string", "large_string", "string_view")
 _PORTION: Final = 1024
 
 
-def hub_pairs(source: str, languages: tuple[str, str] | None, *, tokenised: bool) -> ParallelCorpus:
+def hub_pairs(source: str, languages: str | None, *, tokenised: bool) -> ParallelCorpus:
     """Load a data set that has a column `translation`, or a column named by each language.
 
     Args:
         source: `hf:NAME` or `hf:NAME:CONFIG`; the name of a data set, or a local folder.
-        languages: of source and target.
+        languages: source and target, as `de-en`.
         tokenised: whether the lines are tokens with spaces between them.
 
     Raises:
@@ -80,21 +86,43 @@ def _part(loaded: Mapping[str, Any], split: Split, source: str) -> Any:
     )
 
 
-def _languages(
-    features: Mapping[str, Any], languages: tuple[str, str] | None, source: str
-) -> tuple[str, str]:
+def _languages(features: Mapping[str, Any], languages: str | None, source: str) -> LanguagePair:
     feature = features.get(_TRANSLATION, features)
     found = sorted(getattr(feature, "languages", None) or feature)
     if languages is None:
-        raise missing_languages(found, source)
-    absent = [language for language in languages if language not in found]
+        raise _no_languages(found, feature, source)
+    pair = language_pair(languages, found)
+    absent = [language for language in pair if language not in found]
     if absent:
         raise InputError(
-            f"data.languages={'-'.join(languages)}: {source} has no text in "
+            f"data.languages={languages}: {source} has no text in "
             f"{' and '.join(absent)}, only {', '.join(found)}; expected both in the column "
             f"{_TRANSLATION}, or a column for each."
         )
-    return languages
+    return pair
+
+
+def _no_languages(found: list[str], feature: Any, source: str) -> InputError:
+    # Of plain columns only some are text, and only some are called as a language can be asked for.
+    texts = [
+        name
+        for name in found
+        if not isinstance(feature, Mapping) or getattr(feature[name], "dtype", None) in _TEXT_TYPES
+    ]
+    pairs = [pair for pair in pairs_of(texts) if _can_be_asked_for(pair, found)]
+    if pairs:
+        return missing_languages(pairs, source)
+    return InputError(
+        f"{source} has text in {', '.join(texts) or 'no language'} only: expected two languages in "
+        f"the column {_TRANSLATION}, or a column for each, named by its language."
+    )
+
+
+def _can_be_asked_for(pair: LanguagePair, found: list[str]) -> bool:
+    try:
+        return language_pair("-".join(pair), found) == pair
+    except InputError:
+        return False
 
 
 def _pairs(part: Any, pair: tuple[str, str], where: str) -> Iterator[TextPair]:

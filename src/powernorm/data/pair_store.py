@@ -1,18 +1,22 @@
 """Sentence pairs on disk: written a portion at a time, mapped into memory afterwards.
 
 A store is a folder of the cache. It comes into being by renaming a finished folder, and a manifest
-names the size and the checksum of each file, so that what is damaged is never read.
+names the size and the checksum of each file, and its own, so that what is damaged is never read.
+Of the valid and test splits the text is there too: what a run is scored with is what it was encoded
+from, whatever has become of the user's files.
 """
 
 import json
 import logging
+import os
 import shutil
 import tempfile
+import time
 import weakref
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Literal
@@ -22,6 +26,7 @@ import torch
 from powernorm.data.cache import cache_folder
 from powernorm.data.corpus import Split
 from powernorm.data.pair_batches import EncodedPairSplit
+from powernorm.data.parallel_corpus import TextPair
 from powernorm.data.subwords import END_ID
 from powernorm.data.token_lists import TokenLists
 from powernorm.errors import InputError
@@ -30,7 +35,12 @@ LOGGER = logging.getLogger(__name__)
 
 Side = Literal["source", "target"]
 SIDES: Final[tuple[Side, ...]] = ("source", "target")
+EvaluatedSplit = Literal["valid", "test"]
+EVALUATED_SPLITS: Final[tuple[EvaluatedSplit, ...]] = ("valid", "test")
 MANIFEST: Final = "manifest.json"
+_SUFFIX: Final = ".pairs"
+_ABANDONED_AFTER: Final = 24 * 60 * 60
+"""Seconds without a change after which nobody is at work on a folder any more."""
 _ITEM: Final = 4
 _CHUNK: Final = 1 << 22
 
@@ -91,6 +101,22 @@ def _read_side(folder: Path, split: Split, side: Side) -> TokenLists:
     return TokenLists(flat, lengths)
 
 
+def append_text(folder: Path, split: EvaluatedSplit, pairs: Iterable[TextPair]) -> None:
+    """Keep the text of pairs, whatever characters it has."""
+    with _text_path(folder, split).open("a") as file:
+        file.writelines(json.dumps(pair) + "\n" for pair in pairs)
+
+
+def read_text(folder: Path, split: EvaluatedSplit) -> list[TextPair]:
+    """Return what was kept."""
+    with _text_path(folder, split).open() as file:
+        return [(source, target) for source, target in map(json.loads, file)]
+
+
+def _text_path(folder: Path, split: EvaluatedSplit) -> Path:
+    return folder / f"{split}.text.jsonl"
+
+
 class PairStore:
     """A finished folder of files.
 
@@ -119,7 +145,7 @@ def found_or_made(key: str, make: Callable[[Path], dict[str, Any]]) -> PairStore
     Raises:
         InputError: no folder can be written.
     """
-    folder = cache_folder() / f"{key}.pairs"
+    folder = cache_folder() / f"{key}{_SUFFIX}"
     facts = _checked_facts(folder)
     if facts is not None:
         return PairStore(folder, facts)
@@ -127,7 +153,12 @@ def found_or_made(key: str, make: Callable[[Path], dict[str, Any]]) -> PairStore
         folder.parent.mkdir(parents=True, exist_ok=True)
         return _made(folder, make)
     except OSError as error:
-        LOGGER.warning("The cache %s cannot be written (%s).", folder.parent, error.strerror)
+        LOGGER.warning(
+            "The cache %s cannot be written (%s): the encoded pairs are in a temporary folder, and "
+            "every start encodes them anew; set POWERNORM_CACHE to a folder that can be written.",
+            folder.parent,
+            error.strerror,
+        )
     try:
         return _made_temporarily(make)
     except OSError as error:
@@ -140,6 +171,7 @@ def found_or_made(key: str, make: Callable[[Path], dict[str, Any]]) -> PairStore
 
 def _made(folder: Path, make: Callable[[Path], dict[str, Any]]) -> PairStore:
     """Make a store under another name in the same folder and then rename it."""
+    _remove_abandoned(folder.parent)
     with tempfile.TemporaryDirectory(
         dir=folder.parent, prefix=f".{folder.name}.", ignore_cleanup_errors=True
     ) as outer:
@@ -157,6 +189,16 @@ def _made(folder: Path, make: Callable[[Path], dict[str, Any]]) -> PairStore:
     return PairStore(folder, facts)
 
 
+def _remove_abandoned(cache: Path) -> None:
+    """Remove what preparations that were killed have left under their names for the time being."""
+    latest = time.time() - _ABANDONED_AFTER
+    for outer in cache.glob(f".*{_SUFFIX}.*"):
+        # One that is at work may be removing its own at this moment.
+        with suppress(OSError):
+            if max(path.lstat().st_mtime for path in (outer, *outer.rglob("*"))) < latest:
+                shutil.rmtree(outer, ignore_errors=True)
+
+
 def _made_temporarily(make: Callable[[Path], dict[str, Any]]) -> PairStore:
     folder = Path(tempfile.mkdtemp(prefix="powernorm."))
     try:
@@ -169,8 +211,14 @@ def _made_temporarily(make: Callable[[Path], dict[str, Any]]) -> PairStore:
 def _filled(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     facts = make(folder)
     files = {path.name: list(_measured(path)) for path in sorted(folder.iterdir())}
-    (folder / MANIFEST).write_text(json.dumps({"files": files, "facts": facts}))
+    content = {"files": files, "facts": facts}
+    manifest = {"checksum": _checksum(content), **content}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
     return facts
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def _measured(path: Path) -> tuple[int, int]:
@@ -185,17 +233,24 @@ def _measured(path: Path) -> tuple[int, int]:
 def _checked_facts(folder: Path) -> dict[str, Any] | None:
     """Return what was recorded with the files; None where they are missing.
 
-    Damaged ones are removed: those that use them keep them mapped all the same.
+    Damaged ones are removed, and so is what is no folder: those that use them keep them mapped all
+    the same.
     """
-    if not folder.exists():
+    if not os.path.lexists(folder):
         return None
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
+        if manifest.pop("checksum") != _checksum(manifest):
+            raise ValueError(f"{MANIFEST} is not what was written")
         for name, expected in manifest["files"].items():
             if list(_measured(folder / name)) != expected:
                 raise ValueError(f"{name} is not what was written")
         return dict(manifest["facts"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         LOGGER.warning("The cached pairs %s are damaged (%s) and are made anew.", folder, error)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                folder.unlink()
         return None

@@ -68,13 +68,19 @@ def read_line_pairs(source: Path, target: Path) -> Iterator[TextPair]:
         raise _different(source, number, target, number + rest)
 
 
-def read_columns(path: Path) -> Iterator[TextPair]:
+def read_columns(path: Path, *, has_header: bool = False) -> Iterator[TextPair]:
     """Yield the two columns of a file with a tab between them; blank lines are pairs without words.
+
+    Args:
+        path: of the file.
+        has_header: whether the first line is none of the pairs.
 
     Raises:
         InputError: as `read_lines`; or a line has not one tab.
     """
     for number, line in enumerate(read_lines(path), start=1):
+        if has_header and number == 1:
+            continue
         columns = line.split("\t")
         if len(columns) == 2:
             yield columns[0], columns[1]

@@ -1,7 +1,7 @@
 """Sentence pairs as numbers: which corpus, which subwords, and the ids of both sides."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -16,16 +16,21 @@ from powernorm.data.embedded_pairs import VERSES, verse_pairs
 from powernorm.data.hub_pairs import HUB_PREFIX, hub_pairs
 from powernorm.data.pair_batches import EncodedPairSplit
 from powernorm.data.pair_store import (
+    EVALUATED_SPLITS,
     SIDES,
+    EvaluatedSplit,
     PairStore,
     PairWriter,
     Side,
+    append_text,
     found_or_made,
     read_split,
+    read_text,
 )
 from powernorm.data.pair_subwords import LEAST_SIZE, Subwords
 from powernorm.data.parallel_corpus import ParallelCorpus, TextPair
-from powernorm.data.parallel_readers import language_pair, read_parallel
+from powernorm.data.parallel_languages import check_languages
+from powernorm.data.parallel_readers import read_parallel
 from powernorm.errors import InputError
 
 TOO_LONG: Final = "too long"
@@ -33,7 +38,7 @@ LENGTH_RATIO: Final = "length ratio"
 """Why a training pair is left out."""
 PORTION: Final = 4096
 """Pairs that are encoded at a time."""
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _FILES: Final[Mapping[Side, str]] = MappingProxyType(
     {"source": "source.subwords.json", "target": "target.subwords.json"}
 )
@@ -89,6 +94,8 @@ class EncodedPairs:
     """Sentences of which only the beginning is encoded, by side."""
     num_words: Mapping[Split, Mapping[str, int]]
     """Of the pairs that are there, by side."""
+    _texts: Mapping[EvaluatedSplit, list[TextPair]] = field(repr=False)
+    """In memory, as the user's files and the cache may have changed when a run is scored."""
     _store: PairStore
     """Keeps the files as long as somebody may read them."""
 
@@ -102,13 +109,13 @@ class EncodedPairs:
         """Return the number of subwords of the target."""
         return self.target_subwords.size
 
-    def sources(self, split: Split) -> list[str]:
-        """Return the sentences of the valid or the test split as they were read."""
-        return [source for source, _ in self.corpus.pairs(split)]
+    def sources(self, split: EvaluatedSplit) -> list[str]:
+        """Return the sentences of a split as they were read when they were encoded."""
+        return [source for source, _ in self._texts[split]]
 
-    def references(self, split: Split) -> list[str]:
-        """Return the translations of the valid or the test split as they were read."""
-        return [target for _, target in self.corpus.pairs(split)]
+    def references(self, split: EvaluatedSplit) -> list[str]:
+        """Return the translations of a split as they were read when they were encoded."""
+        return [target for _, target in self._texts[split]]
 
     def facts(self) -> dict[str, Any]:
         """Return what a result says about its data, JSON values."""
@@ -148,18 +155,19 @@ def load_pairs(source: str | None, languages: str | None, tokenised: bool) -> Pa
 
     Args:
         source: one of these; None is `verses`. (Write `./verses` for a path of this name.)
-        languages: of source and target, as `de-en`.
+        languages: of source and target, as `de-en`; `pt-br-en` where the data are in pt-br and en.
         tokenised: whether the lines are tokens with spaces between them, as Moses writes them.
 
     Raises:
         InputError: there is no such corpus, or the languages are not those that it has.
     """
-    pair = None if languages is None else language_pair(languages)
+    if languages is not None:
+        check_languages(languages)
     if source is None or source == VERSES:
-        return verse_pairs(pair, tokenised=tokenised)
+        return verse_pairs(languages, tokenised=tokenised)
     if source.startswith(HUB_PREFIX):
-        return hub_pairs(source, pair, tokenised=tokenised)
-    return read_parallel(Path(source), pair, tokenised=tokenised)
+        return hub_pairs(source, languages, tokenised=tokenised)
+    return read_parallel(Path(source), languages, tokenised=tokenised)
 
 
 def encode_pairs(
@@ -205,6 +213,7 @@ def _opened(corpus: ParallelCorpus, key: str, store: PairStore) -> EncodedPairs:
         dropped={split: facts[split]["dropped"] for split in SPLITS},
         cut={split: facts[split]["cut"] for split in SPLITS},
         num_words={split: facts[split]["words"] for split in SPLITS},
+        _texts={split: read_text(store.folder, split) for split in EVALUATED_SPLITS},
         _store=store,
     )
 
@@ -227,6 +236,8 @@ def _make(
         with PairWriter(folder, split) as writer:
             for portion in _portions(train if split == "train" else corpus.pairs(split)):
                 encoder.write(portion, writer)
+                if split != "train":
+                    append_text(folder, split, portion)
         facts[split] = encoder.facts(corpus.num_dropped[split])
         if not encoder.num_pairs:
             raise InputError(

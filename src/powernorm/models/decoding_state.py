@@ -79,7 +79,6 @@ class DecodingState:
     ) -> None:
         self.layers = layers
         self.memory_allowed = memory_allowed
-        self.num_steps = 0
         self._itself = torch.eye(beam_size, dtype=torch.bool, device=device)
         self._visible = self._itself.new_empty(batch, beam_size, 0)
 
@@ -87,7 +86,6 @@ class DecodingState:
         """Return what each hypothesis sees in the coming step, (batch, 1, beam, kept tokens)."""
         own = self._itself.expand(self._visible.shape[0], -1, -1)
         self._visible = torch.cat((self._visible, own), dim=-1)
-        self.num_steps += 1
         return self._visible[:, None]
 
     def continue_from(self, origins: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The parts of a Transformer layer: feed-forward network, residual sub-layer, both together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
@@ -129,3 +129,17 @@ class TransformerLayer(nn.Module):
         x = self.attention_frame(x, attend, padding_mask)
         y: Tensor = self.feedforward_frame(x, self.feedforward, padding_mask)
         return y
+
+
+class LayerStack(nn.Module):
+    """The layers of an encoder or a decoder, and the norm after the last of them.
+
+    Args:
+        layers: the lowest first.
+        norm: after them, with placement `pre`.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm

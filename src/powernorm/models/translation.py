@@ -14,7 +14,7 @@ from powernorm.models.decoder_layers import DecoderLayer
 from powernorm.models.decoding_state import DecodingState, LayerState
 from powernorm.models.dropout import Dropout
 from powernorm.models.initialisation import initialise, initialise_table
-from powernorm.models.layers import NormFactory, TransformerLayer
+from powernorm.models.layers import LayerStack, NormFactory, TransformerLayer
 from powernorm.models.norm_places import NormPlaces, norms_by_layer
 from powernorm.models.positions import sinusoidal_positions
 
@@ -96,7 +96,8 @@ class TranslationModel(nn.Module):
         self.source_embedding = nn.Embedding(source_vocabulary_size, num_features)
         self.target_embedding = nn.Embedding(target_vocabulary_size, num_features)
         self.dropout = Dropout(dropout)
-        self.encoder_layers = nn.ModuleList(
+        pre = placement == "pre"
+        encoder_layers = [
             TransformerLayer(
                 num_features,
                 num_heads,
@@ -110,8 +111,9 @@ class TranslationModel(nn.Module):
                 activation_dropout=activation_dropout,
             )
             for place in places
-        )
-        self.decoder_layers = nn.ModuleList(
+        ]
+        self.encoder = LayerStack(encoder_layers, places[-1].final(num_features) if pre else None)
+        decoder_layers = [
             DecoderLayer(
                 num_features,
                 num_heads,
@@ -124,10 +126,8 @@ class TranslationModel(nn.Module):
                 activation_dropout=activation_dropout,
             )
             for _ in range(num_layers if num_decoder_layers is None else num_decoder_layers)
-        )
-        pre = placement == "pre"
-        self.encoder_norm = places[-1].final(num_features) if pre else None
-        self.decoder_norm = decoder_norm(num_features) if pre else None
+        ]
+        self.decoder = LayerStack(decoder_layers, decoder_norm(num_features) if pre else None)
         generator = initialise(self, seed, initialisation)
         self.head = nn.Linear(num_features, target_vocabulary_size, bias=False)
         self._share(shared_embeddings, generator)
@@ -171,10 +171,10 @@ class TranslationModel(nn.Module):
         memory = self.encode(source, source_padding_mask)
         positions = self.positions(target.shape[1], target.device)
         x = self._embedded(self.target_embedding, target, positions)
-        for layer in self.decoder_layers:
+        for layer in self.decoder.layers:
             x = layer(x, memory, target_padding_mask, source_padding_mask)
-        if self.decoder_norm is not None:
-            x = self.decoder_norm(x, target_padding_mask)
+        if self.decoder.norm is not None:
+            x = self.decoder.norm(x, target_padding_mask)
         return x
 
     def encode(self, source: Tensor, source_padding_mask: Tensor | None = None) -> Tensor:
@@ -182,10 +182,10 @@ class TranslationModel(nn.Module):
         _check_tokens("source", source, source_padding_mask)
         positions = self.positions(source.shape[1], source.device)
         x = self._embedded(self.source_embedding, source, positions)
-        for layer in self.encoder_layers:
+        for layer in self.encoder.layers:
             x = layer(x, source_padding_mask)
-        if self.encoder_norm is not None:
-            x = self.encoder_norm(x, source_padding_mask)
+        if self.encoder.norm is not None:
+            x = self.encoder.norm(x, source_padding_mask)
         return x
 
     def positions(self, length: int, device: torch.device) -> Tensor:
@@ -223,13 +223,13 @@ class TranslationModel(nn.Module):
         x = self._embedded(self.target_embedding, tokens, position)
         for layer, layer_state in zip(self._decoder(), state.layers, strict=True):
             x = layer.step(x, layer_state, visible, state.memory_allowed)
-        if self.decoder_norm is not None:
-            x = self.decoder_norm(x, None)
+        if self.decoder.norm is not None:
+            x = self.decoder.norm(x, None)
         logits: Tensor = self.head(x)
         return logits
 
     def _decoder(self) -> Iterator[DecoderLayer]:
-        return (cast(DecoderLayer, layer) for layer in self.decoder_layers)
+        return (cast(DecoderLayer, layer) for layer in self.decoder.layers)
 
     def _embedded(self, embedding: nn.Module, tokens: Tensor, positions: Tensor) -> Tensor:
         embedded: Tensor = embedding(tokens) * self.embedding_scale

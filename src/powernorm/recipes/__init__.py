@@ -5,13 +5,16 @@
 """
 
 from powernorm.recipes.catalogue import CATALOGUE, RecipeInfo
-from powernorm.recipes.papers import measure_of, paper_records, reduced_note
+from powernorm.recipes.checks import check_choice
+from powernorm.recipes.differences import reduced_note
+from powernorm.recipes.papers import measure_of, paper_records
 from powernorm.recipes.registry import RECIPES, recipe
 
 __all__ = [
     "CATALOGUE",
     "RECIPES",
     "RecipeInfo",
+    "check_choice",
     "measure_of",
     "paper_records",
     "recipe",

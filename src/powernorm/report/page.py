@@ -26,7 +26,7 @@ from powernorm.report.html_tables import (
 from powernorm.report.loading import read_comparison
 from powernorm.report.markup import Markup, element
 from powernorm.report.numerals import printable
-from powernorm.report.paper_tables import paper_contents
+from powernorm.report.paper_tables import difference_note, paper_contents
 from powernorm.report.records import Comparison
 from powernorm.report.scoring import scoring_notes
 from powernorm.report.studies import study_contents
@@ -84,16 +84,17 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     study = study_contents(comparison)
     if study:
         yield "study", "The study", study
+    paper = paper_contents(comparison)
     yield (
         "results",
         "Results",
         [
+            *([] if paper else difference_note(comparison)),
             summary_table(rows, comparison.metric),
             *scoring_notes(comparison),
             _copies(rows, comparison.metric),
         ],
     )
-    paper = paper_contents(comparison)
     if paper:
         yield "paper", "Paper and measured", paper
     curves = figures.learning_curves(comparison)

@@ -20,7 +20,7 @@ HEADINGS: Final[Sequence[tuple[str, bool]]] = (
     ("paper", False),
     ("measured", True),
     ("measure", False),
-    ("data set", False),
+    ("paper's data", False),
 )
 """Each with whether its column is of numbers."""
 
@@ -98,9 +98,18 @@ def paper_contents(comparison: Comparison) -> list[Markup]:
     return list(_contents(comparison))
 
 
+def difference_note(comparison: Comparison) -> list[Markup]:
+    """How the comparison differs from what it stands for; it may, with no number to stand beside.
+
+    Such are the papers' presets where they have no number of this placement.
+    """
+    if not comparison.reduced:
+        return []
+    return [element("p", comparison.reduced, attributes={"class": "reduced"})]
+
+
 def _contents(comparison: Comparison) -> Iterator[Markup]:
-    if comparison.reduced:
-        yield element("p", comparison.reduced, attributes={"class": "reduced"})
+    yield from difference_note(comparison)
     lines = paper_lines(comparison)
     yield plain_table("Paper and measured", CAPTION, HEADINGS, lines, wrapped="paper")
     texts = _copied(lines)

@@ -20,6 +20,9 @@ from powernorm.report.tables import FOOTNOTE, cells, headline
 _MAX_CELL: Final = 26
 """A longer cell (only the last column has them) may break into lines."""
 
+_MAX_NAME: Final = 16
+"""A longer name of a norm may break, too."""
+
 _FRAME: Final = 3
 """Width of the frame and padding that a column adds."""
 
@@ -40,20 +43,28 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     for note in (scored_weights(comparison), *map(": ".join, signatures(comparison))):
         if note:
             console.print(Text(note))
+    if comparison.reduced:
+        console.print(Text(printable(comparison.reduced)))
     if comparison.paper:
         _print_paper(console, comparison)
 
 
 def _print_paper(console: Console, comparison: Comparison) -> None:
     """What the papers print, beside what was measured."""
-    if comparison.reduced:
-        console.print(Text(printable(comparison.reduced)))
     table = Table(
         title=Text("paper and measured"), title_justify="left", title_style="bold", box=SIMPLE_HEAD
     )
-    for heading, numeric in HEADINGS:
-        table.add_column(Text(heading), justify="right" if numeric else "left", overflow="fold")
-    for line in paper_lines(comparison):
+    lines = paper_lines(comparison)
+    longest = max(cell_len(line[0]) for line in lines)
+    for index, (heading, numeric) in enumerate(HEADINGS):
+        table.add_column(
+            Text(heading),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            # A name breaks only where it would leave no room for the rest.
+            width=max(longest, cell_len(heading)) if not index and longest <= _MAX_NAME else None,
+        )
+    for line in lines:
         table.add_row(*map(Text, line))
     console.print(table)
 

@@ -95,8 +95,9 @@ def read_folded(path: str | Path) -> FoldedFile:
     except InputError:
         raise
     except Exception as error:  # whatever a damaged file makes the readers raise
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on for a page
         raise InputError(
-            f"{path} is not a folded model ({type(error).__name__}: {error}): give a file that "
+            f"{path} is not a folded model ({type(error).__name__}: {reason}): give a file that "
             "powernorm.save_folded or `powernorm fold` wrote"
         ) from error
     return FoldedFile(structure, state, settings)

@@ -1,5 +1,6 @@
 """The average of the last checkpoints' weights (Vaswani et al. 2017, 6.1; Junczys-Dowmunt 2016)."""
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -95,6 +96,10 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The metadata of safetensors are strings: the second name of a tensor, and its first.
         save_file({name: tensor.cpu() for name, tensor in kept.items()}, temporary, shared)
+        # safetensors keeps a file to its owner; others shall read it as they do its neighbours.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
     except SafetensorError as error:
         raise OSError(str(error)) from error

@@ -3,6 +3,7 @@
 import io
 import math
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -195,12 +196,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         InputError: the file is damaged or is none of ours.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about a file that it refuses next
+            content = torch.load(path, map_location="cpu", weights_only=True)
         if {"state_dict", "global_step", "loops"} <= set(content):
             return dict(content)
         reason = "it holds something else"
     except Exception as error:  # whatever a damaged file makes torch raise
-        reason = " ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        first_line = str(error).partition("\n")[0]
+        reason = f"{type(error).__name__} {first_line.partition('. ')[0]}"
     raise InputError(
         f"{path} is not a checkpoint of a run ({reason}): remove the run's folder to train it anew."
     )

@@ -43,7 +43,13 @@ from powernorm.training.run_folders import (
 from powernorm.training.running import TENSORBOARD_FOLDER, Run, RunTrainer, choose_device
 from powernorm.training.settings import comparison_settings, run_settings
 from powernorm.training.tasks import task_of
-from powernorm.training.variants import Line, line_of_variant, lines_of, study_info
+from powernorm.training.variants import (
+    Line,
+    chosen_norms,
+    line_of_variant,
+    lines_of,
+    study_info,
+)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -104,10 +110,14 @@ def compare(
     with process_group(device.type):
         task = task_of(config)
         encoded = locally_first(lambda: task.encode(config.data))
-        for line in lines_of(config):
-            for seed in config.seeds:
-                task.data(encoded, line.config, seed)
-        on_main(lambda: prepare_folder(out, resume=resume, force=force))
+
+        def prepare() -> None:
+            for line in lines_of(config):
+                for seed in config.seeds:
+                    task.data(encoded, line.config, seed)
+            prepare_folder(out, resume=resume, force=force)
+
+        on_main(prepare)
         listener = (on_event or ignore) if is_main() else ignore
         comparison = _Comparison(config, out, encoded, notes, listener)
         # The runs seed torch's generators; the caller's shall be as before.
@@ -124,7 +134,7 @@ def check_norms(config: ComparisonConfig) -> None:
     Raises:
         InputError: an unknown norm, an unknown option, or one that does not fit the model.
     """
-    for norm in dict.fromkeys([*config.norms, *config.norm_options]):
+    for norm in dict.fromkeys([*chosen_norms(config), *config.norm_options]):
         _check_norm(config, norm)
     for line in lines_of(config):
         _check_norm(line.config, line.norm)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
+from powernorm.data.parallel_languages import check_languages
 from powernorm.errors import InputError
 from powernorm.models.choices import (
     Activation,
@@ -36,9 +37,6 @@ NormOptions = Mapping[str, OptionValue]
 
 LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """What the label of a variant may be: it becomes part of a folder's name."""
-
-LANGUAGES: Final = re.compile(r"(?P<source>[A-Za-z_]+)-(?P<target>[A-Za-z_]+)", re.ASCII)
-"""The source and the target of a translation."""
 
 LATER: Final = {"left_out_at_default": True}
 """Metadata of fields that came after the first runs: at their default they are left out of the
@@ -93,11 +91,8 @@ class DataConfig:
             raise InputError(
                 f"data.max_length_ratio={self.max_length_ratio} must be 1 or more, or none for all."
             )
-        if self.languages is not None and not LANGUAGES.fullmatch(self.languages):
-            raise InputError(
-                f"data.languages={self.languages!r} is no pair of languages: give the source and "
-                "the target, as de-en."
-            )
+        if self.languages is not None:
+            check_languages(self.languages)
         check_at_least("data.sequence_length", self.sequence_length, 2)
         check_at_least("data.batch_size", self.batch_size, 1)
         check_at_least("data.evaluation_batch_size", self.evaluation_batch_size, 1)
@@ -295,7 +290,7 @@ class DecodingConfig:
     max_length_offset: int = 50
     """A translation has at most factor · (length of its source) + offset subwords."""
     batch_tokens: int = 4096
-    """Source positions of a batch of searches, padding included, times beams."""
+    """Source positions of a batch of searches, padding included."""
 
     def __post_init__(self) -> None:
         check_at_least("decoding.beam_size", self.beam_size, 1)
@@ -371,7 +366,8 @@ class ComparisonConfig:
     decoding: DecodingConfig = field(default=DecodingConfig(), metadata=LATER)
     study: Study | None = field(default=None, metadata=LATER)
     variants: tuple[Variant, ...] = field(default=(), metadata=LATER)
-    """What is trained in place of the norms as such: those variants whose norm is in `norms`."""
+    """What is trained in place of the norms as such: those variants whose norm or label is in
+    `norms`."""
 
     def __post_init__(self) -> None:
         check_distinct("norms", self.norms)
@@ -443,11 +439,13 @@ def _plain(value: Any) -> Any:
 
 
 def _check_norms_of_variants(config: ComparisonConfig) -> None:
-    known = dict.fromkeys(variant.norm for variant in config.variants)
+    norms = (variant.norm for variant in config.variants)
+    known = dict.fromkeys([*norms, *(variant.label for variant in config.variants)])
     foreign = [norm for norm in config.norms if norm not in known]
     if foreign:
-        name = "" if config.study is None else f" {config.study.name}"
+        study = config.study
+        owner = f"preset {config.preset}" if study is None else f"study {study.name}"
         raise InputError(
-            f"norms={','.join(config.norms)}: the study{name} has no variant of "
+            f"norms={','.join(config.norms)}: the {owner} has no variant of "
             f"{', '.join(foreign)}; choose from {', '.join(known)}."
         )

@@ -12,7 +12,7 @@ from powernorm.diagnosis import NormMonitor
 from powernorm.norms import rescale_backward_statistics
 from powernorm.runs import NORMS_COLUMNS, NORMS_FILE
 from powernorm.training.logs import CsvLog
-from powernorm.training.processes import is_main
+from powernorm.training.processes import is_main, num_processes
 from powernorm.training.trainers import log_entries, loss_scale
 
 
@@ -50,7 +50,8 @@ class NormLog(pl.Callback):
         """Arm the monitor at the first micro-batch of an update."""
         del batch
         if self._monitor is not None and batch_idx % self._accumulation == 0:
-            scale = loss_scale(scaler_of(trainer), pl_module.device)
+            # What is averaged over processes is as many times the loss of one alone.
+            scale = loss_scale(scaler_of(trainer), pl_module.device) * num_processes()
             self._monitor.start_step(trainer.global_step + 1, scale)
 
     def on_train_batch_end(

@@ -228,7 +228,8 @@ def _checked(value: Any, hint: Any, key: str, *, shown: Any = None) -> Any:
 
 
 def _wrong_type(key: str, value: Any, hint: Any) -> InputError:
-    return InputError(f"{key}={value} has the wrong type: expected {_describe(hint)}.")
+    what = "is not known" if get_origin(hint) is Literal else "has the wrong type"
+    return InputError(f"{key}={value} {what}: expected {_describe(hint)}.")
 
 
 def _describe(hint: Any) -> str:

@@ -269,7 +269,9 @@ class RunTrainer:
             if training.average_statistics == "recalibrate":
                 self.model.to(self.device)
                 batches = self._first_batches(training.recalibration_batches)
-                calibrate(self.model, batches, forward_features, way="one_pass")
+                # Whole ones in every process, each in one: their sums are put together.
+                own = batches[rank() :: num_processes()]
+                calibrate(self.model, own, forward_features, way="one_pass")
             name += f", running statistics {training.average_statistics}d"
         if is_main():
             write_weights(folder / AVERAGE, self.model.state_dict())
@@ -352,7 +354,8 @@ def _placement(config: ComparisonConfig, precision: Precision) -> dict[str, Any]
     if num_processes() == 1:
         return {"devices": 1, "plugins": [precision, DirectFiles()]}
     strategy: Strategy = (
-        DDPStrategy(process_group_backend=None)
+        # Statistics that processes share are equal in all; those of one alone shall stay its own.
+        DDPStrategy(broadcast_buffers=False)
         if config.training.strategy == "ddp"
         else ModelParallelStrategy(
             data_parallel_size=num_processes(),

@@ -9,7 +9,7 @@ import torch
 
 from powernorm.training.config import ComparisonConfig, options_of, to_json
 from powernorm.training.processes import num_processes
-from powernorm.training.variants import Line, description
+from powernorm.training.variants import Line, chosen_norms, description
 
 PACKAGES: Final = ("powernorm", "torch", "lightning", "tokenizers", "sacrebleu")
 
@@ -36,7 +36,7 @@ def comparison_settings(config: ComparisonConfig) -> dict[str, Any]:
         settings["variants"] = {variant.label: description(variant) for variant in config.variants}
     return {
         **settings,
-        "norm_options": {norm: dict(options_of(config, norm)) for norm in config.norms},
+        "norm_options": {norm: dict(options_of(config, norm)) for norm in chosen_norms(config)},
         "versions": {"python": platform.python_version()}
         | {package: _version(package) for package in PACKAGES},
         "machine": {

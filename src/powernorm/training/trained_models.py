@@ -13,14 +13,22 @@ from powernorm.surgery import load_folded
 from powernorm.surgery.storage import read_folded
 from powernorm.training.averaging import AVERAGE, read_weights, step_of
 from powernorm.training.batches import RunData
-from powernorm.training.checkpoints import BEST, model_weights, read_checkpoint
+from powernorm.training.checkpoints import BEST, EARLY, LAST, model_weights, read_checkpoint
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.overrides import from_json
-from powernorm.training.run_folders import read_json
+from powernorm.training.run_folders import find_runs, read_json
 from powernorm.training.task import Sizes, TaskModel
 from powernorm.training.tasks import task_of
+from powernorm.training.vocabulary_files import SUBWORDS
 
-_OF_THE_RUN: Final = ("norm", "label", "seed", "data_fingerprint", "vocabulary_size")
+_OF_THE_RUN: Final = (
+    "norm",
+    "label",
+    "seed",
+    "data_fingerprint",
+    "vocabulary_size",
+    SUBWORDS,
+)
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,10 @@ def load_trained(path: Path) -> TrainedModel:
     checkpoint = _scored(path / CHECKPOINTS_FOLDER) if path.is_dir() else path
     config = checkpoint.parent.parent / CONFIG_FILE
     if not checkpoint.is_file() or not config.is_file():
+        runs = [str(run) for run in find_runs(path)]
+        example = " or ".join(runs[:3]) or "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"
         raise InputError(
-            f"{path} is no run of `powernorm compare`: give a run's folder, such as "
-            "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"
+            f"{path} is no run of `powernorm compare`: give a run's folder, such as {example}"
         )
     weights, step = _read(checkpoint)
     try:
@@ -71,6 +80,11 @@ def load_trained(path: Path) -> TrainedModel:
     except (KeyError, RuntimeError) as error:
         raise InputError(f"{checkpoint} and {config} do not fit each other: {error}") from error
     return TrainedModel(model, settings, step)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a file is, by its name, one of the checkpoints of a run."""
+    return path.name in (LAST, BEST, EARLY, AVERAGE) or step_of(path) is not None
 
 
 def _scored(folder: Path) -> Path:

@@ -22,6 +22,7 @@ from powernorm.training.bleu import corpus_scores
 from powernorm.training.config import ComparisonConfig, DataConfig, options_of
 from powernorm.training.language_modeling import UPPER_NORM, norm_factory
 from powernorm.training.run_folders import write_json
+from powernorm.training.source_text import Tokenisation
 from powernorm.training.task import DataSummary, Scores, Sizes, Task, TaskModel
 from powernorm.training.translating import translate_ids
 from powernorm.training.vocabulary_files import VOCABULARY_FILE, vocabulary_record
@@ -148,7 +149,9 @@ class TranslationTask(Task[EncodedPairs]):
             encoded.source_subwords,
             encoded.target_subwords,
             (encoded.corpus.source_language, encoded.corpus.target_language),
-            tokenised=encoded.corpus.tokenised,
+            Tokenisation.of(source for source, _ in encoded.corpus.pairs("train"))
+            if encoded.corpus.tokenised
+            else None,
         )
         write_json(folder / VOCABULARY_FILE, record)
 
@@ -159,6 +162,7 @@ class TranslationTask(Task[EncodedPairs]):
             InputError: one of them does not fit.
         """
         super().check(config, norm)
+        _check_places(config)
         for name in norms_of(config, norm):
             norm_options(config, name)
 
@@ -253,6 +257,23 @@ def norm_options(config: ComparisonConfig, norm: str) -> dict[str, Any]:
     check_norm_options(norm, options)
     build_norm(norm, config.model.num_features, **options)
     return options
+
+
+def _check_places(config: ComparisonConfig) -> None:
+    shape, data = config.model, config.data
+    if shape.placement == "post":
+        for key in ("final_norm", "final_norm_warmup"):
+            if getattr(shape, key) is not None:
+                raise InputError(
+                    f"model.{key}={getattr(shape, key)} has no place with model.placement=post, "
+                    f"where no norm follows the last layer: set model.{key}=none."
+                )
+    if shape.shared_embeddings == "all" and data.target_vocabulary_size is not None:
+        raise InputError(
+            f"data.target_vocabulary_size={data.target_vocabulary_size} gives the target subwords "
+            "of its own, which cannot share a table with those of the source: set "
+            "model.shared_embeddings to target or none."
+        )
 
 
 def _pair_options(data: DataConfig) -> PairOptions:

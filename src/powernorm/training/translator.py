@@ -5,21 +5,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from sacremoses import MosesDetokenizer, MosesTokenizer
 
 from powernorm.data.pair_subwords import Subwords
 from powernorm.errors import InputError
 from powernorm.models.translation import TranslationModel
-from powernorm.training.bleu import moses_rules
 from powernorm.training.config import DecodingConfig
+from powernorm.training.source_text import Moses
 from powernorm.training.trained_models import (
     TrainedModel,
+    is_checkpoint,
     load_folded_run,
     load_trained,
     run_config,
 )
 from powernorm.training.translating import translate_ids
-from powernorm.training.vocabulary_files import VOCABULARY_FILE, Vocabulary, read_vocabulary
+from powernorm.training.vocabulary_files import (
+    SUBWORDS,
+    VOCABULARY_FILE,
+    Vocabulary,
+    read_vocabulary,
+    vocabulary_of,
+)
+
+OnCut = Callable[[int, int], None]
+"""Is told the number of a sentence, from 0, and how many subwords it has."""
 
 Ranked = list[tuple[str, float]]
 """Translations of a sentence with their scores, best first."""
@@ -35,8 +44,8 @@ class Translator:
         decoding: how to search.
         num_best: translations of each sentence.
         device: of the model.
-        prepare: what is done to a sentence before it is cut into subwords.
-        finish: what is done to a translation.
+        max_length: subwords of a sentence at most; what is beyond is not translated.
+        moses: turns text into tokens and back; None where the model takes text as it is.
     """
 
     model: TranslationModel
@@ -44,24 +53,37 @@ class Translator:
     decoding: DecodingConfig
     num_best: int
     device: torch.device
-    prepare: Callable[[str], str] = str
-    finish: Callable[[str], str] = str
+    max_length: int
+    moses: Moses | None = None
 
-    def translate(self, sentences: Sequence[str]) -> list[Ranked]:
-        """Return the translations of each sentence; of an empty one an empty one."""
+    def translate(self, sentences: Sequence[str], on_cut: OnCut | None = None) -> list[Ranked]:
+        """Return the translations of each sentence, each a line; of an empty one an empty one.
+
+        Args:
+            sentences: text.
+            on_cut: is told of sentences that are too long.
+        """
         filled = [number for number, text in enumerate(sentences) if text.strip()]
         source, target = self.subwords
-        ids = source.encode([self.prepare(sentences[number]) for number in filled])
+        texts = [sentences[number] for number in filled]
+        ids = source.encode(texts if self.moses is None else list(map(self.moses.tokenised, texts)))
+        for number, row in zip(filled, ids, strict=True):
+            if len(row) > self.max_length:
+                if on_cut is not None:
+                    on_cut(number, len(row))
+                del row[self.max_length :]
         found = translate_ids(
             self.model, ids, self.decoding, self.device, num_best=self.num_best
         ).hypotheses
         ranked: list[Ranked] = [[("", 0.0)] * self.num_best for _ in sentences]
         for number, best in zip(filled, found, strict=True):
             texts = target.decode([hypothesis.tokens for hypothesis in best])
-            ranked[number] = [
-                (self.finish(text), hypothesis.score)
-                for text, hypothesis in zip(texts, best, strict=True)
-            ]
+            if self.moses is not None:
+                texts = list(map(self.moses.detokenised, texts))
+            # Subwords spell every byte, line breaks too.
+            texts = [" ".join(text.split()) for text in texts]
+            scores = (hypothesis.score for hypothesis in best)
+            ranked[number] = list(zip(texts, scores, strict=True))
         return ranked
 
 
@@ -89,11 +111,11 @@ def load_translator(
         InputError: there is no such model, or it does not translate.
     """
     place = _device(device)
-    trained, place_of_subwords = _load(path)
+    trained, vocabulary = _load(path)
     config = run_config(trained.settings)
     if config.task != "translation" or not isinstance(trained.model, TranslationModel):
         raise InputError(f"{path} is a run of the task {config.task}, which does not translate.")
-    vocabulary = read_vocabulary(place_of_subwords)
+    known = vocabulary()
     decoding = replace(
         config.decoding,
         beam_size=beam_size or max(num_best, config.decoding.beam_size),
@@ -106,38 +128,27 @@ def load_translator(
             f"--n-best {num_best} is more than the beam of {decoding.beam_size}: give a larger "
             "--beam."
         )
-    prepare, finish = _moses(vocabulary, tokens=tokens)
+    moses = None
+    if known.tokenisation is not None and not tokens:
+        moses = Moses(known.languages, known.tokenisation)
     return Translator(
         model=trained.model.to(place),
-        subwords=(vocabulary.source, vocabulary.target),
+        subwords=(known.source, known.target),
         decoding=decoding,
         num_best=num_best,
         device=place,
-        prepare=prepare,
-        finish=finish,
+        max_length=config.data.sequence_length - 1,
+        moses=moses,
     )
 
 
-def _load(path: Path) -> tuple[TrainedModel, Path]:
-    if path.is_file() and path.parent.name != "checkpoints":
-        return load_folded_run(path), path.parent / VOCABULARY_FILE
+def _load(path: Path) -> tuple[TrainedModel, Callable[[], Vocabulary]]:
+    """Return a model, and what reads its subwords."""
+    if path.is_file() and not is_checkpoint(path):
+        folded = load_folded_run(path)
+        return folded, lambda: vocabulary_of(folded.settings.get(SUBWORDS, {}), path)
     folder = path if path.is_dir() else path.parent.parent
-    return load_trained(path), folder / VOCABULARY_FILE
-
-
-def _moses(vocabulary: Vocabulary, *, tokens: bool) -> tuple[Callable[[str], str], ...]:
-    if not vocabulary.tokenised or tokens:
-        return str, str
-    source, target = map(moses_rules, vocabulary.languages)
-    tokenizer, detokenizer = MosesTokenizer(lang=source), MosesDetokenizer(lang=target)
-
-    def prepare(text: str) -> str:
-        return str(tokenizer.tokenize(text, return_str=True, escape=False))
-
-    def finish(text: str) -> str:
-        return str(detokenizer.detokenize(text.split()))
-
-    return prepare, finish
+    return load_trained(path), lambda: read_vocabulary(folder / VOCABULARY_FILE)
 
 
 def _device(name: str) -> torch.device:

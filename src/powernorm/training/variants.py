@@ -43,10 +43,24 @@ def lines_of(config: ComparisonConfig) -> list[Line]:
     """
     if not config.variants:
         return [Line(config, norm) for norm in config.norms]
+    return [line_of_variant(config, variant) for variant in _chosen_variants(config)]
+
+
+def chosen_norms(config: ComparisonConfig) -> list[str]:
+    """Return the short names of the norms that are trained, of variants too, each once."""
+    if not config.variants:
+        return list(config.norms)
+    return list(dict.fromkeys(variant.norm for variant in _chosen_variants(config)))
+
+
+def _chosen_variants(config: ComparisonConfig) -> list[Variant]:
+    """Variants of the norms in `norms`; a name there that is none of their norms is a label."""
+    norms = {variant.norm for variant in config.variants}
+    labels = set(config.norms) - norms
     return [
-        line_of_variant(config, variant)
+        variant
         for variant in config.variants
-        if variant.norm in config.norms
+        if variant.norm in config.norms or variant.label in labels
     ]
 
 

@@ -29,8 +29,14 @@ NORMS: Final = ("ln", "bn", "rbn", "pn")
 """Table 2 and the best of Table 3; `--norms` takes `pn-only`, `brn` and `mabn` of Table 3, too."""
 WARMUP: Final = 8000
 PN_WARMUP: Final = 4000
+"""Forward passes of a device."""
+RAMP: Final = 4000
+"""Updates in which BatchRenorm's limits rise."""
 EPOCH_WMT16: Final = 2200
-"""Updates of 4 times 16,384 positions: 4.5 million pairs, about 31 subwords on the longer side."""
+"""Updates of 8 times 8,192 positions: 4.5 million pairs, about 31 subwords on the longer side."""
+WMT16_DEVICES: Final = 2
+WMT16_FREQUENCY: Final = 4
+"""Batches of a device in an update."""
 RATES: Final[Mapping[Placement, float]] = {"pre": 1.5e-3, "post": 5e-4}
 
 
@@ -58,8 +64,13 @@ def iwslt14_post() -> ComparisonConfig:
 def wmt16_pre() -> ComparisonConfig:
     """Return the base model on WMT16 English-German with pre-norm; λ (0.1, 0).
 
-    20 epochs of about 2,200 updates, each of 4 times 8,192 tokens on both of the paper's devices,
-    dropout 0.1, last 6 checkpoints averaged.
+    20 epochs of about 2,200 updates, each of 4 times 8,192 tokens on both of the paper's devices:
+    here 8 micro-batches, because there every device has statistics of its own batch and adds a
+    penalty to the sum over its tokens. Warm-ups keep their length in updates: 8,000 forward passes
+    of PowerNorm are the 4,000 of a device, and BatchRenorm's epoch and rise count all 8. What the
+    8 cannot repeat: running statistics move 8 times an update, not 4 times on either device. Of
+    several processes (`--devices`) each takes a part of every micro-batch, and its statistics stay
+    those of 8,192 tokens. Dropout 0.1, last 6 checkpoints averaged.
 
     The learning rates are lost in the text and not in the released scripts that we know of: those
     of IWSLT14 stand in, and so do the warm-up of 8,000, a joint vocabulary of 32,000 (that of the
@@ -91,7 +102,7 @@ def _iwslt14(placement: Placement, penalties: NormOptions) -> ComparisonConfig:
 
 
 def _wmt16(placement: Placement, penalties: NormOptions) -> ComparisonConfig:
-    accumulation = 4
+    accumulation = WMT16_DEVICES * WMT16_FREQUENCY
     return ComparisonConfig(
         task=TASK,
         preset=f"wmt16-wang2022-{placement}",
@@ -101,14 +112,14 @@ def _wmt16(placement: Placement, penalties: NormOptions) -> ComparisonConfig:
             languages="en-de",
             tokenised=True,
             vocabulary_size=32000,
-            batch_tokens=2 * 8192,
+            batch_tokens=8192,
             sequence_length=1024,
         ),
         model=_placed(BASE, placement),
         optimizer=adam(RATES[placement], accumulation=accumulation),
         schedule=ScheduleConfig(name="inverse_sqrt", warmup_steps=WARMUP),
         training=replace(_training(20, EPOCH_WMT16), precision="bfloat16"),
-        norm_options=_options(penalties, BASE.num_heads, accumulation * EPOCH_WMT16),
+        norm_options=_options(penalties, BASE.num_heads, EPOCH_WMT16, accumulation, WMT16_DEVICES),
         decoding=WMT_SEARCH,
     )
 
@@ -130,14 +141,34 @@ def _training(num_epochs: int, epoch: int) -> TrainingConfig:
     )
 
 
-def _options(penalties: NormOptions, num_heads: int, epoch: int) -> dict[str, NormOptions]:
-    """What App. F says of the other norms; `epoch` counts forward passes, as their warm-ups do."""
+def _options(
+    penalties: NormOptions,
+    num_heads: int,
+    epoch: int,
+    accumulation: int = 1,
+    num_devices: int = 1,
+) -> dict[str, NormOptions]:
+    """What App. F says of the other norms, whose warm-ups count forward passes.
+
+    Args:
+        penalties: λ.
+        num_heads: groups of PowerNorm.
+        epoch: in updates.
+        accumulation: forward passes in an update.
+        num_devices: of the paper, which share these.
+    """
+    pn_warmup = num_devices * PN_WARMUP
     return {
         "bn": {"momentum": 0.05},
         "rbn": {"momentum": 0.05, **penalties},
-        "pn": {"groups": num_heads, "warmup_steps": PN_WARMUP},
-        "pn-only": {"warmup_steps": PN_WARMUP},
-        "brn": {"warmup_steps": epoch, "ramp_steps": 4000, "max_r": 3.0, "max_d": 5.0},
+        "pn": {"groups": num_heads, "warmup_steps": pn_warmup},
+        "pn-only": {"warmup_steps": pn_warmup},
+        "brn": {
+            "warmup_steps": accumulation * epoch,
+            "ramp_steps": accumulation * RAMP,
+            "max_r": 3.0,
+            "max_d": 5.0,
+        },
         "mabn": {"window": 16, "warmup_steps": 100, "ratio_start": 1000},
     }
 

@@ -5,7 +5,8 @@ which the paper recommends for AdaNorm, and AdaNorm has C = 2, as in the release
 
 The lengths of the runs are lost in the text, and so are weight decay, label smoothing, averaging
 and search: what is usual on these data sets stands in (0.1, the last 10 checkpoints, beam 5 with
-length penalty 1 for the IWSLT sets and 4 with 0.6 for WMT14).
+length penalty 1 for the IWSLT sets and 4 with 0.6 for WMT14). Of the scores the text says "BLEU"
+only: they stand beside that of tokens, cased, which fairseq prints.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from powernorm.recipes.translation.shapes import (
     IWSLT_SEARCH,
     SMALL,
     TASK,
+    WMT14,
     WMT_SEARCH,
     adam,
 )
@@ -44,7 +46,7 @@ VARIANTS: Final = (
     Variant("detach-std", "detach", {"detach_mean": False, "detach_std": True}),
     Variant("adanorm", "adanorm"),
 )
-"""The rows of the tables; `--norms` chooses among them."""
+"""The rows of the tables; `--norms` chooses among them by label, or by norm (`detach` is three)."""
 
 NORM_OPTIONS: Final[dict[str, NormOptions]] = {"adanorm": {"scale": 2.0}}
 
@@ -72,20 +74,12 @@ def wmt14() -> ComparisonConfig:
 
     Rate 1e-3 after 4,000 updates of warm-up, shared vocabulary of 32,765, dropout 0.3 are the
     paper's, and batches of 4,096 tokens, here taken for each of 8 devices. 100,000 updates, about
-    22 epochs, stand in for the length, and bfloat16.
+    22 epochs, stand in for the length, and bfloat16. The paper splits compounds before it scores,
+    which is not done here; the valid split is what the folder has (see `shapes.WMT14`).
     """
-    data = DataConfig(
-        path="wmt14_en_de/tmp",
-        languages="en-de",
-        tokenised=True,
-        vocabulary_size=32765,
-        batch_tokens=8 * 4096,
-        sequence_length=1024,
-        max_length_ratio=1.5,
-    )
     return _config(
         "wmt14-xu2019",
-        data,
+        replace(WMT14, vocabulary_size=32765),
         BIG,
         adam(1e-3),
         replace(_training(100_000, epoch=4500), precision="bfloat16"),
@@ -169,7 +163,7 @@ PRESETS: Final[dict[str, Callable[[], ComparisonConfig]]] = {
 _TABLE: Final = {
     "none": ("Tables 1, 2, 4", (None, 34.0, 28.4)),
     "ln": ("Tables 1, 4", (28.3, 35.5, 31.2)),
-    "ln-simple": ("Tables 1-4", (28.4, 35.5, 31.6)),
+    "ln-simple": ("Tables 1, 3, 4", (28.4, 35.5, 31.6)),
     "detach-both": ("Table 2", (None, 33.9, 27.7)),
     "detach-mean": ("Table 3", (28.3, 35.6, 31.3)),
     "detach-std": ("Table 3", (None, 34.2, 29.8)),

@@ -1,0 +1,33 @@
+"""Checks of what was chosen of a preset, before anything is trained."""
+
+from pathlib import Path
+
+from powernorm.errors import InputError
+from powernorm.recipes.catalogue import CATALOGUE, EMBEDDED
+from powernorm.recipes.differences import twin_of
+from powernorm.recipes.registry import RECIPES
+from powernorm.training.config import ComparisonConfig
+
+
+def check_choice(config: ComparisonConfig) -> None:
+    """Check that a configuration is one for which its preset is meant.
+
+    Raises:
+        InputError: the norms stand where another preset has them, with its own rate and penalties;
+            or the files that the preset asks for are not there.
+    """
+    if config.study is not None or config.preset not in RECIPES.get(config.task, ()):
+        return
+    own = RECIPES[config.task][config.preset]()
+    twin = twin_of(config)
+    if twin is not None:
+        raise InputError(
+            f"model.placement={config.model.placement}: the rate and the penalties of the preset "
+            f"{config.preset} are those of {own.model.placement}-norm; use --preset {twin}."
+        )
+    path, needed = config.data.path, CATALOGUE[config.task][config.preset].data
+    is_file = path is not None and path == own.data.path and needed != EMBEDDED
+    if is_file and not Path(str(path)).exists():
+        raise InputError(
+            f"{path} does not exist: the preset {config.preset} takes files of your own, {needed}."
+        )

@@ -1,0 +1,80 @@
+"""Choices that a preset is not meant for."""
+
+from pathlib import Path
+
+import pytest
+
+from powernorm.errors import InputError
+from powernorm.recipes import CATALOGUE, check_choice, recipe
+from powernorm.recipes.catalogue import EMBEDDED
+from powernorm.recipes.studies import study_config
+from powernorm.training.overrides import override
+
+
+@pytest.mark.parametrize(
+    ("preset", "twin"),
+    [
+        ("iwslt14-wang2022-pre", "iwslt14-wang2022-post"),
+        ("wmt16-wang2022-post", "wmt16-wang2022-pre"),
+    ],
+)
+def test_placement_of_another_preset_is_refused(preset: str, twin: str, tmp_path: Path) -> None:
+    own, other = preset.rpartition("-")[2], twin.rpartition("-")[2]
+    config = override(
+        recipe("translation", preset), [f"model.placement={other}", f"data.path={tmp_path}"]
+    )
+    message = (
+        rf"^model.placement={other}: .* of the preset {preset} are those of {own}-norm; use "
+        rf"--preset {twin}\.$"
+    )
+    with pytest.raises(InputError, match=message):
+        check_choice(config)
+    check_choice(override(config, [f"model.placement={own}"]))
+
+
+def test_placement_is_free_where_no_preset_has_the_other() -> None:
+    for task, preset in (("lm", "full"), ("translation", "verses-small"), ("tag", "demo")):
+        check_choice(override(recipe(task, preset), ["model.placement=post"]))
+    check_choice(study_config("lm", "penalties", "full"))
+
+
+@pytest.mark.parametrize(
+    ("task", "preset"),
+    [
+        (task, preset)
+        for task, presets in CATALOGUE.items()
+        for preset, info in presets.items()
+        if info.data.startswith(EMBEDDED)
+    ],
+)
+def test_preset_of_an_embedded_corpus_may_be_chosen(
+    task: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_choice(recipe(task, preset))
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        ("iwslt14-shen2020", "prepare-iwslt14.sh before BPE: --data iwslt14.tokenized.de-en/tmp"),
+        ("wmt14-shen2020", "prepare-wmt14en2de.sh"),
+        ("wmt16-wang2022-pre", "the prepared WMT16 .*: --data FOLDER"),
+        ("iwslt15-xu2019", "tst2013 as test.*: --data FOLDER"),
+    ],
+)
+def test_files_that_are_not_there_are_described(
+    preset: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = recipe("translation", preset)
+    message = rf"^{config.data.path} does not exist: the preset {preset} takes .*{words}"
+    with pytest.raises(InputError, match=message):
+        check_choice(config)
+    assert config.data.path is not None
+    Path(config.data.path).mkdir(parents=True)
+    check_choice(config)
+
+
+def test_own_path_is_left_to_the_readers() -> None:
+    check_choice(override(recipe("translation", "iwslt15-xu2019"), ["data.path=nowhere"]))
