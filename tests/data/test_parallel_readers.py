@@ -180,6 +180,8 @@ def test_one_table_is_split_by_position(tmp_path: Path, name: str) -> None:
          r"valid.de is one side of the valid split: give the folder .*corpus or its train.de"),
         (sides(("x.train", "x.valid", "newstest2014")), "newstest2014.en", None,
          r"one side of the test split: give the folder .*corpus or its x.train.en"),
+        (sides(("train", "valid", "x.test")) | {"x.train.de": "a\n"}, "x.test.de", None,
+         "give the folder .*corpus or its x.train.de"),
         ({"test.de": "a\tb\n"}, "test.de", None, "folder .*corpus, with train files in it"),
         ({"train.tsv": "a\tb\n", "dev.tsv": "a\tb\n" * 20}, "dev.tsv", None,
          r"dev.tsv is one split of several: give the folder .*corpus or its train.tsv"),
@@ -244,6 +246,7 @@ def test_compressed_files_are_named(tmp_path: Path, suffix: str) -> None:
     for name in ("train.en", "valid.de", "test.en"):
         folder = write(tmp_path / name, plain | {f"{name}{suffix}": "?"})
         assert load_pairs(str(folder), "de-en", False).languages == "de-en"
+        (folder / f"valid.en{suffix}").write_text("of a file that is there")
         (folder / name).unlink()
         for languages in ("de-en", None) if name == "train.en" else ("de-en",):
             with pytest.raises(InputError, match=rf"decompress {name}{suffix}\."):

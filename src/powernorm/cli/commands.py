@@ -56,7 +56,9 @@ def compare(
     norms: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,…", help="Short names (see `powernorm norms`); else the preset's."
+            metavar="NAME,…",
+            help="Short names (see `powernorm norms`), or labels of the "
+            "preset's variants; else the preset's.",
         ),
     ] = None,
     placement: Annotated[

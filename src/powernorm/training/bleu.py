@@ -36,9 +36,9 @@ def corpus_scores(
 
     - `test_bleu`: detokenised and cased, sacrebleu's own tokens (13a), which are the same for all.
       Text that came as tokens is put together by Moses' rules first, on both sides.
-    - `test_bleu_tokenised`: over Moses' tokens, cased, as Shen et al. and Wang et al. report it;
-      text that came as tokens keeps them.
-    - `test_bleu_lowercase`: the same in lower case.
+    - `test_bleu_tokenised`: over Moses' tokens, cased, as Wang et al. 2022 report it, and Shen et
+      al. 2020 on WMT14; text that came as tokens keeps them.
+    - `test_bleu_lowercase`: the same in lower case, as Shen et al. report it on IWSLT14.
     - `test_chrf`: of the detokenised text.
     """
     language = corpus.target_language

@@ -38,6 +38,7 @@ from powernorm.training.run_folders import (
     prepare_folder,
     read_json,
     read_result,
+    remove_unfinished,
     write_json,
 )
 from powernorm.training.running import TENSORBOARD_FOLDER, Run, RunTrainer, choose_device
@@ -329,6 +330,7 @@ class _Comparison:
 
 def _begin_folder(folder: Path, settings: Mapping[str, Any]) -> None:
     _clear_unless_resumable(folder)
+    remove_unfinished(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG_FILE, settings)
 

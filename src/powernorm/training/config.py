@@ -366,8 +366,7 @@ class ComparisonConfig:
     decoding: DecodingConfig = field(default=DecodingConfig(), metadata=LATER)
     study: Study | None = field(default=None, metadata=LATER)
     variants: tuple[Variant, ...] = field(default=(), metadata=LATER)
-    """What is trained in place of the norms as such: those variants whose norm or label is in
-    `norms`."""
+    """What is trained in place of the norms as such: those whose norm or label is in `norms`."""
 
     def __post_init__(self) -> None:
         check_distinct("norms", self.norms)
@@ -443,8 +442,7 @@ def _check_norms_of_variants(config: ComparisonConfig) -> None:
     known = dict.fromkeys([*norms, *(variant.label for variant in config.variants)])
     foreign = [norm for norm in config.norms if norm not in known]
     if foreign:
-        study = config.study
-        owner = f"preset {config.preset}" if study is None else f"study {study.name}"
+        owner = f"study {config.study.name}" if config.study else f"preset {config.preset}"
         raise InputError(
             f"norms={','.join(config.norms)}: the {owner} has no variant of "
             f"{', '.join(foreign)}; choose from {', '.join(known)}."

@@ -8,7 +8,14 @@ from typing import Any, Final, cast
 
 from powernorm.data.cache import write_atomically
 from powernorm.errors import InputError
-from powernorm.runs import CONFIG_FILE, REPORT_FILE, RESULT_FILE, RESULTS_FILE, RunResult
+from powernorm.runs import (
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    REPORT_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    RunResult,
+)
 
 MAX_DIFFERENCES: Final = 5
 
@@ -91,6 +98,18 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
         raise InputError(
             f"{out} cannot be made ({error.strerror}): give a folder that can be with --out."
         ) from error
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete what a killed process was writing in a run's folder and in its comparison's."""
+    unfinished = [
+        *folder.glob(".*"),
+        *(folder / CHECKPOINTS_FOLDER).glob(".*"),
+        *folder.parent.glob(f".{RESULTS_FILE}.*"),
+    ]
+    for path in unfinished:
+        if path.is_file():
+            path.unlink()
 
 
 def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
