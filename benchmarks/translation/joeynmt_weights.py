@@ -26,9 +26,9 @@ def joeynmt_weights(weights: Mapping[str, Tensor], num_layers: int) -> dict[str,
     names = ("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")
     renamed = dict.fromkeys(names, table)
     for side, norms in (("encoder", ENCODER_NORMS), ("decoder", DECODER_NORMS)):
-        renamed.update(_both(weights, f"{side}_norm", f"{side}.layer_norm"))
+        renamed.update(_both(weights, f"{side}.norm", f"{side}.layer_norm"))
         for number in range(num_layers):
-            ours, theirs = f"{side}_layers.{number}", f"{side}.layers.{number}"
+            ours = theirs = f"{side}.layers.{number}"
             for frame, norm in norms.items():
                 renamed.update(_both(weights, f"{ours}.{frame}.norm", f"{theirs}.{norm}"))
             for place in (0, 3):

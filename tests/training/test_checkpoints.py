@@ -70,14 +70,14 @@ def test_a_run_that_goes_on_equals_one_that_never_stopped(
 ) -> None:
     """Dropout, accumulation, smoothing; the checkpoint of step 12 is amid an epoch of 10 steps.
 
-    A row of the log is of three updates, so that validations and rows fall apart.
+    A row of the log is of five updates: at the checkpoint two are still to be written.
     """
     config = tiny_translation(
         pairs,
         norms=(norm,),
         training={
             "max_steps": NUM_STEPS,
-            "log_every": 3,
+            "log_every": 5,
             "validate_every": 12,
             "monitor_every": 7,
             "precision": precision,

@@ -2,20 +2,18 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated
 
 import typer
 
 import powernorm
+from powernorm.cli.launching import INTERRUPTED
 from powernorm.data.embedded import EMBEDDED
 from powernorm.data.treebanks import TREEBANKS
 from powernorm.errors import InputError
 from powernorm.recipes import RECIPES, recipe, verdict
 from powernorm.recipes.studies import STUDIES, study_config
 from powernorm.training.overrides import override
-
-INTERRUPTED: Final = 130
-"""Exit code after Ctrl-C, as the shells have it."""
 
 app = typer.Typer(
     help="Normalization for Transformers beyond LayerNorm.",
@@ -145,12 +143,12 @@ def compare(
     else:
         config = study_config(task, study, preset, chosen)
     folder = out or Path("runs") / "-".join([task, *([study] if study else []), preset])
-    from powernorm.cli.comparing import compare_and_report
+    from powernorm.cli.comparing import compare_and_report, say_what_is_kept
 
     try:
         compare_and_report(config, folder, resume=resume, force=force, devices=devices)
     except KeyboardInterrupt:
-        _say_what_is_kept(folder)
+        say_what_is_kept(folder)
 
 
 def _compare_verdict(
@@ -163,6 +161,7 @@ def _compare_verdict(
     resume: bool,
     force: bool,
 ) -> None:
+    from powernorm.cli.comparing import say_what_is_kept
     from powernorm.cli.verdict import compare_verdict
 
     folder = out or Path("runs") / f"{verdict.TASK}-{preset}"
@@ -178,7 +177,7 @@ def _compare_verdict(
             others={**others, "--study": study},
         )
     except KeyboardInterrupt:
-        _say_what_is_kept(folder)
+        say_what_is_kept(folder)
 
 
 @app.command()
@@ -456,21 +455,3 @@ def bench(
             "show": None if show is None else str(show),
         }
     )
-
-
-def _say_what_is_kept(folder: Path) -> NoReturn:
-    from powernorm.cli.comparing import resuming_command
-    from powernorm.cli.launching import is_launched
-
-    if is_launched():
-        # Who started this process says it, once.
-        raise typer.Exit(INTERRUPTED)
-    if folder.exists():
-        typer.echo(
-            f"interrupted: {folder} keeps the runs that are over and the last checkpoint; "
-            f"go on with: {resuming_command()}",
-            err=True,
-        )
-    else:
-        typer.echo("interrupted: nothing was trained yet; start the command again", err=True)
-    raise typer.Exit(INTERRUPTED)

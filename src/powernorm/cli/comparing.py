@@ -3,10 +3,11 @@
 import shlex
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
-from powernorm.cli.launching import OPTION, is_launched, is_main, launch
+from powernorm.cli.launching import INTERRUPTED, OPTION, is_launched, is_main, launch
 from powernorm.errors import InputError
 from powernorm.recipes import check_choice, measure_of, paper_records, reduced_note
 from powernorm.training.config import ComparisonConfig
@@ -63,6 +64,22 @@ def compare_and_report(
     page = write_report(folder)
     print_comparison(Console(), read_comparison(folder))
     typer.echo(f"report: {page}")
+
+
+def say_what_is_kept(folder: Path) -> NoReturn:
+    """Say after Ctrl-C how the work goes on, and leave."""
+    if is_launched():
+        # Who started this process says it, once.
+        raise typer.Exit(INTERRUPTED)
+    if folder.exists():
+        typer.echo(
+            f"interrupted: {folder} keeps the runs that are over and the last checkpoint; "
+            f"go on with: {resuming_command()}",
+            err=True,
+        )
+    else:
+        typer.echo("interrupted: nothing was trained yet; start the command again", err=True)
+    raise typer.Exit(INTERRUPTED)
 
 
 def resuming_command() -> str:

@@ -18,6 +18,7 @@ BAD_INPUT: Final = 2
 LOST_ANOTHER: Final = 3
 """Exit code of a process whose exchange with another one failed."""
 INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as the shells have it."""
 
 
 def is_launched() -> bool:

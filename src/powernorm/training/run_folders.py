@@ -93,6 +93,8 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
         for path in results:
             path.unlink()
     try:
+        for unfinished in out.glob(f".{RESULTS_FILE}.*"):
+            unfinished.unlink()
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
@@ -101,13 +103,8 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Delete what a killed process was writing in a run's folder and in its comparison's."""
-    unfinished = [
-        *folder.glob(".*"),
-        *(folder / CHECKPOINTS_FOLDER).glob(".*"),
-        *folder.parent.glob(f".{RESULTS_FILE}.*"),
-    ]
-    for path in unfinished:
+    """Delete what a killed process was writing in a run's folder."""
+    for path in [*folder.glob(".*"), *(folder / CHECKPOINTS_FOLDER).glob(".*")]:
         if path.is_file():
             path.unlink()
 

@@ -1,5 +1,6 @@
 """A trained model of translation as something that takes text and gives text."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,7 +84,9 @@ class Translator:
             # Subwords spell every byte, line breaks too.
             texts = [" ".join(text.split()) for text in texts]
             scores = (hypothesis.score for hypothesis in best)
-            ranked[number] = list(zip(texts, scores, strict=True))
+            known = list(zip(texts, scores, strict=True))
+            # As many lines for each sentence, also where the search knew fewer translations.
+            ranked[number] = known + [("", -math.inf)] * (self.num_best - len(known))
         return ranked
 
 
