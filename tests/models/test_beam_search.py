@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from translation_models import build, padding, tokens, trained
 
-from models.translation_models import build, padding, tokens, trained
 from powernorm.errors import InputError
 from powernorm.models.beam_search import BeamSearch, Hypothesis, beam_search
 from powernorm.models.choices import LengthNormalisation

@@ -1,7 +1,7 @@
 import pytest
 import torch
+from translation_models import VOCABULARY, build, padding, tokens, trained
 
-from models.translation_models import VOCABULARY, build, padding, tokens, trained
 from powernorm.models.choices import Placement
 
 

@@ -8,8 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-
-from models.translation_models import (
+from translation_models import (
     FEATURES,
     VOCABULARY,
     build,
@@ -18,6 +17,7 @@ from models.translation_models import (
     tokens,
     trained,
 )
+
 from powernorm.errors import InputError
 from powernorm.models.choices import Placement, SharedEmbeddings
 from powernorm.models.positions import sinusoidal_positions

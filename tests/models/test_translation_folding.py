@@ -2,9 +2,9 @@ from collections import Counter
 
 import pytest
 import torch
+from translation_models import build, padding, tokens, trained
 
 import powernorm
-from models.translation_models import build, padding, tokens, trained
 from powernorm.models.beam_search import BeamSearch, beam_search
 from powernorm.models.choices import Placement, SharedEmbeddings
 

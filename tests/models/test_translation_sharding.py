@@ -10,8 +10,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-
-from models.translation_models import build, padding, tokens
+from translation_models import build, padding, tokens
 
 
 @pytest.fixture
