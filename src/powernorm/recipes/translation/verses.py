@@ -70,7 +70,7 @@ def demo() -> ComparisonConfig:
         optimizer=adam(4e-3),
         schedule=ScheduleConfig(name="inverse_sqrt", warmup_steps=60),
         training=TrainingConfig(
-            max_steps=360,
+            max_steps=450,
             label_smoothing=0.1,
             log_every=10,
             validate_every=90,
