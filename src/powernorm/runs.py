@@ -46,11 +46,13 @@ METRICS_COLUMNS: Final = (
     "valid_perplexity",
     "gap_running_loss",
     "gap_batch_loss",
+    "valid_score",
 )
 """Losses are in nats per token, perplexities per word, seconds since the start of the run.
 
-The last two are of a few validation batches, by running statistics and by each batch's own (see
-`powernorm.diagnosis.evaluation_gap`); empty for norms without batch statistics.
+The gaps are of a few validation batches, by running statistics and by each batch's own (see
+`powernorm.diagnosis.evaluation_gap`); empty for norms without batch statistics. The last is the
+score of the valid split that chooses the best checkpoint, in percent, for tasks that have one.
 """
 
 NORMS_COLUMNS: Final = (
@@ -250,10 +252,14 @@ class RunResult(TypedDict):
     status: Status
     metrics: dict[str, float | None]
     """`valid_perplexity`, `test_perplexity` (per word; of translations per subword), `valid_loss`,
-    `test_loss` (nats/token); of translations also those of TRANSLATION_METRICS."""
+    `test_loss` (nats/token); of translations also those of TRANSLATION_METRICS, and of other tasks
+    their scores (`test_accuracy`, in percent, and the like)."""
     tid: TID | None
     seconds: float
     tokens_per_second: float | None
+    examples_per_second: NotRequired[float | None]
+    """Rows of the batches, such as images, that the training took in a second, where that is worth
+    telling."""
     parameters: int
     folder: str
     """The run's folder, relative to the comparison's."""

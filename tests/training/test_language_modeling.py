@@ -33,8 +33,11 @@ def encoded(text: Path) -> EncodedCorpus:
     return encode_corpus(read_corpus(text), SIZE)
 
 
-def module(config: ComparisonConfig, norm: str = "ln") -> LanguageModeling:
-    return LanguageModeling(build_language_model(config, norm, SIZE, seed=0), config, 0.5)
+def module(
+    encoded: EncodedCorpus, config: ComparisonConfig, norm: str = "ln"
+) -> LanguageModeling:
+    model = build_language_model(config, norm, SIZE, seed=0)
+    return LanguageModeling(model, config, LanguageModelData(encoded, config, 0))
 
 
 def cross_entropy_sum(model: torch.nn.Module, batch: Batch) -> Tensor:
@@ -47,7 +50,7 @@ def test_loss_is_mean_cross_entropy_plus_penalty_over_tokens(
     configure: Configure, encoded: EncodedCorpus
 ) -> None:
     config = configure(norm_options={"rbn": PENALTIES}, dropout=0.0)
-    lightning = module(config, "rbn")
+    lightning = module(encoded, config, "rbn")
     batch = LanguageModelData(encoded, config, 0).segments.batch(0)
     got = lightning.training_step(batch, 0)
     layers = [m for m in lightning.model.modules() if isinstance(m, RegularizedBatchNorm)]
@@ -56,7 +59,7 @@ def test_loss_is_mean_cross_entropy_plus_penalty_over_tokens(
     penalties = sum(float(layer.penalty().detach()) for layer in layers)
     assert penalties > 1
     # A second model, because the first one's running statistics have moved.
-    plain = cross_entropy_sum(module(config, "rbn").model, batch).detach() / num_tokens
+    plain = cross_entropy_sum(module(encoded, config, "rbn").model, batch).detach() / num_tokens
     assert float(got["cross_entropy"]) == pytest.approx(float(plain), rel=1e-6)
     assert float(got["loss"].detach()) == pytest.approx(
         float(plain) + penalties / num_tokens, rel=1e-6
@@ -101,7 +104,7 @@ def test_an_update_sees_the_penalty_once(
             enable_model_summary=False,
             limit_val_batches=0,
         )
-        trainer.fit(module(config, "rbn"), datamodule=LanguageModelData(encoded, config, 0))
+        trainer.fit(module(encoded, config, "rbn"), datamodule=LanguageModelData(encoded, config, 0))
 
     model = build_language_model(config, "rbn", SIZE, seed=0)
     layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm)]
@@ -141,7 +144,7 @@ def test_penalty_changes_the_gradient_noticeably(
     gradients = []
     for options in (PENALTIES, {"mean_penalty": 0.0, "var_penalty": 0.0}):
         config = configure(norm_options={"rbn": options}, dropout=0.0)
-        lightning = module(config, "rbn")
+        lightning = module(encoded, config, "rbn")
         batch = LanguageModelData(encoded, config, 0).segments.batch(0)
         lightning.training_step(batch, 0)["loss"].backward()
         gradients.append(lightning.model.embedding.weight.grad)
@@ -154,7 +157,7 @@ def test_label_smoothing_is_minimised_but_not_logged(
 ) -> None:
     config = configure(training=TrainingConfig(label_smoothing=0.2), dropout=0.0)
     batch = LanguageModelData(encoded, config, 0).segments.batch(0)
-    lightning = module(config)
+    lightning = module(encoded, config)
     got = lightning.training_step(batch, 0)
     logits = lightning.model(batch.tokens).flatten(0, 1)
     log_p = logits.log_softmax(-1)

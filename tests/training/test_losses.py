@@ -98,7 +98,9 @@ def test_losses_of_an_update_add_up_to_the_mean_over_its_tokens(
     pairs = task.data(encoded, config, 0).segments
     batches = [pairs.batch(position) for position in range(3)]
     assert len({batch.num_targets for batch in batches}) > 1
-    module = LanguageModeling(task.build(config, norm, task.sizes(encoded), 0), config, 1.0)
+    module = LanguageModeling(
+        task.build(config, norm, task.sizes(encoded), 0), config, task.data(encoded, config, 0)
+    )
     other = task.build(config, norm, task.sizes(encoded), 0)
     losses, cross_entropies, total, plain, penalties, num_tokens = [], [], 0.0, 0.0, 0.0, 0
     for index, batch in enumerate(batches):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from powernorm.training.config import ScheduleConfig, ScheduleName
+from powernorm.training.optimizer_config import ScheduleConfig, ScheduleName
 from powernorm.training.schedules import rate_factor
 
 MAX_STEPS, WARMUP = 100, 20

@@ -61,10 +61,11 @@ def test_the_unigram_is_asked_for_the_masked_tokens_alone(configure: Configure) 
 def test_the_masked_loss_is_the_mean_over_targets_plus_the_penalty(configure: Configure) -> None:
     config = masked(configure, dropout=0.0, norm_options={"rbn": {"mean_penalty": 10.0}})
     encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
-    batch = task_of(config).data(encoded, config, 0).segments.batch(0)
+    data = task_of(config).data(encoded, config, 0)
+    batch = data.segments.batch(0)
     size = encoded.vocabulary_size + task_of(config).num_extra_tokens
     model = build_language_model(config, "rbn", size, seed=0).train()
-    found = LanguageModeling(model, config, 1.0).training_step(batch, 0)
+    found = LanguageModeling(model, config, data).training_step(batch, 0)
 
     other = build_language_model(config, "rbn", size, seed=0).train()
     logits = other(batch.tokens, batch.padding_mask).detach()

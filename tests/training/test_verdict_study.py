@@ -14,7 +14,7 @@ from torch import nn
 from powernorm.data.batch import Batch
 from powernorm.diagnosis import diagnose, evaluation_gap, training_inference_discrepancy
 from powernorm.errors import InputError
-from powernorm.training import evaluation, verdict_early, verdict_measures
+from powernorm.training import losses, verdict_early, verdict_measures
 from powernorm.training.events import Event, RunEnded, SettingStarted, StepsDone
 from powernorm.training.trained_models import load_trained, run_data, training_batches
 from powernorm.training.verdict_measures import measure_study
@@ -72,7 +72,7 @@ def whole(configure: Configure, module_folder: Path) -> tuple[VerdictStudy, Path
 
 
 def mean_nll(model: nn.Module, batch: Batch) -> tuple[float, int]:
-    found = evaluation.token_nll(model(**batch.inputs()), batch.targets)
+    found = losses.token_nll(model(**batch.inputs()), batch.targets)
     return float(found) / batch.num_targets, batch.num_targets
 
 

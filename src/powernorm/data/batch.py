@@ -1,7 +1,7 @@
 """What a model of text is trained and evaluated on: tokens, targets, and where padding is."""
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,46 @@ from torch import Tensor
 
 IGNORED: Final = -100
 """The target of positions that are no part of the loss, as in torch's cross entropy."""
+
+
+class AnyBatch(Protocol):
+    """What the training of every task asks a batch for."""
+
+    @property
+    def targets(self) -> Tensor:
+        """Return what the model shall say, int64; `IGNORED` where nothing is asked."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of positions that are no padding."""
+        ...
+
+    @property
+    def num_targets(self) -> int:
+        """Return the number of positions that are asked for."""
+        ...
+
+    @property
+    def loss_targets(self) -> float | None:
+        """Return what the summed loss is divided by; None is `num_targets`."""
+        ...
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return the keyword arguments of the model's forward."""
+        ...
+
+    def to(self, device: torch.device) -> Self:
+        """Return the batch on a device."""
+        ...
+
+    def shard(self, rank: int, size: int) -> Self:
+        """Return the rows of one of `size` processes."""
+        ...
+
+    def joined_with(self, others: Sequence[Self]) -> Self:
+        """Return one batch of all rows."""
+        ...
 
 
 class Batch(NamedTuple):
@@ -55,6 +95,10 @@ class Batch(NamedTuple):
             num_targets=int((targets != IGNORED).sum()),
             loss_targets=(self.loss_targets or self.num_targets) / size,
         )
+
+    def joined_with(self, others: Sequence["Batch"]) -> "Batch":
+        """Return one batch of all rows, padded to the longest."""
+        return joined([self, *others])
 
 
 def _rows(values: Tensor, rank: int, size: int, filling: int) -> Tensor:

@@ -97,6 +97,10 @@ class PairBatch(NamedTuple):
             loss_targets=(self.loss_targets or self.num_targets) / size,
         )
 
+    def joined_with(self, others: Sequence["PairBatch"]) -> "PairBatch":
+        """Return one batch of all rows, padded to the longest."""
+        return joined_pairs([self, *others])
+
 
 def _rows(ids: Tensor, mask: Tensor | None, rank: int, size: int) -> tuple[Tensor, Tensor | None]:
     """Return some rows, no wider than they need, and their padding."""

@@ -6,8 +6,16 @@ Placement = Literal["pre", "post"]
 """Where a sub-layer's norm stands: `pre`, before the sub-layer on its branch (and once more after
 the last layer), or `post`, after the residual sum."""
 
-Activation = Literal["gelu", "relu"]
-"""The non-linearity of the feed-forward sub-layer."""
+Activation = Literal["gelu", "relu", "cube"]
+"""The non-linearity of the feed-forward sub-layer; `cube`, x³, is that of Chen and Manning (2014)."""
+
+Architecture = Literal["plain", "tensorized", "convnet", "resnet20", "resnet18"]
+"""Which model a task trains: a language model with the usual attention or that of Ma et al. (2019);
+a classifier of images, convolutional or residual."""
+
+Pooling = Literal["mean", "max", "cls"]
+"""How one vector is made of a text's positions: their mean, their maximum, or that of a mark in
+front."""
 
 SharedEmbeddings = Literal["all", "target", "none"]
 """Which tables of a translation model are one: those of source, target and output; those of target

@@ -11,7 +11,16 @@ from powernorm.models.dropout import Dropout
 NormFactory = Callable[[int], nn.Module]
 """Makes the norm of a number of features, whose forward takes `(x, padding_mask)`."""
 
-ACTIVATIONS: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
+
+class Cube(nn.Module):
+    """x³ (Chen and Manning 2014)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the third power of each element."""
+        return x * x * x
+
+
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "cube": Cube}
 
 
 class FeedForward(nn.Sequential):

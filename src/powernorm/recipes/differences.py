@@ -3,48 +3,20 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
-from types import MappingProxyType
 from typing import Any, Final
 
 from powernorm.data.embedded import EMBEDDED
 from powernorm.data.embedded_pairs import VERSES
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.papers import paper_results
-from powernorm.recipes.registry import RECIPES
+from powernorm.recipes.registry import RECIPES, family_of
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.variants import chosen_norms
-
-STANDS_FOR: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
-    {("translation", "verses-reduced"): "verses-small"}
-)
-"""Presets that are smaller than another of their task; each paper's preset stands for itself."""
-
-NOTES: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
-    {
-        ("lm", "full"): (
-            "The papers train a Tensorized Transformer whose published code sees the future; this "
-            "model is causal."
-        ),
-    }
-)
-"""How a preset differs from the papers by its making, whatever its data."""
 
 _VERSES: Final = (
     "The papers' numbers are of {dataset}, these of the embedded verses: compare the norms' "
     "differences, not the levels."
 )
-
-PLACED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "lm": ("norm_options.rbn.mean_penalty", "norm_options.rbn.var_penalty"),
-        "translation": (
-            "optimizer.learning_rate",
-            "norm_options.rbn.mean_penalty",
-            "norm_options.rbn.var_penalty",
-        ),
-    }
-)
-"""Settings of which the papers have one value for pre-norm and another for post-norm, by task."""
 
 UNIMPORTANT: Final = frozenset(
     {
@@ -66,13 +38,14 @@ def reduced_note(config: ComparisonConfig) -> str | None:
     results = paper_results(config)
     if not results:
         return None
-    target = STANDS_FOR.get((config.task, config.preset), config.preset)
+    family = family_of(config.task)
+    target = family.stands_for.get(config.preset, config.preset)
     reference = RECIPES[config.task][target]()
     parts = []
     if target != config.preset:
         parts.append(f"A reduced {target}.")
-    if (config.task, config.preset) in NOTES:
-        parts.append(NOTES[config.task, config.preset])
+    if config.preset in family.notes:
+        parts.append(family.notes[config.preset])
     parts += _about_data(config, results[0].dataset)
     parts += _about_placement(config)
     changes = _changes(config, reference)
@@ -94,7 +67,7 @@ def _about_placement(config: ComparisonConfig) -> list[str]:
     ours, theirs = _settings(config), _settings(own)
     kept = [
         f"{key} {_word(ours[key])}"
-        for key in PLACED.get(config.task, ())
+        for key in family_of(config.task).placed
         if key in ours and ours[key] == theirs.get(key) and _matters(key, config)
     ]
     twin = twin_of(config)

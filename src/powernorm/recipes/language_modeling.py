@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from powernorm.models.choices import Placement
+from powernorm.recipes.family import EMBEDDED, GPU, Family, RecipeInfo
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.training.config import (
     ComparisonConfig,
@@ -164,3 +165,32 @@ PAPER_RESULTS: Final[tuple[PaperResult, ...]] = (
     ),
 )
 """Test perplexities that the papers print."""
+
+_PTB: Final = "embedded, or --data with ptb.train.txt, ptb.valid.txt, ptb.test.txt"
+
+CATALOGUE: Final[dict[str, RecipeInfo]] = {
+    "smoke": RecipeInfo("language model, a check", EMBEDDED, "half a minute on two cores"),
+    "demo": RecipeInfo("language model, five norms", EMBEDDED, "about 4 min on two cores"),
+    "full": RecipeInfo(
+        "the papers' Penn-Treebank setting, causal",
+        _PTB,
+        f"about 3 h {GPU}",
+        "Shen 2020, Table 2; Wang 2022, Tables 1-3",
+    ),
+}
+
+FAMILY: Final = Family(
+    TASK,
+    PRESETS,
+    CATALOGUE,
+    paper_results={
+        "full": tuple(row for row in PAPER_RESULTS if row.dataset == "Penn Treebank"),
+    },
+    notes={
+        "full": (
+            "The papers train a Tensorized Transformer whose published code sees the future; this "
+            "model is causal."
+        ),
+    },
+    placed=("norm_options.rbn.mean_penalty", "norm_options.rbn.var_penalty"),
+)

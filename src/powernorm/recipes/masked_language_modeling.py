@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from powernorm.recipes import language_modeling
+from powernorm.recipes.family import EMBEDDED, Family, RecipeInfo
 from powernorm.recipes.language_modeling import DEMO_PENALTIES
 from powernorm.training.config import (
     ComparisonConfig,
@@ -49,3 +50,12 @@ def demo() -> ComparisonConfig:
 
 
 PRESETS: Final[dict[str, Callable[[], ComparisonConfig]]] = {"smoke": smoke, "demo": demo}
+
+CATALOGUE: Final[dict[str, RecipeInfo]] = {
+    "smoke": RecipeInfo("masked language model, a check", EMBEDDED, "half a minute on two cores"),
+    "demo": RecipeInfo(
+        "masked language model on padded verses", EMBEDDED, "about 4 min on two cores"
+    ),
+}
+
+FAMILY: Final = Family(TASK, PRESETS, CATALOGUE)

@@ -1,16 +1,9 @@
 """What the papers print for a recipe."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
-
-from powernorm.recipes import language_modeling, translation
 from powernorm.recipes.paper_results import PaperResult
+from powernorm.recipes.registry import RECIPES, family_of
 from powernorm.runs import PaperRecord
 from powernorm.training.config import ComparisonConfig
-
-MEASURES: Final[Mapping[str, str]] = MappingProxyType({"translation": "test_bleu"})
-"""What a comparison is about, for tasks that are not about `test_perplexity`."""
 
 
 def measure_of(task: str) -> str:
@@ -19,7 +12,7 @@ def measure_of(task: str) -> str:
     >>> measure_of("lm"), measure_of("translation")
     ('test_perplexity', 'test_bleu')
     """
-    return MEASURES.get(task, "test_perplexity")
+    return family_of(task).measure if task in RECIPES else "test_perplexity"
 
 
 def paper_records(config: ComparisonConfig) -> list[PaperRecord]:
@@ -34,11 +27,6 @@ def paper_records(config: ComparisonConfig) -> list[PaperRecord]:
 def paper_results(config: ComparisonConfig) -> tuple[PaperResult, ...]:
     """Return what the papers print for this recipe, of every placement."""
     # A study's variants are not the norms of these tables.
-    if config.study is not None:
+    if config.study is not None or config.task not in RECIPES:
         return ()
-    if config.task == "lm" and config.preset == "full":
-        rows = language_modeling.PAPER_RESULTS
-        return tuple(row for row in rows if row.dataset == "Penn Treebank")
-    if config.task == "translation":
-        return translation.PAPER_RESULTS.get(config.preset, ())
-    return ()
+    return family_of(config.task).paper_results.get(config.preset, ())

@@ -1,24 +1,38 @@
 """All recipes by task and preset."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.recipes import language_modeling, masked_language_modeling, tagging, translation
+from powernorm.recipes.family import Family, Recipe
 from powernorm.training.config import ComparisonConfig
 
-Recipe = Callable[[], ComparisonConfig]
+FAMILIES: Final[tuple[Family, ...]] = (
+    language_modeling.FAMILY,
+    masked_language_modeling.FAMILY,
+    tagging.FAMILY,
+    translation.FAMILY,
+)
+"""In the order in which they are listed."""
 
 RECIPES: Final[Mapping[str, Mapping[str, Recipe]]] = MappingProxyType(
-    {
-        "lm": MappingProxyType(language_modeling.PRESETS),
-        "mlm": MappingProxyType(masked_language_modeling.PRESETS),
-        "tag": MappingProxyType(tagging.PRESETS),
-        "translation": MappingProxyType(translation.PRESETS),
-    }
+    {family.task: family.presets for family in FAMILIES}
 )
 """Recipes by task and preset."""
+
+
+def family_of(task: str) -> Family:
+    """Return the recipes of a task.
+
+    Raises:
+        InputError: unknown task; lists the known ones.
+    """
+    for family in FAMILIES:
+        if family.task == task:
+            return family
+    raise InputError(f"There is no task {task!r}: choose one of {', '.join(RECIPES)}.")
 
 
 def recipe(task: str, preset: str) -> ComparisonConfig:
@@ -27,9 +41,7 @@ def recipe(task: str, preset: str) -> ComparisonConfig:
     Raises:
         InputError: unknown task or preset; lists the known ones.
     """
-    if task not in RECIPES:
-        raise InputError(f"There is no task {task!r}: choose one of {', '.join(RECIPES)}.")
-    presets = RECIPES[task]
+    presets = family_of(task).presets
     if preset not in presets:
         raise InputError(
             f"The task {task} has no preset {preset!r}: choose one of {', '.join(presets)}."

@@ -1,10 +1,12 @@
 """The Lightning side of the data: loaders that know where they are."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Protocol
 
 import lightning.pytorch as pl
+import torch
+from torch import nn
 
 from powernorm.data.batch import TrainingBatches
 from powernorm.data.corpus import Split
@@ -101,6 +103,9 @@ class RunData(pl.LightningDataModule, ABC):
         segments: the batches of the training, of all processes together.
     """
 
+    selection: ClassVar[str | None] = None
+    """Which of the scores chooses the best checkpoint, higher is better; None is the loss."""
+
     def __init__(self, config: ComparisonConfig, segments: TrainingBatches) -> None:
         super().__init__()
         self._config = config
@@ -123,9 +128,29 @@ class RunData(pl.LightningDataModule, ABC):
     def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
         """Return the batches of a split, whole or about `max_tokens` of it."""
 
-    @abstractmethod
     def words_per_token(self, split: Split) -> float:
-        """Return the ratio that turns nats per token into those that the perplexity is of."""
+        """Return the ratio that turns nats per token into those that the perplexity is of.
+
+        1 where the perplexity is of what the loss is of.
+        """
+        del split
+        return 1.0
+
+    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+        """Return what a split says beyond the likelihood, by name, such as `accuracy`.
+
+        Args:
+            split: `valid` or `test`, read as a whole.
+            model: in evaluation mode.
+            device: of the model.
+        """
+        del split, model, device
+        return {}
+
+    def from_loss(self, loss: float) -> Mapping[str, float]:
+        """Return other measures of the same likelihood, by name; the loss is in nats."""
+        del loss
+        return {}
 
 
 class LanguageModelData(RunData):
@@ -199,11 +224,6 @@ class MaskedSentenceData(RunData):
             max_tokens=max_tokens,
         )
 
-    def words_per_token(self, split: Split) -> float:
-        """Return 1: the perplexity of masked language models is per masked token."""
-        del split
-        return 1.0
-
 
 class TaggedSentenceData(RunData):
     """Padded sentences, in which every word's part of speech is predicted from all words.
@@ -238,8 +258,3 @@ class TaggedSentenceData(RunData):
             batch_size=self._config.data.evaluation_batch_size,
             max_tokens=max_tokens,
         )
-
-    def words_per_token(self, split: Split) -> float:
-        """Return 1: the perplexity of taggers is per tag."""
-        del split
-        return 1.0

@@ -87,9 +87,9 @@ class Checkpoints(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save."""
         assert isinstance(pl_module, LanguageModeling)
-        is_best = pl_module.valid_loss < self._best_loss
+        is_best = pl_module.badness < self._best_loss
         if is_best:
-            self._best_loss = pl_module.valid_loss
+            self._best_loss = pl_module.badness
         self._is_over = trainer.should_stop
         # Collected in every process: with divided weights each has a part.
         weights = trainer.strategy.lightning_module_state_dict() if self._snapshots.number else {}

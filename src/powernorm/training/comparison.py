@@ -205,7 +205,8 @@ class _Comparison:
     def _runs(self) -> list[Run]:
         """Return the runs in the order of training: all norms of a seed before the next seed."""
         pairs = [(line, seed) for seed in self._config.seeds for line in self._lines]
-        unigram_loss = self._baselines[0]["metrics"]["valid_loss"]
+        unigram = self._baselines[0]["metrics"]
+        unigram_loss = unigram["valid_loss"]
         return [
             Run(
                 config=line.config,
@@ -215,6 +216,7 @@ class _Comparison:
                 folder=self._folder(line, seed),
                 encoded=self._encoded,
                 unigram_loss=float("inf") if unigram_loss is None else unigram_loss,
+                unigram=unigram,
                 index=index,
                 num_runs=len(pairs),
             )

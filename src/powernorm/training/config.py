@@ -6,28 +6,42 @@ Every field is a plain number, string or tuple, so a configuration round-trips t
 
 import re
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
-from powernorm.data.parallel_languages import check_languages
 from powernorm.errors import InputError
-from powernorm.models.choices import (
-    Activation,
-    Initialisation,
-    LengthNormalisation,
-    Placement,
-    SharedEmbeddings,
-)
+from powernorm.models.choices import LengthNormalisation
 from powernorm.training.config_checks import (
     check_at_least,
     check_distinct,
     check_fraction,
     check_not_negative,
     check_one_of,
-    check_positive,
 )
+from powernorm.training.config_fields import LATER, is_later
+from powernorm.training.data_config import DataConfig
+from powernorm.training.model_config import ModelConfig
+from powernorm.training.optimizer_config import OptimizerConfig, ScheduleConfig
 
-ScheduleName = Literal["inverse_sqrt", "linear", "cosine", "constant"]
+__all__ = [
+    "ComparisonConfig",
+    "DataConfig",
+    "DecodingConfig",
+    "ModelConfig",
+    "NormOptions",
+    "OptimizerConfig",
+    "OptionValue",
+    "ScheduleConfig",
+    "Study",
+    "TrainingConfig",
+    "Variant",
+    "early_step",
+    "is_set",
+    "later_keys",
+    "options_of",
+    "to_json",
+]
+
 Precision = Literal["float32", "bfloat16", "float16"]
 Accelerator = Literal["auto", "cpu", "gpu"]
 Strategy = Literal["ddp", "fsdp2"]
@@ -38,174 +52,8 @@ NormOptions = Mapping[str, OptionValue]
 LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """What the label of a variant may be: it becomes part of a folder's name."""
 
-LATER: Final = {"left_out_at_default": True}
-"""Metadata of fields that came after the first runs: at their default they are left out of the
-JSON, so that files from before them read, and compare, as if written today."""
-
 WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn")
 """Norms with an own warm-up, which has to fit into the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataConfig:
-    """What is read and how it is cut into batches."""
-
-    path: str | None = None
-    """Folder or file of the user's text, or the name of an embedded corpus; None is `sotu`.
-
-    For the task `tag` a treebank instead, `petrogold` where None.
-    """
-    vocabulary_size: int = 2000
-    """Number of byte-pair subwords, at least 257 (every byte and the end mark).
-
-    For the task `tag` the number of words instead, the end mark and the unknown word included.
-    """
-    sequence_length: int = 64
-    """Tokens in a segment; also the longest context that the model sees."""
-    batch_size: int = 32
-    """Segments in a micro-batch."""
-    evaluation_batch_size: int = 64
-    """Segments in a batch of validation and test."""
-    languages: str | None = field(default=None, metadata=LATER)
-    """Source and target of a translation, as `de-en`; None is that of the embedded verses."""
-    tokenised: bool = field(default=False, metadata=LATER)
-    """Whether the lines of a translation come as tokens (Moses), as the official ones do."""
-    target_vocabulary_size: int | None = field(default=None, metadata=LATER)
-    """Subwords of a target language with a vocabulary of its own; None is one for both."""
-    batch_tokens: int | None = field(default=None, metadata=LATER)
-    """Positions of the longer side of a micro-batch of sentence pairs, over all processes."""
-    count_padding: bool = field(default=True, metadata=LATER)
-    """Whether padded positions count in `batch_tokens`."""
-    max_length_ratio: float | None = field(default=None, metadata=LATER)
-    """Training pairs whose sides differ by more than this factor in subwords are left out; None
-    keeps them."""
-    max_pairs: int | None = field(default=None, metadata=LATER)
-    """Only about so many training pairs, evenly spaced; None is all."""
-
-    def __post_init__(self) -> None:
-        check_at_least("data.vocabulary_size", self.vocabulary_size, 257)
-        for name, least in (("target_vocabulary_size", 257), ("batch_tokens", 1), ("max_pairs", 1)):
-            if getattr(self, name) is not None:
-                check_at_least(f"data.{name}", getattr(self, name), least)
-        if self.max_length_ratio is not None and not self.max_length_ratio >= 1:
-            raise InputError(
-                f"data.max_length_ratio={self.max_length_ratio} must be 1 or more, or none for all."
-            )
-        if self.languages is not None:
-            check_languages(self.languages)
-        check_at_least("data.sequence_length", self.sequence_length, 2)
-        check_at_least("data.batch_size", self.batch_size, 1)
-        check_at_least("data.evaluation_batch_size", self.evaluation_batch_size, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The shape of the Transformer."""
-
-    num_features: int = 128
-    num_layers: int = 2
-    num_heads: int = 4
-    feedforward_features: int = 512
-    dropout: float = 0.0
-    activation: Activation = "gelu"
-    placement: Placement = "pre"
-    num_norm_layers: int | None = field(default=None, metadata=LATER)
-    """Lowest layers that have the norm; those above have LayerNorm with its defaults, and so has
-    the final norm. None, or all layers, gives every place the norm."""
-    num_decoder_layers: int | None = field(default=None, metadata=LATER)
-    """Layers of a translation's decoder; None is as many as the encoder has."""
-    decoder_norm: str = field(default="ln", metadata=LATER)
-    """Short name of the norms in a translation's decoder; `same` is the encoder's. The papers
-    change the encoder only."""
-    attention_norm: str | None = field(default=None, metadata=LATER)
-    """Short name of the norms at the encoder's self-attention; None is the run's norm."""
-    feedforward_norm: str | None = field(default=None, metadata=LATER)
-    """Short name of the norms at the encoder's feed-forward networks; None is the run's norm."""
-    final_norm: str | None = field(default=None, metadata=LATER)
-    """Short name of the norm after the encoder's last layer (pre-norm); None is the run's norm."""
-    final_norm_warmup: int | None = field(default=None, metadata=LATER)
-    """Warm-up steps of the norm after the encoder's last layer, where it has a warm-up; None is
-    that of the others."""
-    attention_dropout: float = field(default=0.0, metadata=LATER)
-    """Of the attention weights of a translation."""
-    activation_dropout: float | None = field(default=None, metadata=LATER)
-    """After the activation of the feed-forward networks of a translation; None is `dropout`."""
-    shared_embeddings: SharedEmbeddings = field(default="all", metadata=LATER)
-    """Which of a translation's tables are one: all three, target and output, or none."""
-    initialisation: Initialisation = field(default="xavier", metadata=LATER)
-    """How a translation's linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
-
-    def __post_init__(self) -> None:
-        if self.num_decoder_layers is not None:
-            check_at_least("model.num_decoder_layers", self.num_decoder_layers, 1)
-        if self.final_norm_warmup is not None:
-            check_at_least("model.final_norm_warmup", self.final_norm_warmup, 0)
-        check_fraction("model.attention_dropout", self.attention_dropout, below_one=True)
-        if self.activation_dropout is not None:
-            check_fraction("model.activation_dropout", self.activation_dropout, below_one=True)
-        check_one_of("model.shared_embeddings", self.shared_embeddings, get_args(SharedEmbeddings))
-        check_one_of("model.initialisation", self.initialisation, get_args(Initialisation))
-        for name in ("num_features", "num_layers", "num_heads", "feedforward_features"):
-            check_at_least(f"model.{name}", getattr(self, name), 1)
-        check_fraction("model.dropout", self.dropout, below_one=True)
-        check_one_of("model.activation", self.activation, get_args(Activation))
-        check_one_of("model.placement", self.placement, get_args(Placement))
-        if self.num_norm_layers is not None and not 0 <= self.num_norm_layers <= self.num_layers:
-            raise InputError(
-                f"model.num_norm_layers={self.num_norm_layers} does not fit "
-                f"model.num_layers={self.num_layers}: give 0 to {self.num_layers}, or none for all."
-            )
-        if self.num_features % self.num_heads:
-            raise InputError(
-                f"model.num_heads={self.num_heads} does not divide "
-                f"model.num_features={self.num_features}: choose a divisor."
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerConfig:
-    """Adam with decoupled weight decay on matrices, clipping and accumulation."""
-
-    learning_rate: float = 3e-3
-    """The highest rate of the schedule."""
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_norm: float | None = 1.0
-    """Largest norm of the gradient over all parameters; None does not clip."""
-    accumulation: int = 1
-    """Micro-batches in an update."""
-
-    def __post_init__(self) -> None:
-        check_positive("optimizer.learning_rate", self.learning_rate)
-        check_fraction("optimizer.beta1", self.beta1, below_one=True)
-        check_fraction("optimizer.beta2", self.beta2, below_one=True)
-        check_positive("optimizer.eps", self.eps)
-        check_not_negative("optimizer.weight_decay", self.weight_decay)
-        if self.clip_norm is not None:
-            check_positive("optimizer.clip_norm", self.clip_norm)
-        check_at_least("optimizer.accumulation", self.accumulation, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleConfig:
-    """How the learning rate goes through the run (`training.schedules` has the formulas)."""
-
-    name: ScheduleName = "cosine"
-    warmup_fraction: float = 0.1
-    """Part of the run in which the rate rises linearly from 0."""
-    final_fraction: float = 0.0
-    """Rate at the end as a part of the highest, for `linear` and `cosine`."""
-    warmup_steps: int | None = field(default=None, metadata=LATER)
-    """Updates in which the rate rises; None is `warmup_fraction` of the run."""
-
-    def __post_init__(self) -> None:
-        if self.warmup_steps is not None:
-            check_at_least("schedule.warmup_steps", self.warmup_steps, 1)
-        check_one_of("schedule.name", self.name, get_args(ScheduleName))
-        check_fraction("schedule.warmup_fraction", self.warmup_fraction)
-        check_fraction("schedule.final_fraction", self.final_fraction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,9 +266,14 @@ def is_set(config: ComparisonConfig, key: str) -> bool:
     return bool(getattr(owner, name) != defaults[name])
 
 
-def is_later(item: Field[Any]) -> bool:
-    """Return whether a field of a configuration may be missing in its JSON (`LATER`)."""
-    return "left_out_at_default" in item.metadata
+def later_keys(config: ComparisonConfig, sections: tuple[str, ...]) -> list[str]:
+    """Return the dotted keys of the settings that came after the first tasks."""
+    return [
+        f"{section}.{item.name}"
+        for section in sections
+        for item in fields(getattr(config, section))
+        if section == "decoding" or is_later(item)
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from powernorm.data.batch import IGNORED
 from powernorm.diagnosis import evaluation_gap
 from powernorm.training.batches import EvaluationBatches
+from powernorm.training.losses import outputs_nll
 from powernorm.training.processes import summed
 
 GAP_BATCHES: Final = 8
@@ -45,18 +44,6 @@ def word_perplexity(loss: float, words_per_token: float) -> float:
     return math.exp(nats_per_word) if nats_per_word < 700 or math.isnan(loss) else math.inf
 
 
-def token_nll(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the summed negative log-likelihood of the targets, 0-d float32.
-
-    Args:
-        logits: (batch, length, vocabulary).
-        targets: int64, (batch, length); those that are `IGNORED` do not count.
-    """
-    return F.cross_entropy(
-        logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-
-
 @torch.no_grad()
 def evaluate(
     model: nn.Module, batches: Iterable[Any], *, words_per_token: float, device: torch.device
@@ -73,7 +60,7 @@ def evaluate(
         num_tokens = 0
         for batch in batches:
             moved = batch.to(device)
-            nll += token_nll(model(**moved.inputs()), moved.targets)
+            nll += outputs_nll(model, model(**moved.inputs()), moved.targets)
             num_tokens += batch.num_targets
     finally:
         model.train(was_training)
@@ -106,7 +93,7 @@ def _spaced(batches: EvaluationBatches, number: int) -> list[Any]:
 
 
 def _mean_nll(model: nn.Module, batch: Any) -> tuple[float, int]:
-    nll = token_nll(model(**batch.inputs()), batch.targets)
+    nll = outputs_nll(model, model(**batch.inputs()), batch.targets)
     return float(nll) / max(batch.num_targets, 1), batch.num_targets
 
 

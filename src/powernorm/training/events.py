@@ -57,6 +57,8 @@ class Validated:
     step: int
     valid_loss: float
     valid_perplexity: float
+    score: tuple[str, float] | None = None
+    """Name and value, in percent, of what chooses the best checkpoint in place of the loss."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The LightningModule of the language model: loss, optimiser, validation."""
+"""The LightningModule of all tasks: loss, optimiser, validation."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -8,15 +8,14 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from powernorm.data.batch import Batch
-from powernorm.data.pair_batches import PairBatch
+from powernorm.data.batch import AnyBatch
 from powernorm.models.language_model import LanguageModel
 from powernorm.models.layers import NormFactory
-from powernorm.models.translation import TranslationModel
 from powernorm.norms import build_norm, penalty
+from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig, OptimizerConfig, options_of
-from powernorm.training.evaluation import token_nll, word_perplexity
-from powernorm.training.losses import smoothed_cross_entropy
+from powernorm.training.evaluation import word_perplexity
+from powernorm.training.losses import outputs_nll, training_losses
 from powernorm.training.processes import num_processes, summed
 from powernorm.training.schedules import rate_factor
 from powernorm.training.sharding import shard_weights
@@ -69,7 +68,7 @@ def norm_factory(norm: str, options: Mapping[str, Any] = EMPTY) -> NormFactory:
 
 
 class LanguageModeling(pl.LightningModule):
-    """Trains a model that predicts tokens by mean cross entropy, plus the penalty of RBN layers.
+    """Trains a model by its mean negative log-likelihood, plus the penalty of RBN layers.
 
     The penalty belongs to a loss summed over tokens (SPEC of the norms' `penalty`), so here, where
     the loss is a mean, it is divided by the number of tokens of the micro-batch. Lightning divides
@@ -78,38 +77,40 @@ class LanguageModeling(pl.LightningModule):
     what to divide by, that is so for micro-batches of unequal sizes and over all processes, too.
 
     Args:
-        model: gives logits for tokens.
+        model: gives logits, or what its own `nll` takes.
         config: optimiser, schedule and smoothing.
-        words_per_token: of the valid split, for its perplexity.
+        data: of the run, for the perplexity and the scores of its valid split.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel | TranslationModel,
-        config: ComparisonConfig,
-        words_per_token: float,
-    ) -> None:
+    def __init__(self, model: nn.Module, config: ComparisonConfig, data: RunData) -> None:
         super().__init__()
         self.model = model
         self._config = config
-        self._words_per_token = words_per_token
+        self._data = data
         self._valid_nll = torch.zeros(())
         self._valid_tokens = 0
         self.valid_loss = float("nan")
         """Nats per token of the latest validation."""
         self.valid_perplexity = float("nan")
+        self.valid_score: float | None = None
+        """Of the latest validation, where the task has one by which checkpoints are chosen."""
+
+    @property
+    def badness(self) -> float:
+        """Return what the best checkpoint has least of: the loss, or the score's negative."""
+        return self.valid_loss if self.valid_score is None else -self.valid_score
 
     def configure_model(self) -> None:
         """Divide the weights among the processes, where the strategy is to."""
         if self._config.training.strategy == "fsdp2" and num_processes() > 1:
             shard_weights(self.model, self.device_mesh)
 
-    def training_step(self, batch: Batch | PairBatch, batch_idx: int) -> dict[str, Tensor]:
+    def training_step(self, batch: AnyBatch, batch_idx: int) -> dict[str, Tensor]:
         """Return `loss`, which is minimised, and `cross_entropy`, which is logged."""
         del batch_idx
-        logits = self.model(**batch.inputs()).flatten(0, 1)
+        outputs = self.model(**batch.inputs())
         smoothing = self._config.training.label_smoothing
-        minimised, plain = smoothed_cross_entropy(logits, batch.targets.flatten(), smoothing)
+        minimised, plain = training_losses(self.model, outputs, batch.targets, smoothing)
         if batch.loss_targets is None:
             added = penalty(self.model, reduction="mean", num_tokens=batch.num_targets)
             return {
@@ -129,18 +130,24 @@ class LanguageModeling(pl.LightningModule):
         self._valid_nll = torch.zeros((), device=self.device)
         self._valid_tokens = 0
 
-    def validation_step(self, batch: Batch | PairBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: AnyBatch, batch_idx: int) -> None:
         """Add a batch to the sums."""
         del batch_idx
-        self._valid_nll += token_nll(self.model(**batch.inputs()), batch.targets)
+        self._valid_nll += outputs_nll(self.model, self.model(**batch.inputs()), batch.targets)
         self._valid_tokens += batch.num_targets
 
     def on_validation_epoch_end(self) -> None:
-        """Publish the loss per token and the perplexity per word."""
+        """Publish the loss per token, the perplexity per word and the score."""
         nll, num_tokens = summed([float(self._valid_nll), float(self._valid_tokens)])
         self.valid_loss = nll / num_tokens
-        self.valid_perplexity = word_perplexity(self.valid_loss, self._words_per_token)
+        self.valid_perplexity = word_perplexity(
+            self.valid_loss, self._data.words_per_token("valid")
+        )
+        if self._data.selection is not None:
+            scores = self._data.scores("valid", self.model, self.device)
+            self.valid_score = scores[self._data.selection]
         self.log("valid_loss", self.valid_loss, logger=False)
+        self.log("badness", self.badness, logger=False)
 
     def configure_optimizers(self) -> Any:
         """Return Adam and the schedule, which moves with every update."""
@@ -163,8 +170,8 @@ class LanguageModeling(pl.LightningModule):
 
 def build_optimizer(
     model: nn.Module, config: OptimizerConfig, *, fused: bool = False
-) -> torch.optim.AdamW:
-    """Return Adam (AdamW where there is weight decay) over all parameters.
+) -> torch.optim.Optimizer:
+    """Return the optimiser over all parameters.
 
     Weight decay applies to matrices only: it would pull the weights of a norm towards 0, which
     means another thing for every norm.
@@ -174,8 +181,15 @@ def build_optimizer(
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            groups, lr=config.learning_rate, momentum=config.momentum, fused=fused
+        )
+    if config.name == "adagrad":
+        return torch.optim.Adagrad(groups, lr=config.learning_rate, eps=config.eps)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups,
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,

@@ -23,7 +23,7 @@ from powernorm.training.batches import (
 )
 from powernorm.training.config import ComparisonConfig, DataConfig
 from powernorm.training.language_modeling import build_language_model
-from powernorm.training.task import TRANSLATION_ONLY, DataSummary, Sizes, Task, TaskModel
+from powernorm.training.task import DataSummary, Sizes, Task, TaskModel
 
 _Text = TypeVar("_Text", bound=EncodedCorpus)
 
@@ -31,7 +31,7 @@ _Text = TypeVar("_Text", bound=EncodedCorpus)
 class TextTask(Task[_Text]):
     """A task whose model reads one text and says something at every position."""
 
-    unused = TRANSLATION_ONLY
+    uses = frozenset({"model.num_norm_layers"})
     num_extra_tokens = 0
     """Ids after those of the vocabulary, such as the mask token."""
 

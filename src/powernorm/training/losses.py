@@ -1,10 +1,66 @@
-"""Cross entropy with label smoothing, and without, of the same logits."""
+"""What outputs cost: cross entropy with label smoothing, or the likelihood of the model itself."""
+
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from powernorm.data.batch import IGNORED
+
+
+@runtime_checkable
+class OwnLikelihood(Protocol):
+    """A model whose outputs are no logits of independent answers."""
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the summed negative log-likelihood of the targets, 0-d."""
+        ...
+
+
+def training_losses(
+    model: nn.Module, outputs: Tensor, targets: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Return the summed loss that is minimised and the plain one, which has no graph.
+
+    Args:
+        model: gave the outputs.
+        outputs: logits, (…, classes), or what the model's `nll` takes.
+        targets: int64, (…); those that are `IGNORED` do not count.
+        smoothing: of the labels; means nothing to a likelihood of the model's own.
+
+    Returns:
+        Both 0-d, in nats.
+    """
+    if isinstance(model, OwnLikelihood):
+        loss = model.nll(outputs, targets)
+        return loss, loss.detach()
+    return smoothed_cross_entropy(outputs.flatten(0, -2), targets.flatten(), smoothing)
+
+
+def outputs_nll(model: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the summed negative log-likelihood of the targets, 0-d.
+
+    Args:
+        model: gave the outputs.
+        outputs: logits, (…, classes), or what the model's `nll` takes.
+        targets: int64, (…); those that are `IGNORED` do not count.
+    """
+    if isinstance(model, OwnLikelihood):
+        return model.nll(outputs, targets)
+    return token_nll(outputs, targets)
+
+
+def token_nll(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the summed negative log-likelihood of the targets, 0-d float32.
+
+    Args:
+        logits: (…, classes).
+        targets: int64, (…); those that are `IGNORED` do not count.
+    """
+    return F.cross_entropy(
+        logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
 
 
 def smoothed_cross_entropy(

@@ -9,7 +9,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from powernorm.errors import InputError
-from powernorm.training.config import ComparisonConfig, OptionValue, is_later
+from powernorm.training.config import ComparisonConfig, OptionValue
+from powernorm.training.config_fields import is_later
 
 NONE_WORDS: Final = ("none", "null")
 BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False}

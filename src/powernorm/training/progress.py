@@ -26,6 +26,14 @@ from powernorm.training.events import (
     Validated,
 )
 
+SCORES: Final = {
+    "test_bleu": "test BLEU",
+    "test_accuracy": "test accuracy",
+    "test_f1": "test F1",
+    "test_uas": "test UAS",
+    "test_bits_per_character": "test bits per character",
+}
+"""What a run is told by, in place of its perplexity."""
 STYLES: Final = {"finished": "green", "interrupted": "yellow"}
 
 
@@ -126,13 +134,16 @@ class ComparisonProgress:
             self._bar.update(self._task, completed=step, note=note, refresh=True)
 
     def _show_validation(self, event: Validated) -> None:
-        perplexity = _number(event.valid_perplexity)
+        found = f"perplexity {_number(event.valid_perplexity)}"
+        if event.score is not None:
+            name, value = event.score
+            found = f"{name} {value:.2f} %"
         if self._console.is_terminal:
-            self._advance(event.step, f"valid perplexity {perplexity}")
+            self._advance(event.step, f"valid {found}")
         else:
             self._print(
                 f"{event.norm} seed {event.seed}: step {event.step}, valid loss "
-                f"{event.valid_loss:.3f}, perplexity {perplexity}"
+                f"{event.valid_loss:.3f}, {found}"
             )
 
     def _show_scoring(self, event: RunScored) -> None:
@@ -156,18 +167,24 @@ def _summary(result: RunResult, *, skipped: bool) -> str:
     style = STYLES.get(result["status"], "red")
     label = escape(result.get("label", result["norm"]))
     line = f"{label} seed {result['seed']}: [{style}]{result['status']}[/{style}]"
-    perplexity = result["metrics"].get("test_perplexity")
-    if perplexity is not None:
-        line += f", test perplexity {_number(perplexity)}"
-    line += f", {result['seconds']:.0f} s"
-    bleu = result["metrics"].get("test_bleu")
-    if bleu is not None:
-        line += f", test BLEU {bleu:.2f}"
-    if result["tokens_per_second"] is not None:
+    line += f"{_measured(result)}, {result['seconds']:.0f} s"
+    if result.get("examples_per_second") is not None:
+        line += f", {result['examples_per_second']:,.0f} examples/s"
+    elif result["tokens_per_second"] is not None:
         line += f", {result['tokens_per_second']:,.0f} tokens/s"
     if "message" in result:
         line += f" ({escape(result['message'])})"
     return line + (", from before" if skipped else "")
+
+
+def _measured(result: RunResult) -> str:
+    """The most telling metric that a run has."""
+    for name, word in SCORES.items():
+        value = result["metrics"].get(name)
+        if value is not None:
+            return f", {word} {value:.2f}"
+    perplexity = result["metrics"].get("test_perplexity")
+    return "" if perplexity is None else f", test perplexity {_number(perplexity)}"
 
 
 def _number(value: float | None) -> str:

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from powernorm.data.batch import AnyBatch
 from powernorm.runs import METRICS_COLUMNS, METRICS_FILE
 from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig
@@ -19,7 +20,6 @@ from powernorm.training.events import Listener, StepsDone, Validated
 from powernorm.training.language_modeling import LanguageModeling
 from powernorm.training.logs import CsvLog, MergedLog
 from powernorm.training.processes import gather, is_main, num_processes, rank, summed
-from powernorm.training.task import AnyBatch
 from powernorm.training.throughput import Throughput
 
 
@@ -66,6 +66,9 @@ class Recorder(pl.Callback):
         self._learning_rate = 0.0
         self.valid_losses: list[float] = []
         """Of every validation of the run so far, earlier sittings included."""
+        self.valid_scores: list[float] = []
+        """The same of the score, where the task has one."""
+        self._examples_per_second: float | None = None
         self.is_nonfinite = False
 
     @property
@@ -78,6 +81,11 @@ class Recorder(pl.Callback):
         """Return the speed of training steps in this run, of all processes together."""
         return self._tokens_per_second
 
+    @property
+    def examples_per_second(self) -> float | None:
+        """Return the speed of training in rows of the batches, of all processes together."""
+        return self._examples_per_second
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a run that goes on has to know; every process calls it."""
         return {
@@ -85,8 +93,10 @@ class Recorder(pl.Callback):
             "losses": gather([float(loss) for loss in self._losses]),
             "seconds": self.seconds,
             "valid_losses": list(self.valid_losses),
+            "valid_scores": list(self.valid_scores),
             "measured_seconds": self._throughput.seconds,
             "measured_tokens": self._throughput.tokens,
+            "measured_examples": self._throughput.examples,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -101,6 +111,9 @@ class Recorder(pl.Callback):
         self.valid_losses = list(state_dict["valid_losses"])
         self._throughput.seconds = state_dict["measured_seconds"]
         self._throughput.tokens = state_dict["measured_tokens"]
+        # Not in checkpoints from before there were scores.
+        self.valid_scores = list(state_dict.get("valid_scores", []))
+        self._throughput.examples = state_dict.get("measured_examples", 0)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the log; a run that goes on keeps the rows up to its checkpoint."""
@@ -135,7 +148,7 @@ class Recorder(pl.Callback):
     ) -> None:
         """Gather the loss; write a row where one is due."""
         del pl_module
-        self._throughput.end_batch(batch.num_tokens)
+        self._throughput.end_batch(batch.num_tokens, len(batch.targets))
         self._losses.append(outputs["cross_entropy"])
         if (batch_idx + 1) % self._config.optimizer.accumulation:
             return
@@ -158,21 +171,27 @@ class Recorder(pl.Callback):
         loss, perplexity = pl_module.valid_loss, pl_module.valid_perplexity
         self.valid_losses.append(loss)
         cells = {"valid_loss": loss, "valid_perplexity": perplexity}
+        score = None
+        if pl_module.valid_score is not None and self._data.selection is not None:
+            self.valid_scores.append(pl_module.valid_score)
+            cells["valid_score"] = pl_module.valid_score
+            score = (self._data.selection, pl_module.valid_score)
         # The same batches in every process: those of this one alone are fewer in some.
         cells |= gap_cells(pl_module.model, self._data.validation(), pl_module.device)
         self._write(trainer, trainer.global_step, cells)
         if self._log is not None:
             self._log.flush()
         step = trainer.global_step
-        self._listener(Validated(self._norm, self._seed, step, loss, perplexity))
+        self._listener(Validated(self._norm, self._seed, step, loss, perplexity, score))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close the log and count the tokens of all processes."""
         del trainer, pl_module
         self._throughput.pause()
-        speed = self._throughput.tokens_per_second
-        (total,) = summed([speed or 0.0])
+        speed, rows = self._throughput.tokens_per_second, self._throughput.examples_per_second
+        total, total_rows = summed([speed or 0.0, rows or 0.0])
         self._tokens_per_second = total if speed is not None else None
+        self._examples_per_second = total_rows if rows is not None else None
         self._close()
 
     def on_exception(

@@ -8,8 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from powernorm.data.batch import joined
-from powernorm.data.pair_batches import PairBatch, joined_pairs
+from powernorm.data.batch import AnyBatch
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.diagnosis.diagnosing import BATCH_SIZES
 from powernorm.diagnosis.reestimation import evaluate_statistics
@@ -18,8 +17,7 @@ from powernorm.norms.observation import observed_layers
 from powernorm.runs import EvaluationRow
 from powernorm.surgery.calibration import Progress
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.evaluation import token_nll
-from powernorm.training.task import AnyBatch
+from powernorm.training.losses import outputs_nll
 from powernorm.training.tasks import task_of
 from powernorm.training.trained_models import TrainedModel, load_trained, run_config, run_text
 
@@ -72,7 +70,8 @@ def _evaluation(
 ) -> tuple[EvaluationRow, ...]:
     if not observed_layers(trained.model):
         return ()
-    rows = max(1, BATCH_SIZES[0] // config.data.sequence_length)
+    task = task_of(config)
+    rows = max(1, BATCH_SIZES[0] // (config.data.sequence_length if task.has_positions else 1))
     # Sentence pairs are cut by tokens, everything else by rows.
     size: dict[str, Any] = (
         {"evaluation_batch_size": rows}
@@ -80,7 +79,7 @@ def _evaluation(
         else {"batch_tokens": max(BATCH_SIZES[0], config.data.sequence_length)}
     )
     chosen = replace(config, data=replace(config.data, **size))
-    data = task_of(config).data(encoded, chosen, int(trained.settings["seed"]))
+    data = task.data(encoded, chosen, int(trained.settings["seed"]))
     smallest = list(data.evaluation("valid", EVALUATION_TOKENS))
     by_size = {}
     for tokens in BATCH_SIZES:
@@ -99,8 +98,10 @@ def _evaluation(
 
 
 def _joined(batches: list[Any], count: int) -> list[AnyBatch]:
-    join = joined_pairs if isinstance(batches[0], PairBatch) else joined
-    return [join(batches[first : first + count]) for first in range(0, len(batches), count)]
+    return [
+        batches[first].joined_with(batches[first + 1 : first + count])
+        for first in range(0, len(batches), count)
+    ]
 
 
 def _features(model: Any, inputs: Mapping[str, Any]) -> object:
@@ -110,7 +111,7 @@ def _features(model: Any, inputs: Mapping[str, Any]) -> object:
 
 def _loss(model: nn.Module, batch: AnyBatch) -> tuple[Tensor, int]:
     with torch.no_grad():
-        total = token_nll(model(**batch.inputs()), batch.targets)
+        total = outputs_nll(model, model(**batch.inputs()), batch.targets)
     return total / max(batch.num_targets, 1), batch.num_targets
 
 

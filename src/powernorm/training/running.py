@@ -1,9 +1,10 @@
 """One run: a norm and a seed, trained, evaluated and diagnosed in a folder of its own."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import lightning.pytorch as pl
 import torch
@@ -13,6 +14,8 @@ from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
 
+from powernorm.data.batch import AnyBatch
+from powernorm.data.corpus import Split
 from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.norms.observation import observed_layers
@@ -55,11 +58,12 @@ from powernorm.training.quietness import quiet_lightning, raised_interrupts
 from powernorm.training.recording import Recorder
 from powernorm.training.run_folders import write_json, write_rows
 from powernorm.training.scales import norm_scales
-from powernorm.training.task import AnyBatch, Scores, TaskModel
+from powernorm.training.task import Scores, TaskModel
 from powernorm.training.tasks import task_of
 
 TENSORBOARD_FOLDER = "tensorboard"
 METRICS = ("valid_perplexity", "test_perplexity", "valid_loss", "test_loss")
+EVALUATED: Final[tuple[Split, ...]] = ("valid", "test")
 SEED_STRIDE = 7919
 """Between the seeds of processes, so that they drop other features."""
 
@@ -80,6 +84,8 @@ class Run:
     num_runs: int = 1
     variant: Variant | None = None
     """In a study; `config` has its settings."""
+    unigram: Mapping[str, float | None] = field(default_factory=dict)
+    """All metrics of that baseline."""
 
     @property
     def label(self) -> str:
@@ -107,7 +113,7 @@ class RunTrainer:
         self.data = self._task.data(run.encoded, config, run.seed)
         self._sizes = self._task.sizes(run.encoded)
         self.model = self._build()
-        self.module = LanguageModeling(self.model, config, self.data.words_per_token("valid"))
+        self.module = LanguageModeling(self.model, config, self.data)
         self.recorder = Recorder(run.folder, config, run.label, run.seed, self.data, listener)
         folder = run.folder / CHECKPOINTS_FOLDER
         self._num_parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -154,6 +160,8 @@ class RunTrainer:
             parameters=self._num_parameters,
             folder=run.folder.name,
         )
+        if self._task.examples is not None:
+            result["examples_per_second"] = self.recorder.examples_per_second
         if run.variant is not None:
             result["label"] = run.label
             result["x"], result["y"] = run.variant.x, run.variant.y
@@ -224,8 +232,9 @@ class RunTrainer:
             callbacks.append(LossScaleFollower(self.model, precision.scaler))
         if config.training.patience is not None:
             # A loss that is not finite is the recorder's business, which marks the run.
+            watched = "valid_loss" if self.data.selection is None else "badness"
             callbacks.append(
-                EarlyStopping("valid_loss", patience=config.training.patience, check_finite=False)
+                EarlyStopping(watched, patience=config.training.patience, check_finite=False)
             )
         checkpoints = Checkpoints(
             run.folder / CHECKPOINTS_FOLDER, self._snapshots, early_step=early_step(config)
@@ -240,6 +249,11 @@ class RunTrainer:
         losses = self.recorder.valid_losses
         if self.recorder.is_nonfinite or not losses or not math.isfinite(losses[-1]):
             return "nonfinite"
+        floor = self.run.unigram.get(f"valid_{self.data.selection}")
+        scores = self.recorder.valid_scores
+        if scores and floor is not None and max(scores) > floor:
+            # An overconfident classifier is right more often than it is likely.
+            return "finished"
         has_learned = min(losses) < self.run.unigram_loss
         is_worse_than_uniform = losses[-1] > math.log(self._sizes[-1])
         # A short run may end above the unigram without ever having come down to it.
@@ -283,7 +297,7 @@ class RunTrainer:
 
     def _metrics(self) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
-        for split in ("valid", "test"):
+        for split in EVALUATED:
             likelihood = evaluate(
                 self.model,
                 OwnEvaluation(self.data.evaluation(split)),
@@ -292,7 +306,9 @@ class RunTrainer:
             )
             metrics[f"{split}_perplexity"] = finite_or_none(likelihood.perplexity)
             metrics[f"{split}_loss"] = finite_or_none(likelihood.loss)
-        return {name: metrics[name] for name in METRICS}
+            for name, value in self.data.from_loss(likelihood.loss).items():
+                metrics[f"{split}_{name}"] = finite_or_none(value)
+        return {name: metrics[name] for name in dict.fromkeys([*METRICS, *metrics])}
 
     def _scores(self, status: Status) -> Scores:
         if status != "finished":
@@ -300,7 +316,14 @@ class RunTrainer:
         run = self.run
         self.model.eval()
         self._listener(RunScored(run.label, run.seed))
-        return self._task.score(self.model, run.encoded, run.config, self.device)
+        scores = self._task.score(self.model, run.encoded, run.config, self.device)
+        own: dict[str, float | None] = {}
+        with torch.no_grad():
+            for split in EVALUATED:
+                for name, value in self.data.scores(split, self.model, self.device).items():
+                    own[f"{split}_{name}"] = finite_or_none(value)
+        wanted = {name: value for name, value in own.items() if name in self._task.metrics}
+        return replace(scores, metrics={**wanted, **scores.metrics})
 
     def _write_files(self, scores: Scores) -> None:
         if scores.translations and is_main():

@@ -17,6 +17,7 @@ def rate_factor(schedule: ScheduleConfig, step: int, max_steps: int) -> float:
     - `inverse_sqrt`: √(w / t) (Vaswani et al. 2017)
     - `linear`: 1 - (1 - f) p
     - `cosine`: f + (1 - f) (1 + cos πp) / 2 (Loshchilov and Hutter 2017)
+    - `steps`: decay^m after m of the milestones, which are parts of max_steps (He et al. 2016)
 
     Args:
         schedule: the kind and its fractions.
@@ -29,6 +30,9 @@ def rate_factor(schedule: ScheduleConfig, step: int, max_steps: int) -> float:
         return update / warmup
     if schedule.name == "constant":
         return 1.0
+    if schedule.name == "steps":
+        passed = sum(update > milestone * max_steps for milestone in schedule.milestones)
+        return float(schedule.decay**passed)
     if schedule.name == "inverse_sqrt":
         return math.sqrt(warmup / update)
     # The scheduler also asks for the update after the last one.

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from powernorm.data.batch import Batch
-from powernorm.data.pair_batches import PairBatch
 from powernorm.errors import InputError
-from powernorm.models.language_model import LanguageModel
-from powernorm.models.translation import TranslationModel
 from powernorm.runs import Baseline
 from powernorm.training.batches import RunData
-from powernorm.training.config import ComparisonConfig, DataConfig, is_set
+from powernorm.training.config import ComparisonConfig, DataConfig, is_set, later_keys
 
-TaskModel = LanguageModel | TranslationModel
-AnyBatch = Batch | PairBatch
+TaskModel = nn.Module
+"""`forward(**batch.inputs())` gives logits, the classes in the last dimension, or what its own
+`nll(outputs, targets)` takes; `features(**batch.inputs())` runs the layers only."""
+SECTIONS: Final = ("data", "model", "decoding")
+"""Of the settings of which each task obeys a part."""
 Sizes = tuple[int, ...]
 """Of the vocabularies of a model; the last is that of its output."""
 
@@ -66,11 +65,18 @@ class Task(ABC, Generic[Encoded]):
     units: ClassVar[str] = "subwords"
     """What the vocabulary counts."""
     metrics: ClassVar[tuple[str, ...]] = ()
-    """Names of those that `score` gives."""
+    """Names of those that its runs have beside loss and perplexity."""
+    examples: ClassVar[str | None] = None
+    """What a row of a batch is called, where the speed in rows is worth telling."""
+    has_positions: ClassVar[bool] = True
+    """Whether a row has up to `data.sequence_length` positions, or is one."""
     required: ClassVar[tuple[str, ...]] = ()
     """Settings without which the task cannot run."""
+    uses: ClassVar[frozenset[str]] = frozenset()
+    """Dotted keys of those settings of data, model and decoding that came after the first tasks
+    (`LATER`) and that it obeys; the others are refused."""
     unused: ClassVar[tuple[str, ...]] = ()
-    """Settings that mean nothing to it, by their dotted keys."""
+    """Dotted keys of other settings that mean nothing to it."""
 
     @abstractmethod
     def encode(self, data: DataConfig) -> Encoded:
@@ -134,37 +140,10 @@ class Task(ABC, Generic[Encoded]):
             InputError: it does, or lacks something; the message names the setting.
         """
         del norm
-        for key in self.unused:
+        foreign = [key for key in later_keys(config, SECTIONS) if key not in self.uses]
+        for key in (*self.unused, *foreign):
             if is_set(config, key):
                 raise InputError(f"{key} means nothing to the task {config.task}: leave it out.")
         for key in self.required:
             if not is_set(config, key):
                 raise InputError(f"The task {config.task} needs {key}: set it.")
-
-
-TRANSLATION_ONLY: Final = (
-    "data.languages",
-    "data.tokenised",
-    "data.target_vocabulary_size",
-    "data.batch_tokens",
-    "data.count_padding",
-    "data.max_length_ratio",
-    "data.max_pairs",
-    "model.num_decoder_layers",
-    "model.decoder_norm",
-    "model.attention_norm",
-    "model.feedforward_norm",
-    "model.final_norm",
-    "model.final_norm_warmup",
-    "model.attention_dropout",
-    "model.activation_dropout",
-    "model.shared_embeddings",
-    "model.initialisation",
-    "decoding.beam_size",
-    "decoding.length_normalisation",
-    "decoding.length_penalty",
-    "decoding.max_length_factor",
-    "decoding.max_length_offset",
-    "decoding.batch_tokens",
-)
-"""Settings that only a model with a source and a target has."""

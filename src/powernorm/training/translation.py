@@ -13,7 +13,6 @@ from powernorm.data.corpus import Split
 from powernorm.data.pair_batches import EvaluationPairs, TrainingPairs
 from powernorm.data.sentence_pairs import EncodedPairs, PairOptions, encode_pairs, load_pairs
 from powernorm.errors import InputError
-from powernorm.models.language_model import LanguageModel
 from powernorm.models.translation import NormPlaces, TranslationModel
 from powernorm.norms import build_norm, check_norm_options
 from powernorm.runs import TRANSLATION_METRICS, Baseline
@@ -63,17 +62,40 @@ class TranslationData(RunData):
             max_tokens=max_tokens,
         )
 
-    def words_per_token(self, split: Split) -> float:
-        """Return 1: the perplexity of translations is per subword."""
-        del split
-        return 1.0
-
 
 class TranslationTask(Task[EncodedPairs]):
     """Translate sentences."""
 
     metrics = TRANSLATION_METRICS
     required = ("data.batch_tokens",)
+    uses = frozenset(
+        {
+            "model.num_norm_layers",
+            "data.languages",
+            "data.tokenised",
+            "data.target_vocabulary_size",
+            "data.batch_tokens",
+            "data.count_padding",
+            "data.max_length_ratio",
+            "data.max_pairs",
+            "model.num_decoder_layers",
+            "model.decoder_norm",
+            "model.attention_norm",
+            "model.feedforward_norm",
+            "model.final_norm",
+            "model.final_norm_warmup",
+            "model.attention_dropout",
+            "model.activation_dropout",
+            "model.shared_embeddings",
+            "model.initialisation",
+            "decoding.beam_size",
+            "decoding.length_normalisation",
+            "decoding.length_penalty",
+            "decoding.max_length_factor",
+            "decoding.max_length_offset",
+            "decoding.batch_tokens",
+        }
+    )
     unused = ("data.batch_size", "data.evaluation_batch_size")
 
     def encode(self, data: DataConfig) -> EncodedPairs:
@@ -174,7 +196,7 @@ class TranslationTask(Task[EncodedPairs]):
         device: torch.device,
     ) -> Scores:
         """Return BLEU and chrF of the translations of the test split."""
-        assert not isinstance(model, LanguageModel)
+        assert isinstance(model, TranslationModel)
         split = encoded.splits["test"]
         sources = [split.source.row(index)[:-1].tolist() for index in range(len(split))]
         found = translate_ids(model, sources, config.decoding, device)

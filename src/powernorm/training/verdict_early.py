@@ -21,7 +21,8 @@ from powernorm.models.language_model import LanguageModel
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE, RunResult, VerdictRecord
 from powernorm.training.batches import RunData
 from powernorm.training.checkpoints import EARLY
-from powernorm.training.evaluation import evaluate, token_nll
+from powernorm.training.evaluation import evaluate
+from powernorm.training.losses import token_nll
 from powernorm.training.run_folders import read_json, write_json
 from powernorm.training.trained_models import TrainedModel, load_trained, run_data
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from powernorm.recipes.family import Family
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.translation import shen2020, verses, wang2022, xu2019
+from powernorm.recipes.translation.catalogue import CATALOGUE
 from powernorm.recipes.translation.shapes import TASK
 from powernorm.training.config import ComparisonConfig
 
-__all__ = ["PAPER_RESULTS", "PRESETS", "TASK"]
+__all__ = ["FAMILY", "PAPER_RESULTS", "PRESETS", "TASK"]
 
 PRESETS: Final[dict[str, Callable[[], ComparisonConfig]]] = {
     **verses.PRESETS,
@@ -39,3 +41,17 @@ PAPER_RESULTS: Final[Mapping[str, tuple[PaperResult, ...]]] = MappingProxyType(
 )
 """What the papers print for each preset, for both placements; the verses stand beside IWSLT14, of
 which they have the model."""
+
+FAMILY: Final = Family(
+    TASK,
+    PRESETS,
+    CATALOGUE,
+    measure="test_bleu",
+    paper_results=PAPER_RESULTS,
+    stands_for={"verses-reduced": "verses-small"},
+    placed=(
+        "optimizer.learning_rate",
+        "norm_options.rbn.mean_penalty",
+        "norm_options.rbn.var_penalty",
+    ),
+)
