@@ -119,8 +119,8 @@ def test_other_folders_are_not_runs(comparison_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "line", "content", "message"),
     [
-        (METRICS_FILE, 5, "40,0,zzz,1,1,1,,,,", "line 5: tokens is 'zzz', expected a number"),
-        (METRICS_FILE, 7, "60,0", "line 7: 2 cells, expected 10"),
+        (METRICS_FILE, 5, "40,0,zzz,1,1,1,,,,,", "line 5: tokens is 'zzz', expected a number"),
+        (METRICS_FILE, 7, "60,0", "line 7: 2 cells, expected 11"),
         (METRICS_FILE, 1, "step,epoch", "line 1: the header lacks tokens, seconds"),
         (METRICS_FILE, 3, '"20,0,1,1,1,1,,', "line .*: not CSV"),
         (NORMS_FILE, 9, f"1.5,a,bn,0,0,0,0,0{REST}", "line 9: step is '1.5', not a whole number"),
@@ -139,8 +139,8 @@ def test_other_folders_are_not_runs(comparison_folder: Path) -> None:
             "line 4: num_nonfinite_batches is 'inf'",
         ),
         (NORMS_FILE, 4, f"10,a,bn,0,0,0,0,1.5{REST}", "line 4: num_nonfinite_batches is '1.5'"),
-        (METRICS_FILE, 5, "nan,0,1,1,1,1,,,,", "line 5: step is 'nan', expected a finite number"),
-        (METRICS_FILE, 5, "40,0,inf,1,1,1,,,,", "line 5: tokens is 'inf', expected a finite"),
+        (METRICS_FILE, 5, "nan,0,1,1,1,1,,,,,", "line 5: step is 'nan', expected a finite number"),
+        (METRICS_FILE, 5, "40,0,inf,1,1,1,,,,,", "line 5: tokens is 'inf', expected a finite"),
     ],
 )
 def test_damaged_line_is_named(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from powernorm.report import numerals
-from powernorm.report.measures import MEASURES, SCORES, Measure
+from powernorm.report.measures import MEASURES, PERPLEXITY, TRANSLATION_SCORES, Measure
 from powernorm.report.records import Run
 from powernorm.report.summary import Spread, SummaryRow
 
@@ -136,19 +136,36 @@ def _score(measure: Measure) -> Column:
     )
 
 
+def _way(measure: Measure) -> str:
+    return "higher" if measure.higher_is_better else "lower"
+
+
+def _gap(measure: Measure) -> Column:
+    sign = "Positive" if measure.higher_is_better else "Negative"
+    return Column(
+        "gap",
+        "gap to ln",
+        f"The {measure.heading} minus that of LayerNorm, mean over the seeds that finished with "
+        f"both, and the same in percent. {sign} is better than LayerNorm.",
+        lambda row: numerals.gap(row.gap),
+    )
+
+
 def _main_score(measure: Measure) -> Column:
     return Column(
         "test",
         measure.heading,
-        f"{measure.meaning} Mean ± sample standard deviation over seeds; higher is better. An "
-        "asterisk says that not all runs finished: the number averages only those that did.",
+        f"{measure.meaning} Mean ± sample standard deviation over seeds; {_way(measure)} is "
+        "better. An asterisk says that not all runs finished: the number averages only those that "
+        "did.",
         lambda row: _measured(row, row.test),
         counts_finished=True,
     )
 
 
 def _translation_columns(measure: Measure) -> tuple[Column, ...]:
-    others = [MEASURES[metric] for metric in (*SCORES, "test_loss") if metric != measure.metric]
+    metrics = (*TRANSLATION_SCORES, "test_loss")
+    others = [MEASURES[metric] for metric in metrics if metric != measure.metric]
     return (
         Column(
             "norm",
@@ -160,13 +177,7 @@ def _translation_columns(measure: Measure) -> tuple[Column, ...]:
         ),
         _PARAMETERS,
         _main_score(measure),
-        Column(
-            "gap",
-            "gap to ln",
-            f"The {measure.heading} minus that of LayerNorm, mean over the seeds that finished "
-            "with both, and the same in percent. Positive is better than LayerNorm.",
-            lambda row: numerals.gap(row.gap),
-        ),
+        _gap(measure),
         *map(_score, others),
         *_DISCREPANCY,
         Column(
@@ -186,21 +197,57 @@ def _translation_columns(measure: Measure) -> tuple[Column, ...]:
     )
 
 
+_EXAMPLES: Final = Column(
+    "speed",
+    "examples/s",
+    "Rows of the batches (images, texts, sentences, transitions) that the training took in a "
+    "second on this machine, mean over seeds.",
+    lambda row: numerals.count(row.examples_per_second),
+)
+
+
+def _task_columns(measure: Measure) -> tuple[Column, ...]:
+    """Of comparisons that are about another measure."""
+    return (
+        Column(
+            "norm",
+            "norm",
+            "Short name of the normalization layer; the rows below are models without a network, "
+            "which every norm has to beat.",
+            lambda row: numerals.printable(row.label),
+            numeric=False,
+        ),
+        _PARAMETERS,
+        _main_score(measure),
+        _gap(measure),
+        *(_score(MEASURES[metric]) for metric in measure.others),
+        *_DISCREPANCY,
+        _EXAMPLES if measure.higher_is_better else _SPEED,
+        _STATUS,
+    )
+
+
 def columns_of(metric: str) -> Sequence[Column]:
     """The columns of a comparison that is about this metric.
 
     >>> [column.key for column in columns_of("test_bleu")][:4]
     ['norm', 'parameters', 'test', 'gap']
     """
+    if metric == PERPLEXITY:
+        return COLUMNS
     measure = MEASURES[metric]
-    return _translation_columns(measure) if measure.higher_is_better else COLUMNS
+    is_translation = metric in TRANSLATION_SCORES
+    return _translation_columns(measure) if is_translation else _task_columns(measure)
 
 
 def caption_of_results(metric: str) -> str:
     """What the numbers are and which way is up, above the table."""
     measure = MEASURES[metric]
-    if measure.higher_is_better:
-        return f"The {measure.heading} and other scores, higher is better; the best norm is shaded."
+    if metric != PERPLEXITY:
+        return (
+            f"The {measure.heading} and other scores, {_way(measure)} is better; the best norm "
+            "is shaded."
+        )
     return f"{PERPLEXITY_MEANING}, lower is better; the best norm is shaded."
 
 
@@ -249,7 +296,10 @@ RUN_COLUMNS: Final[Sequence[RunColumn]] = (
 
 _TRANSLATION_RUN_COLUMNS: Final[Sequence[RunColumn]] = (
     *_RUN_HEAD,
-    *(_metric_column(MEASURES[metric].heading, metric) for metric in ("test_loss", *SCORES)),
+    *(
+        _metric_column(MEASURES[metric].heading, metric)
+        for metric in ("test_loss", *TRANSLATION_SCORES)
+    ),
     *_RUN_SPEED,
     RunColumn(
         "decoding tokens/s",
@@ -261,7 +311,20 @@ _TRANSLATION_RUN_COLUMNS: Final[Sequence[RunColumn]] = (
 
 def run_columns_of(metric: str) -> Sequence[RunColumn]:
     """The columns of the table of runs of a comparison that is about this metric."""
-    return _TRANSLATION_RUN_COLUMNS if MEASURES[metric].higher_is_better else RUN_COLUMNS
+    if metric == PERPLEXITY:
+        return RUN_COLUMNS
+    if metric in TRANSLATION_SCORES:
+        return _TRANSLATION_RUN_COLUMNS
+    measure = MEASURES[metric]
+    return (
+        *_RUN_HEAD[:-1],
+        *(_metric_column(MEASURES[name].heading, name) for name in (metric, *measure.others)),
+        _RUN_SPEED[0],
+        RunColumn("examples/s", lambda run: numerals.count(run.examples_per_second))
+        if measure.higher_is_better
+        else _RUN_SPEED[1],
+        *_RUN_TAIL,
+    )
 
 
 def _note(run: Run) -> str:

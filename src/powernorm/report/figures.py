@@ -20,19 +20,28 @@ class DrawnFigure:
 
 
 def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
-    """Training loss and validation perplexity against tokens; empty where nothing was logged."""
-    return [
-        drawn
-        for drawn in (
-            _curve(comparison, "train_loss"),
-            _curve(comparison, "valid_perplexity"),
-        )
-        if drawn is not None
-    ]
+    """Losses and scores against tokens; empty where nothing was logged."""
+    has_scores = any(
+        row.get("valid_score") is not None for run in comparison.runs for row in run.curve
+    )
+    columns = SCORED if has_scores else LIKELY
+    return [drawn for column in columns if (drawn := _curve(comparison, column)) is not None]
 
 
-_CAPTIONS: dict[str, tuple[str, str]] = {
-    "train_loss": ("Training loss", "Training loss, nats per token, each point a mean of steps."),
+_Column = Literal["train_loss", "valid_loss", "valid_perplexity", "valid_score"]
+LIKELY: Final[tuple[_Column, ...]] = ("train_loss", "valid_perplexity")
+SCORED: Final[tuple[_Column, ...]] = ("train_loss", "valid_loss", "valid_score")
+"""Curves of tasks whose checkpoints are chosen by a score: where the loss rises while the training
+loss falls, the model overfits (Xu et al. 2019, Figures 1 and 3)."""
+
+_CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
+    "train_loss": ("Training loss", "Training loss, nats per target, each point a mean of steps."),
+    "valid_loss": (
+        "Validation loss",
+        "Loss on the validation data, nats per target. Where it rises while the training loss "
+        "falls, the model overfits.",
+    ),
+    "valid_score": ("Validation score", "{heading} on the validation data."),
     "valid_perplexity": (
         "Validation perplexity",
         "Perplexity on the validation text, logarithmic.",
@@ -40,23 +49,27 @@ _CAPTIONS: dict[str, tuple[str, str]] = {
 }
 
 
+def _score_heading(comparison: Comparison) -> str:
+    return comparison.measure.heading.removeprefix("test ")
+
+
 def _perplexity_label(comparison: Comparison) -> str:
-    units = {"mlm": "masked token", "tag": "tag", "translation": "subword"}
+    units = {"mlm": "masked token", "tag": "tag", "translation": "subword", "lm-char": "byte"}
     return f"perplexity per {units.get(comparison.task, 'word')}"
 
 
-def _curve(
-    comparison: Comparison, column: Literal["train_loss", "valid_perplexity"]
-) -> DrawnFigure | None:
+def _curve(comparison: Comparison, column: _Column) -> DrawnFigure | None:
     title, caption = _CAPTIONS[column]
+    score = _score_heading(comparison)
+    caption = caption.format(heading=score)
     series = curves.series_of(comparison.runs, column)
     if not series:
         return None
+    metric = comparison.metric.replace("test_", "valid_") if column == "valid_score" else column
     baselines = {
         baseline.name: value
         for baseline in comparison.baselines
-        if column == "valid_perplexity"
-        and (value := baseline.metrics.get("valid_perplexity")) is not None
+        if column.startswith("valid") and (value := baseline.metrics.get(metric)) is not None
     }
     norms = ", ".join(dict.fromkeys(printable(line.norm) for line in series))
     lost = [line for line in series if line.lost]
@@ -71,7 +84,10 @@ def _curve(
         series,
         order=comparison.names,
         title=title,
-        y_label="nats per token" if column == "train_loss" else _perplexity_label(comparison),
+        y_label={
+            "valid_perplexity": _perplexity_label(comparison),
+            "valid_score": f"{score}, %",
+        }.get(column, "nats per target"),
         logarithmic=column == "valid_perplexity",
         baselines=baselines,
         prefix=f"{comparison.anchor}curve-{column.replace('_', '-')}",

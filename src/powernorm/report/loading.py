@@ -11,7 +11,7 @@ from powernorm.errors import InputError
 from powernorm.report.diagnoses import read_diagnosis
 from powernorm.report.json_files import JsonObject, read_object
 from powernorm.report.logs import read_metrics, read_norms
-from powernorm.report.measures import PERPLEXITY, SCORES
+from powernorm.report.measures import MAIN, PERPLEXITY
 from powernorm.report.records import KNOWN_STATUSES, BaselineRow, Comparison, Run
 from powernorm.runs import (
     CONFIG_FILE,
@@ -111,12 +111,13 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
 def _metric(results: JsonObject, runs: Sequence[Run]) -> str:
     if "measure" not in results.values:
         return _metric_of_runs(runs)
-    return results.choice("measure", (PERPLEXITY, *SCORES))
+    return results.choice("measure", (PERPLEXITY, *MAIN))
 
 
 def _metric_of_runs(runs: Sequence[Run]) -> str:
     """What a comparison that does not say so is about, by what its runs have."""
-    return SCORES[0] if any(SCORES[0] in run.metrics for run in runs) else PERPLEXITY
+    found = {metric for run in runs for metric in run.metrics}
+    return next((metric for metric in MAIN if metric in found), PERPLEXITY)
 
 
 def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
@@ -204,6 +205,9 @@ def _run(row: JsonObject) -> Run:
         tid=_tid(row),
         seconds=row.number("seconds"),
         tokens_per_second=row.number("tokens_per_second"),
+        examples_per_second=(
+            row.number("examples_per_second") if "examples_per_second" in row.values else None
+        ),
         parameters=row.whole("parameters"),
         message=str(row.values.get("message", "")),
         label=row.text("label") if "label" in row.values else "",

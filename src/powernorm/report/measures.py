@@ -17,14 +17,17 @@ class Measure:
         heading: of its column.
         meaning: what it is, for the glossary.
         higher_is_better: whether it is a score, not a loss.
+        others: metrics that stand beside it where a comparison is about it.
     """
 
     metric: str
     heading: str
     meaning: str
     higher_is_better: bool
+    others: tuple[str, ...] = ()
 
 
+_PERCENT: Final = "in percent."
 _SEARCHED: Final = "of the translations of the whole test text by beam search, 0 to 100"
 
 _ROWS: Final = (
@@ -39,6 +42,7 @@ _ROWS: Final = (
         "test BLEU",
         f"Corpus BLEU {_SEARCHED}: detokenised, cased, by sacrebleu's own tokens.",
         higher_is_better=True,
+        others=("test_bleu_tokenised", "test_bleu_lowercase", "test_chrf", "test_loss"),
     ),
     Measure(
         "test_bleu_tokenised",
@@ -62,8 +66,86 @@ _ROWS: Final = (
     Measure(
         "test_loss",
         "test loss",
-        "Cross entropy of the test text, nats per target subword, without label smoothing. Lower "
-        "is better.",
+        "Negative log-likelihood of the test split, nats per target (subword, word or example), "
+        "without label smoothing. Lower is better.",
+        higher_is_better=False,
+    ),
+    Measure(
+        "test_accuracy",
+        "test accuracy",
+        f"Share of the test examples whose class is right, {_PERCENT}",
+        higher_is_better=True,
+        others=("valid_accuracy", "test_loss"),
+    ),
+    Measure(
+        "valid_accuracy",
+        "valid accuracy",
+        f"The same of the validation examples, by which the checkpoint was chosen, {_PERCENT}",
+        higher_is_better=True,
+    ),
+    Measure(
+        "test_f1",
+        "test F1",
+        "Harmonic mean of precision and recall over the entities of the test split; an entity "
+        f"counts where its words and its kind are right, {_PERCENT}",
+        higher_is_better=True,
+        others=("test_precision", "test_recall", "valid_f1", "test_loss"),
+    ),
+    Measure(
+        "test_precision",
+        "precision",
+        f"Share of the entities found that are right, {_PERCENT}",
+        higher_is_better=True,
+    ),
+    Measure(
+        "test_recall",
+        "recall",
+        f"Share of the entities that are found, {_PERCENT}",
+        higher_is_better=True,
+    ),
+    Measure(
+        "valid_f1",
+        "valid F1",
+        f"F1 of the validation split, by which the checkpoint was chosen, {_PERCENT}",
+        higher_is_better=True,
+    ),
+    Measure(
+        "test_uas",
+        "test UAS",
+        "Unlabelled attachment score: share of the words of the test split whose head is right, "
+        f"without punctuation, {_PERCENT}",
+        higher_is_better=True,
+        others=("test_las", "valid_uas", "test_loss", "parsing_sentences_per_second"),
+    ),
+    Measure(
+        "test_las",
+        "test LAS",
+        f"Labelled attachment score: the same with the kind of relation, {_PERCENT}",
+        higher_is_better=True,
+    ),
+    Measure(
+        "valid_uas",
+        "valid UAS",
+        f"UAS of the validation split, by which the checkpoint was chosen, {_PERCENT}",
+        higher_is_better=True,
+    ),
+    Measure(
+        "parsing_sentences_per_second",
+        "parsed sentences/s",
+        "Sentences of the test split that were parsed in a second on this machine.",
+        higher_is_better=True,
+    ),
+    Measure(
+        "test_bits_per_character",
+        "test bits/character",
+        "Negative log-likelihood of the test text in bits per byte. Lower is better.",
+        higher_is_better=False,
+        others=("valid_bits_per_character",),
+    ),
+    Measure(
+        "valid_bits_per_character",
+        "valid bits/character",
+        "The same of the validation text.",
         higher_is_better=False,
     ),
 )
@@ -71,8 +153,17 @@ _ROWS: Final = (
 MEASURES: Final[Mapping[str, Measure]] = MappingProxyType({row.metric: row for row in _ROWS})
 """By metric."""
 
-SCORES: Final = tuple(row.metric for row in _ROWS if row.higher_is_better)
+TRANSLATION_SCORES: Final = ("test_bleu", "test_bleu_tokenised", "test_bleu_lowercase", "test_chrf")
 """Metrics of translations, the main one first."""
+
+MAIN: Final = (
+    "test_bleu",
+    "test_accuracy",
+    "test_f1",
+    "test_uas",
+    "test_bits_per_character",
+)
+"""What comparisons are about that are not about perplexity."""
 
 
 def heading_of(metric: str) -> str:

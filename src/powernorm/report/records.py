@@ -50,6 +50,7 @@ class Run:
     tid: TID | None = None
     seconds: float | None = None
     tokens_per_second: float | None = None
+    examples_per_second: float | None = None
     parameters: int | None = None
     message: str = ""
     curve: Sequence[MetricRow] = ()

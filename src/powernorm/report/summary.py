@@ -45,6 +45,7 @@ class SummaryRow:
         gap: to the reference norm; None for itself and where no seed finished with both.
         tid: means over the finished runs by the keys of `powernorm.runs.TID`, as fractions.
         tokens_per_second: mean over the finished runs, or over all where none finished.
+        examples_per_second: the same in rows of the batches, where the runs say it.
         statuses: what became of the runs: status to seeds, in the order of the runs.
         is_baseline: whether this is a model without a network.
         metrics: each of `powernorm.report.measures` that the runs have, over those that finished.
@@ -62,6 +63,7 @@ class SummaryRow:
     is_baseline: bool = False
     metrics: Mapping[str, Spread] = field(default_factory=dict)
     decoding_speed: float | None = None
+    examples_per_second: float | None = None
 
     @property
     def complete(self) -> bool:
@@ -125,6 +127,7 @@ def _norm_row(
         statuses[run.shown_status] = (*statuses.get(run.shown_status, ()), run.seed)
     finished = [run for run in runs if run.finished]
     speeds = _finite(run.tokens_per_second for run in finished or runs)
+    examples = _finite(run.examples_per_second for run in finished or runs)
     searches = _finite(run.metrics.get("decoding_tokens_per_second") for run in finished or runs)
     return SummaryRow(
         label=label,
@@ -134,6 +137,7 @@ def _norm_row(
         gap=_gap(runs, references, metric),
         tid=_mean_tid(finished),
         tokens_per_second=fmean(speeds) if speeds else None,
+        examples_per_second=fmean(examples) if examples else None,
         statuses=statuses,
         metrics=_spreads(lambda name: _values(runs, name)),
         decoding_speed=fmean(searches) if searches else None,
