@@ -177,7 +177,9 @@ def _settings(comparison: Comparison) -> list[Markup]:
     of_run = printable(comparison.settings_of)
     title = f"Configuration of the run {of_run}" if of_run else "Configuration of the comparison"
     environment = {
-        key: settings[key] for key in ("versions", "machine") if settings.get(key) is not None
+        key: settings[key]
+        for key in ("versions", "machine", "date")
+        if settings.get(key) is not None
     }
     rest = {key: value for key, value in settings.items() if key not in environment}
     parts = [settings_table(rest, title)]

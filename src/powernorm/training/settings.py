@@ -2,6 +2,7 @@
 
 import os
 import platform
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ def comparison_settings(config: ComparisonConfig) -> dict[str, Any]:
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "num_processes": num_processes(),
         },
+        "date": datetime.now(UTC).date().isoformat(),
     }
 
 

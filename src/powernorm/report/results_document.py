@@ -1,0 +1,215 @@
+"""The page of results: comparisons beside the papers' numbers, as Markdown from their files."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any, Final
+
+from powernorm.errors import InputError
+from powernorm.report import numerals, text_tables
+from powernorm.report.claims import WORDS, Claim, claims
+from powernorm.report.loading import read_comparison
+from powernorm.report.measures import heading_of
+from powernorm.report.numerals import printable
+from powernorm.report.paired import PairedGap, paired_gap
+from powernorm.report.records import Comparison, Run
+from powernorm.report.summary import REFERENCE, SummaryRow, summarize
+from powernorm.runs import PaperRecord
+
+BEGIN: Final = "<!-- begin: written by `powernorm results`, do not edit -->"
+END: Final = "<!-- end: written by `powernorm results` -->"
+
+EXPLANATION: Final = (
+    "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` is "
+    "the mean of the seeds' differences, with its 95 % interval and the p of the paired t-test "
+    "(two-sided, not corrected for the number of norms); both need three seeds. TID: two-pass, of "
+    "the mean and of the deviation, averaged over the norm layers, in percent."
+)
+
+_HEADINGS: Final = ("norm", "paper", "measured", "seeds", "gap to ln", "p", "TID, %")
+_NUMERIC: Final = (False, False, True, True, True, True, True)
+_CLAIM_HEADINGS: Final = (
+    "norm",
+    "measure",
+    "paper",
+    "measured",
+    "p",
+    "the paper's sign is",
+    "from",
+)
+_CLAIM_NUMERIC: Final = (False, False, True, True, True, False, False)
+
+
+def results_document(folders: Sequence[Path]) -> str:
+    """The sections of several comparisons, in the order given.
+
+    Raises:
+        InputError: a folder is no comparison, or a file in it is damaged.
+    """
+    sections = [_section(read_comparison(folder)) for folder in folders]
+    return "\n".join([f"{EXPLANATION}\n", *sections])
+
+
+def write_results(folders: Sequence[Path], page: Path) -> None:
+    """Replace the part of a Markdown page between `BEGIN` and `END`; append it where there is none.
+
+    Raises:
+        InputError: as `results_document`; or the page has only one of the two lines.
+    """
+    written = f"{BEGIN}\n\n{results_document(folders)}\n{END}\n"
+    old = page.read_text(encoding="utf-8") if page.exists() else ""
+    marks = (old.count(BEGIN), old.count(END))
+    if marks == (0, 0):
+        new = f"{old.rstrip()}\n\n{written}".lstrip()
+    elif marks == (1, 1) and old.index(BEGIN) < old.index(END):
+        new = (
+            old[: old.index(BEGIN)] + written + old[old.index(END) + len(END) :].removeprefix("\n")
+        )
+    else:
+        raise InputError(
+            f"{page} has {marks[0]} lines {BEGIN!r} and {marks[1]} lines {END!r}: expected one of "
+            "each, in this order, or none."
+        )
+    page.write_text(new, encoding="utf-8")
+
+
+def _section(comparison: Comparison) -> str:
+    parts = [
+        f"### {printable(_title(comparison))}\n",
+        f"{_facts(comparison)}\n",
+        text_tables.markdown(_HEADINGS, _NUMERIC, list(_lines(comparison))),
+    ]
+    found = claims(comparison)
+    measured = [claim for claim in found if claim.measured is not None]
+    if measured:
+        parts.append("\nDifferences to LayerNorm, the paper's and ours:\n")
+        parts.append(
+            text_tables.markdown(_CLAIM_HEADINGS, _CLAIM_NUMERIC, list(map(_claim_line, measured)))
+        )
+    return "\n".join(parts)
+
+
+def _title(comparison: Comparison) -> str:
+    study = "" if comparison.study is None else f" --study {comparison.study['name']}"
+    return f"{comparison.task}, {comparison.preset}{study}"
+
+
+def _facts(comparison: Comparison) -> str:
+    """How it was made: command, data, hardware, date, and how it is not what the paper did."""
+    study = "" if comparison.study is None else f" --study {comparison.study['name']}"
+    command = f"powernorm compare {comparison.task}{study} --preset {comparison.preset}"
+    sentences = [
+        f"`{printable(command)}`, {comparison.placement}-norm; the measure is the "
+        f"{heading_of(comparison.metric)}.",
+        *_data(comparison.data),
+        *_environment(comparison.settings),
+    ]
+    if comparison.reduced:
+        sentences.append(f"Not as in the paper: {printable(comparison.reduced)}")
+    return " ".join(sentences)
+
+
+def _data(data: Mapping[str, Any]) -> Iterator[str]:
+    if data.get("name"):
+        yield f"Data: {printable(str(data['name']))}, {printable(str(data.get('source', '')))}."
+
+
+def _environment(settings: Mapping[str, Any]) -> Iterator[str]:
+    machine = settings.get("machine") or {}
+    versions = settings.get("versions") or {}
+    if machine:
+        device = machine.get("gpu") or (
+            f"{machine.get('num_cpus')} CPU cores, {machine.get('num_threads')} threads"
+        )
+        date = f", {printable(str(settings['date']))}" if settings.get("date") else ""
+        yield f"On {printable(str(device))}, torch {printable(str(versions.get('torch')))}{date}."
+
+
+def _lines(comparison: Comparison) -> Iterator[list[str]]:
+    papers = _by_norm(comparison.paper, comparison.metric)
+    seen = set()
+    for row in summarize(comparison):
+        runs = [] if row.is_baseline else _runs_of(comparison, row.label)
+        seen.add(row.label)
+        gap = paired_gap(runs, _references(comparison, runs), comparison.metric)
+        yield [
+            f"{row.label}{' (baseline)' * row.is_baseline}",
+            papers.get(row.label, numerals.NOTHING),
+            _measured(row),
+            "" if row.is_baseline else str(0 if row.test is None else row.test.count),
+            numerals.NOTHING if row.label == REFERENCE else interval(gap),
+            numerals.NOTHING if row.label == REFERENCE else probability(gap),
+            _tid(row),
+        ]
+    for norm, text in papers.items():
+        if norm not in seen:
+            yield [norm, text, "not run", "", numerals.NOTHING, numerals.NOTHING, numerals.NOTHING]
+
+
+def _measured(row: SummaryRow) -> str:
+    if row.test is None:
+        return numerals.NOTHING if row.complete else numerals.mark(row.statuses)
+    text = numerals.spread(row.test)
+    return text if row.complete else f"{text}; {numerals.outcome(row.statuses)}"
+
+
+def _tid(row: SummaryRow) -> str:
+    tid = row.tid or {}
+    parts = [tid.get("mean_avg"), tid.get("var_avg")]
+    if all(part is None for part in parts):
+        return numerals.NOTHING
+    return " / ".join(numerals.percent(part) for part in parts)
+
+
+def _by_norm(records: Iterable[PaperRecord], metric: str) -> dict[str, str]:
+    """What the papers print of the measure, by norm."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        if record["metric"] == metric:
+            value = "diverged" if record["value"] is None else numerals.number(record["value"])
+            found.setdefault(record["norm"], []).append(f"{value} ({printable(record['source'])})")
+    return {norm: "; ".join(texts) for norm, texts in found.items()}
+
+
+def _runs_of(comparison: Comparison, label: str) -> list[Run]:
+    return [run for run in comparison.runs if label in (run.name, f"{run.name} ({run.placement})")]
+
+
+def _references(comparison: Comparison, runs: Sequence[Run]) -> list[Run]:
+    placements = {run.placement for run in runs}
+    return [run for run in comparison.runs if run.name == REFERENCE and run.placement in placements]
+
+
+def _claim_line(claim: Claim) -> list[str]:
+    return [
+        claim.norm,
+        heading_of(claim.metric),
+        f"{claim.printed:+.2f}",
+        interval(claim.measured),
+        probability(claim.measured),
+        WORDS[claim.outcome],
+        claim.source,
+    ]
+
+
+def interval(gap: PairedGap | None) -> str:
+    """A difference with its interval.
+
+    >>> interval(PairedGap(0.5, 0.1, 0.9, 0.02, 5)), interval(PairedGap(-1, float("nan"), 0, 0, 2))
+    ('+0.50 (+0.10 to +0.90)', '-1.00')
+    """
+    if gap is None:
+        return numerals.NOTHING
+    text = f"{gap.difference:+.2f}"
+    return text if isnan(gap.low) else f"{text} ({gap.low:+.2f} to {gap.high:+.2f})"
+
+
+def probability(gap: PairedGap | None) -> str:
+    """A p to two digits.
+
+    >>> probability(PairedGap(0, 0, 0, 0.0234, 5)), probability(PairedGap(0, 0, 0, 1e-7, 5))
+    ('0.023', '< 0.001')
+    """
+    if gap is None or isnan(gap.p):
+        return numerals.NOTHING
+    return "< 0.001" if gap.p < 0.001 else f"{gap.p:.2g}"

@@ -1,0 +1,105 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from powernorm.errors import InputError
+from powernorm.report.fluctuation import draw_fluctuation
+from powernorm.report.results_document import BEGIN, END, results_document, write_results
+from powernorm.runs import RESULTS_FILE
+from report.synthetic import write_comparison
+
+PAPER = [
+    {
+        "norm": norm,
+        "placement": "pre",
+        "dataset": "Penn Treebank",
+        "metric": "test_perplexity",
+        "value": value,
+        "source": "Shen et al. 2020, Table 2",
+    }
+    for norm, value in (("ln", 53.2), ("rbn", 47.6), ("pnv", 55.3))
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four seeds, beside a paper's numbers; `results.json` alone, as results are kept."""
+    whole = write_comparison(
+        tmp_path / "whole",
+        norms=("ln", "bn", "rbn"),
+        seeds=(0, 1, 2, 3),
+        extra_settings={"date": "2026-11-22"},
+    )
+    results = json.loads((whole / RESULTS_FILE).read_text())
+    results["paper"] = PAPER
+    results["reduced"] = "A smaller model."
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / RESULTS_FILE).write_text(json.dumps(results))
+    return kept
+
+
+def lines_of(text: str, norm: str) -> list[list[str]]:
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith(f"| {norm} |")]
+    return [[cell.strip("| ") for cell in row] for row in rows]
+
+
+def test_paper_and_measured_side_by_side(folder: Path) -> None:
+    text = results_document([folder])
+    assert "### lm, demo" in text
+    assert "2026-11-22" in text
+    assert "Not as in the paper: A smaller model." in text
+    table, claim = lines_of(text, "rbn")
+    assert table[1] == "47.60 (Shen et al. 2020, Table 2)"
+    # 112, 114, 116, 118 against 100, 102, 104, 106.
+    assert table[2:6] == ["115.0 ± 2.6", "4", "+12.00 (+12.00 to +12.00)", r"\< 0.001"]
+    assert table[6] == "1.00 / 2.50"
+    assert claim[2:6] == ["-5.60", "+12.00 (+12.00 to +12.00)", r"\< 0.001", "the opposite"]
+    assert lines_of(text, "pnv") == [
+        ["pnv", "55.30 (Shen et al. 2020, Table 2)", "not run"] + [""] + ["–"] * 3
+    ]
+    assert lines_of(text, "bn")[0][2] == "133.3 ± 3.1; 3 of 4 finished; diverged: seed 1"
+    assert lines_of(text, "unigram (baseline)")[0][2] == "910.0"
+
+
+def test_only_the_generated_part_of_a_page_changes(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text("# Results\n\nWords.\n")
+    write_results([folder], page)
+    first = page.read_text()
+    assert first.startswith("# Results\n\nWords.\n\n" + BEGIN)
+    page.write_text(first + "\nMore words.\n")
+    write_results([folder, folder], page)
+    second = page.read_text()
+    assert second.startswith("# Results\n\nWords.\n\n" + BEGIN)
+    assert second.endswith(f"{END}\n\nMore words.\n")
+    assert second.count("### lm, demo") == 2
+    write_results([folder, folder], page)
+    assert page.read_text() == second
+
+
+@pytest.mark.parametrize("text", [BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}\n{BEGIN}\n{END}"])
+def test_a_page_with_half_a_mark_is_left_alone(folder: Path, tmp_path: Path, text: str) -> None:
+    page = tmp_path / "results.md"
+    page.write_text(text)
+    with pytest.raises(InputError, match="expected one of each"):
+        write_results([folder], page)
+    assert page.read_text() == text
+
+
+def test_fluctuation_of_several_runs(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "demo")
+    picture = tmp_path / "figures" / "fluctuation.svg"
+    draw_fluctuation({"A": folder / "bn-pre-seed0", "B": folder / "rbn-pre-seed0"}, picture)
+    text = picture.read_text()
+    assert text.startswith("<?xml")
+    assert text.count("<!-- A -->") == text.count("<!-- B -->") == 1
+
+
+def test_runs_without_batch_statistics_have_no_fluctuation(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "demo")
+    with pytest.raises(InputError, match="no statistics of batches"):
+        draw_fluctuation({"A": folder / "ln-pre-seed0"}, tmp_path / "a.svg")
+    with pytest.raises(InputError, match="is no run"):
+        draw_fluctuation({"A": folder}, tmp_path / "a.svg")

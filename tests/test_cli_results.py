@@ -1,0 +1,35 @@
+"""`powernorm results` and `powernorm fluctuation` as subprocesses."""
+
+from pathlib import Path
+
+from report.synthetic import write_comparison
+from test_cli import powernorm
+
+
+def test_results_are_printed_or_put_into_a_page(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "demo")
+    printed = powernorm(tmp_path, "results", "demo")
+    assert (printed.code, printed.err) == (0, "")
+    assert "### lm, demo" in printed.out
+    written = powernorm(tmp_path, "results", "demo", "demo", "--into", "page.md")
+    assert (written.code, written.out) == (0, "written: page.md\n")
+    assert (tmp_path / "page.md").read_text().count("### lm, demo") == 2
+
+
+def test_folders_without_results_are_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "empty holds neither" in powernorm(tmp_path, "results", "empty").refused()
+
+
+def test_fluctuation(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "demo")
+    run = "demo/bn-pre-seed0"
+    outcome = powernorm(tmp_path, "fluctuation", f"one={run}", "--out", "a.png")
+    assert (outcome.code, outcome.out) == (0, "written: a.png\n")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    for arguments, message in (
+        ([run], "is not of the form NAME=RUN"),
+        ([f"a={run}", f"a={run}"], "a names two runs"),
+        ([f"a={run}", "--out", "a.pdf"], ".svg or a .png"),
+    ):
+        assert message in powernorm(tmp_path, "fluctuation", *arguments).refused()
