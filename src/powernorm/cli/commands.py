@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import powernorm
+from powernorm.cli import data_sets, machine_commands, model_commands, result_commands
 from powernorm.cli.launching import INTERRUPTED
 from powernorm.data.embedded import EMBEDDED
 from powernorm.data.treebanks import TREEBANKS
@@ -89,8 +90,8 @@ def compare(
             help="A text file, a folder with ….train.txt, ….valid.txt and ….test.txt, or a text "
             f"that comes with powernorm ({', '.join(EMBEDDED)}); for tag CoNLL-U files with "
             f"such names or {', '.join(TREEBANKS)}; for translation a folder with train.de, "
-            "train.en, valid.de …, sentence pairs in columns between tabs, or hf:NAME; else the "
-            "recipe's.",
+            "train.en, valid.de …, sentence pairs in columns between tabs, or hf:NAME; what the "
+            "other tasks take `powernorm data` lists; else the recipe's.",
         ),
     ] = None,
     out: Annotated[
@@ -264,194 +265,8 @@ def report(
     typer.echo(f"report: {write_reports(folders, out)}")
 
 
-@app.command()
-def swap(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="module:name of a model or of a function that builds one, or a Hugging Face "
-            "config.json."
-        ),
-    ],
-    to: Annotated[
-        str, typer.Option(metavar="NORM", help="Short name, see `powernorm norms`.")
-    ] = "rbn",
-    names: Annotated[
-        list[str] | None,
-        typer.Option("--where", metavar="GLOB", help="Names of norms; may be given several times."),
-    ] = None,
-    role: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ROLE", help="attention, feed-forward, final, embedding or other."),
-    ] = None,
-    side: Annotated[
-        str | None,
-        typer.Option(metavar="encoder|decoder", help="Of a model with both; else the encoder."),
-    ] = None,
-    lowest: Annotated[
-        int | None, typer.Option(metavar="K", help="Only norms inside the K lowest layers.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Option of the norm, e.g. momentum=0.05."),
-    ] = None,
-) -> None:
-    """Show what powernorm.swap would do to a model: each norm, what becomes of it, and why not.
-
-    Nothing is changed; in Python: powernorm.swap(model, to=…).
-    """
-    from powernorm.cli.surgery import choose, swap_table
-
-    typer.echo(swap_table(source, to, choose(names, role, side, lowest), assignments or []))
-
-
-@app.command()
-def fold(
-    checkpoint: Annotated[
-        Path,
-        typer.Argument(
-            help="A run's folder (the weights that were scored) or one of its checkpoints."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the folded model there (….safetensors or ….pt); else only show the table.",
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify/--no-verify", help="Compare with the original model first."),
-    ] = True,
-    tied: Annotated[
-        str,
-        typer.Option(
-            metavar="untie|keep",
-            help="Where embedding and head are one table: give the head its own, or keep one "
-            "multiply-add in front of it.",
-        ),
-    ] = "untie",
-) -> None:
-    """Fold the norms of a trained model into its weights, so that none is left at inference."""
-    from powernorm.cli.surgery import fold_run
-
-    typer.echo(fold_run(checkpoint, out, verify=verify, tied=tied))
-
-
-@app.command()
-def diagnose(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            help="A run's folder (the weights that were scored), one of its checkpoints, or a "
-            "folder with a Hugging Face model."
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Another text than the run's, as `compare --data`."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The page; for a run else RUN/diagnosis.html."),
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the table of layers there, too.")
-    ] = None,
-    batches: Annotated[
-        int, typer.Option(min=2, metavar="N", help="Training batches in each pass.")
-    ] = 50,
-    sequences: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: rows in a batch (32)."),
-    ] = None,
-    length: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: tokens in a row (128)."),
-    ] = None,
-) -> None:
-    """Say whether batch statistics (would) work in a trained model, layer by layer.
-
-    In Python, for any model: powernorm.diagnose(model, batches).
-    """
-    from powernorm.cli.diagnosis import Source, diagnose_and_print
-
-    try:
-        source = Source(model, data, batches, sequences, length)
-        diagnose_and_print(source, out, csv)
-    except KeyboardInterrupt:
-        typer.echo("interrupted: nothing was written", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-
-
-@app.command()
-def doctor() -> None:
-    """Show which kernels this machine has, why not the rest, and whether they compute right."""
-    from powernorm.cli.doctor import print_health
-
-    raise typer.Exit(0 if print_health() else 1)
-
-
-@app.command()
-def bench(
-    preset: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="What to measure: quick, targets, rivals, grid, gpu, step (a training step), or "
-            "inference (folded encoders).",
-        ),
-    ] = "quick",
-    norms: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Only these norms; else all with kernels.")
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to run.")] = "cpu",
-    threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Threads; else torch's default.")
-    ] = None,
-    seconds: Annotated[
-        float,
-        typer.Option(min=0.1, metavar="S", help="Time for each case, all providers together."),
-    ] = 5.0,
-    rounds: Annotated[
-        int, typer.Option(min=2, metavar="N", help="Steps of each norm, with --preset step.")
-    ] = 8,
-    with_eager: Annotated[
-        bool, typer.Option("--eager/--no-eager", help="Measure the eager reference too.")
-    ] = False,
-    with_compiled: Annotated[
-        bool, typer.Option("--compiled/--no-compiled", help="Measure torch.compile of it too.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the rows there, one JSON a line.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw them there, as SVG or PNG.")
-    ] = None,
-    show: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Measure nothing: show (and draw) the rows of FILE."),
-    ] = None,
-) -> None:
-    """Measure the norms against torch's, as ratios to LayerNorm in the same run.
-
-    Nothing is timed that does not agree with the float64 reference first.
-    """
-    from powernorm.cli.bench import start_benchmark
-
-    start_benchmark(
-        {
-            "preset": preset,
-            "norms": norms.split(",") if norms else None,
-            "device": device,
-            "threads": threads,
-            "seconds": seconds,
-            "rounds": rounds,
-            "eager": with_eager,
-            "compiled": with_compiled,
-            "out": None if out is None else str(out),
-            "plot": None if plot is None else str(plot),
-            "show": None if show is None else str(show),
-        }
-    )
+app.add_typer(data_sets.app, name="data")
+# Without a name of their own: their commands stand beside those of this module.
+app.add_typer(model_commands.app)
+app.add_typer(result_commands.app)
+app.add_typer(machine_commands.app)

@@ -1,0 +1,30 @@
+"""All data sets by name."""
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from powernorm.data.sets.embedded_sets import EMBEDDED_SETS
+from powernorm.data.sets.entries import DataSet
+from powernorm.data.sets.fetched_sets import FETCHED_SETS
+from powernorm.data.sets.own_sets import OWN_SETS
+from powernorm.errors import InputError
+
+SETS: Final[Mapping[str, DataSet]] = MappingProxyType(
+    {entry.name: entry for entry in (*EMBEDDED_SETS, *FETCHED_SETS, *OWN_SETS)}
+)
+"""Embedded ones first, then those that can be fetched, then those that the user brings."""
+
+
+def data_set(name: str) -> DataSet:
+    """Return the entry of a data set.
+
+    Raises:
+        InputError: there is none of that name; names the nearest and all.
+    """
+    if name in SETS:
+        return SETS[name]
+    near = difflib.get_close_matches(name.lower(), SETS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise InputError(f"There is no data set {name!r}: {hint}The known ones are {', '.join(SETS)}.")

