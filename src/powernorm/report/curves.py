@@ -32,6 +32,8 @@ from powernorm.report.records import Run
 
 MAX_POINTS: Final = 300
 """Points of a drawn line; longer logs are averaged in blocks."""
+SQUEEZED: Final = 0.2
+"""Part of a frame's height that the lines must have for a baseline to be drawn with them."""
 
 
 @dataclass(frozen=True)
@@ -159,20 +161,10 @@ def draw_curves(
         plain_axes(axes, title, x_label, y_label)
         for line in series:
             _draw_line(axes, line, order.index(line.norm), labelled=_is_first(line, series))
-        colour, dashes = reference_style()
-        for name, value in baselines.items():
-            axes.axhline(value, color=colour, linestyle=dashes, linewidth=1)
-            axes.annotate(
-                printable(name),
-                (1, value),
-                xycoords=("axes fraction", "data"),
-                xytext=(0, 2),
-                textcoords="offset points",
-                horizontalalignment="right",
-                fontsize=9,
-                annotation_clip=True,
-            )
-        _scale(axes, series, list(baselines.values()), logarithmic)
+        far = {} if logarithmic else _far(series, baselines)
+        near = {name: value for name, value in baselines.items() if name not in far}
+        _draw_baselines(axes, near, far)
+        _scale(axes, series, list(near.values()), logarithmic)
         if logarithmic_x:
             _scale_x(axes, series)
         handles, labels = axes.get_legend_handles_labels()
@@ -200,6 +192,49 @@ def _draw_line(axes: Axes, line: Series, index: int, *, labelled: bool) -> None:
     known = [(x, y) for x, y in zip(line.x, values, strict=True) if isfinite(y)]
     if line.lost and known:
         axes.plot(*known[-1], color=colour, marker="x", markersize=8, markeredgewidth=2, label="_")
+
+
+def _far(series: Sequence[Series], baselines: Mapping[str, float]) -> dict[str, tuple[float, bool]]:
+    """The baselines beside which the lines would be squeezed flat, and whether they are above."""
+    values = _framing_values(series)
+    if not values or min(values) == max(values):
+        return {}
+    low, high = min(values), max(values)
+    return {
+        name: (value, value > high)
+        for name, value in baselines.items()
+        if high - low < SQUEEZED * (max(high, value) - min(low, value))
+    }
+
+
+def _draw_baselines(
+    axes: Axes, near: Mapping[str, float], far: Mapping[str, tuple[float, bool]]
+) -> None:
+    """A line for each that is near, and for the others a word at the edge beyond which they are."""
+    colour, dashes = reference_style()
+    for name, value in near.items():
+        axes.axhline(value, color=colour, linestyle=dashes, linewidth=1)
+        _annotate(axes, printable(name), value, ("axes fraction", "data"), 2)
+    for is_above in (True, False):
+        words = [f"{printable(n)} {v:.3g}" for n, (v, above) in far.items() if above == is_above]
+        if words:
+            text = f"{', '.join(words)}: {'above' if is_above else 'below'}"
+            _annotate(axes, text, float(is_above), "axes fraction", -10 if is_above else 2)
+
+
+def _annotate(
+    axes: Axes, text: str, height: float, coordinates: str | tuple[str, str], offset: int
+) -> None:
+    axes.annotate(
+        text,
+        (1, height),
+        xycoords=coordinates,
+        xytext=(0, offset),
+        textcoords="offset points",
+        horizontalalignment="right",
+        fontsize=9,
+        annotation_clip=True,
+    )
 
 
 def _scale(

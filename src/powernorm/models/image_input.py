@@ -1,0 +1,52 @@
+"""What the models of images take."""
+
+from typing import Final
+
+from torch import Tensor
+
+from powernorm.errors import InputError
+
+CHANNELS: Final = (1, 3)
+SIDES: Final = (28, 32)
+
+
+def check_channels(num_channels: int) -> int:
+    """Return the number of channels.
+
+    Raises:
+        InputError: it is neither 1 nor 3.
+    """
+    if num_channels not in CHANNELS:
+        raise InputError(f"num_channels={num_channels}: give 1 for grey images or 3 for colours.")
+    return num_channels
+
+
+def check_side(side: int) -> int:
+    """Return the height and width of the images.
+
+    Raises:
+        InputError: it is neither 28 nor 32.
+    """
+    if side not in SIDES:
+        raise InputError(f"side={side}: give 28 (MNIST) or 32 (CIFAR-10).")
+    return side
+
+
+def check_pixels(pixels: Tensor, num_channels: int, side: int | None = None) -> None:
+    """Check the input of a model.
+
+    Args:
+        pixels: (images, channels, height, width).
+        num_channels: that the model was built for.
+        side: height and width that it was built for; None takes 28 and 32.
+
+    Raises:
+        InputError: the pixels have another shape.
+    """
+    sides = SIDES if side is None else (side,)
+    fits = pixels.ndim == 4 and pixels.shape[1] == num_channels
+    if not fits or pixels.shape[2] != pixels.shape[3] or pixels.shape[2] not in sides:
+        expected = " or ".join(f"(images, {num_channels}, {one}, {one})" for one in sides)
+        raise InputError(
+            f"The pixels have the shape {tuple(pixels.shape)}: the model takes {expected}."
+        )

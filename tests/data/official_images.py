@@ -1,0 +1,118 @@
+"""Small files in the official formats of MNIST and CIFAR-10, made by hand."""
+
+import gzip
+import io
+import struct
+import tarfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+CLASS_NAMES = [
+    b"plane",
+    b"car",
+    b"bird",
+    b"cat",
+    b"deer",
+    b"dog",
+    b"frog",
+    b"horse",
+    b"ship",
+    b"truck",
+]
+CIFAR_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"]
+
+
+def idx(values: Tensor) -> bytes:
+    """uint8 values as an idx file."""
+    head = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
+    return head + values.numpy().tobytes()
+
+
+def digits(num_images: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(256, (num_images, 28, 28), generator=generator).to(torch.uint8)
+    return pixels, (torch.arange(num_images) % 10).to(torch.uint8)
+
+
+def write_mnist(
+    folder: Path, num_train: int = 24, num_test: int = 6, *, packed: bool = False, mark: str = "-"
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (part, number) in enumerate((("train", num_train), ("t10k", num_test))):
+        pixels, labels = digits(number, seed)
+        for kind, values in (("images", pixels), ("labels", labels)):
+            name = f"{part}-{kind}{mark}idx{values.ndim}-ubyte"
+            content = idx(values)
+            path = folder / (f"{name}.gz" if packed else name)
+            path.write_bytes(gzip.compress(content, mtime=0) if packed else content)
+    return folder
+
+
+def pickled(value: object) -> bytes:
+    """A pickle as Python 2 wrote it, whose `str` are bytes; a uint8 tensor is a numpy array."""
+    return b"\x80\x02" + _packed(value) + b"."
+
+
+def _packed(value: object) -> bytes:
+    if isinstance(value, dict):
+        return b"}(" + b"".join(_packed(k) + _packed(v) for k, v in value.items()) + b"u"
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_packed, value)) + b"e"
+    if isinstance(value, bytes):
+        return _string(value)
+    if isinstance(value, int):
+        return b"K" + bytes([value]) if 0 <= value < 256 else b"J" + struct.pack("<i", value)
+    assert isinstance(value, Tensor)
+    return array(value.numpy().tobytes(), tuple(value.shape))
+
+
+def _string(value: bytes) -> bytes:
+    if len(value) < 256:
+        return b"U" + bytes([len(value)]) + value
+    return b"T" + struct.pack("<i", len(value)) + value
+
+
+def array(content: bytes, shape: tuple[int, ...], kind: bytes = b"u1") -> bytes:
+    """What Python 2 writes for a numpy array."""
+    sizes = b"(" + b"".join(map(_packed, shape)) + b"t"
+    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    dtype = b"cnumpy\ndtype\n" + _string(kind) + b"K\x00K\x01\x87R"
+    dtype += b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    return made + b"(K\x01" + sizes + dtype + b"\x89" + _string(content) + b"tb"
+
+
+def cifar_contents(num_images: int = 2) -> dict[str, bytes]:
+    """The seven files; every batch has as many images."""
+    contents = {}
+    for seed, name in enumerate(CIFAR_FILES[:-1]):
+        generator = torch.Generator().manual_seed(seed)
+        pixels = torch.randint(256, (num_images, 3072), generator=generator).to(torch.uint8)
+        labels = [(seed + number) % 10 for number in range(num_images)]
+        contents[name] = pickled(
+            {
+                b"batch_label": b"training batch",
+                b"labels": labels,
+                b"data": pixels,
+                b"filenames": [b"image.png"] * num_images,
+            }
+        )
+    names = {b"num_cases_per_batch": 10000, b"label_names": CLASS_NAMES, b"num_vis": 3072}
+    return contents | {"batches.meta": pickled(names)}
+
+
+def write_cifar(folder: Path, contents: dict[str, bytes] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (contents or cifar_contents()).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def write_archive(path: Path, contents: dict[str, bytes] | None = None, mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, content in (contents or cifar_contents()).items():
+            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
