@@ -79,6 +79,15 @@ CASES = (
 STATEFUL = tuple(case for case in CASES if case.stateful)
 PAPER = tuple(case for case in STATEFUL if case.options.get("variant") != "released")
 """The released variants treat padding in ways of their own (SPEC 4, 6.1, 6.3)."""
+LAYOUTS = (
+    ((2, 8, 3, 4), 1),
+    ((3, 8, 5), 1),
+    ((6, 8), 1),
+    ((8, 5), 0),
+    ((2, 3, 8, 4), -2),
+    ((2, 8, 2, 3, 2), -4),
+)
+"""Shapes of inputs with 8 features in another dimension than the last, and that `feature_dim`."""
 BATCH_FORWARD = tuple(case for case in STATEFUL if case.name in ("bn", "pnv"))
 """Cases whose running statistics move in the forward."""
 

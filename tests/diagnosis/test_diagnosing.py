@@ -382,7 +382,7 @@ def test_a_shared_norm_counts_its_tokens_once() -> None:
 
 BAD: list[tuple[Any, Any, str]] = [
     (nn.Linear(4, 4), [torch.ones(2, 4)], "no norms at all"),
-    (nn.Sequential(nn.BatchNorm2d(4)), [torch.ones(2, 4)], "none can be read"),
+    (nn.Sequential(nn.LocalResponseNorm(4)), [torch.ones(2, 4)], "none can be read"),
     ("bert", [torch.ones(2, 4)], "'bert'"),
     (nn.LayerNorm(4), [], "batches is empty"),
     (nn.LayerNorm(4), iter([torch.ones(2, 4)]), "only once"),

@@ -105,7 +105,7 @@ def test_says_why_no_norm_can_be_watched() -> None:
     assert warning.filename == __file__
     message = str(warning.message)
     assert "1: normalises over 2 dimensions" in message
-    assert "2: GroupNorm takes its features in the second dimension" in message
+    assert "2: GroupNorm of torch normalises over several tokens" in message
     monitor.start_step(0)
     assert monitor.finish_step(0) == []
 

@@ -121,6 +121,77 @@ def test_all_token_norms_in_one_graph(checkpointed: bool) -> None:
     check([case for case in CASES if not case.stateful], checkpointed)
 
 
+def first_of_each_name() -> list[Case]:
+    return list({case.name: case for case in reversed(CASES)}.values())
+
+
+class Images(nn.Module):
+    """A convolutional net with one of each norm over its channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        cases = first_of_each_name()
+        self.norms = nn.ModuleList(case.build(feature_dim=1) for case in cases)
+        self.convolutions = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in cases)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for norm, convolution in zip(self.norms, self.convolutions, strict=True):
+            x = x + torch.tanh(norm(convolution(x), mask))
+        return x
+
+
+def train_on_images(
+    net: nn.Module, call: Callable[..., Tensor], layout: torch.memory_format
+) -> Any:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for _ in range(4):
+        x = torch.randn(2, 8, 3, 4, generator=generator, dtype=torch.float64)
+        mask = torch.rand(2, 3, 4, generator=generator) < 0.3
+        optimizer.zero_grad()
+        y = call(x.contiguous(memory_format=layout), mask)
+        loss = (y * torch.randn(y.shape, generator=generator, dtype=torch.float64)).square().mean()
+        (loss + powernorm.penalty(net, reduction="token_sum")).backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, dict(net.state_dict())
+
+
+LAYOUTS_OF_IMAGES = (torch.contiguous_format, torch.channels_last)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_OF_IMAGES, ids=str)
+def test_all_norms_over_channels_in_one_graph(layout: torch.memory_format) -> None:
+    eager, net = Images().double(), Images().double()
+    expected, expected_state = train_on_images(eager, eager, layout)
+    losses, state = train_on_images(net, torch.compile(net, fullgraph=True), layout)
+    torch.testing.assert_close(losses, expected, rtol=1e-9, atol=1e-10)
+    for name, value in expected_state.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-7, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize("name", ["bn", "pn-only", "ln", "none"])
+def test_output_over_channels_lies_as_the_input(name: str) -> None:
+    compiled = torch.compile(powernorm.build_norm(name, 8, feature_dim=1), fullgraph=True)
+    for layout in LAYOUTS_OF_IMAGES:
+        x = torch.randn(2, 8, 3, 4).contiguous(memory_format=layout)
+        assert compiled(x).stride() == x.stride()
+
+
+def test_layers_of_many_classes_compiled_one_by_one() -> None:
+    """Each class has code of its own, or they would use up each other's recompilations."""
+    codes = {type(case.build()).forward.__code__.co_qualname for case in CASES}
+    classes = {type(case.build()) for case in CASES}
+    assert len({id(kind.forward.__code__) for kind in classes}) == len(classes) == len(codes)
+    x = torch.randn(2, 8, 3)
+    for case in first_of_each_name():
+        norm = case.build(feature_dim=1).eval()
+        compiled = torch.compile(norm, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), norm(x))
+
+
 def test_mask_of_the_scope_reaches_a_compiled_norm() -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:

@@ -107,11 +107,9 @@ def test_an_unknown_class_is_tried_out(device: str) -> None:
     [
         (GatedRMSNorm(), "alone"),
         (OddNorm(), "neither LayerNorm nor RMSNorm"),
-        (ChannelLayerNorm(WIDTH), "alone"),
         (nn.LayerNorm((3, WIDTH)), "2 dimensions"),
-        (nn.BatchNorm1d(WIDTH), "second dimension"),
-        (nn.BatchNorm2d(WIDTH), "second dimension"),
-        (nn.GroupNorm(2, WIDTH), "second dimension"),
+        (nn.LocalResponseNorm(2), "neighbouring channels"),
+        (nn.LazyBatchNorm2d(), "has not seen an input yet"),
     ],
 )
 def test_what_cannot_be_swapped_says_why(norm: nn.Module, reason: str) -> None:
@@ -120,10 +118,30 @@ def test_what_cannot_be_swapped_says_why(norm: nn.Module, reason: str) -> None:
     assert reason in only.reason
 
 
+@pytest.mark.parametrize(
+    ("norm", "kind"),
+    [
+        (ChannelLayerNorm(WIDTH), "layer"),
+        (nn.BatchNorm1d(WIDTH), "batch"),
+        (nn.BatchNorm2d(WIDTH), "batch"),
+        (nn.SyncBatchNorm(WIDTH), "batch"),
+        (nn.GroupNorm(2, WIDTH), "channel"),
+        (nn.InstanceNorm2d(WIDTH, affine=True), "channel"),
+        (powernorm.BatchNorm(WIDTH, feature_dim=1), "own"),
+    ],
+)
+def test_norms_over_channels(norm: nn.Module, kind: str) -> None:
+    reading = read_norm(norm)
+    assert isinstance(reading, Reading)
+    assert (reading.kind, reading.feature_dim, reading.num_features) == (kind, 1, WIDTH)
+    assert reading.weight is norm.weight
+
+
 def test_norms_over_channels_in_timm() -> None:
     library = timm()
-    norm = library.layers.LayerNorm2d(WIDTH)
-    assert isinstance(read_norm(norm), str)
+    reading = read_norm(library.layers.LayerNorm2d(WIDTH))
+    assert isinstance(reading, Reading)
+    assert (reading.kind, reading.feature_dim) == ("layer", 1)
     for norm in (library.layers.LayerNorm(WIDTH), library.layers.LayerNormFp32(WIDTH)):
         reading = read_norm(norm)
         assert isinstance(reading, Reading)

@@ -21,7 +21,8 @@ from powernorm.diagnosis.readings import (
 from powernorm.diagnosis.schedules import Schedule
 from powernorm.diagnosis.subjects import name_of_norm
 from powernorm.diagnosis.watches import BatchWatch, NormWatch, Record, TokenWatch
-from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.norms.feature_dims import LAST
 from powernorm.norms.observation import check_not_compiled, modules_by_name, short_name
 from powernorm.runs import NORMS_COLUMNS
 from powernorm.surgery.discovery import FoundNorm, find_norms
@@ -175,7 +176,8 @@ class NormMonitor:
             norm = _watched_name(module, found.get(id(module)))
             if norm is not None:
                 kind = BatchWatch if isinstance(module, BatchStatisticsNorm) else TokenWatch
-                watch: NormWatch = kind(len(watched), module, self._take)
+                dim = _feature_dim_of(module, found.get(id(module)))
+                watch: NormWatch = kind(len(watched), module, self._take, dim)
                 watched.append(_Watched(name, norm, watch))
         if found and not watched:
             _warn_of(list(found.values()))
@@ -230,7 +232,7 @@ def _warn_of(found: list[FoundNorm]) -> None:
     """Says why none of the norms of a model can be watched."""
     reasons = [
         f"{one.names[0] or 'the model itself'}: "
-        + (one.reason or f"{type(one.module).__name__} of another library has batch statistics")
+        + (one.reason or f"{type(one.module).__name__} of torch normalises over several tokens")
         for one in found[:3]
     ]
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
@@ -248,8 +250,16 @@ def _watched_name(module: nn.Module, found: FoundNorm | None) -> str | None:
         return short_name(module)
     if found is None or found.reading is None:
         return None
-    # A BatchNorm1d inside a wrapper is torch's own business.
-    return None if found.reading.kind == "batch" else name_of_norm(module, found.reading)
+    # torch's BatchNorm, GroupNorm and their like are its own business.
+    foreign = found.reading.kind in ("batch", "channel")
+    return None if foreign else name_of_norm(module, found.reading)
+
+
+def _feature_dim_of(module: nn.Module, found: FoundNorm | None) -> int:
+    """The dimension of the features in a norm's input."""
+    if isinstance(module, Norm):
+        return module.feature_dim
+    return LAST if found is None or found.reading is None else found.reading.feature_dim
 
 
 def _num_now(layer: BatchStatisticsNorm | None) -> int:

@@ -12,11 +12,20 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm, Norm, current_padding_mask
+from powernorm.norms.feature_dims import features_last, has_dim
 from powernorm.norms.masks import check_padding_mask
 from powernorm.norms.observation import arguments_of_call, check_model, short_name
 from powernorm.surgery.discovery import FoundNorm, Reading, find_norms
 from powernorm.surgery.masking import own_masks
-from powernorm.surgery.selection import Selection, Site, inventory, place, select, stacks
+from powernorm.surgery.selection import (
+    Selection,
+    Site,
+    by_default,
+    inventory,
+    place,
+    select,
+    stacks,
+)
 
 _EPS: Final = 1e-5
 """Of what would take a norm's place, where the norm says nothing of its own."""
@@ -87,7 +96,8 @@ def find_subjects(model: nn.Module, where: Selection = None) -> tuple[Subject, .
 
     Args:
         model: any module; nothing in it is run or changed.
-        where: which norms, see `powernorm.swap`; None means all.
+        where: which norms, see `powernorm.swap`; None means all, or, of a model that has norms over
+            the last dimension, all of those.
 
     Raises:
         InputError: there is none, `where` selects none, or the model is on the meta device.
@@ -103,7 +113,7 @@ def find_subjects(model: nn.Module, where: Selection = None) -> tuple[Subject, .
     if not readable:
         raise InputError(_none_found(model, found))
     sites = place(model, readable)
-    chosen = {site.name for site in sites} if where is None else select(sites, where)
+    chosen = {site.name for site in by_default(sites)} if where is None else select(sites, where)
     scope = select(sites, None)
     return tuple(
         Subject(site, site.norm.reading, site.name in scope)
@@ -138,7 +148,7 @@ def observing(
     """
 
     def look(subject: Subject, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        x, mask = _arguments(module, args, kwargs)
+        x, mask = _arguments(subject, module, args, kwargs)
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return
         if x.is_nested:
@@ -177,11 +187,15 @@ def observing(
 
 
 def _arguments(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    subject: Subject, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Tensor | None]:
+    """What goes into a norm, features last, and the mask that the call gives."""
     if isinstance(module, Norm):
-        return arguments_of_call(args, kwargs)
-    return next(iter((*args, *kwargs.values())), None), None
+        return arguments_of_call(module, args, kwargs)
+    x, dim = next(iter((*args, *kwargs.values())), None), subject.reading.feature_dim
+    if isinstance(x, Tensor) and not x.is_nested and has_dim(x, dim):
+        x = features_last(x, dim)
+    return x, None
 
 
 def _scoped_mask(x: Tensor, subject: Subject, notes: dict[str, None]) -> Tensor | None:

@@ -19,6 +19,7 @@ from powernorm.diagnosis.gradient_parts import needs_products, state_of
 from powernorm.diagnosis.probes import number_of, observe_input, observe_output
 from powernorm.diagnosis.token_gradients import gradient_sums, input_sums, wide
 from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.norms.feature_dims import LAST, features_last, has_dim
 from powernorm.norms.masks import current_padding_mask, innermost_scope
 from powernorm.ops.reference.batch import in_backward
 
@@ -53,11 +54,19 @@ class NormWatch(ABC):
         layer: number of the norm in the model.
         module: the norm; it is not changed.
         keep: gets the records in the order of events.
+        feature_dim: the dimension of the features in the norm's input.
     """
 
-    def __init__(self, layer: int, module: nn.Module, keep: Callable[[Record], None]) -> None:
+    def __init__(
+        self,
+        layer: int,
+        module: nn.Module,
+        keep: Callable[[Record], None],
+        feature_dim: int = LAST,
+    ) -> None:
         self.layer = layer
         self.module = module
+        self.feature_dim = feature_dim
         self._keep = keep
         self._total: Tensor | None = None
         """Input and residual added, between the two hooks of a call."""
@@ -90,18 +99,18 @@ class NormWatch(ABC):
         seen = self.mask_of(x, mask)
         if seen is not None and isinstance(module, BatchStatisticsNorm) and module.floor:
             # What such a layer does itself, but before the operator that keeps x.
-            x = x.masked_fill(seen.unsqueeze(-1), 0.0)
+            x = x.masked_fill(seen.unsqueeze(self.feature_dim), 0.0)
         return (observe_input(x, seen, self._number), mask), {}
 
     def _observe_foreign_input(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if args and isinstance(args[0], Tensor):
-            x = observe_input(args[0], _fitting_mask(args[0]), self._number)
+            x = observe_input(args[0], self._fitting_mask(args[0]), self._number)
             return (x, *args[1:]), kwargs
         for name, value in kwargs.items():
             if isinstance(value, Tensor) and value.is_floating_point():
-                x = observe_input(value, _fitting_mask(value), self._number)
+                x = observe_input(value, self._fitting_mask(value), self._number)
                 return args, {**kwargs, name: x}
         return None
 
@@ -121,20 +130,34 @@ class NormWatch(ABC):
 
     def mask_of(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         """The padding of a call: what it says itself, or the mask of the scope where it fits."""
-        return mask if mask is not None else _fitting_mask(x)
+        return mask if mask is not None else self._fitting_mask(x)
+
+    def _fitting_mask(self, x: Tensor) -> Tensor | None:
+        """The mask of the scope that has the shape of the input's tokens, if there is one."""
+        scope = innermost_scope()
+        shape = self._tokens_in(x).shape[:-1]
+        for offered in () if scope is None else scope[0]:
+            if offered.mask.shape == shape and offered.mask.dtype == torch.bool:
+                return offered.mask
+        return None
+
+    def _tokens_in(self, x: Tensor) -> Tensor:
+        """What goes in or out, or a gradient of it, features last."""
+        return features_last(x, self.feature_dim) if has_dim(x, self.feature_dim) else x
 
     def see_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
         """Keeps sums of the input, but not of a forward that checkpointing repeats."""
         if not in_backward():
-            self._keep(Record(self.layer, "input", *self.measure_input(x, padding_mask)))
+            sums, own = self.measure_input(self._tokens_in(x), padding_mask)
+            self._keep(Record(self.layer, "input", sums, own))
 
     @abstractmethod
     def measure_input(self, x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(sums, own) of a `Record`."""
+        """(sums, own) of a `Record`, of what has its features last."""
 
     def see_input_gradient(self, gradient: Tensor) -> None:
         """Keeps sums of the gradient."""
-        sums = gradient_sums(gradient)
+        sums = gradient_sums(self._tokens_in(gradient))
         self._keep(Record(self.layer, "input gradient", sums, sums.new_empty(0)))
 
     def see_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
@@ -215,7 +238,7 @@ class BatchWatch(NormWatch):
 
     def mask_of(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         """As the layer finds it, with the error for a model's own mask that does not fit."""
-        return mask if mask is not None else current_padding_mask(x, self.module)
+        return mask if mask is not None else current_padding_mask(self._tokens_in(x), self.module)
 
     def needs_output(self, x: Tensor) -> bool:
         """Whether parts of the gradient of x depend on it."""
@@ -229,6 +252,7 @@ class BatchWatch(NormWatch):
 
     def see_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
         """Keeps Σ ∂L/∂y and Σ ∂L/∂y t, (2, C), with t what the layer normalises."""
+        x, gradient = self._tokens_in(x), self._tokens_in(gradient)
         tokens = wide(self.module.scaled(x)).reshape(-1, x.shape[-1])
         flat = wide(gradient).reshape(tokens.shape).to(tokens.dtype)
         shift = self._rough_mean(tokens)
@@ -256,15 +280,6 @@ def _arguments(
     mask = args[1] if len(args) > 1 else kwargs.get("padding_mask")
     residual = args[2] if len(args) > 2 else kwargs.get("residual")
     return x, mask, residual
-
-
-def _fitting_mask(x: Tensor) -> Tensor | None:
-    """The mask of the scope that has the shape of the input's tokens, if there is one."""
-    scope = innermost_scope()
-    for offered in () if scope is None else scope[0]:
-        if offered.mask.shape == x.shape[:-1] and offered.mask.dtype == torch.bool:
-            return offered.mask
-    return None
 
 
 def _samples(x: Tensor) -> Tensor:

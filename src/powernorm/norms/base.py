@@ -1,4 +1,4 @@
-"""The contract of every norm, and what the norms with batch statistics share."""
+"""What the norms with batch statistics share."""
 
 from __future__ import annotations
 
@@ -6,156 +6,28 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from powernorm.errors import InputError
 from powernorm.norms.arguments import (
     Variant,
-    check_flag,
     check_groups,
-    check_number,
     check_share,
-    feature_count,
 )
-from powernorm.norms.masks import check_padding_mask, current_padding_mask, users_padding_mask
+from powernorm.norms.contract import AffineNorm
+from powernorm.norms.feature_dims import Call, features_back, features_last
+from powernorm.norms.masks import current_padding_mask, users_padding_mask
 from powernorm.norms.recomputation import CallRecords, Seen, may_replay
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum, group_name_of
 from powernorm.ops.reference.arrays import (
-    accumulation_dtype,
-    scale_and_shift,
     scale_groups,
     tokens_of,
 )
 from powernorm.ops.reference.state import move_statistics
-
-
-class Call(NamedTuple):
-    """The arguments of a norm's forward."""
-
-    x: Tensor
-    padding_mask: Tensor | None
-    residual: Tensor | None
-
-
-Normalised = Tensor | tuple[Tensor, Tensor]
-"""What a forward returns: y, or (y, x + residual) where a residual was given."""
-
-
-def answer(result: tuple[Tensor, Tensor | None], residual: Tensor | None) -> Normalised:
-    """A forward's answer from (y, the sum with the residual)."""
-    y, total = result
-    return y if residual is None else (y, cast(Tensor, total))
-
-
-class Norm(nn.Module):
-    """A normalisation over the last dimension: (..., C) in and out, same dtype.
-
-    `norm(x, padding_mask)` gives y; `norm(x, padding_mask, residual)` normalises the sum and gives
-    (y, x + residual), in one pass over the data where the norm has a kernel: the pre-norm pattern
-    `y, stream = norm(branch, mask, stream)`.
-
-    Args:
-        num_features: C, an integer or a 1-tuple as torch's `normalized_shape`.
-        eps: added inside the root, > 0.
-    """
-
-    num_features: int
-    eps: float
-
-    def __init__(self, num_features: int | tuple[int, ...], eps: float) -> None:
-        super().__init__()
-        self.num_features = feature_count(num_features)
-        self.eps = check_number("eps", eps, above=0)
-
-    @property
-    def is_static(self) -> bool:
-        """Is the layer in evaluation an affine map per feature, which can be folded away?"""
-        return False
-
-    def affine(self) -> tuple[Tensor, Tensor]:
-        """(a, c) with `y = a ⊙ x + c` in evaluation, each (C,) in float64.
-
-        Raises:
-            InputError: the layer is not static.
-        """
-        raise InputError(
-            f"{type(self).__name__} depends on each token in evaluation: it is no affine map per "
-            "feature and cannot be folded"
-        )
-
-    def check_input(
-        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None = None
-    ) -> None:
-        """Raise an InputError unless input, mask and residual fit the layer."""
-        if x.ndim == 0 or x.shape[-1] != self.num_features:
-            raise InputError(
-                f"{type(self).__name__} was built for {self.num_features} features in the last "
-                f"dimension, got an input of shape {tuple(x.shape)}"
-            )
-        if not x.is_floating_point():
-            raise InputError(
-                f"{type(self).__name__} got an input of dtype {x.dtype}, expected a floating "
-                "point type: convert with x.float()"
-            )
-        if padding_mask is not None:
-            check_padding_mask(padding_mask, x)
-        if residual is None:
-            return
-        if residual.shape != x.shape or not residual.is_floating_point():
-            raise InputError(
-                f"residual has shape {tuple(residual.shape)} and dtype {residual.dtype}, expected "
-                f"the input's shape {tuple(x.shape)} and a floating point type"
-            )
-
-
-class AffineNorm(Norm):
-    """A norm with learned γ (`weight`) and β (`bias`), each (C,), or neither."""
-
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-
-    def __init__(
-        self,
-        num_features: int | tuple[int, ...],
-        eps: float,
-        affine: bool,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
-        super().__init__(num_features, eps)
-        check_flag("affine", affine)
-        shape = (self.num_features,)
-        if affine:
-            self.weight = nn.Parameter(torch.ones(shape, device=device, dtype=dtype))
-        else:
-            self.register_parameter("weight", None)
-        if affine and bias:
-            self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
-        else:
-            self.register_parameter("bias", None)
-
-    def scale_and_shift(self, y: Tensor) -> Tensor:
-        """γ ⊙ y + β in the type of y; y itself without γ and β."""
-        if self.weight is None:
-            return y
-        return scale_and_shift(y.to(accumulation_dtype(y)), self.weight, self.bias).to(y.dtype)
-
-    def reset_parameters(self) -> None:
-        """γ to 1, β to 0."""
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def extra_repr(self) -> str:
-        """Features, eps and whether γ and β are learned."""
-        return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
 
 
 class BatchStatisticsNorm(AffineNorm):
@@ -175,6 +47,7 @@ class BatchStatisticsNorm(AffineNorm):
             overwrite the others'.
         process_group: the group; None is the default one where torch.distributed runs.
         device: of parameters and buffers.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         dtype: of parameters; buffers are float32, or float64 for float64 parameters.
 
     State:
@@ -186,6 +59,7 @@ class BatchStatisticsNorm(AffineNorm):
     num_sums: int
     """Rows of the (C,) sums over a batch that move the running statistics, see `absorb`."""
 
+    checks_itself = True
     centered: bool = True
     variant: Variant = "paper"
     is_frozen: bool = False
@@ -204,10 +78,11 @@ class BatchStatisticsNorm(AffineNorm):
         groups: int | None,
         sync: bool,
         process_group: dist.ProcessGroup | None,
+        feature_dim: int,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        super().__init__(num_features, eps, affine, True, device, dtype)
+        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
         self.momentum = check_share("momentum", momentum)
         self.groups = None if groups is None else check_groups(groups, self.num_features)
         self.sync = sync
@@ -240,15 +115,19 @@ class BatchStatisticsNorm(AffineNorm):
         """Moments of what the layer normalises, over the valid tokens of this process.
 
         Args:
-            x: the layer's input, (..., C).
+            x: the layer's input, features in `feature_dim`.
             padding_mask: True = padding; None means the mask of the scope.
         """
+        return self.token_moments(features_last(x, self.feature_dim), padding_mask)
+
+    def token_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
+        """The same of what has its features last, (..., C)."""
         mask = padding_mask if padding_mask is not None else current_padding_mask(x, self)
         with torch.no_grad():
             return Moments.of(self.scaled(x), mask)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """The input after GroupScaling, where the layer has it, in the accumulation type."""
+        """(..., C) after GroupScaling, where the layer has it, in the accumulation type."""
         return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
 
     def prepare(self, call: Call, *state: Tensor) -> tuple[Call, Seen]:
@@ -266,7 +145,9 @@ class BatchStatisticsNorm(AffineNorm):
             mask = current_padding_mask(x, self) if reads else users_padding_mask()
         plain = mask is None and residual is None
         if not (plain and x.shape[-1:] == (self.num_features,) and x.is_floating_point()):
-            self.check_input(x, mask, residual)
+            dim = self.feature_dim
+            others = None if residual is None else features_back(residual, dim)
+            self.check_input(features_back(x, dim), mask, others)
         seen = Seen(mask, self.stage, state)
         # Evaluation reads a mask in the released variants only, and repeats it only with gradients.
         repeatable = self.training or (self.floor and torch.is_grad_enabled())

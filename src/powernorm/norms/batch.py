@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import Variant, check_variant
-from powernorm.norms.base import Call, Normalised, answer, rename_key
+from powernorm.norms.base import rename_key
 from powernorm.norms.families import CenteredNorm, UncenteredNorm, Updates, move_forward
+from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import batch_norm
 
@@ -32,6 +33,7 @@ class BatchNorm(CenteredNorm):
             by M (there with momentum 0.05).
         sync: statistics over all processes (as SyncBatchNorm).
         process_group: the processes; None is the default group where torch.distributed runs.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of parameters and buffers.
         dtype: of parameters.
 
@@ -71,6 +73,7 @@ class BatchNorm(CenteredNorm):
         variant: Variant = "paper",
         sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -82,19 +85,18 @@ class BatchNorm(CenteredNorm):
             groups=groups,
             sync=sync,
             process_group=process_group,
+            feature_dim=feature_dim,
             device=device,
             dtype=dtype,
         )
         self.variant = check_variant(variant)
         self.add_statistics(device)
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(Call(x, padding_mask, residual))
-        call, seen = self.prepare(Call(x, padding_mask, residual))
+            return self.evaluate(call)
+        call, seen = self.prepare(call)
         result = batch_norm(
             call.x,
             call.residual,
@@ -111,7 +113,7 @@ class BatchNorm(CenteredNorm):
             self.group_name,
         )
         move_forward(self, result, self._updates)
-        return answer((result.y, result.total), residual)
+        return answer((result.y, result.total), call.residual)
 
     def _updates(self, statistics: Tensor) -> Updates:
         target = self.running_target(statistics[1], statistics[-1])
@@ -137,6 +139,7 @@ class PowerNormV(UncenteredNorm):
             floor of ψ² (there with momentum 0.05).
         sync: statistics over all processes.
         process_group: the processes; None is the default group where torch.distributed runs.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of parameters and buffers.
         dtype: of parameters.
 
@@ -164,6 +167,7 @@ class PowerNormV(UncenteredNorm):
         variant: Variant = "paper",
         sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -175,19 +179,18 @@ class PowerNormV(UncenteredNorm):
             groups=groups,
             sync=sync,
             process_group=process_group,
+            feature_dim=feature_dim,
             device=device,
             dtype=dtype,
         )
         self.variant = check_variant(variant)
         self.add_statistic("running_second_moment", 1.0, device)
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(Call(x, padding_mask, residual))
-        call, seen = self.prepare(Call(x, padding_mask, residual))
+            return self.evaluate(call)
+        call, seen = self.prepare(call)
         result = batch_norm(
             call.x,
             call.residual,
@@ -204,7 +207,7 @@ class PowerNormV(UncenteredNorm):
             self.group_name,
         )
         move_forward(self, result, self._updates)
-        return answer((result.y, result.total), residual)
+        return answer((result.y, result.total), call.residual)
 
     def _updates(self, statistics: Tensor) -> Updates:
         return ((self.running_second_moment, statistics[1], self.momentum),)

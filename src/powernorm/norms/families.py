@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from powernorm.norms.base import BatchStatisticsNorm, Call, Normalised, answer, rename_key
+from powernorm.norms.base import BatchStatisticsNorm, rename_key
 from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import BatchNormResult, static_norm
 from powernorm.ops.reference.arrays import reciprocal_root

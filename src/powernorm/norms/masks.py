@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
+from powernorm.norms.feature_dims import LAST, features_back, shape_without
 
 # Thread-local and not a ContextVar: `ContextVar.get` does not trace under fullgraph compilation.
 # `frames` is a tuple, the innermost last: what cannot be changed in place traces as well, and is
@@ -97,8 +98,8 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     a norm wins over the scope. Scopes nest; None hides an outer one. Each thread has its own.
 
     Args:
-        mask: bool, shape (batch, length) or whatever `x.shape[:-1]` is at the norms, True =
-            padding; None for no mask.
+        mask: bool, shape (batch, length) or whatever the shape of x without the features is at
+            the norms, True = padding; None for no mask.
 
     >>> import torch, powernorm
     >>> norm = powernorm.BatchNorm(4)
@@ -127,8 +128,8 @@ def current_padding_mask(
     """The mask of the innermost `padding_mask` scope of this thread, or None.
 
     Args:
-        x: input of a norm, (..., C). In a model's own scope, as `powernorm.swap` opens it, the
-            mask is then the one that fits, in the shape of the input's tokens.
+        x: input of a norm, features last, (..., C). In a model's own scope, as `powernorm.swap`
+            opens it, the mask is then the one that fits, in the shape of the input's tokens.
         norm: whose input it is, for the error.
         observing: an onlooker asks, who also sees scopes that the norms do not.
 
@@ -164,10 +165,11 @@ def _fitting(masks: tuple[ScopedMask, ...], x: Tensor, norm: object) -> Tensor |
 
 def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:
     assert offered.source is not None
+    shape = tuple(features_back(x, getattr(norm, "feature_dim", LAST)).shape)
     return InputError(
-        f"{offered.source.name_of(norm)} got an input of shape {tuple(x.shape)}, to which the mask "
-        f"from {offered.source.label}, of shape {tuple(offered.mask.shape)}, does not fit: leave "
-        "this norm out of the swap by `where=`, or hand the norms masks of their inputs by their "
+        f"{offered.source.name_of(norm)} got an input of shape {shape}, to which the mask from "
+        f"{offered.source.label}, of shape {tuple(offered.mask.shape)}, does not fit: leave this "
+        "norm out of the swap by `where=`, or hand the norms masks of their inputs by their "
         "argument padding_mask or by `with powernorm.padding_mask(mask):` inside the model"
     )
 
@@ -207,8 +209,13 @@ def close_scope(opener: object) -> None:
             return
 
 
-def check_padding_mask(mask: Tensor, x: Tensor) -> None:
+def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None:
     """Raise unless the mask is one bool a token.
+
+    Args:
+        mask: to be checked.
+        x: what it belongs to.
+        feature_dim: the dimension of x that holds the features.
 
     Raises:
         InputError: wrong type or shape.
@@ -224,8 +231,10 @@ def check_padding_mask(mask: Tensor, x: Tensor) -> None:
         raise InputError(
             f"padding_mask has dtype {mask.dtype}, expected torch.bool with True = padding; {mend}"
         )
-    if mask.shape != x.shape[:-1]:
+    expected = x.shape[:-1] if feature_dim == LAST else shape_without(x.shape, feature_dim)
+    if mask.shape != expected:
+        what = "token" if feature_dim == LAST else "position"
         raise InputError(
-            f"padding_mask has shape {tuple(mask.shape)}, expected {tuple(x.shape[:-1])}: one "
-            f"value for each token of an input of shape {tuple(x.shape)}"
+            f"padding_mask has shape {tuple(mask.shape)}, expected {tuple(expected)}: one value "
+            f"for each {what} of an input of shape {tuple(x.shape)}"
         )

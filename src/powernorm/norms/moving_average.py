@@ -9,9 +9,10 @@ from torch.nn.utils import parametrize
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_count
-from powernorm.norms.base import Call, Normalised, answer, rename_key
+from powernorm.norms.base import rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
+from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.functions import token_norm
 from powernorm.ops.plain import refuse_transforms
 
@@ -65,6 +66,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
             found MABN unstable without it).
         sync: statistics over all processes.
         process_group: the processes; None is the default group where torch.distributed runs.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of parameters and buffers.
         dtype: of parameters.
 
@@ -97,6 +99,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         groups: int | None = None,
         sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -108,6 +111,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
             groups=groups,
             sync=sync,
             process_group=process_group,
+            feature_dim=feature_dim,
             device=device,
             dtype=dtype,
         )
@@ -125,14 +129,12 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         own = max(self.window, self.warmup_steps - 1)
         return own, max(own, self.ratio_start, self.warmup_steps)
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(Call(x, padding_mask, residual))
+            return self.evaluate(call)
         call, seen = self.prepare(
-            Call(x, padding_mask, residual),
+            call,
             self.running_second_moment,
             self.window_second_moment,
             self.window_gradient_moment,
@@ -145,13 +147,13 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
             self.weight,
             self.bias,
             *seen.state,
-            self.carrier_for(x),
+            self.carrier_for(call.x),
             self.eps,
             seen.stage == 0,
             seen.stage == 2,
             self.group_name,
         )
-        return answer((y, total), residual)
+        return answer((y, total), call.residual)
 
     def _group_scaled(self, x: Tensor) -> Tensor:
         if self.groups is None:

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
-from powernorm.norms.base import BatchStatisticsNorm, Norm
+from powernorm.norms.base import BatchStatisticsNorm
+from powernorm.norms.contract import Norm
+from powernorm.norms.feature_dims import features_last
 from powernorm.norms.registry import NORMS
 from powernorm.ops.moments import Moments
 from powernorm.ops.reference.batch import in_backward
@@ -154,17 +156,20 @@ def moments_of_call(
     layer: BatchStatisticsNorm, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Moments:
     """Moments of what a call of the layer normalises, from the call's arguments."""
-    return layer.batch_moments(*arguments_of_call(args, kwargs))
+    return layer.token_moments(*arguments_of_call(layer, args, kwargs))
 
 
 def arguments_of_call(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    layer: Norm, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
-    """What a call of a norm normalises (the sum with a residual), and the mask it was given."""
+    """What a call of a norm normalises, features last, and the mask it was given.
+
+    That is the sum with a residual, where there is one.
+    """
     x: Tensor = args[0] if args else kwargs["x"]
     mask: Tensor | None = args[1] if len(args) > 1 else kwargs.get("padding_mask")
     residual: Tensor | None = args[2] if len(args) > 2 else kwargs.get("residual")
-    return x if residual is None else x + residual, mask
+    return features_last(x if residual is None else x + residual, layer.feature_dim), mask
 
 
 def _recomputing() -> bool:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.norms.arguments import check_number
-from powernorm.norms.base import AffineNorm, Normalised, answer
+from powernorm.norms.contract import AffineNorm, Norm
+from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.reference.token import dynamic_tanh
 
 
@@ -17,6 +18,7 @@ class DynamicTanh(AffineNorm):
         num_features: C.
         alpha: start of the learned scalar α.
         affine: learn γ and β (α is always learned).
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of the parameters.
         dtype: of the parameters.
 
@@ -24,27 +26,28 @@ class DynamicTanh(AffineNorm):
         x (..., C), output as x.
     """
 
+    is_pointwise = True
+
     def __init__(
         self,
         num_features: int | tuple[int, ...],
         alpha: float = 0.5,
         *,
         affine: bool = True,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         # No root here, hence no eps of its own; the contract's is not used.
-        super().__init__(num_features, 1e-5, affine, True, device, dtype)
+        super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
         self.initial_alpha = check_number("alpha", alpha)
         self.alpha = nn.Parameter(torch.full((), alpha, device=device, dtype=dtype))
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Squash (..., C)."""
-        self.check_input(x, padding_mask, residual)
-        total = x if residual is None else x + residual
-        return answer((dynamic_tanh(total, self.alpha, self.weight, self.bias), total), residual)
+        total = call.x if call.residual is None else call.x + call.residual
+        y = dynamic_tanh(total, self.alpha, self.weight, self.bias)
+        return answer((y, total), call.residual)
 
     def reset_parameters(self) -> None:
         """α, γ and β back to their start."""
@@ -53,7 +56,8 @@ class DynamicTanh(AffineNorm):
 
     def extra_repr(self) -> str:
         """Features and the start of α."""
-        return f"{self.num_features}, alpha={self.initial_alpha}, affine={self.weight is not None}"
+        affine = self.weight is not None
+        return f"{Norm.extra_repr(self)}, alpha={self.initial_alpha}, affine={affine}"
 
 
 class Identity(AffineNorm):
@@ -62,6 +66,7 @@ class Identity(AffineNorm):
     Args:
         num_features: C.
         affine: learn γ and β, `y = γ x + β`.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of the parameters, where affine.
         dtype: of the parameters, where affine.
 
@@ -69,16 +74,19 @@ class Identity(AffineNorm):
         x (..., C), output as x.
     """
 
+    is_pointwise = True
+
     def __init__(
         self,
         num_features: int | tuple[int, ...],
         *,
         affine: bool = False,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         # No root here, hence no eps of its own; the contract's is not used.
-        super().__init__(num_features, 1e-5, affine, True, device, dtype)
+        super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
 
     @property
     def is_static(self) -> bool:
@@ -91,14 +99,11 @@ class Identity(AffineNorm):
         scale = ones if self.weight is None else self.weight.double()
         return scale, torch.zeros_like(scale) if self.bias is None else self.bias.double()
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """The input itself, or γ x + β."""
-        self.check_input(x, padding_mask, residual)
-        total = x if residual is None else x + residual
-        return answer((self.scale_and_shift(total), total), residual)
+        total = call.x if call.residual is None else call.x + call.residual
+        return answer((self.scale_and_shift(total), total), call.residual)
 
     def extra_repr(self) -> str:
         """Features."""
-        return f"{self.num_features}, affine={self.weight is not None}"
+        return f"{Norm.extra_repr(self)}, affine={self.weight is not None}"

@@ -16,9 +16,10 @@ from powernorm.norms.arguments import (
     check_share,
     check_variant,
 )
-from powernorm.norms.base import Call, Normalised, answer, rename_key
+from powernorm.norms.base import rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
+from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import power_norm
 from powernorm.ops.reference.state import next_gradient_moment
@@ -57,6 +58,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
             count padding.
         sync: statistics over all processes.
         process_group: the processes; None is the default group where torch.distributed runs.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of parameters and buffers.
         dtype: of parameters.
 
@@ -106,6 +108,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         variant: Variant = "paper",
         sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -117,6 +120,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
             groups=groups,
             sync=sync,
             process_group=process_group,
+            feature_dim=feature_dim,
             device=device,
             dtype=dtype,
         )
@@ -146,14 +150,12 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         """The end of the warm-up."""
         return (self.warmup_steps,)
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(Call(x, padding_mask, residual))
+            return self.evaluate(call)
         call, seen = self.prepare(
-            Call(x, padding_mask, residual),
+            call,
             self.running_second_moment,
             self.running_gradient_moment,
         )
@@ -166,7 +168,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
             self.bias,
             second_moment,
             gradient_moment,
-            self.carrier_for(x),
+            self.carrier_for(call.x),
             self.groups or 0,
             self.eps,
             seen.stage == 0,
@@ -174,7 +176,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
             self.variant == "released",
             self.group_name,
         )
-        return answer(result, residual)
+        return answer(result, call.residual)
 
     def absorb(self, sums: Tensor) -> None:
         """One step of ψ² and ν from (n, Σx², n of the gradient sums, Σx̂², Σ g x̂)."""

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm.norms import pointwise, token
-from powernorm.norms.base import BatchStatisticsNorm, Norm
+from powernorm.norms.base import BatchStatisticsNorm
 from powernorm.norms.batch import BatchNorm, PowerNormV
+from powernorm.norms.contract import Norm
 from powernorm.norms.moving_average import MovingAverageBatchNorm
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.regularized import RegularizedBatchNorm

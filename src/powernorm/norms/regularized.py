@@ -8,16 +8,25 @@ from typing import Final, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_number, check_variant
-from powernorm.norms.base import Call, Normalised, answer
 from powernorm.norms.families import CenteredBackwardNorm
+from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.functions import batch_norm
 from powernorm.ops.reference.batch import in_backward
 
+_MOVES: Final = ("CloneBackward0", "PermuteBackward0")
+"""What autograd calls the way from `feature_dim` to the last dimension."""
+
 _PATIENCE: Final = 100
 """Backwards without anybody asking for the penalty before a layer warns: a few are no sign."""
+
+
+def _input_of(node: Node | None) -> Node | None:
+    """What autograd goes on to from a node, by its first input."""
+    return node.next_functions[0][0] if node is not None and node.next_functions else None
 
 
 class RegularizedBatchNorm(CenteredBackwardNorm):
@@ -41,6 +50,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         variant: `paper`, or `released` (see BatchNorm).
         sync: statistics over all processes.
         process_group: the processes; None is the default group where torch.distributed runs.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of parameters and buffers.
         dtype: of parameters.
 
@@ -78,6 +88,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         variant: Variant = "paper",
         sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -89,6 +100,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             groups=groups,
             sync=sync,
             process_group=process_group,
+            feature_dim=feature_dim,
             device=device,
             dtype=dtype,
         )
@@ -99,15 +111,11 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         self.forget_penalty()
         self.arm()
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(Call(x, padding_mask, residual))
-        call, seen = self.prepare(
-            Call(x, padding_mask, residual), self.running_mean, self.running_var
-        )
+            return self.evaluate(call)
+        call, seen = self.prepare(call, self.running_mean, self.running_var)
         running_mean, running_var = seen.state
         result = batch_norm(
             call.x,
@@ -117,7 +125,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             self.bias,
             running_mean,
             running_var,
-            self.carrier_for(x),
+            self.carrier_for(call.x),
             None,
             self.groups or 0,
             self.eps,
@@ -126,7 +134,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         )
         if self._is_penalized():
             self._note(result.statistics, running_mean, running_var)
-        return answer((result.y, result.total), residual)
+        return answer((result.y, result.total), call.residual)
 
     @property
     def has_penalty(self) -> bool:
@@ -244,7 +252,9 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             return False
         # A compiled forward has none here: it is not worth a look into its graph.
         node = self._unsettled[-1][0].grad_fn if self._unsettled else None
-        below = node.next_functions[0][0] if node is not None and node.next_functions else None
+        below = _input_of(node)
+        while below is not None and below.name() in _MOVES:
+            below = _input_of(below)
         # A leaf is what tests and benchmarks go backward to, a thousand times if need be.
         if below is None or below.name().endswith("AccumulateGrad"):
             return False

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import check_count, check_number
-from powernorm.norms.base import Call, Normalised, answer
 from powernorm.norms.families import CenteredBackwardNorm
+from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.functions import batch_norm
 
 
@@ -33,6 +33,7 @@ class BatchRenorm(CenteredBackwardNorm):
         groups: GroupScaling with this many groups in front; None leaves it out.
         sync: statistics over all processes.
         process_group: the processes; None is the default group where torch.distributed runs.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of parameters and buffers.
         dtype: of parameters.
 
@@ -60,6 +61,7 @@ class BatchRenorm(CenteredBackwardNorm):
         groups: int | None = None,
         sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class BatchRenorm(CenteredBackwardNorm):
             groups=groups,
             sync=sync,
             process_group=process_group,
+            feature_dim=feature_dim,
             device=device,
             dtype=dtype,
         )
@@ -81,14 +84,12 @@ class BatchRenorm(CenteredBackwardNorm):
         self.add_statistics(device)
         self.arm()
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C); see the class."""
         if not self.training:
-            return self.evaluate(Call(x, padding_mask, residual))
+            return self.evaluate(call)
         call, seen = self.prepare(
-            Call(x, padding_mask, residual),
+            call,
             self.running_mean,
             self.running_var,
             self.num_batches_tracked,
@@ -102,14 +103,14 @@ class BatchRenorm(CenteredBackwardNorm):
             self.bias,
             running_mean,
             running_var,
-            self.carrier_for(x),
+            self.carrier_for(call.x),
             self._limits(step),
             self.groups or 0,
             self.eps,
             False,
             self.group_name,
         )
-        return answer((result.y, result.total), residual)
+        return answer((result.y, result.total), call.residual)
 
     def _limits(self, step: Tensor) -> Tensor:
         """(r_max, d_max) of this step, on the device: no host sync, no recompilation."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
-from powernorm.norms.base import AffineNorm, Normalised, answer
+from powernorm.norms.contract import AffineNorm, Norm
+from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.functions import token_norm
 from powernorm.ops.reference.token import layer_norm
 
@@ -27,8 +28,9 @@ class _StandardizingNorm(AffineNorm):
         affine: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        feature_dim: int,
     ) -> None:
-        super().__init__(num_features, eps, affine, True, device, dtype)
+        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
         self.variant = check_variant(variant)
         if variant == "released" and self.num_features == 1:
             raise InputError(
@@ -79,6 +81,7 @@ class SimpleLayerNorm(_StandardizingNorm):
         eps: inside the root; `released`: added to σ.
         variant: `paper`, or `released`: the variance divides by C - 1, eps is added to σ.
         affine: learn γ and β (not in the paper).
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of the parameters, where affine.
         dtype: of the parameters, where affine.
 
@@ -96,17 +99,15 @@ class SimpleLayerNorm(_StandardizingNorm):
         eps: float = 1e-5,
         variant: Variant = "paper",
         affine: bool = False,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, variant, affine, device, dtype)
+        super().__init__(num_features, eps, variant, affine, device, dtype, feature_dim)
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask, residual)
-        return self.standardize(x, residual)
+        return self.standardize(call.x, call.residual)
 
 
 class DetachNorm(_StandardizingNorm):
@@ -121,6 +122,7 @@ class DetachNorm(_StandardizingNorm):
         eps: inside the root; `released`: added to σ.
         variant: `paper` or `released`, see SimpleLayerNorm.
         affine: learn γ and β (not in the paper).
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of the parameters, where affine.
         dtype: of the parameters, where affine.
 
@@ -141,20 +143,18 @@ class DetachNorm(_StandardizingNorm):
         eps: float = 1e-5,
         variant: Variant = "paper",
         affine: bool = False,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, variant, affine, device, dtype)
+        super().__init__(num_features, eps, variant, affine, device, dtype, feature_dim)
         self.detach_mean = detach_mean
         self.detach_std = detach_std
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask, residual)
         return self.standardize(
-            x, residual, detach_mean=self.detach_mean, detach_std=self.detach_std
+            call.x, call.residual, detach_mean=self.detach_mean, detach_std=self.detach_std
         )
 
     def extra_repr(self) -> str:
@@ -176,6 +176,7 @@ class AdaNorm(_StandardizingNorm):
         eps: inside the root; `released`: added to σ.
         variant: `paper` or `released`, see SimpleLayerNorm.
         affine: learn γ and β (not in the paper).
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of the parameters, where affine.
         dtype: of the parameters, where affine.
 
@@ -195,19 +196,17 @@ class AdaNorm(_StandardizingNorm):
         eps: float = 1e-5,
         variant: Variant = "paper",
         affine: bool = False,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, variant, affine, device, dtype)
+        super().__init__(num_features, eps, variant, affine, device, dtype, feature_dim)
         self.scale = check_number("scale", scale)
         self.k = check_number("k", k)
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask, residual)
-        return self.standardize(x, residual, scale=self.scale, k=self.k)
+        return self.standardize(call.x, call.residual, scale=self.scale, k=self.k)
 
     def extra_repr(self) -> str:
         """Features, scale and k."""
@@ -222,6 +221,7 @@ class LayerNorm(AffineNorm):
         eps: added to the variance.
         affine: learn γ and β.
         bias: learn β, where affine.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of the parameters.
         dtype: of the parameters.
 
@@ -236,18 +236,16 @@ class LayerNorm(AffineNorm):
         eps: float = 1e-5,
         affine: bool = True,
         bias: bool = True,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, affine, bias, device, dtype)
+        super().__init__(num_features, eps, affine, bias, device, dtype, feature_dim)
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask, residual)
-        total = x if residual is None else x + residual
-        return answer((layer_norm(total, self.weight, self.bias, self.eps), total), residual)
+        total = call.x if call.residual is None else call.x + call.residual
+        return answer((layer_norm(total, self.weight, self.bias, self.eps), total), call.residual)
 
 
 class RMSNorm(AffineNorm):
@@ -257,6 +255,7 @@ class RMSNorm(AffineNorm):
         num_features: C.
         eps: added to the mean square.
         affine: learn γ (there is no β).
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of the parameter.
         dtype: of the parameter.
 
@@ -273,18 +272,16 @@ class RMSNorm(AffineNorm):
         *,
         eps: float = 1e-5,
         affine: bool = True,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, affine, False, device, dtype)
+        super().__init__(num_features, eps, affine, False, device, dtype, feature_dim)
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask, residual)
-        result = token_norm(x, residual, self.weight, None, centered=False, eps=self.eps)
-        return answer(result, residual)
+        result = token_norm(call.x, call.residual, self.weight, None, centered=False, eps=self.eps)
+        return answer(result, call.residual)
 
 
 class GroupScaling(AffineNorm):
@@ -298,6 +295,7 @@ class GroupScaling(AffineNorm):
         groups: number of equal groups of features; 1, or the number of heads.
         eps: added to the mean square.
         affine: learn γ and β (not in the paper).
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of the parameters, where affine.
         dtype: of the parameters, where affine.
 
@@ -315,24 +313,24 @@ class GroupScaling(AffineNorm):
         *,
         eps: float = 1e-5,
         affine: bool = False,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, affine, True, device, dtype)
+        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
         self.groups = check_groups(groups, self.num_features)
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Scale (..., C)."""
-        self.check_input(x, padding_mask, residual)
         affine = (self.weight, self.bias)
-        result = token_norm(x, residual, *affine, groups=self.groups, centered=False, eps=self.eps)
-        return answer(result, residual)
+        result = token_norm(
+            call.x, call.residual, *affine, groups=self.groups, centered=False, eps=self.eps
+        )
+        return answer(result, call.residual)
 
     def extra_repr(self) -> str:
         """Features and groups."""
-        return f"{self.num_features}, groups={self.groups}, eps={self.eps}"
+        return f"{Norm.extra_repr(self)}, groups={self.groups}, eps={self.eps}"
 
 
 class GroupNorm(AffineNorm):
@@ -343,6 +341,7 @@ class GroupNorm(AffineNorm):
         groups: number of equal groups of features.
         eps: added to the variance.
         affine: learn γ and β.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: of the parameters.
         dtype: of the parameters.
 
@@ -357,19 +356,19 @@ class GroupNorm(AffineNorm):
         *,
         eps: float = 1e-5,
         affine: bool = True,
+        feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, affine, True, device, dtype)
+        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
         self.groups = check_groups(groups, self.num_features)
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
+    def normalise(self, call: Call) -> Normalised:
         """Normalise (..., C)."""
-        self.check_input(x, padding_mask, residual)
-        result = token_norm(x, residual, self.weight, self.bias, groups=self.groups, eps=self.eps)
-        return answer(result, residual)
+        result = token_norm(
+            call.x, call.residual, self.weight, self.bias, groups=self.groups, eps=self.eps
+        )
+        return answer(result, call.residual)
 
     def extra_repr(self) -> str:
         """Features and groups."""

@@ -11,16 +11,17 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.norms import Norm
+from powernorm.norms.feature_dims import LAST, features_back, features_last
 
-Kind = Literal["layer", "rms", "batch", "own"]
-"""LayerNorm, RMSNorm, a wrapped BatchNorm1d, or a norm of this library."""
+Kind = Literal["layer", "rms", "batch", "channel", "own"]
+"""LayerNorm, RMSNorm, BatchNorm, GroupNorm and InstanceNorm, or a norm of this library."""
 
 _KINDS: Final[tuple[Kind, ...]] = ("layer", "rms")
 _NORM_NAME: Final = re.compile(r"norm(1d|2d|3d)?(fp32)?$", re.IGNORECASE)
@@ -32,6 +33,10 @@ _CHANNEL_NORMS: Final = (
     nn.GroupNorm,
     nn.LocalResponseNorm,
 )
+_CHANNELS: Final = 1
+"""The dimension of the features in torch's norms for convolutions."""
+_TRIALS: Final = (((2, 3), LAST), ((2, 3, 4), _CHANNELS), ((2, 3), _CHANNELS))
+"""Shapes without the features, and the dimension of these, that norms of other libraries get."""
 _NORM_WORDS: Final = {"norm", "layernorm", "rmsnorm", "layer", "ln", "rms"}
 _QUERY_PARTS: Final = {"q", "k", "qk", "query", "key"}
 _HEAD_PARTS: Final = {"q", "k", "v", "qk", "query", "key", "value"}
@@ -53,6 +58,8 @@ class Reading:
     eps: float | None = None
     statistics: nn.Module | None = None
     """The module that holds running statistics, where there are some."""
+    feature_dim: int = LAST
+    """The dimension of its input that holds the features."""
 
     def scale(self) -> Tensor | None:
         """γ, (C,), None where there is none; the parameter itself where that is γ."""
@@ -92,6 +99,11 @@ class FoundNorm:
     reading: Reading | None
     reason: str = ""
     """Why it cannot be swapped, where there is no reading."""
+
+    @property
+    def is_over_channels(self) -> bool:
+        """Are its features in another dimension than the last?"""
+        return self.reading is not None and self.reading.feature_dim != LAST
 
 
 def find_norms(model: nn.Module) -> tuple[FoundNorm, ...]:
@@ -158,21 +170,39 @@ def read_norm(module: nn.Module) -> Reading | str:
     """What a norm computes, or the reason why it cannot be replaced by one over tokens."""
     if isinstance(module, Norm):
         weight, bias = (_parameter(module, (name,)) for name in ("weight", "bias"))
-        return Reading("own", module.num_features, weight, bias, eps=module.eps, statistics=module)
+        return Reading(
+            "own",
+            module.num_features,
+            weight,
+            bias,
+            eps=module.eps,
+            statistics=module,
+            feature_dim=module.feature_dim,
+        )
     wrapped = wrapped_batch_norm(module)
     if wrapped is not None:
         return _read_batch_norm(wrapped)
     if isinstance(module, _CHANNEL_NORMS):
-        return (
-            f"{type(module).__name__} takes its features in the second dimension, a norm over "
-            "tokens in the last one"
-        )
+        return _read_channel_norm(module)
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) != 1:
         return f"normalises over {len(module.normalized_shape)} dimensions"
     return _read_token_norm(module)
 
 
-def _read_batch_norm(norm: nn.BatchNorm1d) -> Reading:
+def _read_channel_norm(norm: nn.Module) -> Reading | str:
+    """What torch computes with the features in the second dimension."""
+    if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
+        return "has not seen an input yet: its number of features is not known"
+    if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+        return replace(_read_batch_norm(norm), feature_dim=_CHANNELS)
+    if not isinstance(norm, nn.GroupNorm | nn.modules.instancenorm._InstanceNorm):
+        return f"{type(norm).__name__} normalises over neighbouring channels"
+    size = norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
+    weight, bias = (_parameter(norm, (name,)) for name in ("weight", "bias"))
+    return Reading("channel", size, weight, bias, eps=norm.eps, feature_dim=_CHANNELS)
+
+
+def _read_batch_norm(norm: nn.modules.batchnorm._BatchNorm) -> Reading:
     return Reading(
         "batch",
         norm.num_features,
@@ -191,11 +221,11 @@ def _read_token_norm(module: nn.Module) -> Reading | str:
     known: Kind | None = None
     if type(module) in (nn.LayerNorm, nn.RMSNorm):
         known = "layer" if type(module) is nn.LayerNorm else "rms"
-    computed = (known, 0.0) if known else _try_out(module, weight, bias, num_features)
+    computed = (known, 0.0, LAST) if known else _try_out(module, weight, bias, num_features)
     if isinstance(computed, str):
         return computed
-    kind, offset = computed
-    return Reading(kind, num_features, weight, bias, offset, _epsilon(module))
+    kind, offset, dim = computed
+    return Reading(kind, num_features, weight, bias, offset, _epsilon(module), feature_dim=dim)
 
 
 def _parameter(module: nn.Module, names: tuple[str, ...]) -> nn.Parameter | None:
@@ -228,8 +258,11 @@ def _epsilon(module: nn.Module) -> float | None:
 
 def _try_out(
     module: nn.Module, weight: nn.Parameter | None, bias: nn.Parameter | None, num_features: int
-) -> tuple[Kind, float] | str:
-    """Kind and offset of γ, found by running a copy on random tokens; a reason if neither fits."""
+) -> tuple[Kind, float, int] | str:
+    """Kind, offset of γ and dimension of the features, or a reason if nothing fits.
+
+    Found by running a copy on random tokens, and then on random images and sequences of channels.
+    """
     generator = torch.Generator().manual_seed(0)
     values = {
         id(parameter): nn.Parameter(
@@ -242,35 +275,46 @@ def _try_out(
     shadow = _shadow(module, values)
     if shadow is None:
         return f"{type(module).__name__} has tensors besides γ and β"
-    x = torch.randn(2, 3, num_features, generator=generator, device="cpu") * 3 + 1
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            y = type(module).forward(shadow, x)
-    except Exception as error:  # whatever a foreign forward raises, the norm is not ours to swap
-        return (
-            f"{type(module).__name__} does not take a tensor (batch, length, features) alone: "
-            f"{type(error).__name__}"
-        )
     gamma = None if weight is None else values[id(weight)]
     beta = None if bias is None else values[id(bias)]
-    return _matching(module, x, y, gamma, beta)
+    reasons = []
+    for positions, dim in _TRIALS:
+        tokens = torch.randn(*positions, num_features, generator=generator, device="cpu") * 3 + 1
+        x = features_back(tokens, dim)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                y = type(module).forward(shadow, x)
+        except Exception as error:  # whatever a foreign forward raises, it is not ours to swap
+            reasons.append(
+                f"{type(module).__name__} does not take a tensor (batch, length, features) alone: "
+                f"{type(error).__name__}"
+            )
+            continue
+        if isinstance(y, Tensor) and y.shape == x.shape:
+            found = _matching(tokens, features_last(y, dim), gamma, beta)
+            if found is not None:
+                return *found, dim
+        reasons.append(
+            f"{type(module).__name__} computes neither LayerNorm nor RMSNorm over the last "
+            "dimension or the second"
+        )
+    return reasons[0]
 
 
 def _matching(
-    module: nn.Module, x: Tensor, y: object, gamma: Tensor | None, beta: Tensor | None
-) -> tuple[Kind, float] | str:
+    x: Tensor, y: Tensor, gamma: Tensor | None, beta: Tensor | None
+) -> tuple[Kind, float] | None:
     offsets = (0.0,) if gamma is None else (0.0, 1.0)
-    if isinstance(y, Tensor) and y.shape == x.shape:
-        for kind in _KINDS:
-            centered = x - x.mean(-1, keepdim=True) if kind == "layer" else x
-            normal = centered * centered.square().mean(-1, keepdim=True).rsqrt()
-            for offset in offsets:
-                expected = normal if gamma is None else normal * (gamma + offset)
-                expected = expected if beta is None else expected + beta
-                if torch.allclose(y.float(), expected, rtol=1e-2, atol=1e-2):
-                    return kind, offset
-    return f"{type(module).__name__} computes neither LayerNorm nor RMSNorm over the last dimension"
+    for kind in _KINDS:
+        centered = x - x.mean(-1, keepdim=True) if kind == "layer" else x
+        normal = centered * centered.square().mean(-1, keepdim=True).rsqrt()
+        for offset in offsets:
+            expected = normal if gamma is None else normal * (gamma.reshape(-1) + offset)
+            expected = expected if beta is None else expected + beta.reshape(-1)
+            if torch.allclose(y.float(), expected, rtol=1e-2, atol=1e-2):
+                return kind, offset
+    return None
 
 
 def _shadow(module: nn.Module, values: dict[int, nn.Parameter]) -> nn.Module | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from powernorm.norms.feature_dims import LAST
+
 
 class FoldedNorm(nn.Module):
     """Where a norm was folded into its neighbours: gives its input, and takes a norm's arguments.
@@ -32,6 +34,7 @@ class FeatureAffine(nn.Module):
 
     Args:
         num_features: C.
+        feature_dim: the dimension of x that holds the features.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -43,10 +46,12 @@ class FeatureAffine(nn.Module):
         self,
         num_features: int,
         *,
+        feature_dim: int = LAST,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.feature_dim = feature_dim
         self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype))
 
@@ -59,9 +64,12 @@ class FeatureAffine(nn.Module):
         """`weight ⊙ x + bias`."""
         del padding_mask
         total = x if residual is None else x + residual
-        y = torch.addcmul(self.bias, total, self.weight).to(total.dtype)
+        beyond = (-1 if self.feature_dim < 0 else total.ndim - 1) - self.feature_dim
+        weight, bias = (part.view(-1, *(1,) * beyond) for part in (self.weight, self.bias))
+        y = torch.addcmul(bias, total, weight).to(total.dtype)
         return y if residual is None else (y, total)
 
     def extra_repr(self) -> str:
-        """Number of features."""
-        return str(self.weight.shape[0])
+        """Number of features, and their dimension."""
+        dim = "" if self.feature_dim == LAST else f", feature_dim={self.feature_dim}"
+        return f"{self.weight.shape[0]}{dim}"

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import nn
 
 from powernorm.norms import Norm
+from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.edits import Editor, Replacement, Slots, can_shift
 from powernorm.surgery.examples import Examples
 from powernorm.surgery.relations import Affine, Normed, Relations, relate
@@ -52,15 +53,18 @@ class Folding:
         modules = dict(slots)
         norms: dict[str, Rest] = {}
         features: dict[str, int] = {}
+        dims: dict[str, int] = {}
         for gone in self.gone:
             for name, module in slots:
                 if module is modules[gone]:
                     norms[name] = "multiply-add" if gone in self.affines else "nothing"
                     if gone in self.affines:
                         features[name] = len(self.affines[gone].scale)
+                        if feature_axis(module) != LAST:
+                            dims[name] = feature_axis(module)
         made = {r.names[0]: r.size for r in self.replacements if r.size is not None}
         untied = tuple(name for r in self.replacements if r.unties for name in r.names)
-        return Structure(norms, features, made, untied)
+        return Structure(norms, features, made, untied, dims)
 
 
 def work_out(

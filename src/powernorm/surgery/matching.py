@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.feature_dims import features_last, has_dim
 from powernorm.norms.observation import (
     Forward,
     call_model,
@@ -180,6 +181,8 @@ class _Sums:
     def add(self, call: NormCall, y: Tensor) -> None:
         """Take up a call of the norm and the teacher's output."""
         x, mask = call.x, call.padding_mask
+        if has_dim(y, call.layer.feature_dim):
+            y = features_last(y, call.layer.feature_dim)
         if y.shape != x.shape:
             raise InputError(
                 f"the teacher's {self.name!r} put out {tuple(y.shape)} where the model's norm got "

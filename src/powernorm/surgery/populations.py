@@ -22,7 +22,7 @@ Buffers = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class NormCall:
-    """One call of a layer: what it normalises and where that is padding."""
+    """One call of a layer: what it normalises, features last, and where that is padding."""
 
     layer: BatchStatisticsNorm
     x: Tensor
@@ -30,7 +30,7 @@ class NormCall:
 
     def moments(self) -> Moments:
         """Moments over the valid tokens."""
-        return self.layer.batch_moments(self.x, self.padding_mask)
+        return self.layer.token_moments(self.x, self.padding_mask)
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def evaluating(
         # Between its calls a layer counts as in training: swapped models hand their mask to norms
         # only where some of them train.
         layer.training = False
-        x, mask = arguments_of_call(args, kwargs)
+        x, mask = arguments_of_call(layer, args, kwargs)
         given = current_padding_mask(x, layer) if mask is None else mask
         look(name, NormCall(layer, x, given))
 

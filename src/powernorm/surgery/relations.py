@@ -123,7 +123,7 @@ def relate(trace: Trace, feature_axes: Sequence[int]) -> Relations:
 
     Args:
         trace: the graph.
-        feature_axes: of each norm by its index: 1, or -1 for the last.
+        feature_axes: of each norm by its index, the dimension of its features.
     """
     return _Explorer(trace, feature_axes).explore()
 

@@ -150,14 +150,14 @@ def select(sites: Sequence[Site], where: Selection) -> frozenset[str]:
     Args:
         sites: all norms.
         where: None means the encoder of an encoder-decoder model (Shen et al. 2020, App. A; Wang
-            et al. 2022, App. A), all norms of others.
+            et al. 2022, App. A), all norms of others; see `by_default`.
 
     Raises:
         InputError: nothing is selected; lists what there is.
     """
     if where is None:
         both = any(site.side is not None for site in sites)
-        chosen = [site for site in sites if not both or site.side == "encoder"]
+        chosen = [site for site in by_default(sites) if not both or site.side == "encoder"]
     elif callable(where):
         _check_question(where)
         chosen = [
@@ -169,6 +169,17 @@ def select(sites: Sequence[Site], where: Selection) -> frozenset[str]:
     if not chosen:
         raise InputError(f"where={where!r} selects no norm; {inventory(sites)}")
     return frozenset(site.name for site in chosen)
+
+
+def by_default(sites: Sequence[Site]) -> Sequence[Site]:
+    """The norms that are meant where nobody says which.
+
+    Norms over channels, as a BatchNorm2d, are meant in a model that has no others: beside norms
+    over tokens they belong to convolutions in front or in between, which padding masks do not fit.
+    """
+    tokens = [site for site in sites if not site.norm.is_over_channels]
+    readable = any(site.norm.reading is not None for site in tokens)
+    return tokens if readable else sites
 
 
 def inventory(sites: Sequence[Site]) -> str:

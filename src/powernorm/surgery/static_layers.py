@@ -44,8 +44,8 @@ def why_not_static(norm: nn.Module) -> str:
 
 
 def feature_axis(norm: nn.Module) -> int:
-    """The axis of the features in the norm's input: 1, or -1 for the last."""
-    return -1 if isinstance(norm, Norm) else 1
+    """The dimension of the features in the input of a norm that may be static."""
+    return norm.feature_dim if isinstance(norm, Norm) else 1
 
 
 def statics_of(model: nn.Module) -> dict[str, Static]:

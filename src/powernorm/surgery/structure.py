@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_of
 from powernorm.surgery.fast_paths import restore, without_fast_path
 from powernorm.surgery.folded import FeatureAffine, FoldedNorm
@@ -28,12 +29,15 @@ class Structure:
         features: number of features of those that leave a multiply-add.
         biases: sizes of the biases that are made, by name.
         untied: parameters that are no longer one with others.
+        feature_dims: the dimension of the features of those that leave a multiply-add, where it
+            is not the last.
     """
 
     norms: Mapping[str, Rest]
     features: Mapping[str, int]
     biases: Mapping[str, int]
     untied: tuple[str, ...]
+    feature_dims: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -47,6 +51,7 @@ class Structure:
             {str(name): int(size) for name, size in values["features"].items()},
             {str(name): int(size) for name, size in values["biases"].items()},
             tuple(map(str, values["untied"])),
+            {str(name): int(dim) for name, dim in values.get("feature_dims", {}).items()},
         )
         for name, rest in found.norms.items():
             if rest not in get_args(Rest) or (rest != "nothing" and name not in found.features):
@@ -72,7 +77,7 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
         parent, attribute = slot_of(model, name)
         norm = model.get_submodule(name)
         if id(norm) not in made:
-            made[id(norm)] = _rest(norm, rest, structure.features.get(name), model)
+            made[id(norm)] = _rest(norm, rest, structure, name, model)
         changes.set_module(parent, attribute, made[id(norm)])
     # What handed masks to the norms has no one to hand them to.
     changes.on_undo(retire_owners(model))
@@ -97,14 +102,16 @@ def _stop_tying(model: nn.Module, changes: Changes) -> None:
             changes.set_attribute(config, "tie_word_embeddings", False)
 
 
-def _rest(norm: nn.Module, rest: Rest, features: int | None, model: nn.Module) -> nn.Module:
+def _rest(
+    norm: nn.Module, rest: Rest, structure: Structure, name: str, model: nn.Module
+) -> nn.Module:
     if rest == "nothing":
         return FoldedNorm().train(norm.training)
-    assert features is not None
+    features, dim = structure.features[name], structure.feature_dims.get(name, LAST)
     own = next(norm.parameters(recurse=False), None)
     candidates = (own, *norm.buffers(recurse=False), *model.parameters())
     like = next((t for t in candidates if t is not None and t.is_floating_point()), torch.empty(()))
-    module = FeatureAffine(features, device=like.device, dtype=like.dtype)
+    module = FeatureAffine(features, feature_dim=dim, device=like.device, dtype=like.dtype)
     module.requires_grad_(own is None or own.requires_grad)
     return module.train(norm.training)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, norm_info
+from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.discovery import FoundNorm, Reading
 
 _STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
@@ -35,6 +36,8 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
         (tensor for tensor in (reading.weight, reading.bias) if tensor is not None), fallback
     )
     given = {"device": like.device, "dtype": like.dtype, **options}
+    if reading.feature_dim != LAST:
+        given.setdefault("feature_dim", reading.feature_dim)
     new = build_norm(to, reading.num_features, **given)
     carried = _carried(new, to, reading)
     if carried.keys() - given.keys():

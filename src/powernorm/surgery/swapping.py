@@ -199,7 +199,8 @@ def plan_swap(
         to: short name of the new norm, one of `powernorm.NORMS`.
         where: which norms: a glob over dotted names or several, a function of (name, module), a
             `Where`, or None for all, of an encoder-decoder those of the encoder (Shen et al. 2020,
-            App. A; Wang et al. 2022, App. A).
+            App. A; Wang et al. 2022, App. A); norms over channels, as BatchNorm2d, are among them
+            where the model has no norms over tokens, and get `feature_dim=1`.
         norm_options: of the new norm, as of `powernorm.build_norm`.
 
     Raises:
@@ -285,7 +286,7 @@ def _cells(row: SwapRow) -> dict[str, object]:
 
 def _row(site: Site, to: str, selected: bool, mask: str | None) -> SwapRow:
     reading = site.norm.reading
-    reason = "not selected" if not selected else site.norm.reason
+    reason = _why_not_selected(site) if not selected else site.norm.reason
     return SwapRow(
         site.name,
         site.type_name,
@@ -299,6 +300,12 @@ def _row(site: Site, to: str, selected: bool, mask: str | None) -> SwapRow:
         reason,
         site.norm.names[1:],
     )
+
+
+def _why_not_selected(site: Site) -> str:
+    if site.norm.is_over_channels:
+        return "not selected: normalises over channels beside norms over tokens, name it in where="
+    return "not selected"
 
 
 def _check_possible(

@@ -1,0 +1,188 @@
+"""The contract of every norm."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import update_wrapper
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms.arguments import check_flag, check_number, feature_count
+from powernorm.norms.feature_dims import (
+    LAST,
+    Call,
+    Normalised,
+    check_feature_dim,
+    over_dimension,
+)
+from powernorm.norms.masks import check_padding_mask
+from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
+
+
+class Norm(nn.Module):
+    """A normalisation of vectors of features: (..., C) in and out, same dtype.
+
+    `norm(x, padding_mask)` gives y; `norm(x, padding_mask, residual)` normalises the sum and gives
+    (y, x + residual), in one pass over the data where the norm has a kernel: the pre-norm pattern
+    `y, stream = norm(branch, mask, stream)`.
+
+    Args:
+        num_features: C, an integer or a 1-tuple as torch's `normalized_shape`.
+        eps: added inside the root, > 0.
+        feature_dim: the dimension of x that holds the features: 1 for (N, C, H, W) and (N, C, L).
+            The mask then has the shape of x without that dimension, and the output is laid out in
+            memory as x. With `channels_last` (or whatever makes the features lie next to each
+            other) that costs nothing; else x is copied once, and so are y and the gradients.
+    """
+
+    num_features: int
+    eps: float
+    feature_dim: int = LAST  # of the class too: for layers that were pickled without one
+    is_pointwise: bool = False
+    """Does the layer take an input that is not contiguous as it is?"""
+    checks_itself: bool = False
+    """Does `normalise` look at its input's shape, once it knows the mask of the scope?"""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" not in cls.__dict__:
+            # torch.compile allows a piece of code so many compilations: each class gets code of
+            # its own, so that layers compiled one by one do not use up those of other classes.
+            cls.forward = _own_code(cls.forward, cls)  # type: ignore[method-assign]
+
+    def __init__(
+        self, num_features: int | tuple[int, ...], eps: float, feature_dim: int = LAST
+    ) -> None:
+        super().__init__()
+        self.num_features = feature_count(num_features)
+        self.eps = check_number("eps", eps, above=0)
+        self.feature_dim = check_feature_dim(feature_dim)
+
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
+        """Normalise over `feature_dim`; see the class."""
+        call = Call(x, padding_mask, residual)
+        is_last = self.feature_dim == LAST
+        if not (is_last and self.checks_itself):
+            self.check_input(x, padding_mask, residual)
+        if is_last:
+            return self.normalise(call)
+        return over_dimension(self.normalise, call, self.feature_dim, self.is_pointwise)
+
+    @abstractmethod
+    def normalise(self, call: Call) -> Normalised:
+        """The layer's work: normalise (..., C), whatever `feature_dim` is."""
+
+    @property
+    def is_static(self) -> bool:
+        """Is the layer in evaluation an affine map per feature, which can be folded away?"""
+        return False
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """(a, c) with `y = a ⊙ x + c` in evaluation, each (C,) in float64.
+
+        Raises:
+            InputError: the layer is not static.
+        """
+        raise InputError(
+            f"{type(self).__name__} depends on each token in evaluation: it is no affine map per "
+            "feature and cannot be folded"
+        )
+
+    def check_input(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None = None
+    ) -> None:
+        """Raise an InputError unless input, mask and residual of a forward fit the layer."""
+        dim = self.feature_dim
+        ndim = x.ndim
+        if not -ndim <= dim < ndim or x.shape[dim] != self.num_features:
+            where = "the last dimension" if dim == LAST else f"dimension {dim} (feature_dim)"
+            raise InputError(
+                f"{type(self).__name__} was built for {self.num_features} features in {where}, "
+                f"got an input of shape {tuple(x.shape)}{self._advice(x)}"
+            )
+        if not x.is_floating_point():
+            raise InputError(
+                f"{type(self).__name__} got an input of dtype {x.dtype}, expected a floating "
+                "point type: convert with x.float()"
+            )
+        if padding_mask is not None:
+            check_padding_mask(padding_mask, x, dim)
+        if residual is None:
+            return
+        if residual.shape != x.shape or not residual.is_floating_point():
+            raise InputError(
+                f"residual has shape {tuple(residual.shape)} and dtype {residual.dtype}, expected "
+                f"the input's shape {tuple(x.shape)} and a floating point type"
+            )
+
+    def _advice(self, x: Tensor) -> str:
+        """Which feature_dim would fit an input, where only one would."""
+        fitting = [dim for dim, size in enumerate(x.shape) if size == self.num_features]
+        if len(fitting) != 1:
+            return ""
+        dim = LAST if fitting[0] == x.ndim - 1 else fitting[0]
+        return f": build the layer with feature_dim={dim} for it"
+
+    def extra_repr(self) -> str:
+        """Features and their dimension."""
+        dim = "" if self.feature_dim == LAST else f", feature_dim={self.feature_dim}"
+        return f"{self.num_features}{dim}"
+
+
+def _own_code(forward: Any, owner: type) -> Any:
+    """A forward that differs from another in its identity alone."""
+    code = forward.__code__.replace(co_qualname=f"{owner.__qualname__}.forward")
+    copied = FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__)
+    return update_wrapper(copied, forward)
+
+
+class AffineNorm(Norm):
+    """A norm with learned γ (`weight`) and β (`bias`), each (C,), or neither."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        eps: float,
+        affine: bool,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        feature_dim: int = LAST,
+    ) -> None:
+        super().__init__(num_features, eps, feature_dim)
+        check_flag("affine", affine)
+        shape = (self.num_features,)
+        if affine:
+            self.weight = nn.Parameter(torch.ones(shape, device=device, dtype=dtype))
+        else:
+            self.register_parameter("weight", None)
+        if affine and bias:
+            self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+
+    def scale_and_shift(self, y: Tensor) -> Tensor:
+        """γ ⊙ y + β in the type of y; y itself without γ and β."""
+        if self.weight is None:
+            return y
+        return scale_and_shift(y.to(accumulation_dtype(y)), self.weight, self.bias).to(y.dtype)
+
+    def reset_parameters(self) -> None:
+        """γ to 1, β to 0."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        """Features, eps and whether γ and β are learned."""
+        return f"{super().extra_repr()}, eps={self.eps}, affine={self.weight is not None}"
