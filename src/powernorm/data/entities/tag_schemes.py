@@ -1,0 +1,217 @@
+"""Entities as spans of words and as one tag a word, in the schemes that files use.
+
+A tag is `O`, outside of all entities, or a letter, a hyphen and the kind of the entity.
+
+| scheme | first word | words between | last word | only word |
+|---|---|---|---|---|
+| `bioes` | B | I | E | S |
+| `bmes` | B | M | E | S |
+| `iob2` | B | I | I | B |
+| `iob1` | I; B right after another entity of the same kind | I | I | as the first |
+| `iob` | B, or I where nothing of its kind goes on | I | I | as the first |
+
+In reading, `bioes` and `bmes` are one scheme, and BILOU (L for E, U for S) is the same with other
+letters. `iob` is how the CoNLL evaluation reads what does not fit the others; it is written as
+`iob2`.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
+
+Scheme = Literal["bioes", "bmes", "iob2", "iob1", "iob"]
+
+OUTSIDE: Final = "O"
+TAG: Final = re.compile(r"O|[BIMELSU]-\S+")
+"""Every tag of every scheme."""
+BOUNDARY_LETTERS: Final = frozenset("MELSU")
+"""Those that only the schemes with ends of entities have."""
+LETTERS: Final = ("B", "I", "E", "S")
+"""Of the scheme that taggers are trained in, in the order of the tags of a kind."""
+_READ_AS: Final = {"M": "I", "L": "E", "U": "S"}
+_WRITTEN: Final[dict[Scheme, tuple[str, str, str, str]]] = {
+    "bioes": ("B", "I", "E", "S"),
+    "bmes": ("B", "M", "E", "S"),
+    "iob2": ("B", "I", "I", "B"),
+    "iob1": ("I", "I", "I", "I"),
+    "iob": ("B", "I", "I", "B"),
+}
+
+
+class Span(NamedTuple):
+    """An entity: the words from `start` to before `end`, counted from 0."""
+
+    kind: str
+    start: int
+    end: int
+
+
+class IllegalTagError(ValueError):
+    """A tag that cannot stand where it stands.
+
+    Args:
+        position: of the tag in its sentence, counted from 0; the sentence's length where the end
+            of the sentence is what does not fit.
+        expected: what could stand there.
+    """
+
+    def __init__(self, position: int, expected: str) -> None:
+        super().__init__(expected)
+        self.position = position
+        self.expected = expected
+
+
+class Transitions(NamedTuple):
+    """Which tags may follow which, by the order of `tag_names`."""
+
+    starts: tuple[bool, ...]
+    """Whether a sentence may begin with a tag."""
+    follows: tuple[tuple[bool, ...], ...]
+    """Whether after the tag of the row that of the column may stand."""
+    ends: tuple[bool, ...]
+    """Whether a sentence may end with a tag."""
+
+
+def tag_names(kinds: Iterable[str]) -> list[str]:
+    """Return the tags of the scheme that taggers are trained in: `O`, then B, I, E, S of each kind.
+
+    >>> tag_names(["LOC"])
+    ['O', 'B-LOC', 'I-LOC', 'E-LOC', 'S-LOC']
+    """
+    return [OUTSIDE, *(f"{letter}-{kind}" for kind in kinds for letter in LETTERS)]
+
+
+def legal_transitions(num_tags: int) -> Transitions:
+    """Return which of the tags of `tag_names` may follow which.
+
+    Args:
+        num_tags: 1 + 4 · number of kinds.
+    """
+    is_inner = [_letter(tag) in ("B", "I") for tag in range(num_tags)]
+    goes_on = [_letter(tag) in ("I", "E") for tag in range(num_tags)]
+    return Transitions(
+        starts=tuple(not inside for inside in goes_on),
+        follows=tuple(
+            tuple(
+                is_inner[before] == goes_on[tag]
+                and (not goes_on[tag] or _kind(before) == _kind(tag))
+                for tag in range(num_tags)
+            )
+            for before in range(num_tags)
+        ),
+        ends=tuple(not inside for inside in is_inner),
+    )
+
+
+def _letter(tag: int) -> str:
+    return LETTERS[(tag - 1) % len(LETTERS)] if tag else OUTSIDE
+
+
+def _kind(tag: int) -> int:
+    return (tag - 1) // len(LETTERS) if tag else -1
+
+
+def tags_of(spans: Iterable[Span], length: int, scheme: Scheme = "bioes") -> list[str]:
+    """Write entities as tags.
+
+    Args:
+        spans: they do not overlap.
+        length: of the sentence, in words.
+        scheme: of the tags.
+
+    >>> tags_of([Span("LOC", 1, 3), Span("PER", 3, 4)], 5)
+    ['O', 'B-LOC', 'E-LOC', 'S-PER', 'O']
+    """
+    first, inner, last, single = _WRITTEN[scheme]
+    tags = [OUTSIDE] * length
+    before: Span | None = None
+    for span in sorted(spans, key=lambda item: item.start):
+        kind, start, end = span
+        tags[start:end] = [f"{inner}-{kind}"] * (end - start)
+        touches = before is not None and (before.kind, before.end) == (kind, start)
+        if scheme == "iob1":
+            tags[start] = f"{'B' if touches else first}-{kind}"
+        elif end - start == 1:
+            tags[start] = f"{single}-{kind}"
+        else:
+            tags[start], tags[end - 1] = f"{first}-{kind}", f"{last}-{kind}"
+        before = span
+    return tags
+
+
+def spans_of(tags: Sequence[str], scheme: Scheme = "bioes") -> list[Span]:
+    """Read entities from tags.
+
+    A sentence of the schemes with ends may begin inside an entity: some files cut long sentences
+    and leave the rest of an entity at the start of a piece. That rest is an entity, too.
+
+    Args:
+        tags: of a sentence, each of the form `TAG`.
+        scheme: of the tags.
+
+    Raises:
+        IllegalTagError: a tag cannot stand after the one before it.
+    """
+    if scheme == "bioes" or scheme == "bmes":
+        return _bioes(tags)
+    return _iob2(tags) if scheme == "iob2" else _iob1(tags, any_b=scheme == "iob")
+
+
+def _iob1(tags: Sequence[str], *, any_b: bool) -> list[Span]:
+    spans: list[Span] = []
+    for position, (letter, kind) in enumerate(map(_parts, tags)):
+        if letter == OUTSIDE:
+            continue
+        touches = bool(spans) and (spans[-1].kind, spans[-1].end) == (kind, position)
+        if letter == "B" and not (touches or any_b):
+            raise IllegalTagError(position, f"I-{kind}, as no entity of that kind ends before it")
+        if letter == "I" and touches:
+            spans[-1] = spans[-1]._replace(end=position + 1)
+        else:
+            spans.append(Span(kind, position, position + 1))
+    return spans
+
+
+def _iob2(tags: Sequence[str]) -> list[Span]:
+    spans: list[Span] = []
+    for position, (letter, kind) in enumerate(map(_parts, tags)):
+        if letter == "B":
+            spans.append(Span(kind, position, position + 1))
+        elif letter == "I":
+            if not spans or (spans[-1].kind, spans[-1].end) != (kind, position):
+                raise IllegalTagError(position, f"B-{kind}, as no entity of that kind is open")
+            spans[-1] = spans[-1]._replace(end=position + 1)
+    return spans
+
+
+def _bioes(tags: Sequence[str]) -> list[Span]:
+    spans: list[Span] = []
+    open_kind: str | None = None
+    start = 0
+    for position, (letter, kind) in enumerate(map(_parts, tags)):
+        if letter in ("I", "E"):
+            if position == 0:
+                open_kind, start = kind, 0
+            if open_kind != kind:
+                raise IllegalTagError(position, _expected(open_kind))
+        elif open_kind is not None:
+            raise IllegalTagError(position, _expected(open_kind))
+        if letter == "B":
+            open_kind, start = kind, position
+        elif letter in ("E", "S"):
+            spans.append(Span(kind, start if letter == "E" else position, position + 1))
+            open_kind = None
+    if open_kind is not None:
+        raise IllegalTagError(len(tags), _expected(open_kind))
+    return spans
+
+
+def _parts(tag: str) -> tuple[str, str]:
+    """Return letter and kind, the letter as `bioes` has it."""
+    return _READ_AS.get(tag[0], tag[0]), tag[2:]
+
+
+def _expected(open_kind: str | None) -> str:
+    if open_kind is None:
+        return "O, B or S, as no entity is open"
+    return f"the middle (I, M) or the end (E, L) of the entity of kind {open_kind} that is open"

@@ -1,0 +1,207 @@
+"""A tagger of named entities: a Transformer encoder with directional attention and a CRF."""
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.models.character_features import CharacterFeatures
+from powernorm.models.choices import Activation, Initialisation, Placement
+from powernorm.models.directional_attention import DirectionalAttention
+from powernorm.models.dropout import Dropout
+from powernorm.models.initialisation import initialise
+from powernorm.models.layers import FeedForward, NormFactory, Residual
+from powernorm.models.norm_places import norms_by_layer
+from powernorm.models.tag_sequences import TagSequences
+
+
+class DirectionalLayer(nn.Module):
+    """Directional attention and feed-forward network, each in its residual frame.
+
+    Args:
+        num_features: size of the features.
+        num_heads: heads of the attention.
+        feedforward_features: size inside the feed-forward network.
+        norm: makes the norms.
+        placement: where the norms stand.
+        activation: of the feed-forward network.
+        dropout: after both sub-layers, in training.
+        attention_dropout: of the attention weights, in training.
+        activation_dropout: after the activation, in training; None is `dropout`.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_heads: int,
+        feedforward_features: int,
+        norm: NormFactory,
+        *,
+        placement: Placement = "post",
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention = DirectionalAttention(num_features, num_heads, dropout=attention_dropout)
+        self.attention_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
+        self.feedforward = FeedForward(
+            num_features,
+            feedforward_features,
+            activation=activation,
+            dropout=dropout if activation_dropout is None else activation_dropout,
+        )
+        self.feedforward_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return the layer's output, (batch, length, features)."""
+
+        def attend(inner: Tensor) -> Tensor:
+            attended: Tensor = self.attention(inner, padding_mask)
+            return attended
+
+        x = self.attention_frame(x, attend, padding_mask)
+        y: Tensor = self.feedforward_frame(x, self.feedforward, padding_mask)
+        return y
+
+
+class EntityTagger(nn.Module):
+    """Says the tag of every word (TENER, Yan et al. 2019).
+
+    Embeddings of the words and, where there are any, features of their characters; a linear map to
+    the width of the encoder; its layers; scores of the tags, over which a conditional random field
+    stands. With placement `pre` one more norm follows the last layer.
+
+    Args:
+        num_words: number of ids of words; 0 is padding.
+        tags: the conditional random field, which knows the number of tags.
+        norm: makes every norm of the model, or of its lowest layers.
+        num_features: width of the encoder.
+        num_layers: number of layers.
+        num_heads: heads of each attention.
+        feedforward_features: size inside the feed-forward networks.
+        placement: where the norms stand.
+        activation: of the feed-forward networks.
+        dropout: in the layers, in training.
+        attention_dropout: of the attention weights, in training.
+        activation_dropout: after the activation, in training; None is `dropout`.
+        embedding_features: size of a word's embedding; None is `num_features`.
+        embedding_dropout: of embeddings of words and characters; None is `dropout`.
+        output_dropout: before the scores, in training.
+        num_characters: number of ids of characters; 0 is padding.
+        character_features: made of a word's characters; 0 leaves them out.
+        initialisation: of the linear maps.
+        seed: of the initial weights, which are the same for every norm.
+        num_norm_layers: lowest layers whose norms are made by `norm`; None is all of them. The
+            final norm belongs to the highest layer.
+        upper_norm: makes the norms above these layers.
+
+    Shape:
+        - tokens: int64, (batch, length): ids of words
+        - characters: int64, (batch, length, characters of the longest word)
+        - padding_mask: bool, (batch, length), True = padding, at the end of a row
+        - output: scores, (batch, length, tags)
+
+    Raises:
+        InputError: `num_heads` does not divide `num_features` into heads of an even size.
+    """
+
+    def __init__(
+        self,
+        num_words: int,
+        tags: TagSequences,
+        norm: NormFactory,
+        *,
+        num_features: int = 128,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        feedforward_features: int = 256,
+        placement: Placement = "post",
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float | None = None,
+        embedding_features: int | None = None,
+        embedding_dropout: float | None = None,
+        output_dropout: float = 0.0,
+        num_characters: int = 0,
+        character_features: int = 0,
+        initialisation: Initialisation = "xavier",
+        seed: int = 0,
+        num_norm_layers: int | None = None,
+        upper_norm: NormFactory | None = None,
+    ) -> None:
+        super().__init__()
+        norms = norms_by_layer(norm, num_layers, num_norm_layers, upper_norm)
+        embedding_features = embedding_features or num_features
+        dropped = dropout if embedding_dropout is None else embedding_dropout
+        self.embedding = nn.Embedding(num_words, embedding_features)
+        self.embedding_dropout = Dropout(dropped)
+        self.characters = (
+            CharacterFeatures(num_characters, character_features, dropout=dropped)
+            if character_features
+            else None
+        )
+        self.projection = nn.Linear(embedding_features + character_features, num_features)
+        self.layers = nn.ModuleList(
+            DirectionalLayer(
+                num_features,
+                num_heads,
+                feedforward_features,
+                layer_norm,
+                placement=placement,
+                activation=activation,
+                dropout=dropout,
+                attention_dropout=attention_dropout,
+                activation_dropout=activation_dropout,
+            )
+            for layer_norm in norms
+        )
+        self.final_norm = norms[-1](num_features) if placement == "pre" else None
+        self.output_dropout = Dropout(output_dropout)
+        self.head = nn.Linear(num_features, tags.crf.num_tags)
+        self.tags = tags
+        generator = initialise(self, seed, initialisation)
+        for module in self.modules():
+            if isinstance(module, DirectionalAttention | TagSequences):
+                module.initialise(generator)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        characters: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the scores of the tags of every word, as `nll` and `decode` take them."""
+        features = self.features(tokens, characters, padding_mask)
+        scores: Tensor = self.head(self.output_dropout(features))
+        return scores
+
+    def features(
+        self,
+        tokens: Tensor,
+        characters: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the scores are made from, (batch, length, num_features)."""
+        x: Tensor = self.embedding_dropout(self.embedding(tokens))
+        if self.characters is not None and characters is not None:
+            x = torch.cat((x, self.characters(characters)), dim=-1)
+        x = self.projection(x)
+        for layer in self.layers:
+            x = layer(x, padding_mask)
+        if self.final_norm is not None:
+            x = self.final_norm(x, padding_mask)
+        return x
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the summed negative log-likelihood of the tags of all sentences, 0-d.
+
+        Args:
+            outputs: scores of `forward`.
+            targets: int64, (batch, length): ids of tags; -100 at padding, at the end of a row.
+        """
+        return self.tags.nll(outputs, targets)
+
+    def decode(self, outputs: Tensor, padding_mask: Tensor | None = None) -> list[list[int]]:
+        """Return the most probable ids of tags of every sentence, padding left out."""
+        return self.tags.decode(outputs, padding_mask)
