@@ -1,5 +1,6 @@
 """`powernorm recipes` as a subprocess, as a user starts it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ def test_all_recipes_are_listed_and_fit_a_terminal(tmp_path: Path) -> None:
         assert set(presets) <= set(first_words)
     assert set(STUDIES) <= set(first_words)
     # Every number of files is explained, and every explanation has its row.
-    used = {line.split("files ")[1][0] for line in lines if "files " in line[1:]}
-    explained = {line[6] for line in lines if line.startswith("files ")}
-    assert used == explained == {"1", "2", "3", "4", "5"}
+    used = {found[1] for line in lines if (found := re.search(r"(?<=.)\bfiles (\d+)\b", line))}
+    explained = {found[1] for line in lines if (found := re.match(r"files (\d+): ", line))}
+    assert used == explained == {str(number + 1) for number in range(len(explained))}
     assert "prepare-iwslt14.sh" in outcome.out
 
 

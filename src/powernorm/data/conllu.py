@@ -1,8 +1,12 @@
-"""The CoNLL-U format of Universal Dependencies: a word a line, ten columns between tabs."""
+"""The CoNLL-U format of Universal Dependencies: a word a line, ten columns between tabs.
+
+CoNLL-X, the shared task's of 2006, reads alike: its CPOSTAG and POSTAG stand where CoNLL-U has UPOS
+and XPOS, and it has neither comments nor contractions.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from powernorm.errors import InputError
@@ -20,11 +24,13 @@ COLUMNS: Final = (
     "MISC",
 )
 UNSPECIFIED: Final = "_"
-_ID, _FORM, _LEMMA, _UPOS, _HEAD, _DEPREL = (
-    COLUMNS.index(name) for name in ("ID", "FORM", "LEMMA", "UPOS", "HEAD", "DEPREL")
+_ID, _FORM, _LEMMA, _UPOS, _XPOS, HEAD, DEPREL = (
+    COLUMNS.index(name) for name in ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "HEAD", "DEPREL")
 )
 _NO_WORD: Final = re.compile(r"\d+[-.]\d+")
 """`9-10` is a contraction, whose parts follow as words; `8.1` is an empty node."""
+
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
 
 _Line = tuple[int, str]
 
@@ -40,6 +46,8 @@ class Word(NamedTuple):
     """Number of the word that governs it, counted from 1; 0 is the root, None not annotated."""
     relation: str
     """To the head."""
+    fine_tag: str = UNSPECIFIED
+    """The language's own part of speech, such as Penn Treebank's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,10 @@ class Sentence:
     words: tuple[Word, ...]
     comments: Mapping[str, str]
     """Of the lines `# key = value`, such as `sent_id` and `text`."""
+    source: str = field(default="", compare=False)
+    """Name of the file."""
+    lines: tuple[int, ...] = field(default=(), compare=False)
+    """Where in the file the words stand, counted from 1."""
 
 
 def parse_conllu(text: str, source: str) -> list[Sentence]:
@@ -97,11 +109,11 @@ def _sentence(block: list[_Line], source: str) -> Sentence:
     for number, (position, word) in zip(numbers, enumerate(words, start=1), strict=True):
         if word.head is not None and (word.head > len(words) or word.head == position):
             expected = f"0 for the root or another of the sentence's {len(words)} words"
-            raise _damage(f"{source}, line {number}", _HEAD, str(word.head), expected)
+            raise damage(f"{source}, line {number}", HEAD, str(word.head), expected)
     if not words:
         number, _ = block[-1]
         raise InputError(f"{source}, line {number}: a sentence without words; expected some.")
-    return Sentence(tuple(words), comments)
+    return Sentence(tuple(words), comments, source, tuple(numbers))
 
 
 def _check_columns(columns: list[str], where: str) -> None:
@@ -111,26 +123,28 @@ def _check_columns(columns: list[str], where: str) -> None:
             f"({' '.join(COLUMNS)}) with tabs between them."
         )
     if "" in columns:
-        raise _damage(where, columns.index(""), "", f"a value, or {UNSPECIFIED} for none")
+        raise damage(where, columns.index(""), "", f"a value, or {UNSPECIFIED} for none")
 
 
 def _word(columns: list[str], position: int, where: str) -> Word:
     if columns[_ID] != str(position):
         expected = f"{position}, as the words of a sentence are counted from 1"
-        raise _damage(where, _ID, columns[_ID], expected)
-    head = columns[_HEAD]
-    if head != UNSPECIFIED and not (head.isascii() and head.isdigit()):
-        raise _damage(where, _HEAD, head, f"the number of a word, or {UNSPECIFIED}")
+        raise damage(where, _ID, columns[_ID], expected)
+    head = columns[HEAD]
+    if head != UNSPECIFIED and not _NUMBER.fullmatch(head):
+        raise damage(where, HEAD, head, f"the number of a word, or {UNSPECIFIED}")
     return Word(
         columns[_FORM],
         columns[_LEMMA],
         columns[_UPOS],
         None if head == UNSPECIFIED else int(head),
-        columns[_DEPREL],
+        columns[DEPREL],
+        columns[_XPOS],
     )
 
 
-def _damage(where: str, column: int, value: str, expected: str) -> InputError:
+def damage(where: str, column: int, value: str, expected: str) -> InputError:
+    """Return the error of a value in a column, counted from 0."""
     return InputError(
         f"{where}, column {column + 1} ({COLUMNS[column]}): {value!r}; expected {expected}."
     )

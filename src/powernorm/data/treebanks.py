@@ -1,4 +1,7 @@
-"""Treebanks in three splits: those that come with the package, and the user's CoNLL-U files."""
+"""Treebanks in three splits: those that come with the package, and the user's files.
+
+The files are CoNLL-U or CoNLL-X.
+"""
 
 import lzma
 import re
@@ -20,7 +23,7 @@ VALID_REMAINDER: Final = 8
 TEST_REMAINDER: Final = 9
 DEFAULT: Final = "petrogold"
 _OFFICIAL: Final = re.compile(
-    r"^(?:(?P<name>.+)[.-])?(?P<split>train|valid|dev|test)\.(?:conllu|conll)$"
+    r"^(?:(?P<name>.+)[.-])?(?P<split>train|valid|dev|test)\.(?:conllu|conllx|conll)$"
 )
 _FILE_SPLITS: Final[Mapping[str, Split]] = MappingProxyType(
     {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
@@ -55,8 +58,9 @@ def load_treebank(source: str | None) -> Treebank:
     - `petrogold`: Portuguese (PetroGold), split by document
     - `turkish`: Turkish, web and Wikipedia, split by sentence
     - a folder with `….train.conllu`, `….dev.conllu` and `….test.conllu` (or `-` for the dot, as
-      Universal Dependencies names its files, or `valid`), or the path of the first of them
-    - any other CoNLL-U file, split by sentence
+      Universal Dependencies names its files, or `valid`), or the path of the first of them; the
+      files may end in `.conllx` or `.conll`, too
+    - any other such file, split by sentence
 
     Of what is split here, of every ten groups the ninth is valid and the tenth test.
 
