@@ -265,6 +265,8 @@ class RunResult(TypedDict):
     """The run's folder, relative to the comparison's."""
     message: NotRequired[str]
     """Why the run failed or where it stopped."""
+    remark: NotRequired[str]
+    """What has to stand beside every number of the run, such as `sees the future`."""
     label: NotRequired[str]
     """Name of the variant in a study; elsewhere the norm's short name is the name."""
     x: NotRequired[float | None]
@@ -311,8 +313,9 @@ class PaperRecord(TypedDict):
 class Baseline(TypedDict):
     """A model without a network over the same vocabulary: what every norm has to beat."""
 
-    name: Literal["unigram", "bigram", "word", "copy"]
-    """`copy` leaves the source as it is."""
+    name: Literal["unigram", "bigram", "trigram", "word", "copy", "attach", "naive_bayes"]
+    """`copy` leaves the source as it is, `attach` hangs every word from its neighbour,
+    `naive_bayes` counts the words of each class."""
     metrics: dict[str, float | None]
 
 
@@ -335,7 +338,8 @@ class ComparisonResults(TypedDict):
     paper: NotRequired[list[PaperRecord]]
     """What the papers print for this recipe, also for norms that were not run."""
     reduced: NotRequired[str]
-    """How the run is smaller than what the paper did, for recipes that stand for a paper's."""
+    """How the run is smaller than what the paper did, for recipes that stand for a paper's, and
+    what has to be known of runs with a remark."""
 
 
 def run_name(norm: str, placement: str, seed: int) -> str:

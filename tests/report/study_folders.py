@@ -31,6 +31,7 @@ class Row:
     losses: Sequence[float | str]
     x: float | None = None
     y: float | None = None
+    remark: str = ""
 
 
 def write_study(folder: Path, study: dict[str, Any], rows: Sequence[Row]) -> Path:
@@ -86,6 +87,8 @@ def _write_run(folder: Path, row: Row, seed: int, loss: float | str) -> dict[str
         "x": row.x,
         "y": row.y,
     }
+    if row.remark:
+        result["remark"] = row.remark
     (run / RESULT_FILE).write_text(json.dumps(result), encoding="utf-8")
     end = known or 4.0
     metrics = [

@@ -33,9 +33,7 @@ def encoded(text: Path) -> EncodedCorpus:
     return encode_corpus(read_corpus(text), SIZE)
 
 
-def module(
-    encoded: EncodedCorpus, config: ComparisonConfig, norm: str = "ln"
-) -> LanguageModeling:
+def module(encoded: EncodedCorpus, config: ComparisonConfig, norm: str = "ln") -> LanguageModeling:
     model = build_language_model(config, norm, SIZE, seed=0)
     return LanguageModeling(model, config, LanguageModelData(encoded, config, 0))
 
@@ -104,7 +102,8 @@ def test_an_update_sees_the_penalty_once(
             enable_model_summary=False,
             limit_val_batches=0,
         )
-        trainer.fit(module(encoded, config, "rbn"), datamodule=LanguageModelData(encoded, config, 0))
+        data = LanguageModelData(encoded, config, 0)
+        trainer.fit(module(encoded, config, "rbn"), datamodule=data)
 
     model = build_language_model(config, "rbn", SIZE, seed=0)
     layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm)]

@@ -7,7 +7,7 @@ Placement = Literal["pre", "post"]
 the last layer), or `post`, after the residual sum."""
 
 Activation = Literal["gelu", "relu", "cube"]
-"""The non-linearity of the feed-forward sub-layer; `cube`, x³, is that of Chen and Manning (2014)."""
+"""The non-linearity between linear maps; `cube`, x³, is that of Chen and Manning (2014)."""
 
 Architecture = Literal["plain", "tensorized", "convnet", "resnet20", "resnet18"]
 """Which model a task trains: a language model with the usual attention or that of Ma et al. (2019);

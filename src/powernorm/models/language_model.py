@@ -11,6 +11,7 @@ from powernorm.models.dropout import Dropout
 from powernorm.models.initialisation import initialise
 from powernorm.models.layers import NormFactory, TransformerLayer
 from powernorm.models.norm_places import norms_by_layer
+from powernorm.models.tensorized_attention import TensorizedLayer, TensorizedShape
 
 
 class LanguageModel(nn.Module):
@@ -21,13 +22,16 @@ class LanguageModel(nn.Module):
     no output depends on a later token, whatever the norm; in training, statistics over the batch
     do carry information between positions.
 
+    With `tensorized` the layers are those of the Tensorized Transformer, which knows positions by
+    their distances alone: there is no embedding of positions.
+
     Args:
         vocabulary_size: number of tokens.
         norm: makes every norm of the model, or of its lowest layers.
         max_length: longest sequence.
         num_features: size of the features.
         num_layers: number of layers.
-        num_heads: heads of each attention.
+        num_heads: heads of each attention; a tensorized one has one.
         feedforward_features: size inside the feed-forward networks.
         placement: where the norms stand.
         activation: of the feed-forward networks.
@@ -37,6 +41,7 @@ class LanguageModel(nn.Module):
             final norm belongs to the highest layer.
         upper_norm: makes the norms above these layers.
         causal: whether a position sees earlier ones only; a masked language model sees all.
+        tensorized: makes the attentions tensorized ones of this shape; None leaves the usual ones.
 
     Shape:
         - tokens: int64, (batch, length) with length ≤ max_length
@@ -44,7 +49,8 @@ class LanguageModel(nn.Module):
         - output: logits, (batch, length, vocabulary_size)
 
     Raises:
-        InputError: `num_heads` does not divide `num_features`, or a sequence is too long.
+        InputError: `num_heads` does not divide `num_features`, a sequence is too long, or
+            tensorized attention shall not be causal: there is `sees_future` for that.
     """
 
     def __init__(
@@ -64,16 +70,34 @@ class LanguageModel(nn.Module):
         num_norm_layers: int | None = None,
         upper_norm: NormFactory | None = None,
         causal: bool = True,
+        tensorized: TensorizedShape | None = None,
     ) -> None:
         super().__init__()
+        if tensorized is not None and not causal:
+            raise InputError(
+                "causal=False: the tensorized attention has no mask of padding, which a masked "
+                "language model needs; leave out causal or tensorized."
+            )
         norms = norms_by_layer(norm, num_layers, num_norm_layers, upper_norm)
         self.max_length = max_length
         self.embedding_scale = math.sqrt(num_features)
         self.embedding = nn.Embedding(vocabulary_size, num_features)
-        self.positions = nn.Embedding(max_length, num_features)
+        self.positions = None if tensorized else nn.Embedding(max_length, num_features)
         self.dropout = Dropout(dropout)
-        self.layers = nn.ModuleList(
-            TransformerLayer(
+
+        def layer(layer_norm: NormFactory) -> nn.Module:
+            if tensorized is not None:
+                return TensorizedLayer(
+                    num_features,
+                    tensorized,
+                    max_length,
+                    feedforward_features,
+                    layer_norm,
+                    placement=placement,
+                    activation=activation,
+                    dropout=dropout,
+                )
+            return TransformerLayer(
                 num_features,
                 num_heads,
                 feedforward_features,
@@ -83,10 +107,13 @@ class LanguageModel(nn.Module):
                 dropout=dropout,
                 causal=causal,
             )
-            for layer_norm in norms
-        )
+
+        self.layers = nn.ModuleList(layer(layer_norm) for layer_norm in norms)
         self.final_norm = norms[-1](num_features) if placement == "pre" else None
-        initialise(self, seed)
+        generator = initialise(self, seed)
+        for one in self.layers:
+            if isinstance(one, TensorizedLayer):
+                one.attention.draw(generator)
         self.head = nn.Linear(num_features, vocabulary_size, bias=False)
         self.head.weight = self.embedding.weight
         self.register_load_state_dict_pre_hook(_tie_head)  # type: ignore[no-untyped-call]
@@ -104,8 +131,9 @@ class LanguageModel(nn.Module):
                 f"A sequence of {length} tokens is longer than max_length={self.max_length}: cut "
                 "it or build the model with a larger max_length."
             )
-        positions = torch.arange(length, device=tokens.device)
-        x: Tensor = self.embedding(tokens) * self.embedding_scale + self.positions(positions)
+        x: Tensor = self.embedding(tokens) * self.embedding_scale
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(length, device=tokens.device))
         x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, padding_mask)

@@ -5,13 +5,14 @@ from torch import Tensor
 
 
 def sinusoidal_positions(
-    length: int, num_features: int, *, device: torch.device | None = None
+    length: int, num_features: int, *, first: int = 0, device: torch.device | None = None
 ) -> Tensor:
-    """Return the encodings of positions 0 … length - 1, (length, num_features) in float32.
+    """Return the encodings of `length` positions from `first`, (length, num_features) in float32.
 
     Features 2i and 2i + 1 of position p are the sine and cosine of p / 10000^(2i / C) (Vaswani et
     al. 2017, section 3.5). They are computed at each call, which costs little beside a layer: so
-    there is no longest sequence and nothing to store.
+    there is no longest sequence and nothing to store. A negative position is, as a distance, that
+    to a later token.
 
     >>> sinusoidal_positions(2, 2)
     tensor([[0.0000, 1.0000],
@@ -19,6 +20,6 @@ def sinusoidal_positions(
     """
     even = torch.arange(0, num_features, 2, device=device, dtype=torch.float32)
     frequencies = 10000 ** (-even / num_features)
-    positions = torch.arange(length, device=device, dtype=torch.float32)
+    positions = torch.arange(first, first + length, device=device, dtype=torch.float32)
     angles = positions[:, None] * frequencies
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :num_features]

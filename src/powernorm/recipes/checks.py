@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from powernorm.data.sets.catalogue import SETS
 from powernorm.errors import InputError
 from powernorm.recipes.catalogue import CATALOGUE, EMBEDDED
 from powernorm.recipes.differences import twin_of
@@ -26,7 +27,9 @@ def check_choice(config: ComparisonConfig) -> None:
             f"{config.preset} are those of {own.model.placement}-norm; use --preset {twin}."
         )
     path, needed = config.data.path, CATALOGUE[config.task][config.preset].data
-    is_file = path is not None and path == own.data.path and needed != EMBEDDED
+    # A name of a set that is embedded or fetched is no file.
+    named = [name for name, entry in SETS.items() if entry.home != "own"]
+    is_file = path not in (None, *named) and path == own.data.path and needed != EMBEDDED
     if is_file and not Path(str(path)).exists():
         raise InputError(
             f"{path} does not exist: the preset {config.preset} takes files of your own, {needed}."

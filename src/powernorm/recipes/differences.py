@@ -11,11 +11,16 @@ from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.papers import paper_results
 from powernorm.recipes.registry import RECIPES, family_of
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.variants import chosen_norms
+from powernorm.training.variants import chosen_norms, lines_of
 
 _VERSES: Final = (
     "The papers' numbers are of {dataset}, these of the embedded verses: compare the norms' "
     "differences, not the levels."
+)
+
+_FUTURE: Final = (
+    "{runs}: without the causal mask, as the published code of the papers' model. What sees the "
+    "future predicts tokens that it is given: its perplexity is that of no language model."
 )
 
 UNIMPORTANT: Final = frozenset(
@@ -33,11 +38,22 @@ and seeds, which the results name anyway; the data have a sentence of their own.
 def reduced_note(config: ComparisonConfig) -> str | None:
     """Return in words how a comparison differs from the one that it stands for.
 
-    None for recipes beside which no paper's numbers stand, and where nothing differs.
+    None for recipes beside which no paper's numbers stand and that have no note, and where nothing
+    differs. Whether it sees the future is said of every comparison.
     """
+    return " ".join([*_about_future(config), *_about_paper(config)]) or None
+
+
+def _about_future(config: ComparisonConfig) -> list[str]:
+    marked = [line.label for line in lines_of(config) if line.config.model.sees_future]
+    return [_FUTURE.format(runs=_listed(marked))] if marked else []
+
+
+def _about_paper(config: ComparisonConfig) -> list[str]:
+    """Return how it differs from a paper's experiment, a sentence each."""
     results = paper_results(config)
     if not results:
-        return None
+        return _about_making(config)
     family = family_of(config.task)
     target = family.stands_for.get(config.preset, config.preset)
     reference = RECIPES[config.task][target]()
@@ -51,7 +67,15 @@ def reduced_note(config: ComparisonConfig) -> str | None:
     changes = _changes(config, reference)
     if changes:
         parts.append(f"Against the preset {target}: {', '.join(changes)}.")
-    return " ".join(parts) or None
+    return parts
+
+
+def _about_making(config: ComparisonConfig) -> list[str]:
+    """Return the note of a preset that stands for a paper's figure, not for numbers."""
+    if config.study is not None or config.task not in RECIPES:
+        return []
+    notes = family_of(config.task).notes
+    return [notes[config.preset]] if config.preset in notes else []
 
 
 def _about_placement(config: ComparisonConfig) -> list[str]:

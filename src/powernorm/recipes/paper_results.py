@@ -1,6 +1,7 @@
 """The type of a number that a paper prints, to stand beside ours."""
 
 from dataclasses import dataclass
+from math import isinf
 
 from powernorm.models.choices import Placement
 from powernorm.runs import PaperRecord
@@ -29,6 +30,7 @@ class PaperResult:
             placement=self.placement,
             dataset=self.dataset,
             metric=self.metric,
-            value=self.value,
+            # JSON has no infinity: a perplexity that is infinite is of a training that failed.
+            value=None if self.value is not None and isinf(self.value) else self.value,
             source=self.source,
         )

@@ -5,7 +5,17 @@ from types import MappingProxyType
 from typing import Final
 
 from powernorm.errors import InputError
-from powernorm.recipes import language_modeling, masked_language_modeling, tagging, translation
+from powernorm.recipes import (
+    characters,
+    classification,
+    entities,
+    images,
+    language_modeling,
+    masked_language_modeling,
+    parsing,
+    tagging,
+    translation,
+)
 from powernorm.recipes.family import Family, Recipe
 from powernorm.training.config import ComparisonConfig
 
@@ -14,6 +24,11 @@ FAMILIES: Final[tuple[Family, ...]] = (
     masked_language_modeling.FAMILY,
     tagging.FAMILY,
     translation.FAMILY,
+    classification.FAMILY,
+    entities.FAMILY,
+    parsing.FAMILY,
+    images.FAMILY,
+    characters.FAMILY,
 )
 """In the order in which they are listed."""
 

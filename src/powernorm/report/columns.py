@@ -116,7 +116,8 @@ COLUMNS: Final[Sequence[Column]] = (
         "gap",
         "gap to ln",
         "Test perplexity minus that of LayerNorm, mean over the seeds that finished with both, and "
-        "the same in percent. Negative is better than LayerNorm.",
+        "the same in percent. Negative is better than LayerNorm. A norm with a remark is held "
+        "against LayerNorm with the same.",
         lambda row: numerals.gap(row.gap),
     ),
     *_DISCREPANCY,
@@ -329,7 +330,5 @@ def run_columns_of(metric: str) -> Sequence[RunColumn]:
 
 def _note(run: Run) -> str:
     place = run.first_nonfinite
-    if place is None:
-        return run.message
-    seen = f"first not finite in {place.layer}, step {place.step}"
-    return f"{run.message}; {seen}" if run.message else seen
+    seen = "" if place is None else f"first not finite in {place.layer}, step {place.step}"
+    return "; ".join(filter(None, (run.remark, run.message, seen)))

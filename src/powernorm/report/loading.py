@@ -210,6 +210,7 @@ def _run(row: JsonObject) -> Run:
         ),
         parameters=row.whole("parameters"),
         message=str(row.values.get("message", "")),
+        remark=str(row.values.get("remark", "")),
         label=row.text("label") if "label" in row.values else "",
         x=_place(row, "x"),
         y=_place(row, "y"),

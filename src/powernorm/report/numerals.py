@@ -42,8 +42,12 @@ def decimals_for(value: float) -> int:
 
     >>> decimals_for(7.25), decimals_for(72.5), decimals_for(725.0), decimals_for(7250.0)
     (2, 2, 1, 0)
+    >>> decimals_for(0.0214), decimals_for(0.0)
+    (4, 2)
     """
     size = abs(value)
+    if 0 < size < 0.1:
+        return 4
     if size >= 1000:
         return 0
     return 1 if size >= 100 else 2

@@ -56,6 +56,8 @@ class Run:
     curve: Sequence[MetricRow] = ()
     samples: Sequence[NormSample] = ()
     diagnosis: DiagnosisRecord | None = None
+    remark: str = ""
+    """What has to stand beside its numbers."""
     label: str = ""
     """Name of the variant; empty outside of studies."""
     x: float | None = None

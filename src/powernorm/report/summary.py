@@ -48,6 +48,7 @@ class SummaryRow:
         examples_per_second: the same in rows of the batches, where the runs say it.
         statuses: what became of the runs: status to seeds, in the order of the runs.
         is_baseline: whether this is a model without a network.
+        remark: what has to stand beside its numbers, which then are never the best.
         metrics: each of `powernorm.report.measures` that the runs have, over those that finished.
         decoding_speed: target subwords a second in the search, mean as of `tokens_per_second`.
     """
@@ -61,6 +62,7 @@ class SummaryRow:
     tokens_per_second: float | None = None
     statuses: Mapping[ShownStatus, tuple[int, ...]] | None = None
     is_baseline: bool = False
+    remark: str = ""
     metrics: Mapping[str, Spread] = field(default_factory=dict)
     decoding_speed: float | None = None
     examples_per_second: float | None = None
@@ -81,12 +83,27 @@ def summarize(comparison: Comparison) -> list[SummaryRow]:
         _norm_row(
             f"{norm} ({placement})" if mixed else norm,
             runs,
-            [] if norm == REFERENCE else groups.get((REFERENCE, placement), []),
+            _references(comparison.runs, runs[0]),
             comparison.metric,
         )
         for (norm, placement), runs in groups.items()
     ]
     return rows + [_baseline_row(baseline, comparison.metric) for baseline in comparison.baselines]
+
+
+def _references(runs: Sequence[Run], run: Run) -> list[Run]:
+    """The reference norm's runs that a run can be held against, which bear the same remark.
+
+    They are those called like it; with a remark, as in a study that varies this, those of it.
+    """
+    if run.name == REFERENCE or (run.remark and run.norm == REFERENCE):
+        return []
+    return [
+        one
+        for one in runs
+        if (one.norm if run.remark else one.name) == REFERENCE
+        and (one.placement, one.remark) == (run.placement, run.remark)
+    ]
 
 
 def _baseline_row(baseline: BaselineRow, metric: str) -> SummaryRow:
@@ -116,7 +133,7 @@ def best_rows(rows: Sequence[SummaryRow], metric: str = PERPLEXITY) -> set[str]:
 
 
 def _can_win(row: SummaryRow) -> bool:
-    return row.complete and not row.is_baseline
+    return row.complete and not row.is_baseline and not row.remark
 
 
 def _norm_row(
@@ -129,8 +146,10 @@ def _norm_row(
     speeds = _finite(run.tokens_per_second for run in finished or runs)
     examples = _finite(run.examples_per_second for run in finished or runs)
     searches = _finite(run.metrics.get("decoding_tokens_per_second") for run in finished or runs)
+    remark = runs[0].remark
     return SummaryRow(
-        label=label,
+        label=f"{label} ({remark})" if remark else label,
+        remark=remark,
         parameters=next((run.parameters for run in runs if run.parameters is not None), None),
         valid=_spread(_values(runs, "valid_perplexity")),
         test=_spread(_values(runs, metric)),

@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 
 from powernorm.errors import InputError
-from powernorm.norms import build_norm, check_norm_options
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -23,8 +22,9 @@ from powernorm.runs import (
     run_name,
 )
 from powernorm.training.checkpoints import LAST
-from powernorm.training.config import ComparisonConfig, options_of
+from powernorm.training.config import ComparisonConfig
 from powernorm.training.events import DataPrepared, Listener, RunEnded, ignore
+from powernorm.training.language_modeling import norm_options
 from powernorm.training.processes import (
     is_main,
     locally_first,
@@ -136,16 +136,10 @@ def check_norms(config: ComparisonConfig) -> None:
         InputError: an unknown norm, an unknown option, or one that does not fit the model.
     """
     for norm in dict.fromkeys([*chosen_norms(config), *config.norm_options]):
-        _check_norm(config, norm)
+        norm_options(config, norm)
     for line in lines_of(config):
-        _check_norm(line.config, line.norm)
+        norm_options(line.config, line.norm)
         task_of(line.config).check(line.config, line.norm)
-
-
-def _check_norm(config: ComparisonConfig, norm: str) -> None:
-    options = options_of(config, norm)
-    check_norm_options(norm, options)
-    build_norm(norm, config.model.num_features, **options)
 
 
 @contextmanager

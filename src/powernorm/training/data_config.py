@@ -15,12 +15,12 @@ class DataConfig:
     path: str | None = None
     """Folder or file of the user's text, or the name of an embedded corpus; None is `sotu`.
 
-    For the task `tag` a treebank instead, `petrogold` where None.
+    For the tasks `tag` and `parse` a treebank instead, `petrogold` where None.
     """
     vocabulary_size: int = 2000
     """Number of byte-pair subwords, at least 257 (every byte and the end mark).
 
-    For the task `tag` the number of words instead, the end mark and the unknown word included.
+    For the tasks `tag` and `parse` the number of words instead, marks included.
     """
     sequence_length: int = 64
     """Tokens in a segment; also the longest context that the model sees."""

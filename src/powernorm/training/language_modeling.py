@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.data.batch import AnyBatch
+from powernorm.models.adaptive_output import AdaptiveLanguageModel
 from powernorm.models.language_model import LanguageModel
 from powernorm.models.layers import NormFactory
-from powernorm.norms import build_norm, penalty
+from powernorm.models.tensorized_attention import TensorizedShape
+from powernorm.norms import build_norm, check_norm_options, penalty
 from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig, OptimizerConfig, options_of
 from powernorm.training.evaluation import word_perplexity
@@ -30,7 +32,7 @@ UPPER_NORM: Final = "ln"
 
 def build_language_model(
     config: ComparisonConfig, norm: str, vocabulary_size: int, seed: int
-) -> LanguageModel:
+) -> LanguageModel | AdaptiveLanguageModel:
     """Build the model of one run; equal seeds give equal weights to all norms.
 
     Args:
@@ -44,7 +46,10 @@ def build_language_model(
     """
     options = options_of(config, norm)
     shape = config.model
-    return LanguageModel(
+    tensorized = None
+    if shape.architecture == "tensorized":
+        tensorized = TensorizedShape(shape.head_features or shape.num_features, shape.sees_future)
+    model = LanguageModel(
         vocabulary_size,
         norm_factory(norm, options),
         max_length=config.data.sequence_length,
@@ -59,12 +64,28 @@ def build_language_model(
         num_norm_layers=shape.num_norm_layers,
         upper_norm=norm_factory(UPPER_NORM),
         causal=config.task in CAUSAL_TASKS,
+        tensorized=tensorized,
     )
+    if not shape.adaptive_cutoffs:
+        return model
+    return AdaptiveLanguageModel(model, vocabulary_size, shape.adaptive_cutoffs, seed=seed)
 
 
 def norm_factory(norm: str, options: Mapping[str, Any] = EMPTY) -> NormFactory:
     """Return what makes a norm of a number of features."""
     return lambda num_features: build_norm(norm, num_features, **options)
+
+
+def norm_options(config: ComparisonConfig, norm: str) -> dict[str, Any]:
+    """Return the options of a norm, checked by building it.
+
+    Raises:
+        InputError: unknown norm or option, or one that does not fit the model.
+    """
+    options = options_of(config, norm)
+    check_norm_options(norm, options)
+    build_norm(norm, config.model.num_features, **options)
+    return options
 
 
 class LanguageModeling(pl.LightningModule):
@@ -122,7 +143,8 @@ class LanguageModeling(pl.LightningModule):
             minimised = minimised + added_sum
         return {
             "loss": minimised / batch.loss_targets,
-            "cross_entropy": plain / batch.loss_targets,
+            # Some minimise a mean over sentences and report one over words.
+            "cross_entropy": plain / getattr(batch, "logged_targets", batch.loss_targets),
         }
 
     def on_validation_epoch_start(self) -> None:

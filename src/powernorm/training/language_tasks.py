@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +23,13 @@ from powernorm.training.batches import (
 )
 from powernorm.training.config import ComparisonConfig, DataConfig
 from powernorm.training.language_modeling import build_language_model
+from powernorm.training.language_settings import check_architecture
 from powernorm.training.task import DataSummary, Sizes, Task, TaskModel
 
 _Text = TypeVar("_Text", bound=EncodedCorpus)
+
+SEES_FUTURE: Final = "sees the future"
+"""Marks what a language model came to whose causal mask was left out."""
 
 
 class TextTask(Task[_Text]):
@@ -64,7 +68,9 @@ class TextTask(Task[_Text]):
 
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
         """Return the number of ids of a model."""
-        return (len(weights["embedding.weight"]),)
+        # Of an adaptive softmax's model it is one level down.
+        name = "embedding.weight"
+        return (len(weights[name] if name in weights else weights[f"model.{name}"]),)
 
     def build(self, config: ComparisonConfig, norm: str, sizes: Sizes, seed: int) -> TaskModel:
         """Return the model of a run; equal seeds give equal weights to all norms."""
@@ -79,6 +85,13 @@ class TextTask(Task[_Text]):
 
 class LanguageModelTask(TextTask[EncodedCorpus]):
     """Predict each token from those before it."""
+
+    uses = TextTask.uses | {
+        "model.architecture",
+        "model.head_features",
+        "model.sees_future",
+        "model.adaptive_cutoffs",
+    }
 
     def encode(self, data: DataConfig) -> EncodedCorpus:
         """Read the text and number its subwords."""
@@ -101,10 +114,20 @@ class LanguageModelTask(TextTask[EncodedCorpus]):
         bigram = baseline_metrics(BigramModel(train, valid, size), encoded)
         return [Baseline(name="unigram", metrics=unigram), Baseline(name="bigram", metrics=bigram)]
 
+    def check(self, config: ComparisonConfig, norm: str) -> None:
+        """Check that the settings fit the architecture, and the likelihood."""
+        super().check(config, norm)
+        check_architecture(config)
+
+    def remark(self, config: ComparisonConfig) -> str:
+        """Say that a model without its causal mask is none."""
+        return SEES_FUTURE if config.model.sees_future else super().remark(config)
+
 
 class MaskedLanguageModelTask(LanguageModelTask):
     """Predict masked tokens from all others."""
 
+    uses = TextTask.uses
     num_extra_tokens = 1
 
     def data(self, encoded: EncodedCorpus, config: ComparisonConfig, seed: int) -> RunData:

@@ -58,6 +58,7 @@ from powernorm.training.quietness import quiet_lightning, raised_interrupts
 from powernorm.training.recording import Recorder
 from powernorm.training.run_folders import write_json, write_rows
 from powernorm.training.scales import norm_scales
+from powernorm.training.stream_state import Remembering, StreamState
 from powernorm.training.task import Scores, TaskModel
 from powernorm.training.tasks import task_of
 
@@ -162,6 +163,9 @@ class RunTrainer:
         )
         if self._task.examples is not None:
             result["examples_per_second"] = self.recorder.examples_per_second
+        remark = self._task.remark(run.config)
+        if remark:
+            result["remark"] = remark
         if run.variant is not None:
             result["label"] = run.label
             result["x"], result["y"] = run.variant.x, run.variant.y
@@ -228,6 +232,8 @@ class RunTrainer:
                 accumulation=config.optimizer.accumulation,
             )
         )
+        if isinstance(self.model, Remembering):
+            callbacks.append(StreamState(self.model))
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:
             callbacks.append(LossScaleFollower(self.model, precision.scaler))
         if config.training.patience is not None:
@@ -243,7 +249,9 @@ class RunTrainer:
 
     def _build(self) -> TaskModel:
         run = self.run
-        return self._task.build(run.config, run.norm, self._sizes, run.seed)
+        model = self._task.build(run.config, run.norm, self._sizes, run.seed)
+        self._task.start(model, run.encoded)
+        return model
 
     def _status(self) -> Status:
         losses = self.recorder.valid_losses

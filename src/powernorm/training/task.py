@@ -125,6 +125,15 @@ class Task(ABC, Generic[Encoded]):
         del model, encoded, config, device
         return Scores()
 
+    def remark(self, config: ComparisonConfig) -> str:
+        """Return what has to stand beside every number of such a run; empty where nothing."""
+        del config
+        return ""
+
+    def start(self, model: TaskModel, encoded: Encoded) -> None:
+        """Put into a new model, before its training, what the data have for it."""
+        del model, encoded
+
     def keep(self, encoded: Encoded, folder: Path) -> None:
         """Write into a run's folder what its model cannot be used without."""
         del encoded, folder

@@ -5,12 +5,17 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from powernorm.errors import InputError
+from powernorm.training.characters import CharacterTask
+from powernorm.training.classification import ClassificationTask
 from powernorm.training.config import ComparisonConfig
+from powernorm.training.entities import EntityTask
+from powernorm.training.images import ImageTask
 from powernorm.training.language_tasks import (
     LanguageModelTask,
     MaskedLanguageModelTask,
     TaggingTask,
 )
+from powernorm.training.parsing import ParsingTask
 from powernorm.training.task import Task
 from powernorm.training.translation import TranslationTask
 
@@ -20,6 +25,11 @@ TASKS: Final[Mapping[str, Task[Any]]] = MappingProxyType(
         "mlm": MaskedLanguageModelTask(),
         "tag": TaggingTask(),
         "translation": TranslationTask(),
+        "ner": EntityTask(),
+        "parse": ParsingTask(),
+        "classify": ClassificationTask(),
+        "image": ImageTask(),
+        "lm-char": CharacterTask(),
     }
 )
 

@@ -14,12 +14,11 @@ from powernorm.data.pair_batches import EvaluationPairs, TrainingPairs
 from powernorm.data.sentence_pairs import EncodedPairs, PairOptions, encode_pairs, load_pairs
 from powernorm.errors import InputError
 from powernorm.models.translation import NormPlaces, TranslationModel
-from powernorm.norms import build_norm, check_norm_options
 from powernorm.runs import TRANSLATION_METRICS, Baseline
 from powernorm.training.batches import EvaluationBatches, RunData
 from powernorm.training.bleu import corpus_scores
-from powernorm.training.config import ComparisonConfig, DataConfig, options_of
-from powernorm.training.language_modeling import UPPER_NORM, norm_factory
+from powernorm.training.config import ComparisonConfig, DataConfig
+from powernorm.training.language_modeling import UPPER_NORM, norm_factory, norm_options
 from powernorm.training.run_folders import write_json
 from powernorm.training.source_text import Tokenisation
 from powernorm.training.task import DataSummary, Scores, Sizes, Task, TaskModel
@@ -267,18 +266,6 @@ def norms_of(config: ComparisonConfig, norm: str) -> list[str]:
     places = (shape.attention_norm, shape.feedforward_norm, shape.final_norm)
     decoder = norm if shape.decoder_norm == SAME else shape.decoder_norm
     return list(dict.fromkeys([*(place or norm for place in places), decoder]))
-
-
-def norm_options(config: ComparisonConfig, norm: str) -> dict[str, Any]:
-    """Return the options of a norm, checked by building it.
-
-    Raises:
-        InputError: unknown norm or option, or one that does not fit the model.
-    """
-    options = options_of(config, norm)
-    check_norm_options(norm, options)
-    build_norm(norm, config.model.num_features, **options)
-    return options
 
 
 def _check_places(config: ComparisonConfig) -> None:

@@ -16,6 +16,8 @@ from powernorm.training.config import (
 )
 
 TASK: Final = language_modeling.TASK
+PRESETS: Final = ("smoke", "demo", "full")
+"""Sizes that every study has."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class StudyRecipe:
     """The configuration of a preset, without variants."""
     variants: Callable[[ComparisonConfig], tuple[Variant, ...]]
     """What is trained, given the configuration with the user's settings."""
+    presets: tuple[str, ...] = PRESETS
+    """Its sizes."""
 
 
 def sized(preset: str) -> ComparisonConfig:

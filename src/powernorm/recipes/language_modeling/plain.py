@@ -1,17 +1,8 @@
-"""Language modelling: presets from seconds to the papers' setting, and the papers' numbers.
+"""The usual causal Transformer as a language model: from seconds to the papers' setting."""
 
-The papers train a Tensorized Transformer whose published code sees the future (it builds a causal
-mask and never applies it), so `PAPER_RESULTS` are no targets for the causal Transformer here: they
-say what was reported.
-"""
-
-import math
-from collections.abc import Callable
 from typing import Final
 
-from powernorm.models.choices import Placement
-from powernorm.recipes.family import EMBEDDED, GPU, Family, RecipeInfo
-from powernorm.recipes.paper_results import PaperResult
+from powernorm.recipes.family import EMBEDDED, GPU, RecipeInfo
 from powernorm.training.config import (
     ComparisonConfig,
     DataConfig,
@@ -79,7 +70,8 @@ def full() -> ComparisonConfig:
     Theirs: 3 layers, 256 features, 2,100 in the feed-forward networks, segments of 32, batches of
     120, dropout 0.3, 20,000 steps of Adam at 2.5e-4 with linear decay, label smoothing 0.1 and
     4,000 warm-up steps of rate and PowerNorm. The attention is the usual one, causal, not the
-    Tensorized Transformer's. `--data` with the Penn Treebank files gives the papers' text.
+    Tensorized Transformer's (those presets are `ptb-tensorized-pre` and `ptb-tensorized-post`).
+    `--data` with the Penn Treebank files gives the papers' text.
     """
     return ComparisonConfig(
         task=TASK,
@@ -113,84 +105,15 @@ def full() -> ComparisonConfig:
     )
 
 
-PRESETS: Final[dict[str, Callable[[], ComparisonConfig]]] = {
-    "smoke": smoke,
-    "demo": demo,
-    "full": full,
-}
-
-_SHEN: Final = "Shen et al. 2020, Table 2"
-_WANG_MAIN: Final = "Wang et al. 2022, Table 2"
-_WANG_VARIANTS: Final = "Wang et al. 2022, Table 3"
-
-
-def _rows(
-    source: str, placement: Placement, results: dict[str, tuple[float, float]]
-) -> tuple[PaperResult, ...]:
-    datasets = ("Penn Treebank", "WikiText-103")
-    return tuple(
-        PaperResult(norm, dataset, placement, perplexity, source)
-        for norm, perplexities in results.items()
-        for dataset, perplexity in zip(datasets, perplexities, strict=True)
-    )
-
-
-PAPER_RESULTS: Final[tuple[PaperResult, ...]] = (
-    *_rows(
-        _SHEN,
-        "pre",
-        {"ln": (53.2, 20.9), "bn": (60.7, 27.2), "pnv": (55.3, 21.3), "pn": (47.6, 17.9)},
-    ),
-    *_rows(_WANG_MAIN, "post", {"ln": (53.2, 20.9), "bn": (45.9, 17.2), "rbn": (44.6, 17.1)}),
-    *_rows(_WANG_MAIN, "pre", {"ln": (54.5, 24.6), "bn": (45.9, 17.8), "rbn": (43.2, 17.1)}),
-    *_rows(
-        _WANG_VARIANTS,
-        "post",
-        {
-            "pn-only": (254.6, math.inf),
-            "pn": (49.8, 21.0),
-            "brn": (45.1, 17.3),
-            "mabn": (47.4, 33.6),
-        },
-    ),
-    *_rows(
-        _WANG_VARIANTS,
-        "pre",
-        {
-            "pn-only": (48.6, math.inf),
-            "pn": (59.8, 20.9),
-            "brn": (45.7, 17.5),
-            "mabn": (48.7, math.inf),
-        },
-    ),
-)
-"""Test perplexities that the papers print."""
-
 _PTB: Final = "embedded, or --data with ptb.train.txt, ptb.valid.txt, ptb.test.txt"
 
 CATALOGUE: Final[dict[str, RecipeInfo]] = {
     "smoke": RecipeInfo("language model, a check", EMBEDDED, "half a minute on two cores"),
     "demo": RecipeInfo("language model, five norms", EMBEDDED, "about 4 min on two cores"),
     "full": RecipeInfo(
-        "the papers' Penn-Treebank setting, causal",
+        "the papers' Penn-Treebank setting, usual attention",
         _PTB,
         f"about 3 h {GPU}",
         "Shen 2020, Table 2; Wang 2022, Tables 1-3",
     ),
 }
-
-FAMILY: Final = Family(
-    TASK,
-    PRESETS,
-    CATALOGUE,
-    paper_results={
-        "full": tuple(row for row in PAPER_RESULTS if row.dataset == "Penn Treebank"),
-    },
-    notes={
-        "full": (
-            "The papers train a Tensorized Transformer whose published code sees the future; this "
-            "model is causal."
-        ),
-    },
-    placed=("norm_options.rbn.mean_penalty", "norm_options.rbn.var_penalty"),
-)

@@ -1,0 +1,87 @@
+"""Runs that see the future are marked wherever their numbers stand, and never win."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from powernorm.report import markdown_table, read_comparison, summarize, write_report
+from powernorm.report.columns import run_columns_of
+from powernorm.report.studies import study_contents
+from powernorm.report.study_pairs import future
+from powernorm.report.summary import best_rows
+from powernorm.report.tables import run_cells
+from report.study_folders import Row, write_study
+
+MARK = "sees the future"
+STUDY = {"name": "future", "title": "With and without the causal mask"}
+ROWS = (
+    Row("ln", "ln", [3.0, 3.2]),
+    Row("bn", "bn", [3.1, 3.3]),
+    Row("ln-future", "ln", [2.0, 2.2], remark=MARK),
+    Row("bn-future", "bn", [1.9, "diverged"], remark=MARK),
+    Row("pn-future", "pn", ["nonfinite", "failed"], remark=MARK),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "study", STUDY, ROWS)
+
+
+def test_rows_bear_the_mark(folder: Path) -> None:
+    comparison = read_comparison(folder)
+    rows = summarize(comparison)
+    labels = [row.label for row in rows if not row.is_baseline]
+    assert labels == ["ln", "bn", *(f"{row.label} ({MARK})" for row in ROWS[2:])]
+    # Its perplexity is the lowest by far, and no language model's.
+    assert best_rows(rows) == {"ln"}
+    assert f"bn-future ({MARK})" in markdown_table(rows)
+    notes = [run_cells(run, run_columns_of("test_perplexity"))[-1] for run in comparison.runs]
+    assert [note.startswith(MARK) for note in notes] == [
+        bool(run.remark) for run in comparison.runs
+    ]
+
+
+def test_gap_is_to_layer_norm_of_the_same_form(folder: Path) -> None:
+    rows = {row.label.partition(" ")[0]: row for row in summarize(read_comparison(folder))}
+    assert rows["ln"].gap is None
+    assert rows["ln-future"].gap is None
+    causal, hidden = rows["bn"].gap, rows["bn-future"].gap
+    assert causal is not None
+    assert causal.difference == pytest.approx(
+        (math.exp(3.1) + math.exp(3.3) - math.exp(3.0) - math.exp(3.2)) / 2
+    )
+    assert hidden is not None
+    assert hidden.difference == pytest.approx(math.exp(1.9) - math.exp(2.0))
+
+
+def test_whole_comparison_that_sees_the_future(tmp_path: Path) -> None:
+    rows = (Row("ln", "ln", [2.0], remark=MARK), Row("bn", "bn", [1.5], remark=MARK))
+    found = summarize(read_comparison(write_study(tmp_path / "all", STUDY, rows)))
+    marked = [row for row in found if not row.is_baseline]
+    assert [row.label for row in marked] == [f"ln ({MARK})", f"bn ({MARK})"]
+    assert marked[1].gap is not None
+    assert best_rows(found) == set()
+
+
+def test_figures_pair_the_forms_of_each_norm(folder: Path) -> None:
+    comparison = read_comparison(folder)
+    assert comparison.study is not None
+    drawn = future(comparison, comparison.study)
+    assert len(drawn) == 2
+    for figure in drawn:
+        assert "<svg" in figure.svg
+        for text in ("causal", MARK, "bn"):
+            assert f">{text}<" in figure.svg.replace("<!-- ", ">").replace(" -->", "<")
+    assert "ln of the same form" in drawn[1].svg
+    # LayerNorm has no gap to itself, and PowerNorm no number at all.
+    assert "pn" not in [part.strip() for part in drawn[1].svg.replace("<!--", ">").split(">")]
+    assert "".join(study_contents(comparison)).count("<svg") == 2
+    assert MARK in write_report(folder).read_text(encoding="utf-8")
+
+
+def test_study_without_a_number_has_no_figure(tmp_path: Path) -> None:
+    comparison = read_comparison(write_study(tmp_path / "lost", STUDY, ROWS[4:]))
+    assert comparison.study is not None
+    assert future(comparison, comparison.study) == []

@@ -1,0 +1,128 @@
+"""The language model's other attention and other softmax, from settings to a scored run."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_training import Configure
+
+from powernorm.errors import InputError
+from powernorm.models.adaptive_output import AdaptiveLanguageModel
+from powernorm.models.language_model import LanguageModel
+from powernorm.training.comparison import check_norms, compare
+from powernorm.training.config import ComparisonConfig
+from powernorm.training.evaluation import evaluate
+from powernorm.training.language_modeling import build_language_model
+from powernorm.training.overrides import override
+from powernorm.training.run_diagnosis import diagnose_run
+from powernorm.training.tasks import task_of
+from powernorm.training.trained_models import load_trained
+
+TENSORIZED = ("model.architecture=tensorized", "model.num_heads=1", "model.head_features=5")
+ADAPTIVE = ("model.adaptive_cutoffs=280",)
+"""Words are the last ids of so small a vocabulary: they keep a quarter of the features."""
+FUTURE = (*TENSORIZED, "model.sees_future=true")
+
+
+@pytest.mark.parametrize(
+    ("assignments", "remark"),
+    [
+        (TENSORIZED, None),
+        (FUTURE, "sees the future"),
+        (ADAPTIVE, None),
+        (TENSORIZED + ADAPTIVE, None),
+    ],
+)
+def test_run_is_scored_and_its_checkpoint_loads(
+    configure: Configure, tmp_path: Path, assignments: tuple[str, ...], remark: str | None
+) -> None:
+    longer = ("training.max_steps=40", "training.validate_every=20")
+    config = override(configure(norms=("bn",)), [*assignments, *longer])
+    (run,) = compare(config, tmp_path)["runs"]
+    assert run["status"] == "finished"
+    assert run.get("remark") == remark
+    folder = tmp_path / run["folder"]
+    assert json.loads((folder / "result.json").read_text()).get("remark") == remark
+    trained = load_trained(folder)
+    assert isinstance(trained.model, AdaptiveLanguageModel) == bool(config.model.adaptive_cutoffs)
+    task = task_of(config)
+    encoded = task.encode(config.data)
+    data = task.data(encoded, config, seed=0)
+    measured = evaluate(
+        trained.model, data.evaluation("test"), words_per_token=1.0, device=torch.device("cpu")
+    )
+    assert measured.loss == pytest.approx(run["metrics"]["test_loss"], rel=1e-5)
+    # An untrained model is near the uniform distribution, which this has left.
+    assert measured.loss < math.log(encoded.vocabulary_size)
+    assert diagnose_run(folder, num_batches=3).layers
+
+
+def test_adaptive_softmax_is_trained_by_its_own_likelihood(configure: Configure) -> None:
+    config = override(configure(), ADAPTIVE)
+    model = build_language_model(config, "ln", 300, seed=0)
+    assert isinstance(model, AdaptiveLanguageModel)
+    tokens = torch.arange(24).view(2, 12)
+    outputs = model.eval()(tokens)
+    whole = F.nll_loss(
+        model.log_probabilities(outputs).flatten(0, 1), tokens.flatten(), reduction="sum"
+    )
+    torch.testing.assert_close(model.nll(outputs, tokens), whole)
+
+
+def test_sizes_come_from_the_weights_of_every_model(configure: Configure) -> None:
+    for assignments in ((), TENSORIZED, ADAPTIVE):
+        config = override(configure(), assignments)
+        model = build_language_model(config, "bn", 300, seed=0)
+        assert task_of(config).sizes_of_weights(model.state_dict()) == (300,)
+
+
+def test_head_is_as_large_as_the_features_where_it_is_not_set(configure: Configure) -> None:
+    model = build_language_model(override(configure(), TENSORIZED[:2]), "ln", 300, seed=0)
+    assert isinstance(model, LanguageModel)
+    assert model.layers[0].attention.core_weight.shape == (16,)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["model.architecture=tensorized"], "model.num_heads=2: the tensorized attention has one"),
+        (["model.head_features=5"], "model.head_features means nothing to the usual attention"),
+        (["model.sees_future=true"], "model.sees_future means nothing to the usual .*=tensorized"),
+        (
+            ["model.architecture=resnet20"],
+            "resnet20 is none of the task lm: choose one of plain, t",
+        ),
+        (
+            ["model.adaptive_cutoffs=40,150", "training.label_smoothing=0.1"],
+            "label_smoothing=0.1 needs the probabilities .* set it to 0, or",
+        ),
+        (
+            ["model.adaptive_cutoffs=40", "training.strategy=fsdp2"],
+            "runs only those clusters of an adaptive softmax .* use ddp",
+        ),
+        (["model.memory_length=3"], "model.memory_length means nothing to the task lm"),
+    ],
+)
+def test_settings_that_do_not_go_together(
+    configure: Configure, assignments: list[str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        check_norms(override(configure(), assignments))
+
+
+@pytest.mark.parametrize("task", ["mlm", "tag"])
+def test_other_tasks_have_the_usual_attention(configure: Configure, task: str) -> None:
+    for assignments in (TENSORIZED, ADAPTIVE):
+        config: ComparisonConfig = replace(override(configure(), assignments), task=task)
+        with pytest.raises(InputError, match=f"means nothing to the task {task}"):
+            check_norms(config)
+
+
+def test_cutoffs_beyond_the_vocabulary_end_before_anything_is_trained(configure: Configure) -> None:
+    config = override(configure(), ["model.adaptive_cutoffs=40,5000"])
+    with pytest.raises(InputError, match="adaptive_cutoffs=40,5000 do not fit a vocabulary of 300"):
+        build_language_model(config, "ln", 300, seed=0)
