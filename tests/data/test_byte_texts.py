@@ -122,6 +122,12 @@ def test_folder_in_place_of_a_file_cannot_be_read(tmp_path: Path) -> None:
         read_bytes(folder)
 
 
+@pytest.mark.parametrize("content", [b"9" * 500, b"12 " * 30 + b"7" * 400, b"1" * 199 + b"x"])
+def test_digits_that_are_text_are_told_apart_at_once(tmp_path: Path, content: bytes) -> None:
+    folder = write(tmp_path, train__txt=content, valid__txt=b"a", test__txt=b"b")
+    assert whole(folder) == content + b"ab"
+
+
 def some_examples(number: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return settings(
         max_examples=number,
