@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-gpu bench bench-inference bench-gpu check format docs clean
+.PHONY: help install demo test test-slow test-gpu bench results bench-inference bench-gpu check format docs clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -39,6 +39,9 @@ bench: $(INSTALLED)  ## measure the CPU kernels and a whole training step: table
 	$(BIN)/powernorm bench --preset targets --threads 2 --seconds 10 --out $(RESULTS)/cpu.jsonl --plot $(RESULTS)/cpu.svg
 	$(BIN)/powernorm bench --preset rivals --threads 2 --seconds 10 --eager --compiled --out $(RESULTS)/rivals.jsonl --plot $(RESULTS)/rivals.svg
 	$(BIN)/powernorm bench --preset step --threads 2 --out $(RESULTS)/step.jsonl --plot $(RESULTS)/step.svg
+
+results: $(INSTALLED)  ## write the tables of docs/results.md from the stored comparisons
+	$(BIN)/powernorm results $(sort $(wildcard $(RESULTS)/papers/*)) --into docs/results.md
 
 bench-inference: $(INSTALLED)  ## measure encoders with their norms folded, in torch and onnxruntime
 	$(BIN)/powernorm bench --preset inference --threads 2 --seconds 10 --out $(RESULTS)/inference.jsonl --plot $(RESULTS)/inference.svg

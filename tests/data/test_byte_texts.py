@@ -77,6 +77,12 @@ def test_folder_of_transformer_xl(tmp_path: Path) -> None:
         read_bytes(write(tmp_path / "numbers", **splits))
 
 
+@pytest.mark.parametrize("text", [b"9" * 500, b"1 2 3 4 and 5 6 7", b"1,2 " * 90, b"1234 " * 90])
+def test_digits_are_text_too(tmp_path: Path, text: bytes) -> None:
+    folder = write(tmp_path, train__txt=text, valid__txt=b"a", test__txt=b"b")
+    assert whole(folder) == text + b"ab"
+
+
 def test_embedded_texts_are_split_by_document() -> None:
     encoded = load_bytes(None)
     corpus = embedded_corpus("sotu")

@@ -1,5 +1,6 @@
 import errno
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -202,11 +203,26 @@ def test_a_silent_failure_of_pip_has_its_exit_code(
         fetch("fake")
 
 
+def test_looking_for_pip_leaves_setuptools_its_distutils() -> None:
+    # In a process of its own, where nothing has imported setuptools before.
+    code = (
+        "from powernorm.data.sets.pip_download import has_pip; assert has_pip(); "
+        "import setuptools, distutils; assert '_distutils' in distutils.__file__"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.usefixtures("fake")
 def test_a_machine_without_pip_gets_other_ways(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pip_download.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(pip_download, "has_pip", lambda: False)
     with pytest.raises(
         InputError, match=r"has no pip.*ensurepip.*uv pip install pip.*data get fake --from"
     ):

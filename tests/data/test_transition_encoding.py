@@ -109,6 +109,15 @@ def test_universal_tags_go_before_fine_ones(encode: Callable[..., EncodedTreeban
     assert encoded.trees["train"].is_scored.tolist() == [True, False]
 
 
+def test_full_stop_of_the_older_universal_tags_is_not_scored(
+    encode: Callable[..., EncodedTreebank],
+) -> None:
+    sentence = [("a", "NOUN", "NN", 0, "root"), (",", ".", ",", 1, "p")]
+    encoded = encode(lines(sentence))
+    assert encoded.vocabulary.is_universal
+    assert encoded.trees["train"].is_scored.tolist() == [True, False]
+
+
 def test_what_the_train_split_lacks_is_unknown(encode: Callable[..., EncodedTreebank]) -> None:
     other: list[Row] = [("She", "PRP", "PRP", 2, "agent"), ("has", "VBX", "VBX", 0, "root")]
     encoded = encode(dev=lines(other))

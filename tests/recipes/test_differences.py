@@ -3,6 +3,7 @@
 import pytest
 
 from powernorm.recipes import RECIPES, recipe, reduced_note
+from powernorm.recipes.studies import study_config
 from powernorm.training.overrides import override
 
 EXPERIMENTS = [
@@ -149,6 +150,20 @@ def test_paper_without_the_placement_is_named(preset: str, paper: str) -> None:
     note = note_of(preset, "model.placement=post", "model.final_norm_warmup=none")
     assert f"{paper} have pre-norm only: no number of theirs is of post-norm." in note
     assert "optimizer.learning_rate 0.0015 is that of pre-norm." in note
+
+
+def test_changed_preset_without_a_papers_numbers_says_so() -> None:
+    assert reduced_note(recipe("image", "demo")) is None
+    note = note_of("demo", "training.max_steps=20", "norms=bn", "seeds=1,2", task="image")
+    assert note == "Against the preset demo: training.max_steps 20 in place of 1720."
+
+
+def test_changed_study_says_so() -> None:
+    assert reduced_note(study_config("lm", "lowest-layers", "smoke")) is None
+    chosen = ["model.num_layers=3", "norms=bn"]
+    assert reduced_note(study_config("lm", "lowest-layers", "smoke", chosen)) == (
+        "Against the preset smoke: model.num_layers 3 in place of 2."
+    )
 
 
 def test_changes_of_a_variants_norm_are_named() -> None:

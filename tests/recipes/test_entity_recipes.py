@@ -76,16 +76,22 @@ def test_columns_of_wang_et_al(preset: str, expected: list[float]) -> None:
     )
     assert set(names) <= set(NORMS)
     assert {record["metric"] for record in records} == {"test_f1"}
-    assert reduced_note(recipe("ner", preset)) is None
+    assert "Without data.vectors" in str(reduced_note(recipe("ner", preset)))
 
 
 def test_the_reduced_preset_says_what_it_lacks() -> None:
     note = reduced_note(recipe("ner", "conll-reduced"))
     assert note is not None
-    assert note.startswith("A reduced conll-wang2022-pre. No pretrained word vectors")
+    assert note.startswith("A reduced conll-wang2022-pre. Without data.vectors there are no pre")
     assert "model.num_features 128 in place of 1792" in note
     own = override(recipe("ner", "conll-reduced"), ["data.path=mine"])
     assert "The data are mine; whether they are CoNLL-2003 is not known" in str(reduced_note(own))
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in ("smoke", "demo")])
+def test_statistics_move_as_in_the_papers_code(preset: str) -> None:
+    config = recipe("ner", preset)
+    assert [options_of(config, norm)["momentum"] for norm in ("bn", "rbn")] == [0.05, 0.05]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

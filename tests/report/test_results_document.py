@@ -7,6 +7,7 @@ from powernorm.errors import InputError
 from powernorm.report.fluctuation import draw_fluctuation
 from powernorm.report.results_document import BEGIN, END, results_document, write_results
 from powernorm.runs import RESULTS_FILE
+from report.study_folders import Row, write_study
 from report.synthetic import write_comparison
 
 PAPER = [
@@ -51,16 +52,60 @@ def test_paper_and_measured_side_by_side(folder: Path) -> None:
     assert "2026-11-22" in text
     assert "Not as in the paper: A smaller model." in text
     table, claim = lines_of(text, "rbn")
-    assert table[1] == "47.60 (Shen et al. 2020, Table 2)"
+    assert table[1] == "47.6 (Shen et al. 2020, Table 2)"
     # 112, 114, 116, 118 against 100, 102, 104, 106.
     assert table[2:6] == ["115.0 ± 2.6", "4", "+12.00 (+12.00 to +12.00)", r"\< 0.001"]
     assert table[6] == "1.00 / 2.50"
     assert claim[2:6] == ["-5.60", "+12.00 (+12.00 to +12.00)", r"\< 0.001", "the opposite"]
     assert lines_of(text, "pnv") == [
-        ["pnv", "55.30 (Shen et al. 2020, Table 2)", "not run"] + [""] + ["–"] * 3
+        ["pnv", "55.3 (Shen et al. 2020, Table 2)", "not run"] + [""] + ["–"] * 3
     ]
     assert lines_of(text, "bn")[0][2] == "133.3 ± 3.1; 3 of 4 finished; diverged: seed 1"
     assert lines_of(text, "unigram (baseline)")[0][2] == "910.0"
+
+
+def test_what_sees_the_future_is_held_against_its_like(tmp_path: Path) -> None:
+    mark = "sees the future"
+    rows = (
+        Row("ln", "ln", [3.0, 3.2, 3.1]),
+        Row("bn", "bn", [3.1, 3.3, 3.2]),
+        Row("ln-future", "ln", [2.0, 2.2, 2.1], remark=mark),
+        Row("bn-future", "bn", [1.9, 2.1, 2.0], remark=mark),
+    )
+    study = {"name": "future", "title": "With and without the causal mask"}
+    text = results_document([write_study(tmp_path / "study", study, rows)])
+    gaps = {label: lines_of(text, label)[0][4] for label in ("ln", "bn")}
+    gaps |= {row.label: lines_of(text, f"{row.label} ({mark})")[0][4] for row in rows[2:]}
+    assert gaps["ln"] == gaps["ln-future"] == "–"
+    assert gaps["bn"].startswith("+2.34")
+    assert gaps["bn-future"].startswith("-0.78")
+
+
+def test_papers_numbers_beside_marked_runs_and_failed_scores(folder: Path) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    for run in results["runs"]:
+        run["remark"] = "sees the future"
+    results["measure"] = "test_bleu"
+    failed = {"metric": "test_bleu", "value": 0.0}
+    results["paper"] = [record | failed for record in PAPER if record["norm"] == "rbn"]
+    path.write_text(json.dumps(results))
+    text = results_document([folder])
+    (row,) = lines_of(text, "rbn (sees the future)")
+    assert row[1] == "0, failed (Shen et al. 2020, Table 2)"
+    assert "not run" not in text
+
+
+def test_a_page_that_cannot_be_written_or_read(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"page\.md cannot be written"):
+        write_results([folder], tmp_path / "no-folder" / "page.md")
+    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"):
+        write_results([folder], tmp_path)
+    page = tmp_path / "latin.md"
+    page.write_bytes(b"\xe9")
+    with pytest.raises(InputError, match=r"latin\.md cannot be read \(not UTF-8\)"):
+        write_results([folder], page)
+    assert page.read_bytes() == b"\xe9"
 
 
 def test_only_the_generated_part_of_a_page_changes(folder: Path, tmp_path: Path) -> None:
@@ -103,3 +148,6 @@ def test_runs_without_batch_statistics_have_no_fluctuation(tmp_path: Path) -> No
         draw_fluctuation({"A": folder / "ln-pre-seed0"}, tmp_path / "a.svg")
     with pytest.raises(InputError, match="is no run"):
         draw_fluctuation({"A": folder}, tmp_path / "a.svg")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"a\.svg cannot be written"):
+        draw_fluctuation({"A": folder / "bn-pre-seed0"}, tmp_path / "file" / "a.svg")

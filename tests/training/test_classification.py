@@ -4,14 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_training import TRAINING, Configure
 
 from powernorm.data.classification.encoded_texts import EncodedTexts
 from powernorm.errors import InputError
-from powernorm.norms import NORMS
+from powernorm.norms import NORMS, penalty
 from powernorm.training.classification import ClassifiedTextData, build_text_classifier
 from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig
+from powernorm.training.language_modeling import LanguageModeling
+from powernorm.training.overrides import override
 from powernorm.training.run_diagnosis import diagnose_run
 from powernorm.training.tasks import task_of
 from powernorm.training.trained_models import load_trained, run_text, training_batches
@@ -44,7 +47,9 @@ def classifying(
 ) -> ComparisonConfig:
     training = replace(TRAINING, max_steps=max_steps, validate_every=max_steps // 3)
     config = replace(configure(dropout=0.0, norms=norms, training=training), task="classify")
-    data = replace(config.data, path=str(path), batch_tokens=batch_tokens, batch_size=16)
+    sizes = (16, 16) if batch_tokens is None else (32, 64)
+    data = replace(config.data, path=str(path), batch_tokens=batch_tokens)
+    data = replace(data, batch_size=sizes[0], evaluation_batch_size=sizes[1])
     return replace(config, data=data)
 
 
@@ -157,6 +162,51 @@ def test_settings_that_mean_nothing_are_refused(configure: Configure, reviews: P
     foreign = replace(config, model=replace(config.model, memory_length=4))
     with pytest.raises(InputError, match=r"model\.memory_length means nothing to .* classify"):
         task.check(foreign, "ln")
+
+
+@pytest.mark.parametrize("key", ["batch_size", "evaluation_batch_size"])
+def test_batches_have_their_size_from_one_setting(
+    configure: Configure, reviews: Path, key: str
+) -> None:
+    config = classifying(configure, reviews)
+    both = override(config, [f"data.{key}=8"])
+    with pytest.raises(InputError, match=rf"data\.{key} means nothing where .*batch_tokens=128"):
+        task_of(both).check(both, "ln")
+    mended = override(both, ["data.batch_tokens=none"])
+    task_of(mended).check(mended, "ln")
+
+
+@pytest.mark.parametrize("norm", ["ln", "rbn"])
+def test_all_texts_of_an_accumulated_update_count_alike(
+    configure: Configure, reviews: Path, norm: str
+) -> None:
+    config = override(classifying(configure, reviews), ["optimizer.accumulation=3"])
+    encoded = encoded_of(config)
+    data = ClassifiedTextData(encoded, config, 0)
+    # The last update begins in one epoch and ends in the next.
+    first = data.segments.batches_per_epoch // 3 * 3
+    positions = range(first, first + 3) if data.segments.batches_per_epoch % 3 else range(3)
+    batches = [data.segments.batch(position) for position in positions]
+    sizes = [batch.num_targets for batch in batches]
+    assert len(set(sizes)) > 1
+    assert [batch.loss_targets for batch in batches] == [pytest.approx(sum(sizes) / 3)] * 3
+    task = task_of(config)
+    module, other = (
+        LanguageModeling(task.build(config, norm, task.sizes(encoded), 0), config, data)
+        for _ in range(2)
+    )
+    mean, total = 0.0, 0.0
+    for index, batch in enumerate(batches):
+        step = module.training_step(batch, index)["loss"]
+        step.backward()
+        mean += float(step.detach()) / 3
+        outputs = other.model(**batch.inputs())
+        loss = F.cross_entropy(outputs, batch.targets, reduction="sum")
+        if norm == "rbn":
+            loss = loss + penalty(other.model, "token_sum")
+        loss.backward()  # moves the running statistics, of which penalties are made
+        total += float(loss.detach())
+    assert mean == pytest.approx(total / sum(sizes), rel=1e-5)
 
 
 def test_validation_during_the_run_may_read_a_part(configure: Configure, reviews: Path) -> None:

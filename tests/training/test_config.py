@@ -115,13 +115,21 @@ def test_bad_overrides_are_named(assignment: str, message: str) -> None:
         override(CONFIG, [assignment])
 
 
+@pytest.mark.parametrize("text", ["none", "()", ""])
+def test_several_numbers_can_be_none(text: str) -> None:
+    config = override(CONFIG, ["model.adaptive_cutoffs=10,20", "norms=none,ln"])
+    assert (config.model.adaptive_cutoffs, config.norms) == ((10, 20), ("none", "ln"))
+    assert override(config, [f"model.adaptive_cutoffs={text}"]).model.adaptive_cutoffs == ()
+
+
 def test_every_known_key_can_be_set() -> None:
     sections = asdict(CONFIG)
     flat = {f"{s}.{k}": v for s, part in sections.items() if isinstance(part, dict)
             for k, v in part.items() if s != "norm_options"}  # fmt: skip
     assert set(known_keys()) == {*flat, "norms", "seeds", "norm_options.NORM.OPTION"}
     for key, value in flat.items():
-        assert override(CONFIG, [f"{key}={'none' if value is None else value}"]) == CONFIG, key
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+        assert override(CONFIG, [f"{key}={'none' if value is None else text}"]) == CONFIG, key
 
 
 @pytest.mark.parametrize(

@@ -160,12 +160,18 @@ def test_architectures(architecture: str | None, side: int, num_norms: int) -> N
         ("model.placement=post", "model.placement means nothing"),
         ("data.sequence_length=8", "data.sequence_length means nothing"),
         ("model.architecture=tensorized", "tensorized is not for images: choose one of convnet"),
-        ("norm_options.bn.groups=3", "groups"),
+        ("norm_options.bn.groups=3", "expected a divisor of the 500 features"),
+        ("norm_options.bn.feature_dim=2", "feature_dim=2: which dimension .* leave it out"),
     ],
 )
 def test_settings_that_mean_nothing_or_do_not_fit(setting: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_norms(override(image_config(), [setting]))
+
+
+def test_norm_options_must_fit_the_networks_own_width() -> None:
+    """500 features, and not those of other tasks' models."""
+    check_norms(override(image_config(norms=("pn",)), ["norm_options.pn.groups=5"]))
 
 
 def test_norm_options_must_fit_every_stage() -> None:

@@ -1,7 +1,7 @@
 """How a comparison differs from what the papers did whose numbers stand beside it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from powernorm.data.embedded_pairs import VERSES
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.papers import paper_results
 from powernorm.recipes.registry import RECIPES, family_of
+from powernorm.recipes.studies import study_config
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.variants import chosen_norms, lines_of
 
@@ -38,8 +39,8 @@ and seeds, which the results name anyway; the data have a sentence of their own.
 def reduced_note(config: ComparisonConfig) -> str | None:
     """Return in words how a comparison differs from the one that it stands for.
 
-    None for recipes beside which no paper's numbers stand and that have no note, and where nothing
-    differs. Whether it sees the future is said of every comparison.
+    That is a paper's experiment, and its own preset where no paper's numbers stand beside it. None
+    where nothing differs. Whether it sees the future is said of every comparison.
     """
     return " ".join([*_about_future(config), *_about_paper(config)]) or None
 
@@ -71,11 +72,22 @@ def _about_paper(config: ComparisonConfig) -> list[str]:
 
 
 def _about_making(config: ComparisonConfig) -> list[str]:
-    """Return the note of a preset that stands for a paper's figure, not for numbers."""
-    if config.study is not None or config.task not in RECIPES:
+    """Return the note of a preset beside which no number stands, and what is not as it has it."""
+    if config.preset not in RECIPES.get(config.task, ()) and config.study is None:
         return []
-    notes = family_of(config.task).notes
-    return [notes[config.preset]] if config.preset in notes else []
+    if config.study is not None:
+        notes: Mapping[str, str] = {}
+        own = study_config(config.task, config.study.name, config.preset)
+    else:
+        notes = family_of(config.task).notes
+        own = RECIPES[config.task][config.preset]()
+    parts = [notes[config.preset]] if config.preset in notes else []
+    # What is varied follows from the other settings.
+    changes = _changes(replace(config, variants=own.variants), own)
+    return [
+        *parts,
+        *([f"Against the preset {config.preset}: {', '.join(changes)}."] if changes else []),
+    ]
 
 
 def _about_placement(config: ComparisonConfig) -> list[str]:

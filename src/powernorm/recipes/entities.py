@@ -114,7 +114,7 @@ def conll_pre() -> ComparisonConfig:
     sentences as well: hence 16 λ. Other norms: App. F (4,000 steps of warm-up of PN, an epoch of
     BatchNorm for BRN, whose limits then rise to 3 and 5 in as many steps as here PN warms up,
     MABN's window of 16); what is lost there, momentum and groups, is that of the layers, and a
-    group for each head.
+    group for each head. Momentum of BatchNorm and RegularizedBatchNorm is their code's, 0.05.
     """
     return _conll("pre")
 
@@ -285,7 +285,8 @@ def _options(
         pn_warmup: warm-up of PowerNorm and rise of BatchRenorm's limits, in updates.
     """
     return {
-        "rbn": _penalties(num_sentences),
+        "bn": {"momentum": 0.05},
+        "rbn": {"momentum": 0.05, **_penalties(num_sentences)},
         "pn": {"groups": num_heads, "warmup_steps": pn_warmup},
         "pn-only": {"warmup_steps": pn_warmup},
         "brn": {"warmup_steps": epoch, "ramp_steps": pn_warmup, "max_r": 3.0, "max_d": 5.0},
@@ -341,6 +342,14 @@ _CONLL: Final = (
 )
 _RESUME: Final = "ResumeNER, or --data with train.char.bmes, dev.char.bmes, test.char.bmes"
 _TABLES_NAME: Final = "Wang 2022, Tables 1-3"
+_VECTORS: Final = (
+    "Without data.vectors there are no pretrained word vectors, which are worth some ten points of "
+    "F1."
+)
+_NO_PAIRS: Final = (
+    "Without data.vectors no embedding is pretrained, and those of pairs of characters are left "
+    "out."
+)
 
 CATALOGUE: Final[dict[str, RecipeInfo]] = {
     "smoke": RecipeInfo("named entities, a check", EMBEDDED, "half a minute on two cores"),
@@ -379,6 +388,10 @@ FAMILY: Final = Family(
     },
     stands_for={"conll-reduced": "conll-wang2022-pre"},
     notes={
-        "conll-reduced": "No pretrained word vectors, which are worth some ten points of F1.",
+        "conll-wang2022-pre": _VECTORS,
+        "conll-wang2022-post": _VECTORS,
+        "resume-wang2022-pre": _NO_PAIRS,
+        "resume-wang2022-post": _NO_PAIRS,
+        "conll-reduced": _VECTORS,
     },
 )

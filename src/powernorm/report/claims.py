@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final, Literal
 
-from powernorm.report.measures import MEASURES
 from powernorm.report.paired import LEAST_SEEDS, PairedGap, paired_gap
 from powernorm.report.records import Comparison, Run
 from powernorm.report.summary import REFERENCE
 from powernorm.runs import PaperRecord
 
-Outcome = Literal["shown", "opposite", "undecided", "few seeds", "unmeasured"]
+Outcome = Literal["shown", "opposite", "undecided", "no sign", "few seeds", "unmeasured"]
 
 WORDS: Final[dict[Outcome, str]] = {
     "shown": "shown",
     "opposite": "the opposite",
     "undecided": "not decided by these seeds",
+    "no sign": "none: it prints no difference",
     "few seeds": f"fewer than {LEAST_SEEDS} seeds",
     "unmeasured": "not run",
 }
@@ -47,9 +47,11 @@ class Claim:
         """Whether the sign of the paper's difference showed: the 95 % interval leaves 0 out."""
         if self.measured is None:
             return "unmeasured"
+        if self.printed == 0:
+            return "no sign"
         if self.measured.count < LEAST_SEEDS:
             return "few seeds"
-        if not self.measured.is_clear or self.printed == 0:
+        if not self.measured.is_clear:
             return "undecided"
         same = (self.measured.difference > 0) == (self.printed > 0)
         return "shown" if same else "opposite"
@@ -100,9 +102,3 @@ def _is_number(value: float | None) -> bool:
 
 def _runs_of(comparison: Comparison, name: str, placement: str) -> list[Run]:
     return [run for run in comparison.runs if (run.name, run.placement) == (name, placement)]
-
-
-def is_better(metric: str, difference: float) -> bool:
-    """Whether a difference is one for the better."""
-    measure = MEASURES.get(metric)
-    return (difference > 0) == (measure is None or measure.higher_is_better)

@@ -47,7 +47,8 @@ def draw_fluctuation(runs: Mapping[str, Path], out: Path) -> Path:
         out: the picture, `.svg` or `.png`.
 
     Raises:
-        InputError: a folder is no run, or nothing was recorded of its norms.
+        InputError: a folder is no run, nothing was recorded of its norms, or the picture cannot be
+            written.
     """
     read = {name: _recorded(folder) for name, folder in runs.items()}
     drawn = Figure(figsize=(9, 6.4), layout="constrained", dpi=150)
@@ -57,8 +58,13 @@ def draw_fluctuation(runs: Mapping[str, Path], out: Path) -> Path:
         _draw(axes, panel, read)
     handles, labels = grid.flat[-1].get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    drawn.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+    except OSError as error:
+        raise InputError(
+            f"{out} cannot be written ({error.strerror}): give a file in a folder of your own."
+        ) from error
     return out
 
 

@@ -62,10 +62,10 @@ def paper_lines(comparison: Comparison) -> list[list[str]]:
 
 
 def _printed(record: PaperRecord) -> str:
-    return f"{_value(record)} ({printable(record['source'])})"
+    return f"{printed_value(record)} ({printable(record['source'])})"
 
 
-def _value(record: PaperRecord) -> str:
+def printed_value(record: PaperRecord) -> str:
     """A paper's number with the paper's decimals; a score of 0 is no score."""
     value = record["value"]
     if value is None:

@@ -12,17 +12,19 @@ from powernorm.report.loading import read_comparison
 from powernorm.report.measures import heading_of
 from powernorm.report.numerals import printable
 from powernorm.report.paired import PairedGap, paired_gap
-from powernorm.report.records import Comparison, Run
-from powernorm.report.summary import REFERENCE, SummaryRow, summarize
+from powernorm.report.paper_tables import printed_value
+from powernorm.report.records import Comparison
+from powernorm.report.summary import SummaryRow, summarize
 from powernorm.runs import PaperRecord
 
 BEGIN: Final = "<!-- begin: written by `powernorm results`, do not edit -->"
 END: Final = "<!-- end: written by `powernorm results` -->"
 
 EXPLANATION: Final = (
-    "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` is "
-    "the mean of the seeds' differences, with its 95 % interval and the p of the paired t-test "
-    "(two-sided, not corrected for the number of norms); both need three seeds. TID: two-pass, of "
+    "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` "
+    "(with the same remark, where there is one) is the mean of the seeds' differences, with its "
+    "95 % interval and the p of the paired t-test (two-sided, not corrected for the number of "
+    "norms); both need three seeds. TID: two-pass, of "
     "the mean and of the deviation, averaged over the norm layers, in percent."
 )
 
@@ -57,7 +59,7 @@ def write_results(folders: Sequence[Path], page: Path) -> None:
         InputError: as `results_document`; or the page has only one of the two lines.
     """
     written = f"{BEGIN}\n\n{results_document(folders)}\n{END}\n"
-    old = page.read_text(encoding="utf-8") if page.exists() else ""
+    old = _read_page(page)
     marks = (old.count(BEGIN), old.count(END))
     if marks == (0, 0):
         new = f"{old.rstrip()}\n\n{written}".lstrip()
@@ -70,7 +72,22 @@ def write_results(folders: Sequence[Path], page: Path) -> None:
             f"{page} has {marks[0]} lines {BEGIN!r} and {marks[1]} lines {END!r}: expected one of "
             "each, in this order, or none."
         )
-    page.write_text(new, encoding="utf-8")
+    try:
+        page.write_text(new, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{page} cannot be written ({error.strerror}): give a file in a folder that exists."
+        ) from error
+
+
+def _read_page(page: Path) -> str:
+    try:
+        return page.read_text(encoding="utf-8") if page.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise InputError(
+            f"{page} cannot be read ({reason}): give a Markdown page, or a name that is free."
+        ) from error
 
 
 def _section(comparison: Comparison) -> str:
@@ -105,7 +122,8 @@ def _facts(comparison: Comparison) -> str:
         *_environment(comparison.settings),
     ]
     if comparison.reduced:
-        sentences.append(f"Not as in the paper: {printable(comparison.reduced)}")
+        about = "Not as in the paper: " if comparison.paper else ""
+        sentences.append(f"{about}{printable(comparison.reduced)}")
     return " ".join(sentences)
 
 
@@ -129,20 +147,20 @@ def _lines(comparison: Comparison) -> Iterator[list[str]]:
     papers = _by_norm(comparison.paper, comparison.metric)
     seen = set()
     for row in summarize(comparison):
-        runs = [] if row.is_baseline else _runs_of(comparison, row.label)
-        seen.add(row.label)
-        gap = paired_gap(runs, _references(comparison, runs), comparison.metric)
+        keys = {(run.name, run.placement) for run in row.runs}
+        seen |= keys
+        gap = paired_gap(row.runs, row.references, comparison.metric)
         yield [
             f"{row.label}{' (baseline)' * row.is_baseline}",
-            papers.get(row.label, numerals.NOTHING),
+            next((papers[key] for key in keys if key in papers), numerals.NOTHING),
             _measured(row),
             "" if row.is_baseline else str(0 if row.test is None else row.test.count),
-            numerals.NOTHING if row.label == REFERENCE else interval(gap),
-            numerals.NOTHING if row.label == REFERENCE else probability(gap),
+            interval(gap),
+            probability(gap),
             _tid(row),
         ]
-    for norm, text in papers.items():
-        if norm not in seen:
+    for (norm, placement), text in papers.items():
+        if (norm, placement) not in seen:
             yield [norm, text, "not run", "", numerals.NOTHING, numerals.NOTHING, numerals.NOTHING]
 
 
@@ -161,23 +179,14 @@ def _tid(row: SummaryRow) -> str:
     return " / ".join(numerals.percent(part) for part in parts)
 
 
-def _by_norm(records: Iterable[PaperRecord], metric: str) -> dict[str, str]:
-    """What the papers print of the measure, by norm."""
-    found: dict[str, list[str]] = {}
+def _by_norm(records: Iterable[PaperRecord], metric: str) -> dict[tuple[str, str], str]:
+    """What the papers print of the measure, by norm and placement."""
+    found: dict[tuple[str, str], list[str]] = {}
     for record in records:
         if record["metric"] == metric:
-            value = "diverged" if record["value"] is None else numerals.number(record["value"])
-            found.setdefault(record["norm"], []).append(f"{value} ({printable(record['source'])})")
-    return {norm: "; ".join(texts) for norm, texts in found.items()}
-
-
-def _runs_of(comparison: Comparison, label: str) -> list[Run]:
-    return [run for run in comparison.runs if label in (run.name, f"{run.name} ({run.placement})")]
-
-
-def _references(comparison: Comparison, runs: Sequence[Run]) -> list[Run]:
-    placements = {run.placement for run in runs}
-    return [run for run in comparison.runs if run.name == REFERENCE and run.placement in placements]
+            text = f"{printed_value(record)} ({printable(record['source'])})"
+            found.setdefault((record["norm"], record["placement"]), []).append(text)
+    return {key: "; ".join(texts) for key, texts in found.items()}
 
 
 def _claim_line(claim: Claim) -> list[str]:
@@ -197,11 +206,16 @@ def interval(gap: PairedGap | None) -> str:
 
     >>> interval(PairedGap(0.5, 0.1, 0.9, 0.02, 5)), interval(PairedGap(-1, float("nan"), 0, 0, 2))
     ('+0.50 (+0.10 to +0.90)', '-1.00')
+    >>> interval(PairedGap(0.004, 0.001, 0.007, 0.02, 5))
+    '+0.0040 (+0.0010 to +0.0070)'
     """
     if gap is None:
         return numerals.NOTHING
-    text = f"{gap.difference:+.2f}"
-    return text if isnan(gap.low) else f"{text} ({gap.low:+.2f} to {gap.high:+.2f})"
+    known = [gap.difference] if isnan(gap.low) else [gap.difference, gap.low, gap.high]
+    # Bits per character differ in the third decimal.
+    decimals = max(2, numerals.decimals_for(max(map(abs, known))))
+    text, *ends = ("+" * (value >= 0) + numerals.number(value, decimals) for value in known)
+    return f"{text} ({' to '.join(ends)})" if ends else text
 
 
 def probability(gap: PairedGap | None) -> str:

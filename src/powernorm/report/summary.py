@@ -51,6 +51,8 @@ class SummaryRow:
         remark: what has to stand beside its numbers, which then are never the best.
         metrics: each of `powernorm.report.measures` that the runs have, over those that finished.
         decoding_speed: target subwords a second in the search, mean as of `tokens_per_second`.
+        runs: those that the row is about; none of a baseline.
+        references: those of the reference norm that they are held against.
     """
 
     label: str
@@ -66,6 +68,8 @@ class SummaryRow:
     metrics: Mapping[str, Spread] = field(default_factory=dict)
     decoding_speed: float | None = None
     examples_per_second: float | None = None
+    runs: Sequence[Run] = field(default=(), repr=False, compare=False)
+    references: Sequence[Run] = field(default=(), repr=False, compare=False)
 
     @property
     def complete(self) -> bool:
@@ -160,6 +164,8 @@ def _norm_row(
         statuses=statuses,
         metrics=_spreads(lambda name: _values(runs, name)),
         decoding_speed=fmean(searches) if searches else None,
+        runs=runs,
+        references=references,
     )
 
 

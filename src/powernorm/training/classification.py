@@ -1,7 +1,7 @@
 """Classification of texts: a Transformer encoder that tells the class of each."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,19 @@ from powernorm.data.classification.text_baselines import text_baselines
 from powernorm.data.classification.text_batches import EvaluationTexts, TrainingTexts
 from powernorm.data.classification.text_sets import load_texts
 from powernorm.data.corpus import SPLITS, Split
+from powernorm.errors import InputError
 from powernorm.models.text_classifier import TextClassifier
 from powernorm.runs import Baseline
 from powernorm.training.batches import RunData
-from powernorm.training.config import ComparisonConfig, DataConfig, options_of
+from powernorm.training.config import ComparisonConfig, DataConfig, is_set, options_of
 from powernorm.training.language_modeling import UPPER_NORM, norm_factory
 from powernorm.training.task import DataSummary, Sizes, Task, TaskModel
+
+_SIZES: Final = {
+    "data.batch_size": DataConfig().batch_size,
+    "data.evaluation_batch_size": DataConfig().evaluation_batch_size,
+}
+"""Numbers of texts in a batch, by setting, and their defaults."""
 
 
 class ClassifiedTextData(RunData):
@@ -45,6 +52,7 @@ class ClassifiedTextData(RunData):
             batch_size=data.batch_size,
             batch_tokens=data.batch_tokens,
             seed=seed,
+            batches_per_update=config.optimizer.accumulation,
         )
         super().__init__(config, texts)
         self._encoded = encoded
@@ -152,6 +160,22 @@ class ClassificationTask(Task[EncodedTexts]):
     def build(self, config: ComparisonConfig, norm: str, sizes: Sizes, seed: int) -> TaskModel:
         """Return the model of a run; equal seeds give equal weights to all norms."""
         return build_text_classifier(config, norm, sizes, seed)
+
+    def check(self, config: ComparisonConfig, norm: str) -> None:
+        """Check that batches are given their size in one way.
+
+        Raises:
+            InputError: a setting is one of another task, or a second size of a batch.
+        """
+        super().check(config, norm)
+        if config.data.batch_tokens is None:
+            return
+        for key, default in _SIZES.items():
+            if is_set(config, key):
+                raise InputError(
+                    f"{key} means nothing where data.batch_tokens={config.data.batch_tokens} says "
+                    f"how large batches are: leave it at {default}, or set data.batch_tokens=none."
+                )
 
     def example_inputs(self, config: ComparisonConfig, sizes: Sizes) -> tuple[Tensor, ...]:
         """Return words of the longest text, (2, length)."""

@@ -136,10 +136,11 @@ def check_norms(config: ComparisonConfig) -> None:
         InputError: an unknown norm, an unknown option, or one that does not fit the model.
     """
     for norm in dict.fromkeys([*chosen_norms(config), *config.norm_options]):
-        norm_options(config, norm)
+        norm_options(config, norm, task_of(config).norm_widths(config))
     for line in lines_of(config):
-        norm_options(line.config, line.norm)
-        task_of(line.config).check(line.config, line.norm)
+        task = task_of(line.config)
+        norm_options(line.config, line.norm, task.norm_widths(line.config))
+        task.check(line.config, line.norm)
 
 
 @contextmanager

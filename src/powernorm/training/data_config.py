@@ -13,14 +13,15 @@ class DataConfig:
     """What is read and how it is cut into batches."""
 
     path: str | None = None
-    """Folder or file of the user's text, or the name of an embedded corpus; None is `sotu`.
+    """Folder or file of the user's text, or the name of a data set; None is the task's own.
 
-    For the tasks `tag` and `parse` a treebank instead, `petrogold` where None.
+    That is `sotu` of language models, `petrogold` of `tag` and `parse`, `verses` of `translation`,
+    `rt` of `classify`, `hironsan` of `ner`; `powernorm data` lists all.
     """
     vocabulary_size: int = 2000
     """Number of byte-pair subwords, at least 257 (every byte and the end mark).
 
-    For the tasks `tag` and `parse` the number of words instead, marks included.
+    For the tasks `tag`, `parse`, `classify` and `ner` the number of words instead, marks included.
     """
     sequence_length: int = 64
     """Tokens in a segment; also the longest context that the model sees."""

@@ -168,18 +168,10 @@ class ImageTask(Task[EncodedImages]):
         generator = torch.Generator().manual_seed(0)
         return (torch.randn(2, channels, side, side, generator=generator),)
 
-    def check(self, config: ComparisonConfig, norm: str) -> None:
-        """Check the settings, and the norm at every width of the network.
-
-        Raises:
-            InputError: one of them does not fit.
-        """
-        super().check(config, norm)
-        architecture = architecture_of(config)
-        make = image_norm_factory(config, norm)
-        widths = [channels for channels, _ in _STAGES.get(architecture, ())]
-        for width in widths or [HIDDEN_FEATURES]:
-            make(width)
+    def norm_widths(self, config: ComparisonConfig) -> tuple[int, ...]:
+        """Return the channels of the stages, or the one width of the convolutional network."""
+        stages = _STAGES.get(architecture_of(config), ((HIDDEN_FEATURES, 1),))
+        return tuple(channels for channels, _ in stages)
 
 
 def architecture_of(config: ComparisonConfig) -> Architecture:
@@ -229,7 +221,7 @@ def build_image_model(
 def image_norm_factory(config: ComparisonConfig, norm: str) -> NormFactory:
     """Return what makes the norm over the channels of images, (N, C) or (N, C, H, W)."""
     options = options_of(config, norm)
-    return lambda num_features: build_norm(norm, num_features, **{"feature_dim": 1, **options})
+    return lambda num_features: build_norm(norm, num_features, **{**options, "feature_dim": 1})
 
 
 def accuracy(answers: Tensor, labels: Tensor) -> float:

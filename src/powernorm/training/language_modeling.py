@@ -1,6 +1,6 @@
 """The LightningModule of all tasks: loss, optimiser, validation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.data.batch import AnyBatch
+from powernorm.errors import InputError
 from powernorm.models.adaptive_output import AdaptiveLanguageModel
 from powernorm.models.language_model import LanguageModel
 from powernorm.models.layers import NormFactory
@@ -76,15 +77,28 @@ def norm_factory(norm: str, options: Mapping[str, Any] = EMPTY) -> NormFactory:
     return lambda num_features: build_norm(norm, num_features, **options)
 
 
-def norm_options(config: ComparisonConfig, norm: str) -> dict[str, Any]:
+def norm_options(
+    config: ComparisonConfig, norm: str, widths: Sequence[int] | None = None
+) -> dict[str, Any]:
     """Return the options of a norm, checked by building it.
+
+    Args:
+        config: has them.
+        norm: short name.
+        widths: numbers of features that the model has norms of; None is `model.num_features`.
 
     Raises:
         InputError: unknown norm or option, or one that does not fit the model.
     """
     options = options_of(config, norm)
     check_norm_options(norm, options)
-    build_norm(norm, config.model.num_features, **options)
+    if "feature_dim" in options:
+        raise InputError(
+            f"norm_options.{norm}.feature_dim={options['feature_dim']}: which dimension has the "
+            "features is up to the model; leave it out."
+        )
+    for width in widths or [config.model.num_features]:
+        build_norm(norm, width, **options)
     return options
 
 
@@ -172,7 +186,7 @@ class LanguageModeling(pl.LightningModule):
         self.log("badness", self.badness, logger=False)
 
     def configure_optimizers(self) -> Any:
-        """Return Adam and the schedule, which moves with every update."""
+        """Return the optimiser and the schedule, which moves with every update."""
         optimizer = build_optimizer(self.model, self._config.optimizer, fused=self._may_fuse())
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._factor())
         return {

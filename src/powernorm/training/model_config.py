@@ -45,9 +45,10 @@ class ModelConfig:
     """Warm-up steps of the norm after the encoder's last layer, where it has a warm-up; None is
     that of the others."""
     attention_dropout: float = field(default=0.0, metadata=LATER)
-    """Of the attention weights of a translation."""
+    """Of the attention weights, where the task has it."""
     activation_dropout: float | None = field(default=None, metadata=LATER)
-    """After the activation of the feed-forward networks of a translation; None is `dropout`."""
+    """After the activation of the feed-forward networks, where the task has it; None is
+    `dropout`."""
     shared_embeddings: SharedEmbeddings = field(default="all", metadata=LATER)
     """Which of a translation's tables are one: all three, target and output, or none."""
     initialisation: Initialisation = field(default="xavier", metadata=LATER)

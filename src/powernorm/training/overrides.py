@@ -145,6 +145,9 @@ def _parse(text: str, hint: Any, key: str) -> Any:
         hint = _without_none(hint)
     if get_origin(hint) is tuple:
         item = get_args(hint)[0]
+        # Of texts "none" may be one: a norm is called so.
+        is_none = item is not str and text.lower() in NONE_WORDS
+        text = "" if is_none else text.removeprefix("(").removesuffix(")")
         return tuple(_parse(part.strip(), item, key) for part in text.split(",") if part.strip())
     if hint is str:
         return text

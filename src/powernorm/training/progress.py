@@ -116,7 +116,8 @@ class ComparisonProgress:
         self._print(
             f"{escape(event.name)}: {event.num_train:,} {event.unit} to train on, "
             + (f"left out {escape(left_out)}, " if left_out else "")
-            + f"{event.vocabulary_size:,} {event.units}; valid perplexity of {baselines}"
+            + f"{event.vocabulary_size:,} {event.units}"
+            + (f"; valid perplexity of {baselines}" if baselines else "")
         )
 
     def _begin(self, event: RunStarted) -> None:

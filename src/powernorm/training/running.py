@@ -259,7 +259,7 @@ class RunTrainer:
             return "nonfinite"
         floor = self.run.unigram.get(f"valid_{self.data.selection}")
         scores = self.recorder.valid_scores
-        if scores and floor is not None and max(scores) > floor:
+        if scores and floor is not None and scores[-1] > floor:
             # An overconfident classifier is right more often than it is likely.
             return "finished"
         has_learned = min(losses) < self.run.unigram_loss

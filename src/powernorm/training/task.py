@@ -125,6 +125,10 @@ class Task(ABC, Generic[Encoded]):
         del model, encoded, config, device
         return Scores()
 
+    def norm_widths(self, config: ComparisonConfig) -> tuple[int, ...]:
+        """Return the numbers of features that the model has norms of."""
+        return (config.model.num_features,)
+
     def remark(self, config: ComparisonConfig) -> str:
         """Return what has to stand beside every number of such a run; empty where nothing."""
         del config

@@ -193,3 +193,6 @@ def test_what_is_no_set_of_texts_is_refused(tmp_path: Path) -> None:
         load_texts("sotu")
     with pytest.raises(InputError, match="holds no texts with classes: expected rt-polarity"):
         load_texts(str(tmp_path))
+    (tmp_path / "train.txt").mkdir()
+    with pytest.raises(InputError, match=r"has no test split: expected test\.tsv or test\.txt"):
+        load_texts(str(tmp_path))

@@ -59,18 +59,28 @@ class TrainingTexts:
         batch_tokens: positions of a batch at most, padding included; a text that is longer alone
             makes a batch of its own.
         seed: of the order.
+        batches_per_update: micro-batches over which the gradient is summed: where there are
+            several, each says the mean number of their texts, so that all texts of an update count
+            alike.
 
     Raises:
         InputError: there are fewer texts than a batch has.
     """
 
     def __init__(
-        self, split: EncodedTextSplit, *, batch_size: int, batch_tokens: int | None, seed: int
+        self,
+        split: EncodedTextSplit,
+        *,
+        batch_size: int,
+        batch_tokens: int | None,
+        seed: int,
+        batches_per_update: int = 1,
     ) -> None:
         self._rows = TextRows(split)
         self._split = split
         self._seed = seed
         self._batch_size = batch_size
+        self._batches_per_update = batches_per_update
         self._groups = None if batch_tokens is None else length_groups(split, batch_tokens)
         if self._groups is None and len(split) < batch_size:
             raise InputError(
@@ -96,11 +106,21 @@ class TrainingTexts:
 
     def batch(self, position: int) -> Examples:
         """Return the batch at `position`, counted from the start of the run over all epochs."""
+        batch = self._rows.batch(self._numbers(position))
+        if self._batches_per_update == 1:
+            return batch
+        first = position - position % self._batches_per_update
+        places = range(first, first + self._batches_per_update)
+        total = sum(len(self._numbers(place)) for place in places)
+        return batch._replace(loss_targets=total / self._batches_per_update)
+
+    def _numbers(self, position: int) -> Tensor:
+        """Return the numbers of the texts of a batch."""
         epoch, index = divmod(position, self.batches_per_epoch)
         if epoch != self._epoch:
             self._batches = self._shuffled(epoch)
             self._epoch = epoch
-        return self._rows.batch(self._batches[index])
+        return self._batches[index]
 
     def _shuffled(self, epoch: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(self._seed * SEED_STRIDE + epoch)

@@ -152,10 +152,10 @@ def _read_folder(folder: Path) -> LabelledTexts | None:
 
 
 def _holds_trees(folder: Path) -> bool:
-    path = folder / TREE_FILES["train"]
-    if not path.exists():
+    try:
+        with (folder / TREE_FILES["train"]).open("rb") as file:
+            # A byte order mark and blank lines may come first.
+            start = file.read(64)
+    except OSError:  # missing, a folder, or locked: whoever reads it as a table says so
         return False
-    with path.open("rb") as file:
-        # A byte order mark, blank lines and a tab-separated line may come first.
-        start = file.read(64)
     return start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"(")

@@ -1,11 +1,11 @@
 """Downloading one wheel by the user's own pip, with the user's own index and settings."""
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +40,7 @@ def download(wheel: Wheel, name: str, folder: Path, advance: Callable[[int], Non
         InputError: there is no pip, or it fails; with what it said and what can be done.
         KeyboardInterrupt: the user stopped it; pip is stopped, too.
     """
-    if importlib.util.find_spec("pip") is None:
+    if not has_pip():
         raise InputError(
             f"{sys.executable} has no pip, which fetches {wheel.requirement}: install it with "
             f"`{Path(sys.executable).name} -m ensurepip` or `uv pip install pip`, or "
@@ -58,6 +58,16 @@ def download(wheel: Wheel, name: str, folder: Path, advance: Callable[[int], Non
             f"check the network and pip's index, or {_by_hand(wheel, name)}"
         )
     return paths[0]
+
+
+def has_pip() -> bool:
+    """Return whether this Python has pip.
+
+    Asked of the path alone: setuptools' own finder takes a search for pip by Python's common one
+    for pip's start, and then leaves the process without its `distutils`, which `torch.compile` is
+    in need of on Python 3.11.
+    """
+    return PathFinder.find_spec("pip") is not None
 
 
 def _by_hand(wheel: Wheel, name: str) -> str:

@@ -11,7 +11,9 @@ from powernorm.data.conllu import UNSPECIFIED, Sentence, Word
 from powernorm.data.transitions.trees import NUM_LABEL_MARKS, NUM_MARKS, UNKNOWN_ID, Trees
 from powernorm.errors import InputError
 
-UNIVERSAL_PUNCTUATION: Final = frozenset({"PUNCT"})
+UNIVERSAL_PUNCTUATION: Final = frozenset({"PUNCT", "."})
+"""The full stop is the one tag for it in the universal tags that came before (Petrov et al. 2012),
+which treebanks in CoNLL-X have."""
 PENN_PUNCTUATION: Final = frozenset({"``", "''", ":", ",", "."})
 """What Chen and Manning (2014) leave out of their scores."""
 _UNIVERSAL: Final = frozenset({"NOUN", "VERB", "PUNCT"})

@@ -50,8 +50,8 @@ def ptb_pre() -> ComparisonConfig:
     3 layers, 256 features, one head of 40, 2,100 in the feed-forward networks, segments of 32
     without memory, batches of 120, dropout 0.3, 20,000 steps of Adam at 2.5e-4 with linear decay,
     label smoothing 0.1 and 4,000 warm-up steps of rate and PowerNorm (S20; W22 say neither). S20
-    trains 30 epochs and does not say which placement; W22 have both, and S20's 53.2 of LayerNorm
-    is their post-norm's.
+    trains 30 epochs, "for all the experiments" with pre-norm; W22 have both placements, and S20's
+    53.2 of LayerNorm is that of their post-norm.
 
     Not in the texts, so what `full` has: no weight decay, Adam's β (0.9, 0.98), gradients clipped
     at 1. `--data` with the Penn Treebank's files gives the papers' text.
@@ -94,7 +94,7 @@ def _ptb(placement: Placement) -> ComparisonConfig:
             head_features=HEAD_FEATURES,
             placement=placement,
         ),
-        norm_options={"rbn": PTB_PENALTIES[placement]},
+        norm_options=_norm_options(PTB_PENALTIES[placement]),
     )
 
 
@@ -132,8 +132,13 @@ def _wikitext(placement: Placement) -> ComparisonConfig:
             tid_batches=200,
             norm_warmup_fraction=0.02,
         ),
-        norm_options={"rbn": WIKITEXT_PENALTIES[placement]},
+        norm_options=_norm_options(WIKITEXT_PENALTIES[placement]),
     )
+
+
+def _norm_options(penalties: NormOptions) -> dict[str, NormOptions]:
+    """W22's code keeps its running statistics with momentum 0.05."""
+    return {"bn": {"momentum": 0.05}, "rbn": {"momentum": 0.05, **penalties}}
 
 
 PRESETS: Final[dict[str, Recipe]] = {
