@@ -101,7 +101,11 @@ def full() -> ComparisonConfig:
             norm_warmup_fraction=0.2,
         ),
         # Wang et al. 2022, App. B, Penn Treebank with pre-norm; with post-norm it is (0.1, 0.01).
-        norm_options={"rbn": {"mean_penalty": 0.01, "var_penalty": 0.0}},
+        # Their code has momentum 0.05.
+        norm_options={
+            "bn": {"momentum": 0.05},
+            "rbn": {"momentum": 0.05, "mean_penalty": 0.01, "var_penalty": 0.0},
+        },
     )
 
 
