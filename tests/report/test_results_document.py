@@ -4,8 +4,10 @@ from pathlib import Path
 import pytest
 
 from powernorm.errors import InputError
+from powernorm.report import read_comparison
 from powernorm.report.fluctuation import draw_fluctuation
 from powernorm.report.results_document import BEGIN, END, results_document, write_results
+from powernorm.report.tables import headline
 from powernorm.runs import RESULTS_FILE
 from report.study_folders import Row, write_study
 from report.synthetic import write_comparison
@@ -106,6 +108,14 @@ def test_a_page_that_cannot_be_written_or_read(folder: Path, tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"latin\.md cannot be read \(not UTF-8\)"):
         write_results([folder], page)
     assert page.read_bytes() == b"\xe9"
+
+
+def test_a_model_with_one_place_for_its_norms_has_no_placement(folder: Path) -> None:
+    results = json.loads((folder / RESULTS_FILE).read_text())
+    assert "`powernorm compare lm --preset demo`, pre-norm;" in results_document([folder])
+    (folder / RESULTS_FILE).write_text(json.dumps(results | {"task": "image"}))
+    assert "`powernorm compare image --preset demo`; the measure" in results_document([folder])
+    assert headline(read_comparison(folder)) == "image · demo"
 
 
 def test_only_the_generated_part_of_a_page_changes(folder: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from powernorm.report.measures import MEASURES, PERPLEXITY, Measure
 from powernorm.runs import TID, DiagnosisRecord, PaperRecord, ScaleRecord, Status, StudyInfo
@@ -13,6 +13,9 @@ ShownStatus = Status | Literal["unfinished"]
 """`unfinished`: a run folder without a result, so a run that is still going or was killed."""
 
 KNOWN_STATUSES: tuple[str, ...] = get_args(Status)
+
+UNPLACED: Final = ("image", "parse")
+"""Tasks whose norms stand before the activation, with no residual sum to stand before or after."""
 
 MetricRow = Mapping[str, float | None]
 """One line of `metrics.csv` by column; None where the cell is empty."""
@@ -148,6 +151,11 @@ class Comparison:
     metric: str = PERPLEXITY
     paper: Sequence[PaperRecord] = ()
     reduced: str = ""
+
+    @property
+    def where(self) -> str:
+        """Where the norms stand, in a word; empty where a model has one place for them only."""
+        return "" if self.task in UNPLACED else f"{self.placement}-norm"
 
     @property
     def measure(self) -> Measure:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from powernorm.errors import InputError
 from powernorm.report import numerals, text_tables
 from powernorm.report.claims import WORDS, Claim, claims
+from powernorm.report.document import counted
 from powernorm.report.loading import read_comparison
 from powernorm.report.measures import heading_of
 from powernorm.report.numerals import printable
@@ -115,9 +116,9 @@ def _facts(comparison: Comparison) -> str:
     """How it was made: command, data, hardware, date, and how it is not what the paper did."""
     study = "" if comparison.study is None else f" --study {comparison.study['name']}"
     command = f"powernorm compare {comparison.task}{study} --preset {comparison.preset}"
+    placed = f", {comparison.where}" if comparison.where else ""
     sentences = [
-        f"`{printable(command)}`, {comparison.placement}-norm; the measure is the "
-        f"{heading_of(comparison.metric)}.",
+        f"`{printable(command)}`{placed}; the measure is the {heading_of(comparison.metric)}.",
         *_data(comparison.data),
         *_environment(comparison.settings),
     ]
@@ -136,9 +137,8 @@ def _environment(settings: Mapping[str, Any]) -> Iterator[str]:
     machine = settings.get("machine") or {}
     versions = settings.get("versions") or {}
     if machine:
-        device = machine.get("gpu") or (
-            f"{machine.get('num_cpus')} CPU cores, {machine.get('num_threads')} threads"
-        )
+        threads = counted(machine.get("num_threads", 1), "thread")
+        device = machine.get("gpu") or f"{machine.get('num_cpus')} CPU cores, {threads}"
         date = f", {printable(str(settings['date']))}" if settings.get("date") else ""
         yield f"On {printable(str(device))}, torch {printable(str(versions.get('torch')))}{date}."
 

@@ -46,5 +46,5 @@ def _plain(
 def headline(comparison: Comparison) -> str:
     """One line that names the comparison."""
     study = "" if comparison.study is None else comparison.study["name"]
-    parts = (comparison.task, study, comparison.preset, f"{comparison.placement}-norm")
+    parts = (comparison.task, study, comparison.preset, comparison.where)
     return " · ".join(numerals.printable(part) for part in parts if part)
