@@ -126,3 +126,13 @@ def test_cutoffs_beyond_the_vocabulary_end_before_anything_is_trained(configure:
     config = override(configure(), ["model.adaptive_cutoffs=40,5000"])
     with pytest.raises(InputError, match="adaptive_cutoffs=40,5000 do not fit a vocabulary of 300"):
         build_language_model(config, "ln", 300, seed=0)
+
+
+def test_settings_that_do_not_fit_the_data_leave_no_run(
+    configure: Configure, tmp_path: Path
+) -> None:
+    config = configure()
+    with pytest.raises(InputError, match="adaptive_cutoffs=40,5000 do not fit"):
+        compare(override(config, ["model.adaptive_cutoffs=40,5000"]), tmp_path)
+    (run,) = compare(config, tmp_path)["runs"]
+    assert run["status"] == "finished"

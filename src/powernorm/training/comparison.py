@@ -257,7 +257,11 @@ class _Comparison:
             self._task.keep(self._encoded, run.folder)
 
         on_main(begin)
-        trainer = RunTrainer(run, self._listener)
+        try:
+            trainer = RunTrainer(run, self._listener)
+        except InputError:
+            on_main(lambda: self._forget(run))
+            raise
         try:
             result = trainer.result()
         except KeyboardInterrupt:
@@ -282,6 +286,12 @@ class _Comparison:
             result["message"] = f"{type(error).__name__}: {error}"
         self._keep(run, result)
         self._listener(RunEnded(result, skipped=False))
+
+    def _forget(self, run: Run) -> None:
+        """Leave no trace of settings that fit everything but the data: the next try is a first."""
+        _clear_unless_resumable(run.folder)
+        if not find_runs(self._out):
+            (self._out / RESULTS_FILE).unlink(missing_ok=True)
 
     def _keep(self, run: Run, result: RunResult) -> None:
         study = self._config.study
