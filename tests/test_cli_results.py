@@ -1,4 +1,4 @@
-"""`powernorm results` and `powernorm fluctuation` as subprocesses."""
+"""`powernorm results`, `fluctuation` and `curves` as subprocesses."""
 
 from pathlib import Path
 
@@ -33,3 +33,12 @@ def test_fluctuation(tmp_path: Path) -> None:
         ([f"a={run}", "--out", "a.pdf"], ".svg or a .png"),
     ):
         assert message in powernorm(tmp_path, "fluctuation", *arguments).refused()
+
+
+def test_curves(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "demo")
+    outcome = powernorm(tmp_path, "curves", "demo", "--norms", "ln, rbn", "--out", "a.png")
+    assert (outcome.code, outcome.out) == (0, "written: a.png\n")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "no run of x" in powernorm(tmp_path, "curves", "demo", "--norms", "x").refused()
+    assert ".svg or a .png" in powernorm(tmp_path, "curves", "demo", "--out", "a.pdf").refused()

@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.models.tensorized_attention import (
-    TensorizedAttention,
-    TensorizedLayer,
-    TensorizedShape,
-)
+from powernorm.models.layers import AttentionLayer
+from powernorm.models.tensorized_attention import TensorizedAttention
 from powernorm.norms import build_norm
 
 FEATURES, HEAD, LENGTH = 6, 3, 7
@@ -134,8 +131,13 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 
 def test_padding_cannot_be_hidden_from_what_sees_the_future() -> None:
-    layer = TensorizedLayer(
-        FEATURES, TensorizedShape(HEAD, sees_future=True), LENGTH, 8, lambda n: build_norm("ln", n)
+    layer = AttentionLayer(
+        attention(sees_future=True).float(),
+        FEATURES,
+        8,
+        lambda n: build_norm("ln", n),
+        placement="pre",
+        activation="relu",
     )
     x = torch.randn(2, LENGTH, FEATURES)
     assert layer(x).shape == x.shape

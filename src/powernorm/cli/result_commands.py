@@ -1,4 +1,4 @@
-"""`powernorm results` and `powernorm fluctuation`: pages and pictures of what was measured."""
+"""`powernorm results`, `fluctuation` and `curves`: pages and pictures of what was measured."""
 
 from pathlib import Path
 from typing import Annotated
@@ -47,8 +47,7 @@ def fluctuation(
     """Draw how far batch statistics lie from the running ones in models of unlike tasks."""
     from powernorm.report.fluctuation import draw_fluctuation
 
-    if out.suffix not in (".svg", ".png"):
-        raise InputError(f"--out {out}: the picture is an .svg or a .png file.")
+    _check_suffix(out)
     named = {}
     for text in runs:
         name, equals, folder = text.partition("=")
@@ -60,3 +59,31 @@ def fluctuation(
             raise InputError(f"{name} names two runs: give each a name of its own.")
         named[name] = Path(folder)
     typer.echo(f"written: {draw_fluctuation(named, out)}")
+
+
+@app.command()
+def curves(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of a comparison, with its runs.")
+    ],
+    norms: Annotated[
+        str,
+        typer.Option(metavar="NAME,…", help="Which to draw, as the table names them; else all."),
+    ] = "",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The picture, .svg or .png.")] = Path(
+        "curves.svg"
+    ),
+) -> None:
+    """Draw training and validation loss side by side, mean and range of the seeds of each norm."""
+    from powernorm.report.loss_curves import draw_loss_curves
+
+    _check_suffix(out)
+    chosen = [name.strip() for name in norms.split(",") if name.strip()]
+    typer.echo(f"written: {draw_loss_curves(folder, out, chosen)}")
+
+
+def _check_suffix(out: Path) -> None:
+    from powernorm.report.pictures import SUFFIXES
+
+    if out.suffix not in SUFFIXES:
+        raise InputError(f"--out {out}: the picture is an .svg or a .png file.")

@@ -8,60 +8,9 @@ from powernorm.models.choices import Activation, Initialisation, Placement
 from powernorm.models.directional_attention import DirectionalAttention
 from powernorm.models.dropout import Dropout
 from powernorm.models.initialisation import initialise
-from powernorm.models.layers import FeedForward, NormFactory, Residual
+from powernorm.models.layers import AttentionLayer, NormFactory
 from powernorm.models.norm_places import norms_by_layer
 from powernorm.models.tag_sequences import TagSequences
-
-
-class DirectionalLayer(nn.Module):
-    """Directional attention and feed-forward network, each in its residual frame.
-
-    Args:
-        num_features: size of the features.
-        num_heads: heads of the attention.
-        feedforward_features: size inside the feed-forward network.
-        norm: makes the norms.
-        placement: where the norms stand.
-        activation: of the feed-forward network.
-        dropout: after both sub-layers, in training.
-        attention_dropout: of the attention weights, in training.
-        activation_dropout: after the activation, in training; None is `dropout`.
-    """
-
-    def __init__(
-        self,
-        num_features: int,
-        num_heads: int,
-        feedforward_features: int,
-        norm: NormFactory,
-        *,
-        placement: Placement = "post",
-        activation: Activation = "relu",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float | None = None,
-    ) -> None:
-        super().__init__()
-        self.attention = DirectionalAttention(num_features, num_heads, dropout=attention_dropout)
-        self.attention_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
-        self.feedforward = FeedForward(
-            num_features,
-            feedforward_features,
-            activation=activation,
-            dropout=dropout if activation_dropout is None else activation_dropout,
-        )
-        self.feedforward_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
-
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return the layer's output, (batch, length, features)."""
-
-        def attend(inner: Tensor) -> Tensor:
-            attended: Tensor = self.attention(inner, padding_mask)
-            return attended
-
-        x = self.attention_frame(x, attend, padding_mask)
-        y: Tensor = self.feedforward_frame(x, self.feedforward, padding_mask)
-        return y
 
 
 class EntityTagger(nn.Module):
@@ -143,15 +92,14 @@ class EntityTagger(nn.Module):
         )
         self.projection = nn.Linear(embedding_features + character_features, num_features)
         self.layers = nn.ModuleList(
-            DirectionalLayer(
+            AttentionLayer(
+                DirectionalAttention(num_features, num_heads, dropout=attention_dropout),
                 num_features,
-                num_heads,
                 feedforward_features,
                 layer_norm,
                 placement=placement,
                 activation=activation,
                 dropout=dropout,
-                attention_dropout=attention_dropout,
                 activation_dropout=activation_dropout,
             )
             for layer_norm in norms

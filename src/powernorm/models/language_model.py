@@ -9,9 +9,9 @@ from powernorm.errors import InputError
 from powernorm.models.choices import Activation, Placement
 from powernorm.models.dropout import Dropout
 from powernorm.models.initialisation import initialise
-from powernorm.models.layers import NormFactory, TransformerLayer
+from powernorm.models.layers import AttentionLayer, NormFactory, TransformerLayer
 from powernorm.models.norm_places import norms_by_layer
-from powernorm.models.tensorized_attention import TensorizedLayer, TensorizedShape
+from powernorm.models.tensorized_attention import TensorizedAttention, TensorizedShape
 
 
 class LanguageModel(nn.Module):
@@ -87,10 +87,14 @@ class LanguageModel(nn.Module):
 
         def layer(layer_norm: NormFactory) -> nn.Module:
             if tensorized is not None:
-                return TensorizedLayer(
+                return AttentionLayer(
+                    TensorizedAttention(
+                        num_features,
+                        tensorized.head_features,
+                        max_length,
+                        sees_future=tensorized.sees_future,
+                    ),
                     num_features,
-                    tensorized,
-                    max_length,
                     feedforward_features,
                     layer_norm,
                     placement=placement,
@@ -111,9 +115,9 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(layer(layer_norm) for layer_norm in norms)
         self.final_norm = norms[-1](num_features) if placement == "pre" else None
         generator = initialise(self, seed)
-        for one in self.layers:
-            if isinstance(one, TensorizedLayer):
-                one.attention.draw(generator)
+        for module in self.modules():
+            if isinstance(module, TensorizedAttention):
+                module.draw(generator)
         self.head = nn.Linear(num_features, vocabulary_size, bias=False)
         self.head.weight = self.embedding.weight
         self.register_load_state_dict_pre_hook(_tie_head)  # type: ignore[no-untyped-call]

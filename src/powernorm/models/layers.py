@@ -81,8 +81,70 @@ class Residual(nn.Module):
         return normalised
 
 
-class TransformerLayer(nn.Module):
-    """Self-attention and feed-forward network, each in its residual frame.
+class SubLayers(nn.Module):
+    """An attention and a feed-forward network, each in its residual frame; how they meet is left.
+
+    Args:
+        attention: of positions to each other.
+        num_features: size of the features.
+        feedforward_features: size inside the feed-forward network.
+        norm: makes the norms.
+        placement: where the norms stand.
+        activation: of the feed-forward network.
+        dropout: after both sub-layers, in training.
+        activation_dropout: after the activation, in training; None is `dropout`.
+        feedforward_norm: makes the norm of the feed-forward network; None is `norm`.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        num_features: int,
+        feedforward_features: int,
+        norm: NormFactory,
+        *,
+        placement: Placement,
+        activation: Activation,
+        dropout: float = 0.0,
+        activation_dropout: float | None = None,
+        feedforward_norm: NormFactory | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
+        self.feedforward = FeedForward(
+            num_features,
+            feedforward_features,
+            activation=activation,
+            dropout=dropout if activation_dropout is None else activation_dropout,
+        )
+        self.feedforward_frame = Residual(
+            num_features, feedforward_norm or norm, placement=placement, dropout=dropout
+        )
+
+    def _through(
+        self, x: Tensor, attend: Callable[[Tensor], Tensor], padding_mask: Tensor | None
+    ) -> Tensor:
+        x = self.attention_frame(x, attend, padding_mask)
+        y: Tensor = self.feedforward_frame(x, self.feedforward, padding_mask)
+        return y
+
+
+class AttentionLayer(SubLayers):
+    """The layer of a Transformer around an attention whose forward takes `(x, padding_mask=…)`."""
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return the layer's output, (batch, length, features)."""
+
+        def attend(inner: Tensor) -> Tensor:
+            attended: Tensor = self.attention(inner, padding_mask=padding_mask)
+            return attended
+
+        return self._through(x, attend, padding_mask)
+
+
+class TransformerLayer(AttentionLayer):
+    """The layer with the usual attention of several heads.
 
     Args:
         num_features: size of the features.
@@ -113,31 +175,17 @@ class TransformerLayer(nn.Module):
         activation_dropout: float | None = None,
         feedforward_norm: NormFactory | None = None,
     ) -> None:
-        super().__init__()
-        self.attention = MultiHeadAttention(
-            num_features, num_heads, dropout=attention_dropout, causal=causal
-        )
-        self.attention_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
-        self.feedforward = FeedForward(
+        super().__init__(
+            MultiHeadAttention(num_features, num_heads, dropout=attention_dropout, causal=causal),
             num_features,
             feedforward_features,
+            norm,
+            placement=placement,
             activation=activation,
-            dropout=dropout if activation_dropout is None else activation_dropout,
+            dropout=dropout,
+            activation_dropout=activation_dropout,
+            feedforward_norm=feedforward_norm,
         )
-        self.feedforward_frame = Residual(
-            num_features, feedforward_norm or norm, placement=placement, dropout=dropout
-        )
-
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return the layer's output, (batch, length, features)."""
-
-        def attend(inner: Tensor) -> Tensor:
-            attended: Tensor = self.attention(inner, padding_mask=padding_mask)
-            return attended
-
-        x = self.attention_frame(x, attend, padding_mask)
-        y: Tensor = self.feedforward_frame(x, self.feedforward, padding_mask)
-        return y
 
 
 class LayerStack(nn.Module):

@@ -1,4 +1,4 @@
-"""The attention of the Tensorized Transformer with one core (Ma et al. 2019), and its layer."""
+"""The attention of the Tensorized Transformer with one core (Ma et al. 2019)."""
 
 from typing import Final, NamedTuple
 
@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.models.choices import Activation, Placement
-from powernorm.models.layers import FeedForward, NormFactory, Residual
 from powernorm.models.positions import sinusoidal_positions
 
 NUM_BLOCKS: Final = 4
@@ -89,8 +87,19 @@ class TensorizedAttention(nn.Module):
         noise = torch.empty_like(self.core_weight).normal_(generator=generator)
         self.core_weight.copy_(noise.softmax(0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what each position makes of the pairs of positions that it sees."""
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return what each position makes of the pairs of positions that it sees.
+
+        No mask of padding is needed: padding is at the end, and no token sees a later one.
+
+        Raises:
+            InputError: there is a mask, and the attention sees what is later.
+        """
+        if padding_mask is not None and self.sees_future:
+            raise InputError(
+                "A tensorized attention that sees the future would see the padding too: leave the "
+                "padding mask out, or sees_future."
+            )
         length = x.shape[1]
         query, key, value = self.query_key_value(x).chunk(3, dim=-1)
         content = (query + self.content_bias) * self.core_weight
@@ -130,57 +139,3 @@ class TensorizedAttention(nn.Module):
         """Return the weights of `output` at the pairs of the first columns, (C, seen²)."""
         columns = self.output.weight.view(-1, self.max_length, self.max_length)
         return columns[:, :seen, :seen].flatten(1)
-
-
-class TensorizedLayer(nn.Module):
-    """Tensorized attention and feed-forward network, each in its residual frame.
-
-    Args:
-        num_features: size of the features.
-        shape: of the attention.
-        max_length: longest segment.
-        feedforward_features: size inside the feed-forward network.
-        norm: makes the norms.
-        placement: where the norms stand.
-        activation: of the feed-forward network.
-        dropout: after both sub-layers and after the activation, in training.
-    """
-
-    def __init__(
-        self,
-        num_features: int,
-        shape: TensorizedShape,
-        max_length: int,
-        feedforward_features: int,
-        norm: NormFactory,
-        *,
-        placement: Placement = "pre",
-        activation: Activation = "relu",
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.attention = TensorizedAttention(
-            num_features, shape.head_features, max_length, sees_future=shape.sees_future
-        )
-        self.attention_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
-        self.feedforward = FeedForward(
-            num_features, feedforward_features, activation=activation, dropout=dropout
-        )
-        self.feedforward_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
-
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return the layer's output, (batch, length, features).
-
-        The attention needs no padding mask: padding is at the end, and no token sees a later one.
-
-        Raises:
-            InputError: there is a mask, and the attention sees what is later.
-        """
-        if padding_mask is not None and self.attention.sees_future:
-            raise InputError(
-                "A tensorized attention that sees the future would see the padding too: leave the "
-                "padding mask out, or sees_future."
-            )
-        x = self.attention_frame(x, self.attention, padding_mask)
-        y: Tensor = self.feedforward_frame(x, self.feedforward, padding_mask)
-        return y

@@ -1,7 +1,7 @@
 """Transformer-XL (Dai et al. 2019), whose norms come from a factory."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -11,47 +11,14 @@ from torch import Tensor, nn
 from powernorm.models.choices import Activation, Initialisation, Placement
 from powernorm.models.dropout import Dropout
 from powernorm.models.initialisation import initialise
-from powernorm.models.layers import FeedForward, NormFactory, Residual
+from powernorm.models.layers import NormFactory, SubLayers
 from powernorm.models.norm_places import norms_by_layer
 from powernorm.models.relative_attention import RelativeAttention, distance_encodings
 from powernorm.models.stream_memory import StreamMemory
 
 
-class RelativeLayer(nn.Module):
-    """Attention by content and distance, and feed-forward network, each in its residual frame.
-
-    Args:
-        num_features: size of the features.
-        num_heads: heads of the attention.
-        feedforward_features: size inside the feed-forward network.
-        norm: makes the norms.
-        placement: where the norms stand.
-        activation: of the feed-forward network.
-        dropout: after both sub-layers, in training.
-        attention_dropout: of the attention weights, in training.
-        activation_dropout: after the activation, in training.
-    """
-
-    def __init__(
-        self,
-        num_features: int,
-        num_heads: int,
-        feedforward_features: int,
-        norm: NormFactory,
-        *,
-        placement: Placement,
-        activation: Activation,
-        dropout: float,
-        attention_dropout: float,
-        activation_dropout: float,
-    ) -> None:
-        super().__init__()
-        self.attention = RelativeAttention(num_features, num_heads, dropout=attention_dropout)
-        self.attention_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
-        self.feedforward = FeedForward(
-            num_features, feedforward_features, activation=activation, dropout=activation_dropout
-        )
-        self.feedforward_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
+class RelativeLayer(SubLayers):
+    """The layer of a Transformer around a `RelativeAttention`, which also looks at a memory."""
 
     def forward(
         self, x: Tensor, seen: Tensor | None, distances: Tensor, padding_mask: Tensor | None = None
@@ -73,9 +40,7 @@ class RelativeLayer(nn.Module):
             attended: Tensor = self.attention(inner, contexts[0], distances)
             return attended
 
-        x = self.attention_frame(x, attend, padding_mask)
-        x = self.feedforward_frame(x, self.feedforward, padding_mask)
-        return x, contexts[0]
+        return self._through(x, attend, padding_mask), contexts[0]
 
 
 class TransformerXL(nn.Module):
@@ -158,22 +123,22 @@ class TransformerXL(nn.Module):
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(
             RelativeLayer(
+                RelativeAttention(num_features, num_heads, dropout=attention_dropout),
                 num_features,
-                num_heads,
                 feedforward_features,
                 layer_norm,
                 placement=placement,
                 activation=activation,
                 dropout=dropout,
-                attention_dropout=attention_dropout,
-                activation_dropout=dropout if activation_dropout is None else activation_dropout,
+                activation_dropout=activation_dropout,
             )
             for layer_norm in norms
         )
         self.final_norm = norms[-1](num_features) if placement == "pre" else None
         generator = initialise(self, seed, initialisation)
-        for attention in self._attentions():
-            attention.draw_biases(generator)
+        for module in self.modules():
+            if isinstance(module, RelativeAttention):
+                module.draw_biases(generator)
         self.head = nn.Linear(num_features, vocabulary_size)
         nn.init.zeros_(self.head.bias)
         self.head.weight = self.embedding.weight
@@ -222,6 +187,3 @@ class TransformerXL(nn.Module):
             x, context = layer(x, before, distances, padding_mask)
             contexts.append(context)
         return x, contexts
-
-    def _attentions(self) -> Iterator[RelativeAttention]:
-        return (layer.attention for layer in self.layers if isinstance(layer, RelativeLayer))

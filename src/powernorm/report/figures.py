@@ -58,6 +58,12 @@ def _perplexity_label(comparison: Comparison) -> str:
     return f"perplexity per {units.get(comparison.task, 'word')}"
 
 
+def _tokens_label(comparison: Comparison) -> str:
+    """What a training token is in the task's data."""
+    units = {"image": "images", "parse": "transitions", "lm-char": "bytes"}
+    return units.get(comparison.task, "tokens")
+
+
 def _curve(comparison: Comparison, column: _Column) -> DrawnFigure | None:
     title, caption = _CAPTIONS[column]
     score = _score_heading(comparison)
@@ -80,6 +86,7 @@ def _curve(comparison: Comparison, column: _Column) -> DrawnFigure | None:
         notes.append(
             "A cross ends a run that diverged or became NaN; such a run may leave the frame."
         )
+    unit = _tokens_label(comparison)
     svg = curves.draw_curves(
         series,
         order=comparison.names,
@@ -91,7 +98,8 @@ def _curve(comparison: Comparison, column: _Column) -> DrawnFigure | None:
         logarithmic=column == "valid_perplexity",
         baselines=baselines,
         prefix=f"{comparison.anchor}curve-{column.replace('_', '-')}",
-        description=f"{title} against training tokens for {norms}",
+        description=f"{title} against training {unit} for {norms}",
+        x_label=unit,
     )
     return DrawnFigure(svg, " ".join(notes))
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from powernorm.errors import InputError
+from powernorm.report.drawing import logarithmic_ticks
 from powernorm.report.loading import is_run_folder, read_runs
 from powernorm.report.numerals import printable
+from powernorm.report.pictures import label_axes, panels, save
 from powernorm.report.records import NormSample, Run
 from powernorm.report.style import SERIES
 
@@ -27,10 +27,10 @@ class _Panel:
 
 
 PANELS: Final = (
-    _Panel("mean_distance", "first", "Mean, first norm layer", "‖μ_B - μ‖ / d"),
-    _Panel("var_distance", "first", "Variance, first norm layer", "‖σ²_B - σ²‖ / d"),
-    _Panel("mean_tid", "average", "Mean TID, average of layers", "%", 100),
-    _Panel("var_tid", "average", "Deviation TID, average of layers", "%", 100),
+    _Panel("mean_distance", "first", "Mean, first norm layer", "‖batch - running‖ / d"),
+    _Panel("var_distance", "first", "Variance, first norm layer", "‖batch - running‖ / d"),
+    _Panel("mean_tid", "average", "Mean TID, average of layers", "TID, %", 100),
+    _Panel("var_tid", "average", "Deviation TID, average of layers", "TID, %", 100),
 )
 """Shen et al. 2020, Fig. 2, and Wang et al. 2022, Fig. 2."""
 
@@ -51,21 +51,10 @@ def draw_fluctuation(runs: Mapping[str, Path], out: Path) -> Path:
             written.
     """
     read = {name: _recorded(folder) for name, folder in runs.items()}
-    drawn = Figure(figsize=(9, 6.4), layout="constrained", dpi=150)
-    FigureCanvasAgg(drawn)
-    grid = drawn.subplots(2, 2)
-    for panel, axes in zip(PANELS, grid.flat, strict=True):
+    drawn, frames = panels(2)
+    for panel, axes in zip(PANELS, frames, strict=True):
         _draw(axes, panel, read)
-    handles, labels = grid.flat[-1].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        drawn.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
-    except OSError as error:
-        raise InputError(
-            f"{out} cannot be written ({error.strerror}): give a file in a folder of your own."
-        ) from error
-    return out
+    return save(drawn, out)
 
 
 def _recorded(folder: Path) -> Run:
@@ -90,11 +79,9 @@ def _draw(axes: Axes, panel: _Panel, runs: Mapping[str, Run]) -> None:
             color=SERIES[index % len(SERIES)],
             linewidth=1.4,
         )
-    axes.set_title(panel.title, loc="left", fontsize=11)
-    axes.set_xlabel("part of the training, %")
-    axes.set_ylabel(panel.y_label)
+    label_axes(axes, panel.title, "part of the training, %", panel.y_label)
     axes.set_yscale("log")
-    axes.grid(visible=True, linewidth=0.5, alpha=0.5)
+    logarithmic_ticks(axes.yaxis, *axes.get_ylim())
 
 
 def _value(sample: NormSample, panel: _Panel) -> float | None:

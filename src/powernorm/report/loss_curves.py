@@ -1,0 +1,112 @@
+"""Training loss beside validation loss, each norm the mean of its seeds: where a norm overfits."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from matplotlib.axes import Axes
+
+from powernorm.errors import InputError
+from powernorm.report.drawing import line_style
+from powernorm.report.loading import read_comparison
+from powernorm.report.numerals import printable
+from powernorm.report.pictures import label_axes, panels, save
+from powernorm.report.records import Comparison, Run
+
+COLUMNS: Final = (
+    ("train_loss", "Training loss"),
+    ("valid_loss", "Validation loss"),
+)
+"""Xu et al. 2019, Figure 1."""
+
+_BLOCKS: Final = 40
+"""Points of a drawn line: the training loss of single steps is noise."""
+
+
+def draw_loss_curves(folder: Path, out: Path, norms: Sequence[str] = ()) -> Path:
+    """Draw the losses of a comparison against the steps, mean of the seeds and their range.
+
+    Seeds that did not finish are left out of a norm that has others.
+
+    Args:
+        folder: of a comparison, with its runs.
+        out: the picture, `.svg` or `.png`.
+        norms: which to draw, in this order; all where none is named.
+
+    Raises:
+        InputError: the folder is no comparison, has no such norm, or nothing was logged of it; the
+            picture cannot be written.
+    """
+    comparison = read_comparison(folder)
+    chosen = _chosen(comparison, norms, folder)
+    drawn, frames = panels(1)
+    for axes, (column, title) in zip(frames, COLUMNS, strict=True):
+        for index, name in enumerate(chosen):
+            lines = [_line(run, column) for run in _runs_of(comparison, name)]
+            _draw(axes, [line for line in lines if line], name, index)
+        label_axes(axes, title, "step", "nats per target")
+    if not any(axes.lines for axes in frames):
+        raise InputError(
+            f"{folder} has no losses over the training: give the folder that "
+            "`powernorm compare` wrote, with its runs."
+        )
+    return save(drawn, out)
+
+
+def _chosen(comparison: Comparison, norms: Sequence[str], folder: Path) -> Sequence[str]:
+    unknown = [name for name in norms if name not in comparison.names]
+    if unknown:
+        raise InputError(
+            f"{folder} has no run of {', '.join(unknown)}: it has {', '.join(comparison.names)}."
+        )
+    return norms or comparison.names
+
+
+def _runs_of(comparison: Comparison, name: str) -> Sequence[Run]:
+    """The finished runs of a norm, as in the table's averages; all where none finished."""
+    runs = [run for run in comparison.runs if run.name == name]
+    return [run for run in runs if run.finished] or runs
+
+
+def _line(run: Run, column: str) -> Mapping[float, float]:
+    """Losses by step."""
+    return {
+        step: value
+        for row in run.curve
+        if (step := row.get("step")) is not None
+        and (value := row.get(column)) is not None
+        and isfinite(value)
+    }
+
+
+def _draw(axes: Axes, lines: Sequence[Mapping[float, float]], name: str, index: int) -> None:
+    """The mean over the seeds as a line, their range as a band."""
+    if not lines:
+        return
+    colour, dashes = line_style(index)
+    points = list(_blocks(lines))
+    steps = [step for step, _ in points]
+    axes.plot(
+        steps,
+        [fmean(values) for _, values in points],
+        color=colour,
+        linestyle=dashes,
+        linewidth=1.6,
+        label=printable(name),
+    )
+    if len(lines) > 1:
+        low, high = [min(values) for _, values in points], [max(values) for _, values in points]
+        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _blocks(
+    lines: Sequence[Mapping[float, float]],
+) -> Iterator[tuple[float, Sequence[float]]]:
+    """Middle step of a block, and each seed's mean there, for the steps that all seeds have."""
+    steps = sorted(set.intersection(*(set(line) for line in lines)))
+    size = max(1, -(-len(steps) // _BLOCKS))
+    for start in range(0, len(steps), size):
+        block = steps[start : start + size]
+        yield fmean(block), [fmean(line[step] for step in block) for line in lines]
