@@ -19,7 +19,6 @@ from powernorm.data.transitions.parsing import Parsed, parse
 from powernorm.data.treebanks import load_treebank
 from powernorm.models.embedded_linear import Places
 from powernorm.models.transition_parser import TransitionParser
-from powernorm.norms import build_norm, check_norm_options
 from powernorm.runs import Baseline
 from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig, DataConfig, options_of
@@ -196,17 +195,6 @@ class ParsingTask(Task[EncodedTreebank]):
         return Scores(
             metrics={"parsing_sentences_per_second": len(encoded.trees["test"]) / seconds}
         )
-
-    def check(self, config: ComparisonConfig, norm: str) -> None:
-        """Check the settings and the norm's options.
-
-        Raises:
-            InputError: one of them does not fit.
-        """
-        super().check(config, norm)
-        options = options_of(config, norm)
-        check_norm_options(norm, options)
-        build_norm(norm, config.model.num_features, **options)
 
 
 def _unigram(encoded: EncodedTreebank) -> dict[str, float | None]:
