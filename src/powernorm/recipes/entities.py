@@ -353,7 +353,7 @@ _NO_PAIRS: Final = (
 
 CATALOGUE: Final[dict[str, RecipeInfo]] = {
     "smoke": RecipeInfo("named entities, a check", EMBEDDED, "half a minute on two cores"),
-    "demo": RecipeInfo("names, places, dates in Japanese", EMBEDDED, "about 3 min on two cores"),
+    "demo": RecipeInfo("names, places, dates in Japanese", EMBEDDED, "about 2 min on two cores"),
     "conll-wang2022-pre": RecipeInfo(
         "the paper's tagger on CoNLL-2003, pre-norm", _CONLL, f"about 20 h {GPU}", _TABLES_NAME
     ),

@@ -182,11 +182,11 @@ _CIFAR10: Final = "CIFAR-10 for Python: --data cifar-10-batches-py or cifar-10-p
 
 CATALOGUE: Final[dict[str, RecipeInfo]] = {
     "smoke": RecipeInfo("digits that the program draws, a check", EMBEDDED, "seconds"),
-    "demo": RecipeInfo("convolutional network, MNIST", _MNIST, "about 4 min on two cores"),
+    "demo": RecipeInfo("convolutional network, MNIST", _MNIST, "about 3 min on two cores"),
     "mnist-xu2019": RecipeInfo(
         "convolutional network, 20 epochs, 5 seeds",
         _MNIST,
-        "about 5 min a run on two cores, 35 runs",
+        "about 5 min a run on one core, 35 runs",
         "Xu 2019, Tables 1-4",
     ),
     "cifar10-resnet20": RecipeInfo(

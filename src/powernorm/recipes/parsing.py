@@ -156,18 +156,18 @@ PRESETS: Final[dict[str, Callable[[], ComparisonConfig]]] = {
 
 CATALOGUE: Final[dict[str, RecipeInfo]] = {
     "smoke": RecipeInfo("dependency parsing, a check", EMBEDDED, "half a minute on two cores"),
-    "demo": RecipeInfo("dependency trees in Portuguese", EMBEDDED, "about 3 min on two cores"),
+    "demo": RecipeInfo("dependency trees in Portuguese", EMBEDDED, "about 2 min on two cores"),
     "petrogold": RecipeInfo(
         "the paper's parser on PetroGold, 5 seeds",
         EMBEDDED,
-        "about 3 h on two cores, an estimate",
+        "about 2 h on two cores, an estimate",
         "model of Xu 2019",
     ),
     "ptb-xu2019": RecipeInfo(
         "the paper's parser on Penn Treebank, 5 seeds",
         "CoNLL-X in Stanford Dependencies, sections 2-21 as train.conllx, 22 as dev.conllx, 23 as "
         "test.conllx: --data FOLDER",
-        "about 14 h on two cores, an estimate",
+        "about 10 h on two cores, an estimate",
         "Xu 2019, Tables 1-4",
     ),
 }

@@ -31,18 +31,18 @@ _WANG_DATA: Final[Mapping[str, tuple[str, str]]] = {
 CATALOGUE: Final[dict[str, RecipeInfo]] = {
     "smoke": RecipeInfo("classes of film reviews, a check", EMBEDDED, "seconds"),
     "demo": RecipeInfo(
-        "film reviews (RT), two layers, six norms", EMBEDDED, "about 3 min on two cores"
+        "film reviews (RT), two layers, six norms", EMBEDDED, "about 1.5 min on two cores"
     ),
     "rt-xu2019": RecipeInfo(
         "RT, 4 layers of 128, parts of LayerNorm, AdaNorm, 5 seeds",
         "embedded (four fifths), or --data with rt-polarity.pos and rt-polarity.neg",
-        "about 3 h on two cores, an estimate",
+        "about 1.5 min a run on one core, 50 runs",
         "Xu 2019, Tables 1-4",
     ),
     "sst5-xu2019": RecipeInfo(
         "SST-5, the same model and norms",
         "train.txt, dev.txt, test.txt of trees, or train.tsv, dev.tsv, test.tsv: --data trees",
-        "about 3 h on two cores, an estimate",
+        "about 2 h on one core, an estimate",
         "Xu 2019, Tables 1-4",
     ),
     **{
