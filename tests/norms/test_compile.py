@@ -162,7 +162,11 @@ def train_on_images(
 LAYOUTS_OF_IMAGES = (torch.contiguous_format, torch.channels_last)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS_OF_IMAGES, ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(torch.contiguous_format, marks=pytest.mark.slow), torch.channels_last],
+    ids=str,
+)
 def test_all_norms_over_channels_in_one_graph(layout: torch.memory_format) -> None:
     eager, net = Images().double(), Images().double()
     expected, expected_state = train_on_images(eager, eager, layout)
