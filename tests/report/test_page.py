@@ -4,12 +4,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from powernorm.report import read_comparison, render_page, write_report
+from powernorm.report.figures import learning_curves
 from powernorm.report.markup import VOID_ELEMENTS
 from report.synthetic import write_comparison
 
@@ -91,6 +93,19 @@ def test_figures(elements: Elements) -> None:
     assert len(elements.all("svg")) == len(elements.all("figure")) == 2 + 5 + 4 + 6
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in elements.all("svg"))
     assert elements.texts.count("Validation perplexity") == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "unit"),
+    [("lm", "tokens"), ("image", "images"), ("parse", "transitions"), ("lm-char", "bytes")],
+)
+def test_curves_say_what_they_count(tmp_path: Path, task: str, unit: str) -> None:
+    comparison = read_comparison(write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,)))
+    drawn = learning_curves(replace(comparison, task=task))
+    assert drawn
+    for figure in drawn:
+        assert f">{unit}</text>" in figure.svg
+        assert f"against training {unit} for ln" in figure.svg
 
 
 def test_ids_are_unique_and_every_reference_has_its_target(page: str, elements: Elements) -> None:
