@@ -25,7 +25,8 @@ EXPLANATION: Final = (
     "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` "
     "(with the same remark, where there is one) is the mean of the seeds' differences, with its "
     "95 % interval and the p of the paired t-test (two-sided, not corrected for the number of "
-    "norms); both need three seeds. TID: two-pass, of "
+    "norms); both need three seeds. All seeds have the same split of the data: they say how the "
+    "training varies, and nothing of how other test data would. TID: two-pass, of "
     "the mean and of the deviation, averaged over the norm layers, in percent."
 )
 
