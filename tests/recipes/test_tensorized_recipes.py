@@ -139,3 +139,17 @@ def test_full_study_is_the_papers_setting() -> None:
 def test_study_varies_the_mask_itself() -> None:
     with pytest.raises(InputError, match=r"model\.sees_future=true has no effect on the study"):
         study_config("lm", "future", "smoke", ["model.sees_future=true"])
+
+
+@pytest.mark.parametrize("preset", ["demo", "reduced", "full"])
+def test_the_papers_numbers_stand_beside_both_forms(preset: str) -> None:
+    records = paper_records(study_config("lm", "future", preset))
+    values = {
+        (record["norm"], record["source"].partition(",")[0]): record["value"] for record in records
+    }
+    assert values["bn", "Wang et al. 2022"] == values["bn-future", "Wang et al. 2022"] == 45.9
+    assert values["pn-future", "Shen et al. 2020"] == 47.6
+    assert {record["placement"] for record in records} == {"pre"}
+    assert "stand beside both forms" in str(reduced_note(study_config("lm", "future", preset)))
+    assert not paper_records(study_config("lm", "future", "smoke"))
+    assert not paper_records(study_config("lm", "penalties", "demo"))

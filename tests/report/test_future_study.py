@@ -1,16 +1,19 @@
 """Runs that see the future are marked wherever their numbers stand, and never win."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from powernorm.report import markdown_table, read_comparison, summarize, write_report
+from powernorm.report.claims import claims
 from powernorm.report.columns import run_columns_of
 from powernorm.report.studies import study_contents
 from powernorm.report.study_pairs import future
 from powernorm.report.summary import best_rows
 from powernorm.report.tables import run_cells
+from powernorm.runs import PaperRecord
 from report.study_folders import Row, write_study
 
 MARK = "sees the future"
@@ -85,3 +88,38 @@ def test_study_without_a_number_has_no_figure(tmp_path: Path) -> None:
     comparison = read_comparison(write_study(tmp_path / "lost", STUDY, ROWS[4:]))
     assert comparison.study is not None
     assert future(comparison, comparison.study) == []
+
+
+def test_a_papers_difference_is_held_against_layer_norm_of_the_same_form(tmp_path: Path) -> None:
+    rows = (
+        Row("ln", "ln", [3.0, 3.2, 3.1]),
+        Row("bn", "bn", [3.1, 3.3, 3.2]),
+        Row("ln-future", "ln", [2.0, 2.2, 2.1], remark=MARK),
+        Row("bn-future", "bn", [1.8, 2.0, 1.9], remark=MARK),
+    )
+    folder = write_study(tmp_path / "study", STUDY, rows)
+    comparison = replace(
+        read_comparison(folder),
+        paper=[
+            PaperRecord(
+                norm=f"{norm}{mark}",
+                placement="pre",
+                dataset="Penn Treebank",
+                metric="test_perplexity",
+                value=value,
+                source="A. Paper 2020, Table 2",
+            )
+            for mark in ("", "-future")
+            for norm, value in (("ln", 50.0), ("bn", 45.0))
+        ],
+    )
+    found = {claim.norm: claim for claim in claims(comparison)}
+    assert found["bn"].printed == found["bn-future"].printed == -5.0
+    assert found["bn"].outcome == "opposite"
+    assert found["bn-future"].outcome == "shown"
+    gap = found["bn-future"].measured
+    assert gap is not None
+    assert gap.difference == pytest.approx(
+        sum(math.exp(b) - math.exp(a) for a, b in ((2.0, 1.8), (2.2, 2.0), (2.1, 1.9))) / 3
+    )
+    assert found["ln-future"].measured is None

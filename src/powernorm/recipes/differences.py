@@ -10,7 +10,7 @@ from powernorm.data.embedded_pairs import VERSES
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.papers import paper_results
 from powernorm.recipes.registry import RECIPES, family_of
-from powernorm.recipes.studies import study_config
+from powernorm.recipes.studies import STUDIES, study_config
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.variants import chosen_norms, lines_of
 
@@ -76,7 +76,7 @@ def _about_making(config: ComparisonConfig) -> list[str]:
     if config.preset not in RECIPES.get(config.task, ()) and config.study is None:
         return []
     if config.study is not None:
-        notes: Mapping[str, str] = {}
+        notes = STUDIES[config.study.name].notes
         own = study_config(config.task, config.study.name, config.preset)
     else:
         notes = family_of(config.task).notes

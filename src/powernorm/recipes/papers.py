@@ -2,8 +2,9 @@
 
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.registry import RECIPES, family_of
+from powernorm.recipes.studies import STUDIES
 from powernorm.runs import PaperRecord
-from powernorm.training.config import ComparisonConfig
+from powernorm.training.config import ComparisonConfig, Study
 
 
 def measure_of(task: str) -> str:
@@ -17,15 +18,16 @@ def measure_of(task: str) -> str:
 
 def paper_records(config: ComparisonConfig) -> list[PaperRecord]:
     """Return what the papers print for this recipe and placement; empty where nothing."""
-    return [
-        result.record()
-        for result in paper_results(config)
-        if result.placement == config.model.placement
-    ]
+    results = paper_results(config) if config.study is None else _of_study(config, config.study)
+    return [result.record() for result in results if result.placement == config.model.placement]
+
+
+def _of_study(config: ComparisonConfig, study: Study) -> tuple[PaperResult, ...]:
+    return STUDIES[study.name].paper_results.get(config.preset, ()) if study.name in STUDIES else ()
 
 
 def paper_results(config: ComparisonConfig) -> tuple[PaperResult, ...]:
-    """Return what the papers print for this recipe, of every placement."""
+    """Return what the papers print for this recipe, of every placement; nothing for a study."""
     # A study's variants are not the norms of these tables.
     if config.study is not None or config.task not in RECIPES:
         return ()

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from powernorm.report.paired import LEAST_SEEDS, PairedGap, paired_gap
 from powernorm.report.records import Comparison, Run
-from powernorm.report.summary import REFERENCE
+from powernorm.report.summary import REFERENCE, references_of
 from powernorm.runs import PaperRecord
 
 Outcome = Literal["shown", "opposite", "undecided", "no sign", "few seeds", "unmeasured"]
@@ -71,7 +71,7 @@ def _claims(comparison: Comparison) -> Iterator[Claim]:
             continue
         assert record["value"] is not None
         runs = _runs_of(comparison, record["norm"], record["placement"])
-        theirs = _runs_of(comparison, REFERENCE, record["placement"])
+        theirs = references_of(comparison.runs, runs[0]) if runs else []
         yield Claim(
             norm=record["norm"],
             metric=record["metric"],

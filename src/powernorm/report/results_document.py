@@ -124,7 +124,7 @@ def _facts(comparison: Comparison) -> str:
         *_environment(comparison.settings),
     ]
     if comparison.reduced:
-        about = "Not as in the paper: " if comparison.paper else ""
+        about = "Not as in the paper: " if comparison.paper and comparison.study is None else ""
         sentences.append(f"{about}{printable(comparison.reduced)}")
     return " ".join(sentences)
 

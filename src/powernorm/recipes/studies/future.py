@@ -5,7 +5,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from powernorm.recipes.language_modeling.results import PENN_TREEBANK, results_on
 from powernorm.recipes.language_modeling.tensorized import HEAD_FEATURES
+from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.studies.recipes import StudyRecipe, sized
 from powernorm.training.config import (
     ComparisonConfig,
@@ -22,6 +24,8 @@ PENALTIES: Final[Mapping[str, float]] = MappingProxyType({"mean_penalty": 0.1, "
 """Of the sizes below the papers' (`recipes.language_modeling` says how they were found)."""
 HEADS: Final = {"smoke": 8, "demo": 16, "reduced": HEAD_FEATURES, "full": HEAD_FEATURES}
 """Features of the one head, by preset."""
+COMPARED: Final = ("demo", "reduced", "full")
+"""Presets beside which the papers' numbers stand."""
 MARK: Final = "-future"
 """Ends the label of a variant that sees the future."""
 
@@ -74,6 +78,16 @@ def future(config: ComparisonConfig) -> tuple[Variant, ...]:
     )
 
 
+def _printed() -> tuple[PaperResult, ...]:
+    """Return the papers' numbers of the norms of the study, for both forms."""
+    return tuple(
+        replace(result, norm=f"{result.norm}{mark}")
+        for mark in ("", MARK)
+        for result in results_on(PENN_TREEBANK)
+        if result.norm in NORMS
+    )
+
+
 FUTURE: Final = StudyRecipe(
     Study(
         name="future",
@@ -83,5 +97,11 @@ FUTURE: Final = StudyRecipe(
     "Tensorized Transformer, causal and seeing the future (S20, W22 Table 2)",
     future_base,
     future,
-    presets=("smoke", "demo", "reduced", "full"),
+    presets=("smoke", *COMPARED),
+    paper_results=dict.fromkeys(COMPARED, _printed()),
+    notes=dict.fromkeys(
+        COMPARED,
+        "The papers' numbers are of the Penn Treebank and of code that sees the future; they stand "
+        "beside both forms, for the signs of their differences to LayerNorm.",
+    ),
 )
