@@ -50,7 +50,7 @@ def test_a_packed_file_may_be_called_as_a_plain_one(tmp_path: Path) -> None:
         (bytes.fromhex("00000803 00000000 0000001c 0000001c"), "sizes are 0 x 28 x 28"),
         (bytes.fromhex("00000803 00000001 0000001c 0000ffff"), "at most 1024 x 1024"),
         (b"\x1f\x8b\x08\x00", "damaged gzip file"),
-        (gzip.compress(bytes(100))[:-5], "damaged gzip file|begins with"),
+        (gzip.compress(bytes(100), mtime=0)[:-5], "damaged gzip file|begins with"),
     ],
 )
 def test_damaged_files_are_named_with_what_is_wrong(
