@@ -78,3 +78,34 @@ def test_files_that_are_not_there_are_described(
 
 def test_own_path_is_left_to_the_readers() -> None:
     check_choice(override(recipe("translation", "iwslt15-xu2019"), ["data.path=nowhere"]))
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "words"),
+    [
+        ("classify", "conll2003", "of ner, not of classify: take one of rt, imdb, sst-5"),
+        ("image", "rt", "of classify, lm, lm-char, mlm, not of image: take one of drawn-digits"),
+        ("parse", "mnist", "of image, not of parse: take one of petrogold, turkish"),
+    ],
+)
+def test_data_set_of_another_task_is_refused(
+    task: str, name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = override(recipe(task, "demo"), [f"data.path={name}"])
+    with pytest.raises(InputError, match=rf"^{name} is a data set {words}"):
+        check_choice(config)
+    Path(name).mkdir()
+    check_choice(config)
+
+
+def test_data_set_that_the_user_brings_is_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = override(recipe("classify", "demo"), ["data.path=sst-5"])
+    message = r"^sst-5 does not exist: .* comes from nlp\.stanford\.edu/sentiment .* --data trees"
+    with pytest.raises(InputError, match=message):
+        check_choice(config)
+    Path("sst-5").mkdir()
+    check_choice(config)

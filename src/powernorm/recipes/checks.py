@@ -15,17 +15,29 @@ def check_choice(config: ComparisonConfig) -> None:
 
     Raises:
         InputError: the norms stand where another preset has them, with its own rate and penalties;
-            or the files that the preset asks for are not there.
+            or the files that the preset asks for are not there; or the data set is of another
+            task, or one that the user must bring.
     """
-    if config.study is not None or config.preset not in RECIPES.get(config.task, ()):
-        return
-    own = RECIPES[config.task][config.preset]()
+    presets = RECIPES.get(config.task, {})
+    if config.study is None and config.preset in presets:
+        own = presets[config.preset]()
+        _check_placement(config, own)
+        _check_files_of_preset(config, own)
+    _check_data_set(config)
+
+
+def _check_placement(config: ComparisonConfig, own: ComparisonConfig) -> None:
+    """Refuse a placement of which another preset knows the rate and the penalties."""
     twin = twin_of(config)
     if twin is not None:
         raise InputError(
             f"model.placement={config.model.placement}: the rate and the penalties of the preset "
             f"{config.preset} are those of {own.model.placement}-norm; use --preset {twin}."
         )
+
+
+def _check_files_of_preset(config: ComparisonConfig, own: ComparisonConfig) -> None:
+    """Say what the files are that a preset takes where they are not at its own path."""
     path, needed = config.data.path, CATALOGUE[config.task][config.preset].data
     # A name of a set that is embedded or fetched is no file.
     named = [name for name, entry in SETS.items() if entry.home != "own"]
@@ -33,4 +45,23 @@ def check_choice(config: ComparisonConfig) -> None:
     if is_file and not Path(str(path)).exists():
         raise InputError(
             f"{path} does not exist: the preset {config.preset} takes files of your own, {needed}."
+        )
+
+
+def _check_data_set(config: ComparisonConfig) -> None:
+    """Say what a known data set is of which the task's reader finds nothing."""
+    name, task = config.data.path, config.task
+    entry = SETS.get(str(name))
+    if entry is None or Path(entry.name).exists():
+        return
+    if task not in entry.tasks:
+        names = [other.name for other in SETS.values() if task in other.tasks]
+        raise InputError(
+            f"{name} is a data set of {', '.join(entry.tasks)}, not of {task}: take one of "
+            f"{', '.join(names)}, or files of your own (see `powernorm data`)."
+        )
+    if entry.home == "own":
+        raise InputError(
+            f"{name} does not exist: a data set that powernorm neither holds nor fetches; it "
+            f"comes from {entry.source} and is then given as {entry.usage}."
         )
