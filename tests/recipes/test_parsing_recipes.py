@@ -61,7 +61,7 @@ def test_petrogold_says_that_it_is_not_penn_treebank() -> None:
     note = reduced_note(config)
     assert note is not None
     assert note.startswith("A reduced ptb-xu2019. The paper's numbers are of Penn Treebank, these ")
-    assert "training.max_steps 3700 in place of 18500" in note
+    assert "training.max_steps 3410 in place of 18500" in note
     assert reduced_note(recipe("parse", "demo")) is None
 
 
