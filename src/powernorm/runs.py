@@ -308,6 +308,8 @@ class PaperRecord(TypedDict):
     """None where the paper says that the training diverged; a BLEU of 0 is one that failed."""
     source: str
     """Paper and table."""
+    against: NotRequired[list[str]]
+    """The norms that the paper compares this one with; without it LayerNorm."""
 
 
 class Baseline(TypedDict):

@@ -106,6 +106,16 @@ def test_characters_are_optional() -> None:
     assert not torch.allclose(with_characters(**batch), with_characters(**other))
 
 
+def test_words_and_characters_are_dropped_by_themselves() -> None:
+    def rates(model: EntityTagger) -> tuple[float, float]:
+        assert model.characters is not None
+        return model.embedding_dropout.p, model.characters.dropout.p
+
+    assert rates(build(dropout=0.1)) == (0.1, 0.1)
+    assert rates(build(dropout=0.1, embedding_dropout=0.5)) == (0.5, 0.5)
+    assert rates(build(embedding_dropout=0.5, character_dropout=0.0)) == (0.5, 0.0)
+
+
 def test_loss_and_decoding_are_those_of_the_tag_sequences() -> None:
     model = build().eval()
     batch = inputs()

@@ -72,6 +72,17 @@ def test_batches_that_take_turns() -> None:
     assert step(memory, places(504), 8.0) == pytest.approx(6.05)
 
 
+def test_a_pass_never_meets_what_another_left() -> None:
+    """Validation has one batch at a time in a memory that two could share."""
+    memory = StreamMemory(LENGTH, num_lanes=2)
+    for place in (0, 4, 8):
+        step(memory, places(place), 1.0 + place)
+    assert step(memory, places(0), 20.0) is None
+    assert step(memory, places(4), 21.0) == pytest.approx(20.05)
+    assert step(memory, places(8), 22.0) == pytest.approx(21.05)
+    assert step(memory, places(8), 23.0) == pytest.approx(21.05), "once more"
+
+
 def test_no_more_is_kept_than_takes_turns() -> None:
     memory = StreamMemory(LENGTH)
     step(memory, places(0), 1.0)

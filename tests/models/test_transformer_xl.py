@@ -138,6 +138,21 @@ def test_memory_of_another_length_in_evaluation() -> None:
     assert not torch.allclose(in_segments(short.train(), text(), 4), whole)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batches_that_take_turns_keep_their_memories(training: bool) -> None:
+    """Also in evaluation, in which TID and others read the batches of the training."""
+    model = build(num_lanes=2, memory_length=TEXT).train(training)
+    starts, segments = torch.tensor([0, 100]), range(0, TEXT, 4)
+    alone = [in_segments(model, text(seed=seed), 4) for seed in (0, 1)]
+    turns = [
+        model(text(seed=seed)[:, first : first + 4], starts + 500 * seed + first)
+        for first in segments
+        for seed in (0, 1)
+    ]
+    for seed in (0, 1):
+        assert torch.equal(torch.cat(turns[seed::2], dim=1), alone[seed])
+
+
 def test_without_places_nothing_is_remembered() -> None:
     model = build().eval()
     with torch.no_grad():

@@ -9,6 +9,7 @@ from powernorm.errors import InputError
 from powernorm.recipes import CATALOGUE, RECIPES, measure_of, paper_records, recipe, reduced_note
 from powernorm.recipes.catalogue import EMBEDDED, catalogue_of
 from powernorm.recipes.studies import study_config
+from powernorm.recipes.studies.future import NORMS
 from powernorm.training.overrides import override
 
 ALL = [(task, preset) for task, presets in RECIPES.items() for preset in presets]
@@ -38,6 +39,7 @@ def test_records_of_a_preset() -> None:
         "metric": "test_bleu_lowercase",
         "value": 35.9,
         "source": "Shen et al. 2020, Table 1",
+        "against": ["ln"],
     }
 
 
@@ -148,3 +150,19 @@ def test_catalogue_says_what_is_valid_in_the_folder_of_wmt14() -> None:
 def test_unknown_task_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match="no task 'mt': choose one of lm, mlm, tag, translation"):
         catalogue_of("mt")
+
+
+def test_what_xu_et_al_compare_a_row_with() -> None:
+    """ "a variant of LayerNorm-simple", and the column against no norm in Table 2."""
+    for task, preset in (("classify", "rt-xu2019"), ("image", "mnist-xu2019")):
+        against = {row["norm"]: row["against"] for row in paper_records(recipe(task, preset))}
+        assert against.pop("detach-both") == ["none", "ln-simple"]
+        assert against.pop("detach-mean") == against.pop("detach-std") == ["ln-simple"]
+        assert against == {key: ["ln"] for key in ("none", "ln", "ln-simple", "adanorm")}
+
+
+def test_rows_of_another_form_are_compared_within_it() -> None:
+    records = paper_records(study_config("lm", "future", "full"))
+    assert {row["norm"]: row["against"] for row in records} == {
+        f"{norm}{mark}": [f"ln{mark}"] for mark in ("", "-future") for norm in NORMS
+    }

@@ -101,3 +101,30 @@ def test_whether_a_claim_showed(values: list[float], printed: float, outcome: st
     (found,) = claims(comparison)
     assert (found.norm, found.printed) == ("bn", printed - 74.0)
     assert found.outcome == outcome
+
+
+def test_a_claim_is_held_against_the_norms_that_the_paper_names() -> None:
+    paper = [record("ln", 77.0), record("ln-simple", 76.0), record("none", 75.0)]
+    detached = record("detach-both", 74.0)
+    detached["against"] = ["none", "ln-simple", "rms"]
+    comparison = Comparison(
+        folder=None,  # type: ignore[arg-type]
+        task="classify",
+        preset="rt",
+        placement="pre",
+        settings={},
+        data={},
+        baselines=(),
+        runs=[
+            *runs("ln-simple", [75.0, 75.1, 75.2]),
+            *runs("none", [70.0, 70.1, 70.2]),
+            *runs("detach-both", [72.0, 72.1, 72.2]),
+        ],
+        metric=METRIC,
+        paper=[*paper, detached],
+    )
+    found = [claim for claim in claims(comparison) if claim.norm == "detach-both"]
+    assert [(one.against, one.printed, one.outcome) for one in found] == [
+        ("none", -1.0, "opposite"),
+        ("ln-simple", -2.0, "shown"),
+    ]

@@ -58,7 +58,8 @@ def test_paper_and_measured_side_by_side(folder: Path) -> None:
     # 112, 114, 116, 118 against 100, 102, 104, 106.
     assert table[2:6] == ["115.0 ± 2.6", "4", "+12.00 (+12.00 to +12.00)", r"\< 0.001"]
     assert table[6] == "1.00 / 2.50"
-    assert claim[2:6] == ["-5.60", "+12.00 (+12.00 to +12.00)", r"\< 0.001", "the opposite"]
+    assert claim[1:3] == ["ln", "test perplexity"]
+    assert claim[3:7] == ["-5.60", "+12.00 (+12.00 to +12.00)", r"\< 0.001", "the opposite"]
     assert lines_of(text, "pnv") == [
         ["pnv", "55.3 (Shen et al. 2020, Table 2)", "not run"] + [""] + ["–"] * 3
     ]
@@ -96,6 +97,20 @@ def test_papers_numbers_beside_marked_runs_and_failed_scores(folder: Path) -> No
     (row,) = lines_of(text, "rbn (sees the future)")
     assert row[1] == "0, failed (Shen et al. 2020, Table 2)"
     assert "not run" not in text
+
+
+def test_a_papers_decimals_are_those_of_its_column(folder: Path) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    values = {"ln": 77.5, "rbn": 77.21, "pnv": 76.0}
+    results["paper"] = [record | {"value": values[str(record["norm"])]} for record in PAPER]
+    # Of another paper, which prints one.
+    results["paper"] += [PAPER[0] | {"source": "Wang et al. 2022, Table 2", "value": 75.0}]
+    path.write_text(json.dumps(results))
+    text = results_document([folder])
+    papers = "77.50 (Shen et al. 2020, Table 2); 75.0 (Wang et al. 2022, Table 2)"
+    assert lines_of(text, "ln")[0][1] == papers
+    assert lines_of(text, "pnv")[0][1] == "76.00 (Shen et al. 2020, Table 2)"
 
 
 def test_a_page_that_cannot_be_written_or_read(folder: Path, tmp_path: Path) -> None:

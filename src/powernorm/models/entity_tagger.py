@@ -34,10 +34,11 @@ class EntityTagger(nn.Module):
         attention_dropout: of the attention weights, in training.
         activation_dropout: after the activation, in training; None is `dropout`.
         embedding_features: size of a word's embedding; None is `num_features`.
-        embedding_dropout: of embeddings of words and characters; None is `dropout`.
+        embedding_dropout: of the words' embeddings, in training; None is `dropout`.
         output_dropout: before the scores, in training.
         num_characters: number of ids of characters; 0 is padding.
         character_features: made of a word's characters; 0 leaves them out.
+        character_dropout: of characters, in training; None is `embedding_dropout`.
         initialisation: of the linear maps.
         seed: of the initial weights, which are the same for every norm.
         num_norm_layers: lowest layers whose norms are made by `norm`; None is all of them. The
@@ -74,6 +75,7 @@ class EntityTagger(nn.Module):
         output_dropout: float = 0.0,
         num_characters: int = 0,
         character_features: int = 0,
+        character_dropout: float | None = None,
         initialisation: Initialisation = "xavier",
         seed: int = 0,
         num_norm_layers: int | None = None,
@@ -86,7 +88,11 @@ class EntityTagger(nn.Module):
         self.embedding = nn.Embedding(num_words, embedding_features)
         self.embedding_dropout = Dropout(dropped)
         self.characters = (
-            CharacterFeatures(num_characters, character_features, dropout=dropped)
+            CharacterFeatures(
+                num_characters,
+                character_features,
+                dropout=dropped if character_dropout is None else character_dropout,
+            )
             if character_features
             else None
         )

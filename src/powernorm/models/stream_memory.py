@@ -91,7 +91,8 @@ class StreamMemory:
 
     def _lane_of(self, place: Place) -> _Lane:
         """Take the lane that a batch belongs to out of the list, or make one."""
-        for index, lane in enumerate(self._lanes):
+        # The one used last comes first: another may be left from an earlier pass over the text.
+        for index, lane in reversed(list(enumerate(self._lanes))):
             if lane.kept is not None and lane.after == place:
                 del self._lanes[index]
                 return _Lane(before=place, seen=tuple(map(_usable, lane.kept)))

@@ -60,8 +60,8 @@ class TransformerXL(nn.Module):
         norm: makes every norm of the model, or of its lowest layers.
         memory_length: positions of the memory in training.
         evaluation_memory_length: the same in evaluation; None is `memory_length`.
-        num_lanes: batches with rows of their own that take turns in training, such as the
-            micro-batches of an update.
+        num_lanes: batches with rows of their own that take turns, such as the micro-batches of an
+            update, which measurements read in evaluation as well.
         max_distance: longer distances count as this one; None has no limit. Of use where the
             evaluation has a longer memory than the training, which has never seen such distances.
         num_features: size of the features.
@@ -143,7 +143,7 @@ class TransformerXL(nn.Module):
         nn.init.zeros_(self.head.bias)
         self.head.weight = self.embedding.weight
         self._training_memory = StreamMemory(memory_length, num_lanes)
-        self._evaluation_memory = StreamMemory(evaluation_memory_length)
+        self._evaluation_memory = StreamMemory(evaluation_memory_length, num_lanes)
 
     def forward(
         self, tokens: Tensor, starts: Tensor | None = None, padding_mask: Tensor | None = None

@@ -18,11 +18,9 @@ the vocabulary, there the 204 that occur.
 from collections.abc import Callable
 from typing import Final
 
-from powernorm.models.choices import Placement
 from powernorm.recipes.family import EMBEDDED, GPU, Family, RecipeInfo
 from powernorm.recipes.language_modeling import DEMO_PENALTIES
-from powernorm.recipes.paper_results import PaperResult
-from powernorm.recipes.translation.xu2019 import VARIANTS
+from powernorm.recipes.xu2019 import VARIANTS, table_results
 from powernorm.training.config import (
     ComparisonConfig,
     DataConfig,
@@ -154,21 +152,19 @@ CATALOGUE: Final[dict[str, RecipeInfo]] = {
     ),
 }
 
-_TABLES: Final = {
-    "none": ("Tables 1, 2, 4", 1.04),
-    "ln": ("Tables 1, 4", 1.07),
-    "ln-simple": ("Tables 1, 3, 4", 1.07),
-    "detach-both": ("Table 2", 1.12),
-    "detach-mean": ("Table 3", 1.07),
-    "detach-std": ("Table 3", 1.10),
-    "adanorm": ("Table 4", 1.07),
+_ENWIK8: Final = {
+    "none": 1.04,
+    "ln": 1.07,
+    "ln-simple": 1.07,
+    "detach-both": 1.12,
+    "detach-mean": 1.07,
+    "detach-std": 1.10,
+    "adanorm": 1.07,
 }
-_PLACEMENTS: Final[tuple[Placement, ...]] = ("post", "pre")
 
-ENWIK8_RESULTS: Final = tuple(
-    PaperResult(label, "enwik8", placement, value, f"Xu et al. 2019, {tables}", MEASURE)
-    for placement in _PLACEMENTS
-    for label, (tables, value) in _TABLES.items()
+ENWIK8_RESULTS: Final = (
+    *table_results("enwik8", MEASURE, _ENWIK8, "post"),
+    *table_results("enwik8", MEASURE, _ENWIK8, "pre"),
 )
 """Printed without a placement, so they stand beside both."""
 

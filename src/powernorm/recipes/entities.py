@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from powernorm.models.choices import Placement
+from powernorm.recipes import wang2022
 from powernorm.recipes.family import EMBEDDED, GPU, Family, RecipeInfo
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.training.config import (
@@ -100,21 +101,23 @@ def conll_pre() -> ComparisonConfig:
     Their learning rates are lost in our text; that of [46] stands in, 9e-4.
 
     From [46]: batches of 16 sentences, 100 epochs, linear decay, 14 heads of 128 features, twice as
-    many in the feed-forward networks, dropout 0.15 in the layers, 0.5 of the embeddings, 0.4 before
-    the scores; words in lower case with GloVe's 100 features (6B; `--set data.vectors=
-    glove.6B.100d.txt`; without it the embeddings begin at random, and the score is lower), scaled
-    to length 1, and 30 features of a word's characters by a convolution; the best epoch of the
-    valid split.
+    many in the feed-forward networks, dropout 0.15 in the layers, 0.5 of the words' embeddings, 0.3
+    of the characters', 0.4 before the scores; words in lower case with GloVe's 100 features (6B;
+    `data.vectors=glove.6B.100d.txt`; without it the embeddings begin at random, and the score is
+    lower), scaled to length 1, and 30 features of a word's characters by a convolution; the best
+    epoch of the valid split.
 
     Where this is another program than theirs: gradients are not clipped (they clip each number at
     5); words without a vector are known if the train split has them twice; no word is dropped at
-    random (they drop 2 %); sequences that the tag scheme forbids have probability 0 in training,
-    too; pre-norm has a norm after the last layer. λ belongs to the batch's loss, which here is a
-    mean over sentences of the sum over their words, while the layer's penalty is divided by the
-    sentences as well: hence 16 λ. Other norms: App. F (4,000 steps of warm-up of PN, an epoch of
-    BatchNorm for BRN, whose limits then rise to 3 and 5 in as many steps as here PN warms up,
-    MABN's window of 16); what is lost there, momentum and groups, is that of the layers, and a
-    group for each head. Momentum of BatchNorm and RegularizedBatchNorm is their code's, 0.05.
+    random (they drop 2 %); dropout behind the attention, too; the attention is that of their text
+    (see `DirectionalAttention`), to which the program adds a term; sequences that the tag scheme
+    forbids have probability 0 in training, too; pre-norm has a norm after the last layer. λ belongs
+    to the batch's loss, which here is a mean over sentences of the sum over their words, while the
+    layer's penalty is divided by the sentences as well: hence 16 λ. Other norms: App. F (4,000
+    steps of warm-up of PN, an epoch of BatchNorm for BRN, whose limits then rise to 3 and 5 in as
+    many steps as here PN warms up, MABN's window of 16); what is lost there, momentum and groups,
+    is that of the layers, and a group for each head. Momentum of BatchNorm and RegularizedBatchNorm
+    is their code's, 0.05.
     """
     return _conll("pre")
 
@@ -177,7 +180,13 @@ def conll_reduced() -> ComparisonConfig:
             monitor_every=100,
             tid_batches=100,
         ),
-        norm_options=_options(32, 4, _EPOCH_REDUCED, _EPOCH_REDUCED),
+        norm_options=wang2022.norm_options(
+            _penalties(32),
+            groups=4,
+            pn_warmup=_EPOCH_REDUCED,
+            brn_warmup=_EPOCH_REDUCED,
+            brn_ramp=_EPOCH_REDUCED,
+        ),
     )
 
 
@@ -193,6 +202,7 @@ def _conll(placement: Placement) -> ComparisonConfig:
             ),
             embedding_dropout=0.5,
             character_features=30,
+            character_dropout=0.3,
         ),
         rate=9e-4,
         epoch=EPOCH_CONLL,
@@ -265,33 +275,18 @@ def _tener(
             monitor_every=500,
             tid_batches=200,
         ),
-        norm_options=_options(SENTENCES, model.num_heads, epoch, 4000),
+        norm_options=wang2022.norm_options(
+            _penalties(SENTENCES),
+            groups=model.num_heads,
+            pn_warmup=4000,
+            brn_warmup=epoch,
+            brn_ramp=4000,
+        ),
     )
 
 
 def _penalties(num_sentences: int) -> NormOptions:
     return {"mean_penalty": num_sentences * LAMBDA, "var_penalty": 0.0}
-
-
-def _options(
-    num_sentences: int, num_heads: int, epoch: int, pn_warmup: int
-) -> dict[str, NormOptions]:
-    """Return what App. B and F say of the norms.
-
-    Args:
-        num_sentences: in a batch.
-        num_heads: groups of PowerNorm.
-        epoch: in updates.
-        pn_warmup: warm-up of PowerNorm and rise of BatchRenorm's limits, in updates.
-    """
-    return {
-        "bn": {"momentum": 0.05},
-        "rbn": {"momentum": 0.05, **_penalties(num_sentences)},
-        "pn": {"groups": num_heads, "warmup_steps": pn_warmup},
-        "pn-only": {"warmup_steps": pn_warmup},
-        "brn": {"warmup_steps": epoch, "ramp_steps": pn_warmup, "max_r": 3.0, "max_d": 5.0},
-        "mabn": {"window": 16, "warmup_steps": 100, "ratio_start": 1000},
-    }
 
 
 PRESETS: Final[dict[str, Callable[[], ComparisonConfig]]] = {

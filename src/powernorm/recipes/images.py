@@ -19,7 +19,7 @@ from typing import Final
 from powernorm.models.choices import Architecture
 from powernorm.recipes.family import EMBEDDED, GPU, Family, RecipeInfo
 from powernorm.recipes.paper_results import PaperResult
-from powernorm.recipes.translation.xu2019 import VARIANTS
+from powernorm.recipes.xu2019 import VARIANTS, table_results
 from powernorm.training.config import (
     ComparisonConfig,
     DataConfig,
@@ -206,19 +206,18 @@ CATALOGUE: Final[dict[str, RecipeInfo]] = {
     ),
 }
 
-_TABLES: Final = {
-    "none": ("Tables 1, 2, 4", 99.14),
-    "ln": ("Tables 1, 4", 99.13),
-    "ln-simple": ("Tables 1, 3, 4", 99.09),
-    "detach-both": ("Table 2", 99.10),
-    "detach-mean": ("Table 3", 99.25),
-    "detach-std": ("Table 3", 99.10),
-    "adanorm": ("Table 4", 99.35),
-}
-
-MNIST_RESULTS: Final = tuple(
-    PaperResult(label, "MNIST", "pre", value, f"Xu et al. 2019, {tables}", "test_accuracy")
-    for label, (tables, value) in _TABLES.items()
+MNIST_RESULTS: Final = table_results(
+    "MNIST",
+    "test_accuracy",
+    {
+        "none": 99.14,
+        "ln": 99.13,
+        "ln-simple": 99.09,
+        "detach-both": 99.10,
+        "detach-mean": 99.25,
+        "detach-std": 99.10,
+        "adanorm": 99.35,
+    },
 )
 CIFAR10_RESULTS: Final = (
     # Printed as an error of 8.75 %.

@@ -22,6 +22,8 @@ class PaperResult:
     """Paper and table."""
     metric: str = "test_perplexity"
     """Name among the metrics of a run; perplexities are per word."""
+    against: tuple[str, ...] = ("ln",)
+    """The rows that the paper compares this one with."""
 
     def record(self) -> PaperRecord:
         """Return the same for `results.json`."""
@@ -33,4 +35,5 @@ class PaperResult:
             # JSON has no infinity: a perplexity that is infinite is of a training that failed.
             value=None if self.value is not None and isinf(self.value) else self.value,
             source=self.source,
+            against=list(self.against),
         )

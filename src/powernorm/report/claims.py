@@ -1,13 +1,13 @@
-"""What a paper says of a norm against LayerNorm, and whether it showed here."""
+"""What a paper says of a norm against another, and whether it showed here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
-from typing import Final, Literal
+from typing import Final, Literal, TypeGuard
 
 from powernorm.report.paired import LEAST_SEEDS, PairedGap, paired_gap
 from powernorm.report.records import Comparison, Run
-from powernorm.report.summary import REFERENCE, references_of
+from powernorm.report.summary import REFERENCE
 from powernorm.runs import PaperRecord
 
 Outcome = Literal["shown", "opposite", "undecided", "no sign", "few seeds", "unmeasured"]
@@ -24,18 +24,20 @@ WORDS: Final[dict[Outcome, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A difference to LayerNorm that a paper prints, and the one measured.
+    """A difference between two norms that a paper prints, and the one measured.
 
     Attributes:
         norm: short name, or label of a variant.
+        against: the one that the paper compares it with, LayerNorm for most.
         metric: of a run.
         source: paper and table.
         dataset: of the paper.
-        printed: the paper's number minus its LayerNorm's.
+        printed: the paper's number minus the other's.
         measured: the same here, seed by seed; None where one of the two was not run.
     """
 
     norm: str
+    against: str
     metric: str
     source: str
     dataset: str
@@ -58,45 +60,39 @@ class Claim:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """The differences to LayerNorm that the papers print for a comparison, in their order."""
+    """The differences that the papers print for a comparison, in their order."""
     return list(_claims(comparison))
 
 
 def _claims(comparison: Comparison) -> Iterator[Claim]:
-    references = _references(comparison)
+    printed = {_key(record, record["norm"]): record["value"] for record in comparison.paper}
     for record in comparison.paper:
-        key = _key(record)
-        reference = references.get(key)
-        if record["norm"] == REFERENCE or reference is None or not _is_number(record["value"]):
-            continue
-        assert record["value"] is not None
-        runs = _runs_of(comparison, record["norm"], record["placement"])
-        theirs = references_of(comparison.runs, runs[0]) if runs else []
-        yield Claim(
-            norm=record["norm"],
-            metric=record["metric"],
-            source=record["source"],
-            dataset=record["dataset"],
-            printed=record["value"] - reference,
-            measured=paired_gap(runs, theirs, record["metric"]),
-        )
+        for against in record.get("against", [REFERENCE]):
+            value, reference = record["value"], printed.get(_key(record, against))
+            if record["norm"] == against or not _is_number(value) or not _is_number(reference):
+                continue
+            runs, theirs = (
+                _runs_of(comparison, norm, record["placement"])
+                for norm in (record["norm"], against)
+            )
+            yield Claim(
+                norm=record["norm"],
+                against=against,
+                metric=record["metric"],
+                source=record["source"],
+                dataset=record["dataset"],
+                printed=value - reference,
+                measured=paired_gap(runs, theirs, record["metric"]),
+            )
 
 
-def _references(comparison: Comparison) -> dict[tuple[str, str, str, str], float]:
-    return {
-        _key(record): record["value"]
-        for record in comparison.paper
-        if record["norm"] == REFERENCE and record["value"] is not None
-    }
-
-
-def _key(record: PaperRecord) -> tuple[str, str, str, str]:
-    """What a difference has to have in common: a paper's tables share their LayerNorm."""
+def _key(record: PaperRecord, norm: str) -> tuple[str, str, str, str, str]:
+    """Where the number of a norm stands: a paper's tables share their rows."""
     paper = record["source"].partition(",")[0]
-    return paper, record["dataset"], record["placement"], record["metric"]
+    return paper, record["dataset"], record["placement"], record["metric"], norm
 
 
-def _is_number(value: float | None) -> bool:
+def _is_number(value: float | None) -> TypeGuard[float]:
     return value is not None and isfinite(value)
 
 

@@ -229,17 +229,21 @@ def _signatures(row: JsonObject) -> dict[str, str]:
 def _paper(results: JsonObject) -> list[PaperRecord]:
     if "paper" not in results.values:
         return []
-    return [
-        PaperRecord(
-            norm=row.text("norm"),
-            placement=cast(Literal["pre", "post"], row.choice("placement", ("pre", "post"))),
-            dataset=row.text("dataset"),
-            metric=row.text("metric"),
-            value=row.number("value"),
-            source=row.text("source"),
-        )
-        for row in results.children("paper")
-    ]
+    return [_paper_record(row) for row in results.children("paper")]
+
+
+def _paper_record(row: JsonObject) -> PaperRecord:
+    record = PaperRecord(
+        norm=row.text("norm"),
+        placement=cast(Literal["pre", "post"], row.choice("placement", ("pre", "post"))),
+        dataset=row.text("dataset"),
+        metric=row.text("metric"),
+        value=row.number("value"),
+        source=row.text("source"),
+    )
+    if "against" in row.values:
+        record["against"] = row.texts("against")
+    return record
 
 
 def _place(row: JsonObject, axis: str) -> float | None:

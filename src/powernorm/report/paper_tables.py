@@ -1,6 +1,6 @@
 """What papers print beside what was measured here."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isinf
 from typing import Final
@@ -52,7 +52,7 @@ def paper_lines(comparison: Comparison) -> list[list[str]]:
         [
             printable(key.norm),
             key.placement,
-            "; ".join(_printed(record) for record in records),
+            "; ".join(printed_with_source(record, comparison.paper) for record in records),
             _measured(comparison.runs, key),
             printable(heading_of(key.metric)),
             printable(key.dataset),
@@ -61,12 +61,19 @@ def paper_lines(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def _printed(record: PaperRecord) -> str:
-    return f"{printed_value(record)} ({printable(record['source'])})"
+def printed_with_source(record: PaperRecord, beside: Iterable[PaperRecord]) -> str:
+    """A paper's number and where it stands, as `printed_value`."""
+    return f"{printed_value(record, beside)} ({printable(record['source'])})"
 
 
-def printed_value(record: PaperRecord) -> str:
-    """A paper's number with the paper's decimals; a score of 0 is no score."""
+def printed_value(record: PaperRecord, beside: Iterable[PaperRecord] = ()) -> str:
+    """A paper's number with the paper's decimals; a score of 0 is no score.
+
+    Args:
+        record: the number.
+        beside: among others the rest of its column, of which the longest says how many decimals
+            the paper prints.
+    """
     value = record["value"]
     if value is None:
         return "diverged"
@@ -75,7 +82,22 @@ def printed_value(record: PaperRecord) -> str:
     is_score = record["metric"] in MEASURES and MEASURES[record["metric"]].higher_is_better
     if is_score and value == 0:
         return "0, failed"
-    return f"{value:.1f}" if value == round(value, 1) else numerals.number(value)
+    column = [one["value"] for one in (record, *beside) if _column(one) == _column(record)]
+    return f"{value:.{max(map(_decimals, column))}f}"
+
+
+def _column(record: PaperRecord) -> tuple[str, str, str]:
+    """What is printed with the same number of decimals."""
+    return record["source"].partition(",")[0], record["dataset"], record["metric"]
+
+
+def _decimals(value: float | None) -> int:
+    """Of a number as it was typed, at least one.
+
+    >>> _decimals(77.21), _decimals(35.0), _decimals(None)
+    (2, 1, 1)
+    """
+    return 1 if value is None or isinf(value) else max(1, len(repr(value).partition(".")[2]))
 
 
 def _measured(runs: Sequence[Run], key: _Key) -> str:

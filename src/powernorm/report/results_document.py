@@ -1,6 +1,6 @@
 """The page of results: comparisons beside the papers' numbers, as Markdown from their files."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ from powernorm.report.loading import read_comparison
 from powernorm.report.measures import heading_of
 from powernorm.report.numerals import printable
 from powernorm.report.paired import PairedGap, paired_gap
-from powernorm.report.paper_tables import printed_value
+from powernorm.report.paper_tables import printed_with_source
 from powernorm.report.records import Comparison
 from powernorm.report.summary import SummaryRow, summarize
 from powernorm.runs import PaperRecord
@@ -34,6 +34,7 @@ _HEADINGS: Final = ("norm", "paper", "measured", "seeds", "gap to ln", "p", "TID
 _NUMERIC: Final = (False, False, True, True, True, True, True)
 _CLAIM_HEADINGS: Final = (
     "norm",
+    "against",
     "measure",
     "paper",
     "measured",
@@ -41,7 +42,7 @@ _CLAIM_HEADINGS: Final = (
     "the paper's sign is",
     "from",
 )
-_CLAIM_NUMERIC: Final = (False, False, True, True, True, False, False)
+_CLAIM_NUMERIC: Final = (False, False, False, True, True, True, False, False)
 
 
 def results_document(folders: Sequence[Path]) -> str:
@@ -101,7 +102,7 @@ def _section(comparison: Comparison) -> str:
     found = claims(comparison)
     measured = [claim for claim in found if claim.measured is not None]
     if measured:
-        parts.append("\nDifferences to LayerNorm, the paper's and ours:\n")
+        parts.append("\nDifferences, the paper's and ours:\n")
         parts.append(
             text_tables.markdown(_CLAIM_HEADINGS, _CLAIM_NUMERIC, list(map(_claim_line, measured)))
         )
@@ -180,12 +181,12 @@ def _tid(row: SummaryRow) -> str:
     return " / ".join(numerals.percent(part) for part in parts)
 
 
-def _by_norm(records: Iterable[PaperRecord], metric: str) -> dict[tuple[str, str], str]:
+def _by_norm(records: Sequence[PaperRecord], metric: str) -> dict[tuple[str, str], str]:
     """What the papers print of the measure, by norm and placement."""
     found: dict[tuple[str, str], list[str]] = {}
     for record in records:
         if record["metric"] == metric:
-            text = f"{printed_value(record)} ({printable(record['source'])})"
+            text = printed_with_source(record, records)
             found.setdefault((record["norm"], record["placement"]), []).append(text)
     return {key: "; ".join(texts) for key, texts in found.items()}
 
@@ -193,6 +194,7 @@ def _by_norm(records: Iterable[PaperRecord], metric: str) -> dict[tuple[str, str
 def _claim_line(claim: Claim) -> list[str]:
     return [
         claim.norm,
+        claim.against,
         heading_of(claim.metric),
         f"{claim.printed:+.2f}",
         interval(claim.measured),

@@ -122,6 +122,7 @@ class EntityTask(Task[EncodedEntities]):
             "model.embedding_dropout",
             "model.output_dropout",
             "model.character_features",
+            "model.character_dropout",
         }
     )
     unused = ("training.label_smoothing",)
@@ -204,6 +205,7 @@ class EntityTask(Task[EncodedEntities]):
             output_dropout=shape.output_dropout or 0.0,
             num_characters=num_characters,
             character_features=shape.character_features or 0,
+            character_dropout=shape.character_dropout,
             initialisation=shape.initialisation,
             seed=seed,
             num_norm_layers=shape.num_norm_layers,

@@ -69,6 +69,8 @@ class ModelConfig:
     """Size of embeddings where it is not num_features."""
     embedding_dropout: float | None = field(default=None, metadata=LATER)
     """Of the embeddings; None is `dropout`."""
+    character_dropout: float | None = field(default=None, metadata=LATER)
+    """Of what a tagger of names makes of a word's characters; None is as of the embeddings."""
     output_dropout: float | None = field(default=None, metadata=LATER)
     """Before the output; None is none."""
     character_features: int | None = field(default=None, metadata=LATER)
@@ -114,7 +116,7 @@ class ModelConfig:
         for name in ("memory_length", "evaluation_memory_length"):
             if getattr(self, name) is not None:
                 check_at_least(f"model.{name}", getattr(self, name), 0)
-        for name in ("embedding_dropout", "output_dropout"):
+        for name in ("embedding_dropout", "character_dropout", "output_dropout"):
             if getattr(self, name) is not None:
                 check_fraction(f"model.{name}", getattr(self, name), below_one=True)
         if list(self.adaptive_cutoffs) != sorted({*self.adaptive_cutoffs}):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from powernorm.recipes.paper_results import PaperResult
-from powernorm.recipes.translation.xu2019 import VARIANTS
+from powernorm.recipes.xu2019 import MORE_VARIANTS, table_results
 from powernorm.training.config import (
     ComparisonConfig,
     DataConfig,
@@ -24,19 +24,9 @@ from powernorm.training.config import (
     OptimizerConfig,
     ScheduleConfig,
     TrainingConfig,
-    Variant,
 )
 
 TASK: Final = "classify"
-
-LINES: Final = (
-    *VARIANTS,
-    Variant("bn", "bn"),
-    Variant("rbn", "rbn"),
-    Variant("pn", "pn"),
-)
-"""The paper's rows, and the norms of the other papers on the same data; λ is the layer's default,
-(0.1, 0.01)."""
 
 MODEL: Final = ModelConfig(
     num_features=128,
@@ -99,7 +89,7 @@ def _config(preset: str, path: str, epoch: int) -> ComparisonConfig:
     return ComparisonConfig(
         task=TASK,
         preset=preset,
-        norms=tuple(dict.fromkeys(variant.norm for variant in LINES)),
+        norms=tuple(dict.fromkeys(variant.norm for variant in MORE_VARIANTS)),
         seeds=(0, 1, 2, 3, 4),
         data=DataConfig(path=path, vocabulary_size=20_000, sequence_length=64, batch_tokens=4096),
         model=MODEL,
@@ -113,7 +103,7 @@ def _config(preset: str, path: str, epoch: int) -> ComparisonConfig:
             tid_batches=40,
             average_checkpoints=NUM_AVERAGED,
         ),
-        variants=LINES,
+        variants=MORE_VARIANTS,
     )
 
 
@@ -123,23 +113,19 @@ PRESETS: Final[dict[str, Callable[[], ComparisonConfig]]] = {
 }
 
 _TABLE: Final = {
-    "none": ("Tables 1, 2, 4", (76.85, 38.55)),
-    "ln": ("Tables 1, 4", (77.21, 39.23)),
-    "ln-simple": ("Tables 1, 3, 4", (76.66, 40.54)),
-    "detach-both": ("Table 2", (76.40, 40.04)),
-    "detach-mean": ("Table 3", (75.02, 40.99)),
-    "detach-std": ("Table 3", (77.04, 41.74)),
-    "adanorm": ("Table 4", (77.50, 40.54)),
+    "none": (76.85, 38.55),
+    "ln": (77.21, 39.23),
+    "ln-simple": (76.66, 40.54),
+    "detach-both": (76.40, 40.04),
+    "detach-mean": (75.02, 40.99),
+    "detach-std": (77.04, 41.74),
+    "adanorm": (77.50, 40.54),
 }
 
 
 def _results(dataset: str, column: int) -> tuple[PaperResult, ...]:
-    return tuple(
-        PaperResult(
-            label, dataset, "pre", values[column], f"Xu et al. 2019, {tables}", "test_accuracy"
-        )
-        for label, (tables, values) in _TABLE.items()
-    )
+    values = {label: row[column] for label, row in _TABLE.items()}
+    return table_results(dataset, "test_accuracy", values)
 
 
 RT_RESULTS: Final = _results("RT", 0)

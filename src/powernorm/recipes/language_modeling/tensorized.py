@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from powernorm.models.choices import Placement
+from powernorm.recipes import wang2022
 from powernorm.recipes.family import GPU, Recipe, RecipeInfo
 from powernorm.recipes.language_modeling.plain import TASK, full
 from powernorm.training.config import (
@@ -31,6 +32,12 @@ NORMS: Final = ("ln", "bn", "rbn", "pnv", "pn")
 """Those of S20 Table 2 and W22 Table 2; `--norms` takes `pn-only`, `brn` and `mabn` of W22 Table 3,
 too."""
 HEAD_FEATURES: Final = 40
+WARMUP: Final = 4000
+"""Steps of PowerNorm with batch statistics (S20, W22 App. F)."""
+PTB_EPOCH: Final = 929_589 // (120 * 32)
+WIKITEXT_EPOCH: Final = 103_227_021 // (60 * 80)
+"""Updates in which a batch has seen as many positions as the train split has words, line ends
+included; the subwords are a few more."""
 PTB_PENALTIES: Final[Mapping[Placement, NormOptions]] = {
     "pre": {"mean_penalty": 0.01, "var_penalty": 0.0},
     "post": {"mean_penalty": 0.1, "var_penalty": 0.01},
@@ -55,6 +62,9 @@ def ptb_pre() -> ComparisonConfig:
 
     Not in the texts, so what `full` has: no weight decay, Adam's β (0.9, 0.98), gradients clipped
     at 1. `--data` with the Penn Treebank's files gives the papers' text.
+
+    S20 has GroupScaling in front of BatchNorm, PowerNormV and PowerNorm, W22 in front of PowerNorm
+    alone: here `pnv`, which S20 alone prints, has it, and `bn` is W22's.
     """
     return _ptb("pre")
 
@@ -94,7 +104,7 @@ def _ptb(placement: Placement) -> ComparisonConfig:
             head_features=HEAD_FEATURES,
             placement=placement,
         ),
-        norm_options=_norm_options(PTB_PENALTIES[placement]),
+        norm_options=_norm_options(PTB_PENALTIES[placement], PTB_EPOCH),
     )
 
 
@@ -132,13 +142,16 @@ def _wikitext(placement: Placement) -> ComparisonConfig:
             tid_batches=200,
             norm_warmup_fraction=0.02,
         ),
-        norm_options=_norm_options(WIKITEXT_PENALTIES[placement]),
+        norm_options=_norm_options(WIKITEXT_PENALTIES[placement], WIKITEXT_EPOCH),
     )
 
 
-def _norm_options(penalties: NormOptions) -> dict[str, NormOptions]:
-    """W22's code keeps its running statistics with momentum 0.05."""
-    return {"bn": {"momentum": 0.05}, "rbn": {"momentum": 0.05, **penalties}}
+def _norm_options(penalties: NormOptions, epoch: int) -> dict[str, NormOptions]:
+    """Return W22's settings, and S20's layer-scale of PowerNormV, as of PowerNorm: one group."""
+    options = wang2022.norm_options(
+        penalties, groups=1, pn_warmup=WARMUP, brn_warmup=epoch, brn_ramp=WARMUP
+    )
+    return {**options, "pnv": {"groups": 1}}
 
 
 PRESETS: Final[dict[str, Recipe]] = {

@@ -81,7 +81,11 @@ def future(config: ComparisonConfig) -> tuple[Variant, ...]:
 def _printed() -> tuple[PaperResult, ...]:
     """Return the papers' numbers of the norms of the study, for both forms."""
     return tuple(
-        replace(result, norm=f"{result.norm}{mark}")
+        replace(
+            result,
+            norm=f"{result.norm}{mark}",
+            against=tuple(f"{norm}{mark}" for norm in result.against),
+        )
         for mark in ("", MARK)
         for result in results_on(PENN_TREEBANK)
         if result.norm in NORMS

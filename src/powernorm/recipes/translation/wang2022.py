@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from powernorm.models.choices import Placement
+from powernorm.recipes import wang2022
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.translation.shapes import (
     BASE,
@@ -96,7 +97,13 @@ def _iwslt14(placement: Placement, penalties: NormOptions) -> ComparisonConfig:
         optimizer=adam(RATES[placement], weight_decay=1e-4),
         schedule=ScheduleConfig(name="inverse_sqrt", warmup_steps=WARMUP),
         training=_training(60, EPOCH_IWSLT14),
-        norm_options=_options(penalties, SMALL.num_heads, EPOCH_IWSLT14),
+        norm_options=wang2022.norm_options(
+            penalties,
+            groups=SMALL.num_heads,
+            pn_warmup=PN_WARMUP,
+            brn_warmup=EPOCH_IWSLT14,
+            brn_ramp=RAMP,
+        ),
         decoding=IWSLT_SEARCH,
     )
 
@@ -119,7 +126,14 @@ def _wmt16(placement: Placement, penalties: NormOptions) -> ComparisonConfig:
         optimizer=adam(RATES[placement], accumulation=accumulation),
         schedule=ScheduleConfig(name="inverse_sqrt", warmup_steps=WARMUP),
         training=replace(_training(20, EPOCH_WMT16), precision="bfloat16"),
-        norm_options=_options(penalties, BASE.num_heads, EPOCH_WMT16, accumulation, WMT16_DEVICES),
+        norm_options=wang2022.norm_options(
+            penalties,
+            groups=BASE.num_heads,
+            # Of the paper's devices, which share these.
+            pn_warmup=WMT16_DEVICES * PN_WARMUP,
+            brn_warmup=accumulation * EPOCH_WMT16,
+            brn_ramp=accumulation * RAMP,
+        ),
         decoding=WMT_SEARCH,
     )
 
@@ -139,38 +153,6 @@ def _training(num_epochs: int, epoch: int) -> TrainingConfig:
         average_checkpoints=6,
         average_statistics="average",
     )
-
-
-def _options(
-    penalties: NormOptions,
-    num_heads: int,
-    epoch: int,
-    accumulation: int = 1,
-    num_devices: int = 1,
-) -> dict[str, NormOptions]:
-    """What App. F says of the other norms, whose warm-ups count forward passes.
-
-    Args:
-        penalties: λ.
-        num_heads: groups of PowerNorm.
-        epoch: in updates.
-        accumulation: forward passes in an update.
-        num_devices: of the paper, which share these.
-    """
-    pn_warmup = num_devices * PN_WARMUP
-    return {
-        "bn": {"momentum": 0.05},
-        "rbn": {"momentum": 0.05, **penalties},
-        "pn": {"groups": num_heads, "warmup_steps": pn_warmup},
-        "pn-only": {"warmup_steps": pn_warmup},
-        "brn": {
-            "warmup_steps": accumulation * epoch,
-            "ramp_steps": accumulation * RAMP,
-            "max_r": 3.0,
-            "max_d": 5.0,
-        },
-        "mabn": {"window": 16, "warmup_steps": 100, "ratio_start": 1000},
-    }
 
 
 PRESETS: Final[dict[str, Callable[[], ComparisonConfig]]] = {

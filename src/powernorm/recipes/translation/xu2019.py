@@ -25,6 +25,7 @@ from powernorm.recipes.translation.shapes import (
     WMT_SEARCH,
     adam,
 )
+from powernorm.recipes.xu2019 import VARIANTS, table_results
 from powernorm.training.config import (
     ComparisonConfig,
     DataConfig,
@@ -34,19 +35,7 @@ from powernorm.training.config import (
     OptimizerConfig,
     ScheduleConfig,
     TrainingConfig,
-    Variant,
 )
-
-VARIANTS: Final = (
-    Variant("none", "none"),
-    Variant("ln", "ln"),
-    Variant("ln-simple", "ln-simple"),
-    Variant("detach-both", "detach", {"detach_mean": True, "detach_std": True}),
-    Variant("detach-mean", "detach", {"detach_mean": True, "detach_std": False}),
-    Variant("detach-std", "detach", {"detach_mean": False, "detach_std": True}),
-    Variant("adanorm", "adanorm"),
-)
-"""The rows of the tables; `--norms` chooses among them by label, or by norm (`detach` is three)."""
 
 NORM_OPTIONS: Final[dict[str, NormOptions]] = {"adanorm": {"scale": 2.0}}
 
@@ -161,28 +150,19 @@ PRESETS: Final[dict[str, Callable[[], ComparisonConfig]]] = {
 }
 
 _TABLE: Final = {
-    "none": ("Tables 1, 2, 4", (None, 34.0, 28.4)),
-    "ln": ("Tables 1, 4", (28.3, 35.5, 31.2)),
-    "ln-simple": ("Tables 1, 3, 4", (28.4, 35.5, 31.6)),
-    "detach-both": ("Table 2", (None, 33.9, 27.7)),
-    "detach-mean": ("Table 3", (28.3, 35.6, 31.3)),
-    "detach-std": ("Table 3", (None, 34.2, 29.8)),
-    "adanorm": ("Table 4", (28.5, 35.6, 31.4)),
+    "none": (None, 34.0, 28.4),
+    "ln": (28.3, 35.5, 31.2),
+    "ln-simple": (28.4, 35.5, 31.6),
+    "detach-both": (None, 33.9, 27.7),
+    "detach-mean": (28.3, 35.6, 31.3),
+    "detach-std": (None, 34.2, 29.8),
+    "adanorm": (28.5, 35.6, 31.4),
 }
 
 
 def _results(dataset: str, column: int) -> tuple[PaperResult, ...]:
-    return tuple(
-        PaperResult(
-            label,
-            dataset,
-            "pre",
-            values[column],
-            f"Xu et al. 2019, {tables}",
-            "test_bleu_tokenised",
-        )
-        for label, (tables, values) in _TABLE.items()
-    )
+    values = {label: row[column] for label, row in _TABLE.items()}
+    return table_results(dataset, "test_bleu_tokenised", values)
 
 
 WMT14_RESULTS: Final = _results("WMT14 En-De", 0)
