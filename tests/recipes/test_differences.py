@@ -59,6 +59,38 @@ def test_other_data_are_named(preset: str, dataset: str) -> None:
     assert "data.path" not in note
 
 
+@pytest.mark.parametrize(
+    ("task", "preset", "path", "words"),
+    [
+        ("parse", "petrogold", "petrogold", "these of PetroGold, Portuguese"),
+        ("parse", "petrogold", "turkish", "The data are turkish, not Penn Treebank."),
+        ("parse", "petrogold", "mine", "whether they are Penn Treebank is not known."),
+        ("classify", "rt-xu2019", "rt", "These are four fifths of the paper's sentences."),
+        ("classify", "rt-xu2019", "mine", "whether they are RT is not known."),
+        ("classify", "imdb-wang2022-pre", "imdb", "IMDB's training half only."),
+        ("classify", "imdb-wang2022-pre", "aclImdb", "whether they are IMDB is not known."),
+        ("ner", "conll-reduced", "msra", "The data are msra, not CoNLL-2003."),
+        ("ner", "conll-reduced", "conll2003", None),
+        ("image", "mnist-xu2019", "mnist", None),
+        ("image", "mnist-xu2019", "drawn-digits", "The data are drawn-digits, not MNIST."),
+        ("image", "cifar10-resnet20", "mnist", "The data are mnist, not CIFAR-10."),
+        ("lm-char", "enwik8-xu2019", "sotu", "The data are sotu, not enwik8."),
+    ],
+)
+def test_data_are_called_what_they_are(
+    task: str, preset: str, path: str, words: str | None
+) -> None:
+    note = str(reduced_note(override(recipe(task, preset), [f"data.path={path}"])))
+    said = [
+        sentence
+        for sentence in note.split(". ")
+        if sentence.startswith(("The data", "These are", "The paper's numbers"))
+    ]
+    assert len(said) == (words is not None)
+    if words is not None:
+        assert words.rstrip(".") in said[0]
+
+
 @pytest.mark.parametrize("path", ["none", "verses"])
 @pytest.mark.parametrize("preset", EXPERIMENTS)
 def test_verses_in_place_of_an_experiments_data_are_named(preset: str, path: str) -> None:

@@ -124,6 +124,8 @@ def test_a_trained_parser_parses_as_it_was_scored(
     settings = trained.settings
     (batch,) = training_batches(settings, 1)
     assert {name: value.shape for name, value in batch.items()} == {STATES: (128, NUM_FEATURES)}
+    with pytest.raises(InputError, match=r"^rt is a data set of classify"):
+        run_text(settings, data="rt")
     text = run_text(settings)
     assert isinstance(text, EncodedTreebank)
     assert text.fingerprint == settings["data_fingerprint"]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from powernorm.data.sets.catalogue import SETS
+from powernorm.data.sets.catalogue import SETS, check_known_set
 from powernorm.errors import InputError
 from powernorm.recipes.catalogue import CATALOGUE, EMBEDDED
 from powernorm.recipes.differences import twin_of
@@ -23,7 +23,8 @@ def check_choice(config: ComparisonConfig) -> None:
         own = presets[config.preset]()
         _check_placement(config, own)
         _check_files_of_preset(config, own)
-    _check_data_set(config)
+    if config.data.path is not None:
+        check_known_set(config.data.path, config.task)
 
 
 def _check_placement(config: ComparisonConfig, own: ComparisonConfig) -> None:
@@ -45,23 +46,4 @@ def _check_files_of_preset(config: ComparisonConfig, own: ComparisonConfig) -> N
     if is_file and not Path(str(path)).exists():
         raise InputError(
             f"{path} does not exist: the preset {config.preset} takes files of your own, {needed}."
-        )
-
-
-def _check_data_set(config: ComparisonConfig) -> None:
-    """Say what a known data set is of which the task's reader finds nothing."""
-    name, task = config.data.path, config.task
-    entry = SETS.get(str(name))
-    if entry is None or Path(entry.name).exists():
-        return
-    if task not in entry.tasks:
-        names = [other.name for other in SETS.values() if task in other.tasks]
-        raise InputError(
-            f"{name} is a data set of {', '.join(entry.tasks)}, not of {task}: take one of "
-            f"{', '.join(names)}, or files of your own (see `powernorm data`)."
-        )
-    if entry.home == "own":
-        raise InputError(
-            f"{name} does not exist: a data set that powernorm neither holds nor fetches; it "
-            f"comes from {entry.source} and is then given as {entry.usage}."
         )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from powernorm.data.embedded import EMBEDDED
 from powernorm.data.embedded_pairs import VERSES
+from powernorm.data.sets.catalogue import SETS
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.papers import paper_results
 from powernorm.recipes.registry import RECIPES, family_of
@@ -61,8 +62,7 @@ def _about_paper(config: ComparisonConfig) -> list[str]:
     parts = []
     if target != config.preset:
         parts.append(f"A reduced {target}.")
-    if config.preset in family.notes:
-        parts.append(family.notes[config.preset])
+    parts += filter(None, [family.notes.get(config.preset)])
     parts += _about_data(config, results[0].dataset)
     parts += _about_placement(config)
     changes = _changes(config, reference)
@@ -143,8 +143,14 @@ def _about_data(config: ComparisonConfig, dataset: str) -> list[str]:
         return [f"The data are the embedded verses, not {dataset}."]
     if config.task == "lm" and (path is None or path in EMBEDDED):
         return [f"The text is an embedded one, not {dataset}."]
-    if path is None or (own is not None and PurePath(path) == PurePath(own)):
-        return []
+    entry = None if path is None else SETS.get(path)
+    known = entry is not None and entry.home != "own"
+    is_own = path is None or (own is not None and PurePath(path) == PurePath(own))
+    if is_own or (known and path == dataset.lower().replace("-", "")):
+        note = family_of(config.task).data_notes.get(config.preset)
+        return [note] if note else []
+    if known:
+        return [f"The data are {path}, not {dataset}."]
     return [f"The data are {path}; whether they are {dataset} is not known."]
 
 

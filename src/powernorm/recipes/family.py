@@ -44,5 +44,7 @@ class Family:
     """Presets that are smaller than another; each paper's preset stands for itself."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """How a preset differs from the papers by its making, whatever its data; a sentence."""
+    data_notes: Mapping[str, str] = field(default_factory=dict)
+    """How a preset's own data differ from the papers'; a sentence."""
     placed: tuple[str, ...] = ()
     """Settings of which the papers have one value for pre-norm and another for post-norm."""

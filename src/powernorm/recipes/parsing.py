@@ -178,7 +178,7 @@ FAMILY: Final = Family(
     measure="test_uas",
     paper_results={"petrogold": PAPER_RESULTS, "ptb-xu2019": PAPER_RESULTS},
     stands_for={"petrogold": "ptb-xu2019"},
-    notes={
+    data_notes={
         "petrogold": "The paper's numbers are of Penn Treebank, these of PetroGold, Portuguese: "
         "compare the norms' differences, not the levels.",
     },

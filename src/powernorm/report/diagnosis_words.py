@@ -97,7 +97,7 @@ def evaluation_words(rows: Sequence[EvaluationRow]) -> str:
     ...     {"statistics": "batch", "tokens": 4096, "loss": 4.0},
     ... ])
     'With running statistics the loss is 4.5000, 0.5000 above that with batch statistics of about \
-4.1k tokens (4.0000). Re-estimation closes 60 % of the gap.'
+4.1k predictions (4.0000). Re-estimation closes 60 % of the gap.'
     """
     losses = {row["statistics"]: row["loss"] for row in rows if row["statistics"] != "batch"}
     running, estimated = losses.get("running"), losses.get("re-estimated")
@@ -113,13 +113,17 @@ def evaluation_words(rows: Sequence[EvaluationRow]) -> str:
         )
     largest = max(batches, key=lambda row: row["tokens"] or 0)
     size = (
-        "" if largest["tokens"] is None else f" of about {numerals.count(largest['tokens'])} tokens"
+        ""
+        if largest["tokens"] is None
+        # Tokens, images or texts: what the loss is a mean over.
+        else f" of about {numerals.count(largest['tokens'])} predictions"
     )
     gap = running - largest["loss"]
     # A share of less than this would be a quotient of rounding and chance.
     if not gap > SMALLEST_GAP * abs(running):
+        higher = "no higher than" if gap <= 0 else f"less than {100 * SMALLEST_GAP:g} % above that"
         return (
-            f"With running statistics the loss is {running:.4f}, no higher than with batch "
+            f"With running statistics the loss is {running:.4f}, {higher} with batch "
             f"statistics{size} ({largest['loss']:.4f}): there is no gap to close."
         )
     words = (

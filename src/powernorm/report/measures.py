@@ -18,6 +18,7 @@ class Measure:
         meaning: what it is, for the glossary.
         higher_is_better: whether it is a score, not a loss.
         others: metrics that stand beside it where a comparison is about it.
+        decimals: of a difference.
     """
 
     metric: str
@@ -25,6 +26,7 @@ class Measure:
     meaning: str
     higher_is_better: bool
     others: tuple[str, ...] = ()
+    decimals: int = 2
 
 
 _PERCENT: Final = "in percent."
@@ -141,6 +143,7 @@ _ROWS: Final = (
         "Negative log-likelihood of the test text in bits per byte. Lower is better.",
         higher_is_better=False,
         others=("valid_bits_per_character",),
+        decimals=4,
     ),
     Measure(
         "valid_bits_per_character",
@@ -169,3 +172,8 @@ MAIN: Final = (
 def heading_of(metric: str) -> str:
     """What a metric is called; its own name where it is none of `MEASURES`."""
     return MEASURES[metric].heading if metric in MEASURES else metric
+
+
+def decimals_of(metric: str) -> int:
+    """Decimals of a difference in a metric."""
+    return MEASURES[metric].decimals if metric in MEASURES else 2

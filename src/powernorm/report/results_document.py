@@ -10,7 +10,7 @@ from powernorm.report import numerals, text_tables
 from powernorm.report.claims import WORDS, Claim, claims
 from powernorm.report.document import counted
 from powernorm.report.loading import read_comparison
-from powernorm.report.measures import heading_of
+from powernorm.report.measures import decimals_of, heading_of
 from powernorm.report.numerals import printable
 from powernorm.report.paired import PairedGap, paired_gap
 from powernorm.report.paper_tables import printed_with_source
@@ -157,7 +157,7 @@ def _lines(comparison: Comparison) -> Iterator[list[str]]:
             next((papers[key] for key in keys if key in papers), numerals.NOTHING),
             _measured(row),
             "" if row.is_baseline else str(0 if row.test is None else row.test.count),
-            interval(gap),
+            interval(gap, comparison.metric),
             probability(gap),
             _tid(row),
         ]
@@ -197,27 +197,27 @@ def _claim_line(claim: Claim) -> list[str]:
         claim.against,
         heading_of(claim.metric),
         f"{claim.printed:+.2f}",
-        interval(claim.measured),
+        interval(claim.measured, claim.metric),
         probability(claim.measured),
         WORDS[claim.outcome],
         claim.source,
     ]
 
 
-def interval(gap: PairedGap | None) -> str:
+def interval(gap: PairedGap | None, metric: str) -> str:
     """A difference with its interval.
 
-    >>> interval(PairedGap(0.5, 0.1, 0.9, 0.02, 5)), interval(PairedGap(-1, float("nan"), 0, 0, 2))
-    ('+0.50 (+0.10 to +0.90)', '-1.00')
-    >>> interval(PairedGap(0.004, 0.001, 0.007, 0.02, 5))
+    >>> interval(PairedGap(0.5, 0.1, 0.9, 0.02, 5), "test_f1")
+    '+0.50 (+0.10 to +0.90)'
+    >>> interval(PairedGap(-0.04, float("nan"), 0, 0, 2), "test_f1")
+    '-0.04'
+    >>> interval(PairedGap(0.004, 0.001, 0.007, 0.02, 5), "test_bits_per_character")
     '+0.0040 (+0.0010 to +0.0070)'
     """
     if gap is None:
         return numerals.NOTHING
     known = [gap.difference] if isnan(gap.low) else [gap.difference, gap.low, gap.high]
-    # Bits per character differ in the third decimal.
-    decimals = max(2, numerals.decimals_for(max(map(abs, known))))
-    text, *ends = ("+" * (value >= 0) + numerals.number(value, decimals) for value in known)
+    text, *ends = (f"{value:+.{decimals_of(metric)}f}" for value in known)
     return f"{text} ({' to '.join(ends)})" if ends else text
 
 

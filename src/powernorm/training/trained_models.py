@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from powernorm.data.sets.catalogue import check_known_set
 from powernorm.errors import InputError
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE
 from powernorm.surgery import load_folded
@@ -139,12 +140,14 @@ def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Any:
             takes it.
 
     Raises:
-        InputError: a text cannot be read, or the run's is not what it was trained on.
+        InputError: a text cannot be read, is a data set of another task, or is not what the run
+            was trained on.
     """
     config = run_config(settings)
     source = config.data.path
     task = task_of(config)
     if data is not None:
+        check_known_set(data, config.task)
         encoded = task.encode(replace(config.data, path=data))
         if encoded.fingerprint == settings.get("data_fingerprint"):
             return encoded

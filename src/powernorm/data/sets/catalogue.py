@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -28,3 +29,26 @@ def data_set(name: str) -> DataSet:
     near = difflib.get_close_matches(name.lower(), SETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise InputError(f"There is no data set {name!r}: {hint}The known ones are {', '.join(SETS)}.")
+
+
+def check_known_set(name: str, task: str) -> None:
+    """Check that a task's reader can find the data where they bear the name of a known set.
+
+    Raises:
+        InputError: no file is there, and the set is of another task or one that the user must
+            bring.
+    """
+    entry = SETS.get(name)
+    if entry is None or Path(name).exists():
+        return
+    if task not in entry.tasks:
+        names = [other.name for other in SETS.values() if task in other.tasks]
+        raise InputError(
+            f"{name} is a data set of {', '.join(entry.tasks)}, not of {task}: take one of "
+            f"{', '.join(names)}, or files of your own (see `powernorm data`)."
+        )
+    if entry.home == "own":
+        raise InputError(
+            f"{name} does not exist: a data set that powernorm neither holds nor fetches; it "
+            f"comes from {entry.source} and is then given as {entry.usage}."
+        )

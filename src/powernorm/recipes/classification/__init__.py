@@ -69,14 +69,12 @@ PAPER_RESULTS: Final[Mapping[str, tuple[PaperResult, ...]]] = MappingProxyType(
 _STAND_INS: Final = (
     "What the paper does not repeat of its model and training has stand-ins, named in the recipe."
 )
-_NOTES: Final[Mapping[str, str]] = {
-    "rt-xu2019": "Without --data these are four fifths of the paper's sentences.",
-    **{
-        preset: f"Without --data these are reviews of IMDB's training half only. {_STAND_INS}"
-        if preset.startswith("imdb")
-        else _STAND_INS
-        for preset in wang2022.PRESETS
-    },
+_NOTES: Final[Mapping[str, str]] = dict.fromkeys(wang2022.PRESETS, _STAND_INS)
+_HALF: Final = "These are reviews of IMDB's training half only."
+_DATA_NOTES: Final[Mapping[str, str]] = {
+    "rt-xu2019": "These are four fifths of the paper's sentences.",
+    "imdb-wang2022-pre": _HALF,
+    "imdb-wang2022-post": _HALF,
 }
 
 FAMILY: Final = Family(
@@ -86,6 +84,7 @@ FAMILY: Final = Family(
     measure=MEASURE,
     paper_results=PAPER_RESULTS,
     notes=_NOTES,
+    data_notes=_DATA_NOTES,
     placed=(
         "optimizer.learning_rate",
         "norm_options.rbn.mean_penalty",
