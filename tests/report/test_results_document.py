@@ -140,12 +140,16 @@ def test_only_the_generated_part_of_a_page_changes(folder: Path, tmp_path: Path)
     first = page.read_text()
     assert first.startswith("# Results\n\nWords.\n\n" + BEGIN)
     page.write_text(first + "\nMore words.\n")
-    write_results([folder, folder], page)
+    other = tmp_path / "other"
+    other.mkdir()
+    results = json.loads((folder / RESULTS_FILE).read_text())
+    (other / RESULTS_FILE).write_text(json.dumps(results | {"placement": "post"}))
+    write_results([folder, other], page)
     second = page.read_text()
     assert second.startswith("# Results\n\nWords.\n\n" + BEGIN)
     assert second.endswith(f"{END}\n\nMore words.\n")
     assert second.count("### lm, demo") == 2
-    write_results([folder, folder], page)
+    write_results([folder, other], page)
     assert page.read_text() == second
 
 

@@ -24,7 +24,10 @@ def results(
         ),
     ] = None,
 ) -> None:
-    """Put comparisons beside the papers' numbers, with intervals and a paired test against ln."""
+    """Put comparisons beside the papers' numbers, with intervals and a paired test against ln.
+
+    Folders that share their settings but for seeds and norms are parts of one comparison.
+    """
     from powernorm.report.results_document import results_document, write_results
 
     if into is None:

@@ -9,6 +9,7 @@ from powernorm.errors import InputError
 from powernorm.report import numerals, text_tables
 from powernorm.report.claims import WORDS, Claim, claims
 from powernorm.report.document import counted
+from powernorm.report.joining import joined
 from powernorm.report.loading import read_comparison
 from powernorm.report.measures import decimals_of, heading_of
 from powernorm.report.numerals import printable
@@ -46,12 +47,12 @@ _CLAIM_NUMERIC: Final = (False, False, False, True, True, True, False, False)
 
 
 def results_document(folders: Sequence[Path]) -> str:
-    """The sections of several comparisons, in the order given.
+    """The sections of several comparisons, in the order given; parts of one stand together.
 
     Raises:
-        InputError: a folder is no comparison, or a file in it is damaged.
+        InputError: a folder is no comparison, a file in it is damaged, or two hold the same run.
     """
-    sections = [_section(read_comparison(folder)) for folder in folders]
+    sections = [_section(one) for one in joined(map(read_comparison, folders))]
     return "\n".join([f"{EXPLANATION}\n", *sections])
 
 
