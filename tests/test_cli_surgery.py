@@ -123,6 +123,16 @@ def test_bad_input_of_fold(runs: Path, tmp_path: Path) -> None:
     assert "expected untie or keep" in refused
 
 
+@pytest.mark.parametrize("name", ["folded.bin", "folded", "folded.pt.gz"])
+def test_a_folded_file_of_an_unknown_ending_is_refused_before_any_work(
+    tmp_path: Path, name: str
+) -> None:
+    # There is no such run, which only a command that began to work would find.
+    refused = powernorm(tmp_path, "fold", tmp_path / "no-run", "--out", name).refused()
+    assert f"--out {name}: expected a name that ends in .safetensors or .pt" in refused
+    assert not (tmp_path / name).exists()
+
+
 def test_folded_file_of_another_kind(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({}, path)

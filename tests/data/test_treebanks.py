@@ -61,6 +61,21 @@ def test_one_file_is_split_by_sentence(tmp_path: Path) -> None:
     assert len(forms["train"]) == 21
 
 
+@pytest.mark.parametrize("ending", ["conllx", "conll"])
+def test_every_ending_that_is_read_is_named(tmp_path: Path, ending: str) -> None:
+    named = rf"\*\.test\.conllu \(or .*\.{ending}\b"
+    with pytest.raises(InputError, match=f"does not exist: give a folder with .*{named}"):
+        load_treebank(str(tmp_path / "nowhere"))
+    with pytest.raises(InputError, match=f"holds no treebank: expected .*{named}"):
+        load_treebank(str(tmp_path))
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.{ending}").write_text(conllu("a"))
+    with pytest.raises(InputError, match=f"must hold one test split of .*expected .*{named}"):
+        load_treebank(str(tmp_path))
+    (tmp_path / f"test.{ending}").write_text(conllu("a"))
+    assert len(load_treebank(str(tmp_path)).sentences["test"]) == 1
+
+
 def test_what_is_no_treebank_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"rt does not exist.*treebank \(petrogold, turkish\)"):
         load_treebank("rt")

@@ -19,6 +19,7 @@ from powernorm.surgery.selection import Role, Side
 from powernorm.training.overrides import parse_options
 
 _CONFIG: Final = "config.json"
+_FOLDED: Final = (".safetensors", ".pt")
 
 
 def swap_table(source: str, to: str, where: Where | None, options: Sequence[str]) -> str:
@@ -57,15 +58,21 @@ def fold_run(path: Path, out: Path | None, *, verify: bool, tied: str) -> str:
 
     Args:
         path: a run's folder or checkpoint.
-        out: the file to be written; None only shows the table.
+        out: the file to be written, `.safetensors` or `.pt`; None only shows the table.
         verify: compare with the original first.
         tied: see `powernorm.plan_fold`.
 
     Raises:
-        InputError: no such run, or it cannot be folded.
+        InputError: no such run, it cannot be folded, or the file's ending is none of those known.
     """
     if tied not in get_args(Tied):
         raise InputError(f"tied is {tied!r}, expected {' or '.join(get_args(Tied))}")
+    # An unknown ending would be written as torch's format, whatever the name promises.
+    if out is not None and out.suffix.lower() not in _FOLDED:
+        raise InputError(
+            f"--out {out}: expected a name that ends in {' or '.join(_FOLDED)}, such as "
+            "folded.safetensors"
+        )
     from powernorm.training.run_folders import read_json
     from powernorm.training.trained_models import load_trained
     from powernorm.training.vocabulary_files import SUBWORDS, VOCABULARY_FILE

@@ -25,6 +25,7 @@ DEFAULT: Final = "petrogold"
 _OFFICIAL: Final = re.compile(
     r"^(?:(?P<name>.+)[.-])?(?P<split>train|valid|dev|test)\.(?:conllu|conllx|conll)$"
 )
+_EXPECTED: Final = "*.train.conllu, *.dev.conllu and *.test.conllu (or .conllx, .conll)"
 _FILE_SPLITS: Final[Mapping[str, Split]] = MappingProxyType(
     {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
 )
@@ -111,9 +112,8 @@ def _read(path: Path) -> Treebank:
         return _read_folder(path)
     if not path.exists():
         raise InputError(
-            f"{path} does not exist: give a folder with *.train.conllu, *.dev.conllu and "
-            "*.test.conllu, one CoNLL-U file, or the name of an embedded treebank "
-            f"({', '.join(TREEBANKS)})."
+            f"{path} does not exist: give a folder with {_EXPECTED}, one CoNLL-U or CoNLL-X file, "
+            f"or the name of an embedded treebank ({', '.join(TREEBANKS)})."
         )
     match = _OFFICIAL.match(path.name)
     if match and match["split"] == "train":
@@ -131,9 +131,7 @@ def _read_folder(folder: Path) -> Treebank:
     matches = (_OFFICIAL.match(path.name) for path in folder.iterdir())
     names = sorted({match["name"] or "" for match in matches if match})
     if not names:
-        raise InputError(
-            f"{folder} holds no treebank: expected *.train.conllu, *.dev.conllu and *.test.conllu."
-        )
+        raise InputError(f"{folder} holds no treebank: expected {_EXPECTED}.")
     if len(names) > 1:
         raise InputError(
             f"{folder} holds several treebanks ({', '.join(name or 'train' for name in names)}): "
@@ -153,7 +151,7 @@ def _read_official(folder: Path, name: str) -> Treebank:
             held = " and ".join(path.name for path in paths) or "none"
             raise InputError(
                 f"{folder} must hold one {split} split of {name or 'the treebank'}, found {held}: "
-                "expected *.train.conllu, *.dev.conllu and *.test.conllu."
+                f"expected {_EXPECTED}."
             )
     sentences = {
         split: tuple(parse_conllu(read_text(path), str(path))) for split, (path,) in found.items()

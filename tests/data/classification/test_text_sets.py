@@ -85,6 +85,43 @@ def test_imdb_folders_give_a_part_of_train_to_valid(tmp_path: Path) -> None:
         load_texts(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ("test", "test/neg"),
+        ("train", "train/neg"),
+        ("train/pos", "train/pos"),
+        ("test/pos", "test/pos"),
+    ],
+)
+def test_a_missing_folder_of_imdb_is_named(tmp_path: Path, missing: str, named: str) -> None:
+    write_imdb(tmp_path / "aclImdb")
+    (tmp_path / "aclImdb" / missing).rename(tmp_path / "away")
+    for source in (tmp_path, tmp_path / "aclImdb"):
+        with pytest.raises(InputError, match=f"aclImdb has no folder {named}: expected train/pos"):
+            load_texts(str(source))
+
+
+def test_one_half_of_imdb_is_refused_with_the_folder_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_imdb(tmp_path / "aclImdb")
+    monkeypatch.chdir(tmp_path / "aclImdb" / "test")
+    for source in (tmp_path / "aclImdb" / "train", "."):
+        with pytest.raises(InputError, match=r"give the folder above, \S+aclImdb; expected"):
+            load_texts(str(source))
+    # Of another name it need not be IMDB: no folder above would help.
+    (tmp_path / "aclImdb" / "train").rename(tmp_path / "reviews")
+    with pytest.raises(InputError, match=r"holds no texts with classes: .*test/pos and test/neg"):
+        load_texts(str(tmp_path / "reviews"))
+
+
+def test_another_set_may_have_folders_like_those_of_imdb(tmp_path: Path) -> None:
+    (tmp_path / "train" / "pos").mkdir(parents=True)
+    write_csv(tmp_path)
+    assert len(read_all(load_texts(str(tmp_path)))["test"]) == 4
+
+
 def test_csv_rows_have_a_class_and_texts(tmp_path: Path) -> None:
     write_csv(tmp_path)
     rows = read_all(load_texts(str(tmp_path)))
@@ -112,8 +149,12 @@ def test_csv_rows_have_a_class_and_texts(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (YELP + '"2"\n', r"train\.csv, line 6: 1 columns; expected 2, a class and its texts"),
-        (YELP + '"2","a" b\n', r"train\.csv, line 6: .*expected rows as"),
-        (YELP + '"2","never closed\n\n', r"train\.csv, line 7: unexpected end of data"),
+        (YELP + '"2","a" b\n', r"line 6, column 2: a quotation mark .* \(line 6: .*rows as"),
+        (YELP + '"2","open\n\n', r"line 6, column 2: .*never closed.* \(line 7: unexpected end"),
+        ('"2","open\n' + YELP, r"train\.csv, line 1, column 2: .*never closed.* \(line 2: "),
+        ('"1","a\nb","""c"", d\n"1","e",""\n', r"line 2, column 3: .*never closed.* \(line 3: "),
+        ('"1,a\n"2","b"\n', r"line 1, column 1: .*never closed.* \(line 2: "),
+        (YELP + "1,a\rb\n", r"line 6, column 2: new-line character seen in unquoted field"),
         (YELP + '"0","a"\n', r"train\.csv, line 6, column 1: '0'; expected the number of a class"),
         (YELP + '"good","a"\n', r"line 6, column 1: 'good'; expected .* from 1 to 2, the lines of"),
         (YELP + '"3","a"\n', r"line 6, column 1: '3'; expected .* from 1 to 2"),

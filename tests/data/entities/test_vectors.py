@@ -20,7 +20,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("header", ["", "6 3\n"])
-@pytest.mark.parametrize("end", ["\n", " \n", "\r\n"])
+@pytest.mark.parametrize("end", ["\n", " \n", "\t\n", "\r\n"])
 def test_vectors_of_the_words_that_are_wanted(tmp_path: Path, header: str, end: str) -> None:
     path = tmp_path / "vectors.txt"
     path.write_bytes((header + GLOVE).replace("\n", end).encode())
@@ -29,6 +29,14 @@ def test_vectors_of_the_words_that_are_wanted(tmp_path: Path, header: str, end: 
     assert found.keys() == expected.keys()
     for word, vector in found.items():
         torch.testing.assert_close(vector, torch.tensor(expected[word], dtype=torch.float32))
+
+
+def test_words_with_other_blanks_are_words(tmp_path: Path) -> None:
+    found = read_vectors(write(tmp_path, "a\xa0b 0 1\n  1 0\n"), {"a\xa0b", " "})
+    assert {word: vector.tolist() for word, vector in found.items()} == {
+        "a\xa0b": [0, 1],
+        " ": [1, 0],
+    }
 
 
 def test_a_word_in_other_letter_case_stands_in(tmp_path: Path) -> None:
@@ -44,10 +52,17 @@ def test_a_word_in_other_letter_case_stands_in(tmp_path: Path) -> None:
         ("2 2\na 1 2\nb 1\n", r"line 3 has 2 columns"),
         ("a 1 2\nthe x 2\n", r"line 2, column 2: 'x'; expected a finite number"),
         ("a 1 2\nthe 1 nan\n", r"line 2, column 3: 'nan'; expected a finite number"),
-        ("word\n", r"line 1, column 1: 'word'; expected a word and the numbers"),
+        ("word\n", r"line 1, column 1: 'word'; expected a word and its numbers"),
         ("a 1 2\n\nb 1 2\n", r"line 2 is empty"),
         ("a 1 2\n", r"a vector for none of the 5 words"),
-        ("", r"a vector for none of the 5 words"),
+        ("", r" is empty: expected a word and its numbers"),
+        ("6 3\n", r"has no vector after its first line: expected a word and its numbers"),
+        ("the\t1 2 3 4\neu 1 2 3 4\n", r"line 1 has a tab: .* put one space in place of each"),
+        ("the\t3\t4\n", r"line 1 has a tab"),
+        ("1\t2\nthe 3 4\n", r"line 1 has a tab"),
+        ("a 1 2\nthe\t1 2 3\n", r"line 2 has a tab"),
+        ("a 1  2 3\nthe 1 2 3\n", r"line 1 has two spaces together: expected .* single spaces"),
+        ("a 1 2\nthe  1 2\n", r"line 2 has two spaces together"),
     ],
 )
 def test_damage_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -7,6 +7,7 @@ row.
 """
 
 import csv
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,8 @@ CLASSES: Final = "classes.txt"
 LONGEST_CELL: Final = 1 << 20
 """Characters; more is a quotation mark that is never closed. The longest news have over 131,072,
 which is what Python takes by itself."""
+_WHOLE_CELL: Final = re.compile(r'(?:"[^"]*(?:""[^"]*)*"|(?!")[^,\r\n]*),')
+"""As Python's strict reader takes one, with the comma that ends it."""
 
 
 def read_csv(folder: Path) -> LabelledTexts:
@@ -71,16 +74,26 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             first.
     """
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
-    reader = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True)
+    lines: list[str] = []
+    reader = csv.reader(_remembered(read_lines(path), lines), strict=True)
     num_columns = 0
     while True:
+        lines.clear()
+        first = reader.line_num + 1
         try:
             row = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
+            line, column, is_quoted = _damaged_cell("".join(lines), first)
+            problem = str(error)
+            if is_quoted:
+                problem = (
+                    "a quotation mark is never closed, or stands alone inside (line "
+                    f"{reader.line_num}: {error})"
+                )
             raise InputError(
-                f"{path}, line {reader.line_num}: {error}; expected rows as "
+                f"{path}, line {line}, column {column}: {problem}; expected rows as "
                 '"1","a text", with "" for a quotation mark inside.'
             ) from error
         if not row:
@@ -92,6 +105,28 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 f"{max(num_columns, 2)}, a class and its texts."
             )
         yield reader.line_num, row
+
+
+def _remembered(source: Iterator[str], lines: list[str]) -> Iterator[str]:
+    """Pass lines on; they are kept until the list is cleared, which is after every row."""
+    for line in source:
+        lines.append(f"{line}\n")
+        yield lines[-1]
+
+
+def _damaged_cell(row: str, first: int) -> tuple[int, int, bool]:
+    """Return where the first cell that does not end as it should begins, and whether it is quoted.
+
+    Python's reader only says where it noticed, which is lines below a mark that was never closed.
+
+    Args:
+        row: all its lines, as far as they were read.
+        first: number of the first of them.
+    """
+    place, column = 0, 1
+    while cell := _WHOLE_CELL.match(row, place):
+        place, column = cell.end(), column + 1
+    return first + row.count("\n", 0, place), column, row.startswith('"', place)
 
 
 def _rows(path: Path, names: tuple[str, ...] | None) -> Iterator[LabelledText]:

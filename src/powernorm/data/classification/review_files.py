@@ -17,7 +17,9 @@ from powernorm.errors import InputError
 
 RT_FILES: Final = {"negative": "rt-polarity.neg", "positive": "rt-polarity.pos"}
 IMDB_FOLDERS: Final = {"negative": "neg", "positive": "pos"}
+_IMDB_SPLITS: Final = ("train", "test")
 LABELS: Final = ("negative", "positive")
+_ALL_FOLDERS: Final = "train/pos, train/neg, test/pos and test/neg"
 _BREAK: Final = re.compile(r"<br\s*/?>")
 
 
@@ -83,18 +85,40 @@ def read_imdb(folder: Path) -> LabelledTexts:
     Raises:
         InputError: a folder is missing or has no reviews.
     """
-    for split in ("train", "test"):
-        for name in IMDB_FOLDERS.values():
-            if not (folder / split / name).is_dir():
-                raise InputError(
-                    f"{folder} has no folder {split}/{name}: expected train/pos, train/neg, "
-                    "test/pos and test/neg with a .txt file for each review."
-                )
+    _check_folders(folder)
     splits = with_drawn_valid(
         lambda: _reviews(folder, "train"),
         lambda: _reviews(folder, "test"),
     )
     return LabelledTexts(folder.resolve().name, str(folder), USER_LICENCE, splits, LABELS)
+
+
+def _check_folders(folder: Path) -> None:
+    for split in _IMDB_SPLITS:
+        for name in IMDB_FOLDERS.values():
+            if not (folder / split / name).is_dir():
+                raise InputError(
+                    f"{folder} has no folder {split}/{name}: expected {_ALL_FOLDERS} with a .txt "
+                    "file for each review."
+                )
+
+
+def refuse_parts_of_imdb(folder: Path) -> None:
+    """Say what is missing where a folder has some of IMDB's, or is one of its two halves.
+
+    Raises:
+        InputError: it is a part of IMDB.
+    """
+    names = tuple(IMDB_FOLDERS.values())
+    if any((folder / split / name).is_dir() for split in _IMDB_SPLITS for name in names):
+        _check_folders(folder)
+    place = folder.resolve()
+    # Folders pos and neg alone, of whatever name, may be another data set's.
+    if place.name in _IMDB_SPLITS and all((folder / name).is_dir() for name in names):
+        raise InputError(
+            f"{folder} is one half of IMDB: give the folder above, {place.parent}; expected "
+            f"{_ALL_FOLDERS} in it."
+        )
 
 
 def _reviews(folder: Path, split: Literal["train", "test"]) -> Iterator[LabelledText]:

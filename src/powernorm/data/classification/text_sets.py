@@ -17,6 +17,7 @@ from powernorm.data.classification.review_files import (
     RT_FILES,
     read_imdb,
     read_rt,
+    refuse_parts_of_imdb,
     without_breaks,
 )
 from powernorm.data.classification.sentiment_trees import TREE_FILES, read_trees
@@ -35,9 +36,9 @@ _FETCHED_TEST: Final = 0.2
 _FETCHED_VALID: Final = 0.3 * (1 - _FETCHED_TEST)
 """Of all reviews; of those that are not test it is 30 %, as in Wang et al. 2022."""
 _EXPECTED: Final = (
-    "expected rt-polarity.pos and rt-polarity.neg (RT), trees/train.txt (SST-5), train/pos and "
-    "train/neg (IMDB), train.csv (Yelp, DBPedia, Sogou News), or train.tsv and test.tsv with "
-    "class, tab, text"
+    "expected rt-polarity.pos and rt-polarity.neg (RT), trees/train.txt (SST-5), "
+    "train/pos, train/neg, test/pos and test/neg (IMDB), train.csv and test.csv (Yelp, DBPedia, "
+    "Sogou News), or train.tsv and test.tsv with class, tab, text"
 )
 
 
@@ -135,6 +136,9 @@ def _read(path: Path) -> LabelledTexts:
         found = _read_folder(folder) if folder.is_dir() else None
         if found is not None:
             return found
+    # Only here: a whole set of another kind may have such folders beside it.
+    for folder in (path, path / "aclImdb"):
+        refuse_parts_of_imdb(folder)
     raise InputError(f"{path} holds no texts with classes: {_EXPECTED}.")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 
 _HEADER_COLUMNS: Final = 2
+_FORMAT: Final = "a word and its numbers with single spaces between them"
 
 
 def read_vectors(path: Path, words: Set[str]) -> dict[str, Tensor]:
@@ -31,11 +32,13 @@ def read_vectors(path: Path, words: Set[str]) -> dict[str, Tensor]:
         stays).
 
     Raises:
-        InputError: the file cannot be read, a line is damaged, or it has none of the words.
+        InputError: the file cannot be read or is empty, a line is damaged, or it has none of the
+            words.
     """
     exact: dict[str, Tensor] = {}
     other_case: dict[str, Tensor] = {}
     num_features = 0
+    number = 0
     for number, line in _lines(path):
         if number == 1 and _is_header(line):
             continue
@@ -45,6 +48,9 @@ def read_vectors(path: Path, words: Set[str]) -> dict[str, Tensor]:
         key = word.lower()
         if key in words and key not in kept:
             kept[key] = _vector(values, f"{path}, line {number}")
+    if not num_features:
+        problem = "has no vector after its first line" if number else "is empty"
+        raise InputError(f"{path} {problem}: expected {_FORMAT} in each line.")
     found = other_case | exact
     if not found:
         raise InputError(
@@ -59,7 +65,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open("rb") as file:
             for number, content in enumerate(file, start=1):
                 try:
-                    line = content.decode("utf-8").rstrip(" \r\n")
+                    line = content.decode("utf-8").rstrip(" \t\r\n")
                 except UnicodeDecodeError as error:
                     raise InputError(
                         f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8 "
@@ -67,6 +73,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     ) from error
                 if not line:
                     raise InputError(f"{path}, line {number} is empty: expected a word's vector.")
+                if "\t" in line:
+                    # Else a number would pass as the end of a word, here or in the lines below.
+                    raise InputError(
+                        f"{path}, line {number} has a tab: expected {_FORMAT}; put one space in "
+                        "place of each tab."
+                    )
                 yield number, line
     except OSError as error:
         raise InputError(
@@ -90,14 +102,15 @@ def _num_features(line: str, where: str) -> int:
         number += 1
     if not number:
         raise InputError(
-            f"{where}, column {len(columns)}: {columns[-1][:40]!r}; expected a word and the "
-            "numbers of its vector with spaces between them."
+            f"{where}, column {len(columns)}: {columns[-1][:40]!r}; expected {_FORMAT}."
         )
     return number
 
 
 def _columns(line: str, num_features: int, where: str) -> tuple[str, list[str]]:
     columns = line.rsplit(" ", num_features)
+    if columns[0].strip(" ") and columns[0].endswith(" "):
+        raise InputError(f"{where} has two spaces together: expected {_FORMAT}.")
     # Some published words hold spaces, so more columns are an error only where they are numbers.
     _, space, last = columns[0].rpartition(" ")
     if len(columns) != num_features + 1 or (space and _is_number(last)):

@@ -13,6 +13,7 @@ from powernorm.data.images.inert_pickles import ByteArray, load_inert
 from powernorm.errors import InputError
 
 FOLDER: Final = "cifar-10-batches-py"
+ARCHIVE: Final = "cifar-10-python.tar.gz"
 TRAIN_FILES: Final = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_FILE: Final = "test_batch"
 NAMES_FILE: Final = "batches.meta"
@@ -26,7 +27,11 @@ _Read = Callable[[str], tuple[bytes, str]]
 
 
 def is_cifar_folder(folder: Path) -> bool:
-    """Return whether a folder, or the official one in it, has any of the batches."""
+    """Return whether a folder, or the official one in it, has any batch, or it has the archive."""
+    return _has_batches(folder) or (folder / ARCHIVE).is_file()
+
+
+def _has_batches(folder: Path) -> bool:
     names = (*TRAIN_FILES, TEST_FILE)
     return any((place / name).exists() for place in (folder, folder / FOLDER) for name in names)
 
@@ -40,12 +45,15 @@ def read_cifar(path: Path) -> tuple[Images, Images, tuple[str, ...]]:
     """Read the training and the test images, and the names of the classes.
 
     Args:
-        path: of `cifar-10-batches-py`, of a folder that has it, or of `cifar-10-python.tar.gz`,
-            which is read without unpacking it to the disk.
+        path: of `cifar-10-batches-py`, of `cifar-10-python.tar.gz`, which is read without
+            unpacking it to the disk, or of a folder that has one of them.
 
     Raises:
         InputError: a file is missing or damaged, or holds anything but data.
     """
+    # What is unpacked is quicker to read, so the archive beside it is not opened.
+    if path.is_dir() and not _has_batches(path) and (path / ARCHIVE).is_file():
+        return _read_archive(path / ARCHIVE)
     if path.is_dir():
         folder = path / FOLDER if (path / FOLDER).is_dir() else path
         return _read_all(lambda name: _read_file(folder / name))
@@ -72,13 +80,11 @@ def _read_archive(path: Path) -> tuple[Images, Images, tuple[str, ...]]:
         raise InputError(f"{path} is a damaged archive ({error}): fetch it again.") from error
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror or error}): expected cifar-10-python.tar.gz."
+            f"{path} cannot be read ({error.strerror or error}): expected {ARCHIVE}."
         ) from error
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise InputError(
-            f"{path} has no {FOLDER}/{missing[0]}: expected the archive cifar-10-python.tar.gz."
-        )
+        raise InputError(f"{path} has no {FOLDER}/{missing[0]}: expected the archive {ARCHIVE}.")
     return _read_all(lambda name: (found[name], f"{path}, {FOLDER}/{name}"))
 
 

@@ -4,7 +4,13 @@ from pathlib import Path
 from typing import Final
 
 from powernorm.data.fetching import fetched
-from powernorm.data.images.cifar import is_archive, is_cifar_folder, read_cifar
+from powernorm.data.images.cifar import (
+    ARCHIVE,
+    FOLDER,
+    is_archive,
+    is_cifar_folder,
+    read_cifar,
+)
 from powernorm.data.images.drawn_digits import drawn_digits
 from powernorm.data.images.idx import is_idx_folder, read_idx_folder
 from powernorm.data.images.image_set import NUM_CLASSES, ImageSet, divided
@@ -27,8 +33,8 @@ def load_images(source: str | None) -> ImageSet:
     - `mnist`: the fetched ones, 55,000 / 5,000 / 10,000
     - `drawn-digits`: digits that the program draws, 3,209 / 291 / 500, to try things out offline
     - a folder with MNIST's four idx files (or others of that format, with labels 0 to 9)
-    - `cifar-10-batches-py`, the folder that has it, or `cifar-10-python.tar.gz`: 45,000 / 5,000 /
-      10,000
+    - `cifar-10-batches-py`, `cifar-10-python.tar.gz`, or the folder that has one of them: 45,000 /
+      5,000 / 10,000
 
     The valid split is the end of the official training images: the last twelfth of idx files,
     the last tenth of CIFAR-10's.
@@ -65,6 +71,6 @@ def _read(path: Path) -> ImageSet:
     problem = "holds no images" if path.exists() else "does not exist"
     raise InputError(
         f"{path} {problem}: expected a folder with MNIST's "
-        "four idx files, the folder cifar-10-batches-py, cifar-10-python.tar.gz, or one of "
+        f"four idx files, {FOLDER} or {ARCHIVE}, a folder with one of these, or one of "
         f"{', '.join(IMAGE_SETS)}."
     )
