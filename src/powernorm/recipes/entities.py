@@ -145,7 +145,7 @@ def resume_post() -> ComparisonConfig:
 def conll_reduced() -> ComparisonConfig:
     """Return a smaller model on CoNLL-2003 without word vectors, for a CPU.
 
-    2 layers of 128 features, 16 epochs of Adam; six or seven minutes for a run on one core. Without
+    2 layers of 128 features, 16 epochs of Adam; five or six minutes for a run on one core. Without
     vectors F1 stays some ten points below the paper's.
     """
     return ComparisonConfig(
@@ -364,7 +364,7 @@ CATALOGUE: Final[dict[str, RecipeInfo]] = {
     "conll-reduced": RecipeInfo(
         "a small tagger on CoNLL-2003, no word vectors",
         _CONLL.partition(";")[0],
-        "about 1.5 h on one core",
+        "about 1 h on one core",
         _TABLES_NAME,
     ),
 }
