@@ -46,6 +46,24 @@ def test_settings_of_other_tasks_are_refused(task: str) -> None:
             task_of(changed).check(changed, "ln")
 
 
+@pytest.mark.parametrize(
+    ("setting", "choice"),
+    [
+        ("optimizer.momentum=0.5", "optimizer.name=sgd"),
+        ("schedule.milestones=0.1", "schedule.name=steps"),
+        ("schedule.decay=0.5", "schedule.name=steps"),
+    ],
+)
+def test_settings_of_another_choice_are_refused(setting: str, choice: str) -> None:
+    config = recipe("image", "demo")
+    changed = override(config, [setting])
+    message = rf"^{setting.partition('=')[0]} means nothing with .*: set {choice}, or leave it out"
+    with pytest.raises(InputError, match=message):
+        task_of(changed).check(changed, "ln")
+    fitting = override(changed, [choice])
+    task_of(fitting).check(fitting, "ln")
+
+
 @pytest.mark.parametrize("name", ["adam", "sgd", "adagrad"])
 def test_optimisers_go_downhill_and_decay_matrices_only(name: str) -> None:
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import torch
@@ -19,6 +20,14 @@ TaskModel = nn.Module
 `nll(outputs, targets)` takes; `features(**batch.inputs())` runs the layers only."""
 SECTIONS: Final = ("data", "model", "decoding")
 """Of the settings of which each task obeys a part."""
+CHOICES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "optimizer.momentum": ("optimizer.name", "sgd"),
+        "schedule.milestones": ("schedule.name", "steps"),
+        "schedule.decay": ("schedule.name", "steps"),
+    }
+)
+"""Settings that are read with one value of another setting alone."""
 Sizes = tuple[int, ...]
 """Of the vocabularies of a model; the last is that of its output."""
 
@@ -157,6 +166,18 @@ class Task(ABC, Generic[Encoded]):
         for key in (*self.unused, *foreign):
             if is_set(config, key):
                 raise InputError(f"{key} means nothing to the task {config.task}: leave it out.")
+        _check_choices(config)
         for key in self.required:
             if not is_set(config, key):
                 raise InputError(f"The task {config.task} needs {key}: set it.")
+
+
+def _check_choices(config: ComparisonConfig) -> None:
+    for key, (choice, wanted) in CHOICES.items():
+        section, name = choice.split(".")
+        chosen = getattr(getattr(config, section), name)
+        if is_set(config, key) and chosen != wanted:
+            raise InputError(
+                f"{key} means nothing with {choice}={chosen}: set {choice}={wanted}, or leave it "
+                "out."
+            )
