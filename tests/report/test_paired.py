@@ -1,5 +1,6 @@
 import math
 import random
+from pathlib import Path
 
 import pytest
 from scipy.stats import ttest_rel
@@ -72,6 +73,21 @@ def record(norm: str, value: float | None, source: str = "A 2020, Table 1") -> P
     )
 
 
+def compared(runs: list[Run], paper: list[PaperRecord]) -> Comparison:
+    return Comparison(
+        folder=Path("runs"),
+        task="classify",
+        preset="rt",
+        placement="pre",
+        settings={},
+        data={},
+        baselines=(),
+        runs=runs,
+        metric=METRIC,
+        paper=paper,
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "printed", "outcome"),
     [
@@ -86,16 +102,8 @@ def record(norm: str, value: float | None, source: str = "A 2020, Table 1") -> P
     ],
 )
 def test_whether_a_claim_showed(values: list[float], printed: float, outcome: str) -> None:
-    comparison = Comparison(
-        folder=None,  # type: ignore[arg-type]
-        task="classify",
-        preset="rt",
-        placement="pre",
-        settings={},
-        data={},
-        baselines=(),
+    comparison = compared(
         runs=[*runs("ln", [74.0, 74.2, 74.1]), *runs("bn", values)],
-        metric=METRIC,
         paper=[record("ln", 74.0), record("bn", printed, "A 2020, Table 3"), record("pn", None)],
     )
     (found,) = claims(comparison)
@@ -107,20 +115,12 @@ def test_a_claim_is_held_against_the_norms_that_the_paper_names() -> None:
     paper = [record("ln", 77.0), record("ln-simple", 76.0), record("none", 75.0)]
     detached = record("detach-both", 74.0)
     detached["against"] = ["none", "ln-simple", "rms"]
-    comparison = Comparison(
-        folder=None,  # type: ignore[arg-type]
-        task="classify",
-        preset="rt",
-        placement="pre",
-        settings={},
-        data={},
-        baselines=(),
+    comparison = compared(
         runs=[
             *runs("ln-simple", [75.0, 75.1, 75.2]),
             *runs("none", [70.0, 70.1, 70.2]),
             *runs("detach-both", [72.0, 72.1, 72.2]),
         ],
-        metric=METRIC,
         paper=[*paper, detached],
     )
     found = [claim for claim in claims(comparison) if claim.norm == "detach-both"]
