@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from synthetic import write_comparison
 
 from powernorm.errors import InputError
 from powernorm.report.joining import joined
 from powernorm.report.loading import read_comparison
 from powernorm.report.results_document import results_document
-from report.synthetic import write_comparison
 
 OPTIONS = {"ln": {}, "bn": {"momentum": 0.05}}
 

@@ -75,3 +75,17 @@ def test_results_without_their_runs_have_no_curves(folder: Path, tmp_path: Path)
     with pytest.raises(InputError, match="no losses over the training"):
         draw_loss_curves(alone, tmp_path / "a.svg")
     assert not (tmp_path / "a.svg").exists()
+
+
+@pytest.mark.parametrize(("last", "scale"), [(0.04, "log"), (0.06, "linear"), (0.0, "linear")])
+def test_a_loss_that_falls_far_has_a_logarithmic_axis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float, scale: str
+) -> None:
+    folder = write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,))
+    (metrics,) = folder.glob(f"*/{METRICS_FILE}")
+    header = "step,epoch,tokens,seconds,learning_rate,train_loss,valid_loss,valid_perplexity"
+    metrics.write_text(f"{header}\n1,0,8,1,0.1,1.0,1.0,2\n2,0,16,2,0.1,{last},0.9,2\n")
+    drawn = {}
+    monkeypatch.setattr(loss_curves, "save", lambda figure, out: drawn.update(f=figure) or out)
+    draw_loss_curves(folder, tmp_path / "a.svg")
+    assert [axes.get_yscale() for axes in drawn["f"].axes] == [scale, "linear"]

@@ -6,10 +6,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
+import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
 from powernorm.errors import InputError
-from powernorm.report.drawing import line_style
+from powernorm.report.drawing import line_style, logarithmic_ticks
 from powernorm.report.loading import read_comparison
 from powernorm.report.numerals import printable
 from powernorm.report.pictures import label_axes, panels, save
@@ -20,6 +22,10 @@ COLUMNS: Final = (
     ("valid_loss", "Validation loss"),
 )
 """Xu et al. 2019, Figure 1."""
+
+WIDE: Final = 20
+"""A line whose highest value is so many times its lowest is drawn on a logarithmic axis: at the end
+of a long training its differences would be thinner than the line."""
 
 _BLOCKS: Final = 40
 """Points of a drawn line: the training loss of single steps is noise."""
@@ -46,6 +52,9 @@ def draw_loss_curves(folder: Path, out: Path, norms: Sequence[str] = ()) -> Path
         for index, name in enumerate(chosen):
             lines = [_line(run, column) for run in _runs_of(comparison, name)]
             _draw(axes, [line for line in lines if line], name, index)
+        if any(_is_wide(line.get_ydata()) for line in axes.lines):
+            axes.set_yscale("log")
+            logarithmic_ticks(axes.yaxis, *axes.get_ylim())
         label_axes(axes, title, "step", "nats per target")
     if not any(axes.lines for axes in frames):
         raise InputError(
@@ -99,6 +108,11 @@ def _draw(axes: Axes, lines: Sequence[Mapping[float, float]], name: str, index: 
     if len(lines) > 1:
         low, high = [min(values) for _, values in points], [max(values) for _, values in points]
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _is_wide(values: ArrayLike) -> bool:
+    numbers = np.asarray(values, dtype=float)
+    return bool(numbers.min() > 0 and WIDE * numbers.min() < numbers.max())
 
 
 def _blocks(
