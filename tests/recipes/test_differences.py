@@ -1,10 +1,13 @@
 """How a comparison differs from what the papers did: settings, data, placement."""
 
+from dataclasses import replace
+
 import pytest
 
-from powernorm.recipes import RECIPES, recipe, reduced_note
+from powernorm.recipes import RECIPES, differences, recipe, reduced_note
 from powernorm.recipes.studies import study_config
 from powernorm.training.overrides import override
+from powernorm.training.tasks import task_of
 
 EXPERIMENTS = [
     name for name in RECIPES["translation"] if name.endswith(("2020", "2019", "-pre", "-post"))
@@ -66,15 +69,24 @@ def test_other_data_are_named(preset: str, dataset: str) -> None:
         ("parse", "petrogold", "turkish", "The data are turkish, not Penn Treebank."),
         ("parse", "petrogold", "mine", "whether they are Penn Treebank is not known."),
         ("classify", "rt-xu2019", "rt", "These are four fifths of the paper's sentences."),
+        ("classify", "rt-xu2019", "none", "These are four fifths of the paper's sentences."),
+        # A folder of that name.
+        ("classify", "rt-xu2019", "./rt", "whether they are RT is not known."),
         ("classify", "rt-xu2019", "mine", "whether they are RT is not known."),
+        ("classify", "imdb-wang2022-pre", "none", "The data are rt, not IMDB."),
         ("classify", "imdb-wang2022-pre", "imdb", "IMDB's training half only."),
         ("classify", "imdb-wang2022-pre", "aclImdb", "whether they are IMDB is not known."),
         ("ner", "conll-reduced", "msra", "The data are msra, not CoNLL-2003."),
         ("ner", "conll-reduced", "conll2003", None),
+        ("ner", "conll-reduced", "none", "The data are hironsan, not CoNLL-2003."),
+        ("ner", "resume-wang2022-pre", "ResumeNER/", None),
         ("image", "mnist-xu2019", "mnist", None),
         ("image", "mnist-xu2019", "drawn-digits", "The data are drawn-digits, not MNIST."),
         ("image", "cifar10-resnet20", "mnist", "The data are mnist, not CIFAR-10."),
+        ("image", "mnist-xu2019", "none", None),
+        ("image", "cifar10-resnet20", "none", "The data are mnist, not CIFAR-10."),
         ("lm-char", "enwik8-xu2019", "sotu", "The data are sotu, not enwik8."),
+        ("lm-char", "enwik8-xu2019", "none", "The data are sotu, not enwik8."),
     ],
 )
 def test_data_are_called_what_they_are(
@@ -205,3 +217,17 @@ def test_changes_of_a_variants_norm_are_named() -> None:
     assert reduced_note(changed) is None
     changed = override(changed, ["norm_options.detach.eps=1e-3"])
     assert "norm_options.detach.eps 0.001" in str(reduced_note(changed))
+
+
+def test_a_stand_in_is_one_for_its_own_data() -> None:
+    assert "the images are MNIST's" in note_of("mnist-resnet20", task="image")
+    other = override(recipe("image", "mnist-resnet20"), ["data.path=drawn-digits"])
+    assert "MNIST's" not in str(reduced_note(other))
+
+
+@pytest.mark.parametrize("task", ["classify", "ner", "parse", "image", "lm-char"])
+def test_default_data_are_what_a_reader_takes(task: str) -> None:
+    config = recipe(task, "demo")
+    named = task_of(config).encode(replace(config.data, path=differences._DEFAULTS[task]))
+    unnamed = task_of(config).encode(replace(config.data, path=None))
+    assert named.fingerprint == unnamed.fingerprint

@@ -90,7 +90,10 @@ def test_study_without_a_number_has_no_figure(tmp_path: Path) -> None:
     assert future(comparison, comparison.study) == []
 
 
-def test_a_papers_difference_is_held_against_layer_norm_of_the_same_form(tmp_path: Path) -> None:
+@pytest.mark.parametrize("says", [True, False], ids=["says", "earlier-version"])
+def test_a_papers_difference_is_held_against_layer_norm_of_the_same_form(
+    tmp_path: Path, says: bool
+) -> None:
     rows = (
         Row("ln", "ln", [3.0, 3.2, 3.1]),
         Row("bn", "bn", [3.1, 3.3, 3.2]),
@@ -98,22 +101,22 @@ def test_a_papers_difference_is_held_against_layer_norm_of_the_same_form(tmp_pat
         Row("bn-future", "bn", [1.8, 2.0, 1.9], remark=MARK),
     )
     folder = write_study(tmp_path / "study", STUDY, rows)
-    comparison = replace(
-        read_comparison(folder),
-        paper=[
-            PaperRecord(
-                norm=f"{norm}{mark}",
-                placement="pre",
-                dataset="Penn Treebank",
-                metric="test_perplexity",
-                value=value,
-                source="A. Paper 2020, Table 2",
-                against=[f"ln{mark}"],
-            )
-            for mark in ("", "-future")
-            for norm, value in (("ln", 50.0), ("bn", 45.0))
-        ],
-    )
+    paper = [
+        PaperRecord(
+            norm=f"{norm}{mark}",
+            placement="pre",
+            dataset="Penn Treebank",
+            metric="test_perplexity",
+            value=value,
+            source="A. Paper 2020, Table 2",
+        )
+        for mark in ("", "-future")
+        for norm, value in (("ln", 50.0), ("bn", 45.0))
+    ]
+    if says:
+        for record in paper:
+            record["against"] = [record["norm"].replace("bn", "ln")]
+    comparison = replace(read_comparison(folder), paper=paper)
     found = {claim.norm: claim for claim in claims(comparison)}
     assert found["bn"].printed == found["bn-future"].printed == -5.0
     assert found["bn"].outcome == "opposite"

@@ -1,5 +1,6 @@
 """Comparisons whose seeds or norms were trained in several folders."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from powernorm.errors import InputError
 from powernorm.report.joining import joined
 from powernorm.report.loading import read_comparison
 from powernorm.report.results_document import results_document
+from powernorm.runs import RESULTS_FILE
 
 OPTIONS = {"ln": {}, "bn": {"momentum": 0.05}}
 
@@ -35,6 +37,36 @@ def test_seeds_and_norms_of_several_folders_are_one_comparison(tmp_path: Path) -
     assert together.settings["norm_options"] == OPTIONS
     assert together.settings["date"] == "2026-11-20 to 2026-11-21"
     assert results_document(parts) == expected.replace("2026-11-21", "2026-11-20 to 2026-11-21")
+
+
+def test_notes_that_name_options_of_their_norms_are_put_together(tmp_path: Path) -> None:
+    paper = [
+        {"norm": "ln", "placement": "pre", "dataset": "PTB", "metric": "test_perplexity"}
+        | {"value": 1.0, "source": "A 2020, Table 1"}
+    ]
+    parts = [
+        part(tmp_path / "a", ("ln",), (0,)),
+        part(tmp_path / "b", ("bn",), (0,)),
+        part(tmp_path / "c", ("bn",), (2,)),
+    ]
+    start = "Small. Against the preset full: model.num_layers 3 in place of 6"
+    notes = [
+        f"{start}, norm_options.ln.eps 1 in place of 2.",
+        f"{start}, norm_options.bn.momentum 0.05 in place of 0.1.",
+        f"{start}, norm_options.bn.momentum 0.05 in place of 0.1.",
+    ]
+    for folder, note in zip(parts, notes, strict=True):
+        results = json.loads((folder / RESULTS_FILE).read_text())
+        results["reduced"] = note
+        if folder != parts[0]:
+            results["paper"] = paper
+        (folder / RESULTS_FILE).write_text(json.dumps(results))
+    (together,) = joined(map(read_comparison, parts))
+    assert len(together.paper) == 1
+    assert together.reduced == (
+        f"{start}, norm_options.bn.momentum 0.05 in place of 0.1, norm_options.ln.eps 1 in place "
+        "of 2."
+    )
 
 
 @pytest.mark.parametrize(

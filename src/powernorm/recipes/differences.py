@@ -3,10 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, Final
 
+from powernorm.data import treebanks
+from powernorm.data.classification import text_sets
 from powernorm.data.embedded import EMBEDDED
 from powernorm.data.embedded_pairs import VERSES
+from powernorm.data.entities import corpora
+from powernorm.data.images import image_sets
 from powernorm.data.sets.catalogue import SETS
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.papers import paper_results
@@ -24,6 +29,19 @@ _FUTURE: Final = (
     "{runs}: without the causal mask, as the published code of the papers' model. What sees the "
     "future predicts tokens that it is given: its perplexity is that of no language model."
 )
+
+_DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "lm": "sotu",
+        "lm-char": "sotu",
+        "translation": VERSES,
+        "classify": text_sets.DEFAULT,
+        "ner": corpora.DEFAULT,
+        "parse": treebanks.DEFAULT,
+        "image": image_sets.DEFAULT,
+    }
+)
+"""What the readers take where no data are named."""
 
 UNIMPORTANT: Final = frozenset(
     {
@@ -79,8 +97,11 @@ def _about_making(config: ComparisonConfig) -> list[str]:
         notes = STUDIES[config.study.name].notes
         own = study_config(config.task, config.study.name, config.preset)
     else:
-        notes = family_of(config.task).notes
+        family = family_of(config.task)
+        notes = family.notes
         own = RECIPES[config.task][config.preset]()
+        if config.data.path == own.data.path:
+            notes = {**family.data_notes, **notes}
     parts = [notes[config.preset]] if config.preset in notes else []
     # What is varied follows from the other settings.
     changes = _changes(replace(config, variants=own.variants), own)
@@ -143,15 +164,15 @@ def _about_data(config: ComparisonConfig, dataset: str) -> list[str]:
         return [f"The data are the embedded verses, not {dataset}."]
     if config.task == "lm" and (path is None or path in EMBEDDED):
         return [f"The text is an embedded one, not {dataset}."]
-    entry = None if path is None else SETS.get(path)
-    known = entry is not None and entry.home != "own"
-    is_own = path is None or (own is not None and PurePath(path) == PurePath(own))
-    if is_own or (known and path == dataset.lower().replace("-", "")):
-        note = family_of(config.task).data_notes.get(config.preset)
-        return [note] if note else []
-    if known:
-        return [f"The data are {path}, not {dataset}."]
-    return [f"The data are {path}; whether they are {dataset} is not known."]
+    path, own = path or _DEFAULTS[config.task], own or _DEFAULTS[config.task]
+    if path == own or (own not in SETS and PurePath(path) == PurePath(own)):
+        return list(filter(None, [family_of(config.task).data_notes.get(config.preset)]))
+    if path not in SETS or SETS[path].home == "own":
+        return [f"The data are {path}; whether they are {dataset} is not known."]
+    # A set may also be given by its name where the preset has the paper's files.
+    return (
+        [] if path == dataset.lower().replace("-", "") else [f"The data are {path}, not {dataset}."]
+    )
 
 
 def _paper(result: PaperResult) -> str:

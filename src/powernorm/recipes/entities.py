@@ -146,7 +146,7 @@ def conll_reduced() -> ComparisonConfig:
     """Return a smaller model on CoNLL-2003 without word vectors, for a CPU.
 
     2 layers of 128 features, 16 epochs of Adam; five or six minutes for a run on one core. Without
-    vectors F1 stays some ten points below the paper's.
+    vectors F1 stays eight points below the paper's.
     """
     return ComparisonConfig(
         task=TASK,
@@ -338,7 +338,7 @@ _CONLL: Final = (
 _RESUME: Final = "ResumeNER, or --data with train.char.bmes, dev.char.bmes, test.char.bmes"
 _TABLES_NAME: Final = "Wang 2022, Tables 1-3"
 _VECTORS: Final = (
-    "Without data.vectors there are no pretrained word vectors, which are worth some ten points of "
+    "Without data.vectors there are no pretrained word vectors, which are worth several points of "
     "F1."
 )
 _NO_PAIRS: Final = (

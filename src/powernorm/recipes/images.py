@@ -230,7 +230,7 @@ FAMILY: Final = Family(
     CATALOGUE,
     measure="test_accuracy",
     paper_results={"mnist-xu2019": MNIST_RESULTS, "cifar10-resnet20": CIFAR10_RESULTS},
-    notes={
+    data_notes={
         "mnist-resnet20": "The network is the one for CIFAR-10, the images are MNIST's: a stand-in "
         "for the papers' figures, which are of CIFAR-10."
     },

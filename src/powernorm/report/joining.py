@@ -42,7 +42,7 @@ def _shared(comparison: Comparison) -> tuple[Any, ...]:
     settings = {key: value for key, value in comparison.settings.items() if key not in _DIVIDED}
     return (
         *(comparison.task, comparison.preset, comparison.placement, comparison.study),
-        *(comparison.metric, comparison.data, comparison.reduced, settings),
+        *(comparison.metric, comparison.data, settings),
     )
 
 
@@ -68,7 +68,17 @@ def _join(parts: Sequence[Comparison]) -> Comparison:
         first,
         settings={**first.settings, **merged, **dates},
         runs=[run for part in parts for run in part.runs],
+        paper=next((part.paper for part in parts if part.paper), ()),
+        reduced=_merged_notes([part.reduced for part in parts]),
     )
+
+
+def _merged_notes(notes: Sequence[str]) -> str:
+    """The longest note with what others say besides: each names the options of its own norms."""
+    whole = max(notes, key=len).rstrip(".")
+    pieces = [piece for note in notes for piece in note.rstrip(".").split(", ")]
+    more = [piece for piece in dict.fromkeys(pieces) if piece not in whole]
+    return ", ".join([whole, *more]) + ("." if whole else "")
 
 
 def _check_divided(parts: Sequence[Comparison]) -> None:

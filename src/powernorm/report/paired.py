@@ -1,4 +1,4 @@
-"""Whether a norm differs from LayerNorm, seed by seed."""
+"""Whether a norm differs from another, LayerNorm for most, seed by seed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

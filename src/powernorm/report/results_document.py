@@ -33,6 +33,7 @@ EXPLANATION: Final = (
 
 _HEADINGS: Final = ("norm", "paper", "measured", "seeds", "gap to ln", "p", "TID, %")
 _NUMERIC: Final = (False, False, True, True, True, True, True)
+_MOST_DECIMALS: Final = 6
 _CLAIM_HEADINGS: Final = (
     "norm",
     "against",
@@ -214,11 +215,17 @@ def interval(gap: PairedGap | None, metric: str) -> str:
     '-0.04'
     >>> interval(PairedGap(0.004, 0.001, 0.007, 0.02, 5), "test_bits_per_character")
     '+0.0040 (+0.0010 to +0.0070)'
+    >>> interval(PairedGap(0.006, 0.001, 0.011, 0.02, 5), "test_accuracy")
+    '+0.006 (+0.001 to +0.011)'
     """
     if gap is None:
         return numerals.NOTHING
     known = [gap.difference] if isnan(gap.low) else [gap.difference, gap.low, gap.high]
-    text, *ends = (f"{value:+.{decimals_of(metric)}f}" for value in known)
+    decimals = decimals_of(metric)
+    # More where the sign would be lost.
+    while decimals < _MOST_DECIMALS and any(0 < abs(one) < 0.5 / 10**decimals for one in known):
+        decimals += 1
+    text, *ends = (f"{value:+.{decimals}f}" for value in known)
     return f"{text} ({' to '.join(ends)})" if ends else text
 
 

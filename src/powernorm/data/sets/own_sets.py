@@ -51,7 +51,7 @@ OWN_SETS: Final = (
     DataSet(
         name="ptb",
         home="own",
-        tasks=("lm",),
+        tasks=("lm", "mlm"),
         summary="Penn Treebank, Wall Street Journal, 10,000 words (Mikolov et al. 2010)",
         amount="929k / 74k / 82k words",
         licence=_LDC,
@@ -61,7 +61,7 @@ OWN_SETS: Final = (
     DataSet(
         name="wikitext-103",
         home="own",
-        tasks=("lm",),
+        tasks=("lm", "mlm"),
         summary="good and featured articles of Wikipedia (Merity et al. 2017)",
         amount="103M words",
         licence="CC BY-SA",
@@ -131,7 +131,7 @@ OWN_SETS: Final = (
     DataSet(
         name="ptb-dependencies",
         home="own",
-        tasks=("parse",),
+        tasks=("parse", "tag"),
         summary="Penn Treebank converted to dependencies, sections 2-21, 22, 23",
         amount="39,832 / 1,700 / 2,416 sentences",
         licence=_LDC,

@@ -3,15 +3,15 @@
 The text has: 6 encoder layers, a CLS mark in front of each text, 30 % of the train split as valid,
 the best checkpoint by it, 3 seeds, and λ (App. B); "most configurations" are those of Bhardwaj et
 al. 2021, which it does not repeat. What stands in for them: 256 features, 8 heads, 1,024 in the
-feed-forward networks, embeddings of 300 with a linear map after them, dropout 0.1, a vocabulary of
-50,000 words, the first 256 words of a text, batches of 64, 10 epochs of IMDB and 2 of the large
-sets, Adam (β = (0.9, 0.98)) at 3e-4 (post-norm 1e-4) with a linear decay after a tenth of warm-up,
-gradients clipped to a norm of 1. λ is divided by
-the texts of a batch, as that of a translation by its tokens; were it meant for a mean loss, it
-would have to be multiplied by `data.batch_size`. App. F of the other norms: PowerNorm with as many
-groups as heads after 4,000 passes of batch statistics (at most half of a run: 1,365 of IMDB's), one
-epoch of plain statistics (at most a quarter of a run: half an epoch of the large sets) and then
-rising limits for BatchRenorm, MABN's window of 16.
+feed-forward networks, embeddings of 300 with a linear map after them, dropout 0.1 but of no whole
+words, a vocabulary of 50,000 words, the first 256 words of a text, batches of 64, 10 epochs of IMDB
+and 2 of the large sets, Adam (β = (0.9, 0.98)) at 3e-4 (post-norm 1e-4) with a linear decay after a
+tenth of warm-up, gradients clipped to a norm of 1. λ is divided by the texts of a batch, as that of
+a translation by its tokens; were it meant for a mean loss, it would have to be multiplied by
+`data.batch_size`. App. F of the other norms: PowerNorm with as many groups as heads after 4,000
+passes of batch statistics (at most half of a run: 1,365 of IMDB's), one epoch of plain statistics
+(at most a quarter of a run: half an epoch of the large sets) and then rising limits for
+BatchRenorm, MABN's window of 16.
 
 Yelp is taken as its two-class set, which the accuracies say it is. Published numbers are of IMDB's
 own halves; the fetched set has the training half only (`fetched`), of which 14,000 texts are left
