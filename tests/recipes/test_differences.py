@@ -86,6 +86,7 @@ def test_other_data_are_named(preset: str, dataset: str) -> None:
         ("image", "mnist-xu2019", "none", None),
         ("image", "cifar10-resnet20", "none", "The data are mnist, not CIFAR-10."),
         ("lm-char", "enwik8-xu2019", "sotu", "The data are sotu, not enwik8."),
+        ("lm-char", "enwik8-xu2019", "./enwik8", None),
         ("lm-char", "enwik8-xu2019", "none", "The data are sotu, not enwik8."),
     ],
 )

@@ -165,14 +165,19 @@ def _about_data(config: ComparisonConfig, dataset: str) -> list[str]:
     if config.task == "lm" and (path is None or path in EMBEDDED):
         return [f"The text is an embedded one, not {dataset}."]
     path, own = path or _DEFAULTS[config.task], own or _DEFAULTS[config.task]
-    if path == own or (own not in SETS and PurePath(path) == PurePath(own)):
+    if path == own or (not _is_held(own) and PurePath(path) == PurePath(own)):
         return list(filter(None, [family_of(config.task).data_notes.get(config.preset)]))
-    if path not in SETS or SETS[path].home == "own":
+    if not _is_held(path):
         return [f"The data are {path}; whether they are {dataset} is not known."]
     # A set may also be given by its name where the preset has the paper's files.
     return (
         [] if path == dataset.lower().replace("-", "") else [f"The data are {path}, not {dataset}."]
     )
+
+
+def _is_held(path: str) -> bool:
+    """Whether a path names a set that powernorm holds or fetches, and not files."""
+    return path in SETS and SETS[path].home != "own"
 
 
 def _paper(result: PaperResult) -> str:
