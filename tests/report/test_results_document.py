@@ -99,6 +99,16 @@ def test_papers_numbers_beside_marked_runs_and_failed_scores(folder: Path) -> No
     assert "not run" not in text
 
 
+def test_a_baseline_without_the_measure_has_no_row(folder: Path) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    del results["baselines"][0]["metrics"]["test_perplexity"]
+    path.write_text(json.dumps(results))
+    text = results_document([folder])
+    assert not lines_of(text, "unigram (baseline)")
+    assert lines_of(text, "bigram (baseline)")
+
+
 def test_a_papers_decimals_are_those_of_its_column(folder: Path) -> None:
     path = folder / RESULTS_FILE
     results = json.loads(path.read_text())

@@ -151,6 +151,9 @@ def _lines(comparison: Comparison) -> Iterator[list[str]]:
     papers = _by_norm(comparison.paper, comparison.metric)
     seen = set()
     for row in summarize(comparison):
+        if row.is_baseline and row.test is None:
+            # The measure means nothing to it, such as arcs to the frequencies of transitions.
+            continue
         keys = {(run.name, run.placement) for run in row.runs}
         seen |= keys
         gap = paired_gap(row.runs, row.references, comparison.metric)
