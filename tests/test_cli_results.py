@@ -11,9 +11,12 @@ def test_results_are_printed_or_put_into_a_page(tmp_path: Path) -> None:
     printed = powernorm(tmp_path, "results", "demo")
     assert (printed.code, printed.err) == (0, "")
     assert "### lm, demo" in printed.out
-    written = powernorm(tmp_path, "results", "demo", "demo", "--into", "page.md")
+    twice = powernorm(tmp_path, "results", "demo", "demo", "--into", "page.md")
+    assert "demo and demo both hold ln, seed 0, of one comparison" in twice.refused()
+    write_comparison(tmp_path / "more", seeds=(7,))
+    written = powernorm(tmp_path, "results", "demo", "more", "--into", "page.md")
     assert (written.code, written.out) == (0, "written: page.md\n")
-    assert (tmp_path / "page.md").read_text().count("### lm, demo") == 2
+    assert (tmp_path / "page.md").read_text().count("### lm, demo") == 1
 
 
 def test_folders_without_results_are_named(tmp_path: Path) -> None:
