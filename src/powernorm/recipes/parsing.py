@@ -144,7 +144,7 @@ CATALOGUE: Final[dict[str, RecipeInfo]] = {
     "petrogold": RecipeInfo(
         "the paper's parser on PetroGold, 5 seeds",
         EMBEDDED,
-        "about 2 h on two cores, an estimate",
+        "about 5 h on one core",
         "model of Xu 2019",
     ),
     "ptb-xu2019": RecipeInfo(
