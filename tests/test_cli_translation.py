@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -275,6 +276,27 @@ def test_a_lost_process_ends_all(pairs: Path, tmp_path: Path) -> None:
     assert len([line for line in err.splitlines() if line.startswith("error")]) == 1
     content = tmp_path / "runs" / "pn-pre-seed0" / "checkpoints" / "last.ckpt"
     assert torch.load(content, weights_only=True)["global_step"] == 8
+
+
+@pytest.mark.parametrize(
+    ("ends", "first"),
+    [
+        # (exit code, second) of each process.
+        ([(-signal.SIGTERM, 5), (-signal.SIGKILL, 5)], 1),
+        ([(-signal.SIGTERM, 4), (-signal.SIGKILL, 5)], 1),
+        ([(launching.LOST_ANOTHER, 4), (7, 5)], 1),
+        ([(launching.LOST_ANOTHER, 4), (-signal.SIGTERM, 5)], 1),
+        ([(7, 6), (9, 5)], 1),
+        ([(7, 5), (9, 5)], 0),
+        ([(-signal.SIGTERM, 5), (-signal.SIGTERM, 5)], 0),
+    ],
+)
+def test_the_process_that_the_others_ended_with(ends: list[tuple[int, int]], first: int) -> None:
+    failures = {
+        rank: SimpleNamespace(exitcode=exitcode, timestamp=timestamp)
+        for rank, (exitcode, timestamp) in enumerate(ends)
+    }
+    assert launching.first_to_fail(failures) == first  # type: ignore[arg-type]
 
 
 @pytest.mark.distributed

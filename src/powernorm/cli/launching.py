@@ -2,13 +2,18 @@
 
 import logging
 import os
+import signal
 import sys
 import uuid
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from powernorm.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 OPTION: Final = "--devices"
 FAILED: Final = 1
@@ -70,11 +75,8 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "powernorm", *arguments)
     except ChildFailedError as error:
-        # Those that lost another one may have ended before it was seen.
-        rank, failure = min(
-            error.failures.items(),
-            key=lambda item: (item[1].exitcode == LOST_ANOTHER, item[1].timestamp, item[0]),
-        )
+        rank = first_to_fail(error.failures)
+        failure = error.failures[rank]
         if failure.exitcode in (BAD_INPUT, INTERRUPTED):
             # It has said why, or the user knows.
             return int(failure.exitcode)
@@ -93,6 +95,26 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
         typer.echo(f"interrupted; go on with: {resume_hint}", err=True)
         return INTERRUPTED
     return 0
+
+
+def first_to_fail(failures: Mapping[int, "ProcessFailure"]) -> int:
+    """Return the rank of the process that the others ended with.
+
+    Times are whole seconds, and by then others may have ended, too: by SIGTERM, with which they are
+    stopped, or because their exchange failed.
+
+    Args:
+        failures: by rank.
+    """
+    later = {-signal.SIGTERM: 1, LOST_ANOTHER: 2}
+    return min(
+        failures,
+        key=lambda rank: (
+            later.get(failures[rank].exitcode, 0),
+            failures[rank].timestamp,
+            rank,
+        ),
+    )
 
 
 def _silence(package: str) -> None:
