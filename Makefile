@@ -1,8 +1,12 @@
 # Everything here works in a clean clone with Python 3.11+, make and pip.
+# Options: PYTHON=python3.13 is the Python of the environment; TORCH=cpu installs PyTorch without
+# CUDA, which saves gigabytes (also cu130, rocm7.1, …: what `uv pip install --torch-backend` takes).
 PYTHON ?= python3
+TORCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 
 .PHONY: help install demo test test-slow test-gpu bench results bench-inference bench-gpu check format docs clean
 help:  ## list the targets
@@ -15,10 +19,16 @@ KERNELS := src/powernorm/ops/kernels/cpu
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard $(KERNELS)/source/*) $(KERNELS)/building.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "powernorm needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,hf,export,dev]'
+	# The pip of an older Python cannot build the source packages among the dependencies.
+	$(PIP) --upgrade pip
+ifneq ($(TORCH),)
+	$(PIP) --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend $(TORCH) --constraint constraints.txt torch
+endif
+	$(PIP) --constraint constraints.txt --editable '.[train,hf,export,dev]'
 	# torchvision's wheels ask for another build of torch, and timm uses its Python part alone. In a
 	# folder of its own (tests/surgery/foreign_models.py): where other libraries see it, they fail.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --upgrade --target $(VENV)/foreign timm torchvision
+	$(PIP) --constraint constraints.txt --no-deps --upgrade --target $(VENV)/foreign timm torchvision
 	@touch $@
 
 demo: $(INSTALLED)  ## train a small language model with five norms, print the table, write runs/demo/report.html
@@ -27,8 +37,8 @@ demo: $(INSTALLED)  ## train a small language model with five norms, print the t
 test: $(INSTALLED)  ## run the default suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-test-slow: $(INSTALLED)  ## run what the default suite leaves out
-	$(BIN)/python -m pytest -m 'slow and not gpu'
+test-slow: $(INSTALLED)  ## run what the default suite leaves out; SHARD=2/4: the second quarter of it
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'slow and not gpu' $(if $(SHARD),--shard $(SHARD))
 
 test-gpu: $(INSTALLED)  ## run what needs a CUDA device
 	$(BIN)/python -m pytest -m gpu
@@ -60,7 +70,7 @@ format: $(INSTALLED)  ## format and mend what can be mended
 	$(BIN)/ruff check --fix .
 
 docs: $(INSTALLED)  ## build the documentation into site/
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(PIP) --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
 
 clean:  ## remove the environment and caches

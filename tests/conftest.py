@@ -1,7 +1,62 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite: an empty home of its own, and one thread a process."""
 
+import re
+import zlib
+from pathlib import Path
+
+import pytest
 import torch
+
+import machine  # noqa: F401  (makes the suite's home)
+from covering import covering
 
 # The suite runs in several processes at once: one thread each is faster than two in each other's
 # way, and results do not depend on the machine's number of cores.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text that is soon encoded, and not one of those that the package holds."""
+    path = tmp_path_factory.mktemp("text") / "numbers.txt"
+    lines = (
+        f"The number {n} comes before {n + 1} and is {'even' if n % 2 == 0 else 'odd'}."
+        for n in range(600)
+    )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", metavar="K/N", help="run only the K-th of N parts of the tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `thinned` leaves out as slow, and leave out other shards.
+
+    Tests of one function stay together, since they may share what they need.
+    """
+    shard = config.getoption("--shard")
+    if shard is not None:
+        match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
+        if match is None or int(match[1]) > int(match[2]):
+            raise pytest.UsageError(f"--shard is {shard!r}, expected K/N such as 2/4")
+        part, parts = int(match[1]) - 1, int(match[2])
+        items[:] = [
+            item
+            for item in items
+            if zlib.crc32(item.nodeid.partition("[")[0].encode()) % parts == part
+        ]
+    grids: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("thinned"):
+            grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for grid in grids.values():
+        (strength,) = grid[0].get_closest_marker("thinned").args or (2,)  # type: ignore[union-attr]
+        # Values are told apart as objects: not all can be compared, and rows share them.
+        rows = [{axis: id(value) for axis, value in item.callspec.params.items()} for item in grid]
+        kept = set(covering(rows, strength))
+        for index, item in enumerate(grid):
+            if index not in kept:
+                item.add_marker(pytest.mark.slow)

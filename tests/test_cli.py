@@ -1,7 +1,6 @@
 """Every command as a subprocess, as a user starts it."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -10,19 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from commands import SECONDS, SMALL, Outcome, arguments, environment, powernorm
 from report.synthetic import write_comparison
-
-SECONDS = 240
-"""After which a subprocess counts as hung; far more than it needs."""
-
-SMALL = (
-    *("--set", "data.vocabulary_size=300"),
-    *("--set", "data.sequence_length=8"),
-    *("--set", "data.batch_size=4"),
-    *("--set", "model.num_features=8"),
-    *("--set", "model.feedforward_features=8"),
-)
-"""Over the smoke preset: so small that the start of the process is most of it."""
 
 NORM_NAMES = (
     *("ln", "ln-simple", "detach", "adanorm", "rms", "gs", "gn", "dyt", "none"),
@@ -30,68 +18,14 @@ NORM_NAMES = (
 )
 
 
-def arguments(*parts: str | Path) -> list[str]:
-    return [
-        sys.executable,
-        "-W",
-        "error::DeprecationWarning:powernorm",
-        "-m",
-        "powernorm",
-        *map(str, parts),
-    ]
-
-
-def environment(tmp_path: Path) -> dict[str, str]:
-    return os.environ | {
-        "POWERNORM_CACHE": str(tmp_path / "cache"),
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": "80",
-    }
-
-
-class Outcome:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    def refused(self) -> str:
-        """The one line of an error."""
-        assert self.code == 2, self.err
-        assert self.out == ""
-        assert re.fullmatch(r"error: [^\n]+\n", self.err), self.err
-        return self.err
-
-
-def powernorm(tmp_path: Path, *parts: str | Path) -> Outcome:
-    done = subprocess.run(
-        arguments(*parts),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        timeout=SECONDS,
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
-@pytest.fixture(scope="module")
-def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "numbers.txt"
-    lines = (
-        f"The number {n} comes before {n + 1} and is {'even' if n % 2 == 0 else 'odd'}."
-        for n in range(600)
-    )
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> tuple[Path, Outcome]:
     """The folder of a comparison that ran to its end, and what it printed."""
     home = tmp_path_factory.mktemp("compared")
     outcome = powernorm(
-        home, "compare", "lm", "--preset", "smoke", "--norms", "ln,pn", "--data", text_file, *SMALL
-    )
+        home, "compare", "lm", "--preset", "smoke", "--norms", "ln,pn",
+        "--data", text_file, *SMALL, fresh=True,
+    )  # fmt: skip
     return home / "runs" / "lm-smoke", outcome
 
 
@@ -142,7 +76,7 @@ def test_installed_command() -> None:
 
 
 def test_table_of_norms(tmp_path: Path) -> None:
-    outcome = powernorm(tmp_path, "norms")
+    outcome = powernorm(tmp_path, "norms", fresh=True)
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -191,7 +125,7 @@ def test_report_again(tmp_path: Path, compared: tuple[Path, Outcome]) -> None:
     page = folder / "report.html"
     before = page.read_bytes()
     page.unlink()
-    outcome = powernorm(tmp_path, "report", folder)
+    outcome = powernorm(tmp_path, "report", folder, fresh=True)
     assert (outcome.code, outcome.out, outcome.err) == (0, f"report: {page}\n", "")
     assert page.read_bytes() == before
 
@@ -288,7 +222,7 @@ def test_missing_extra_is_named(tmp_path: Path, package: str) -> None:
 def test_interrupted_comparison_goes_on(tmp_path: Path, text_file: Path) -> None:
     options = (
         *("compare", "lm", "--preset", "smoke", "--norms", "ln", "--data", text_file, *SMALL),
-        *("--set", "training.max_steps=1000", "--set", "training.validate_every=50"),
+        *("--set", "training.max_steps=400", "--set", "training.validate_every=50"),
         *("--out", "my runs"),
     )
     process = subprocess.Popen(
@@ -318,7 +252,7 @@ def test_interrupted_comparison_goes_on(tmp_path: Path, text_file: Path) -> None
     assert run["status"] == "interrupted"
     outcome = powernorm(tmp_path, *options, "--resume")
     assert outcome.code == 0, outcome.err
-    assert re.search(r"1000 steps, from step \d*[1-9]\d*\n", outcome.err)
+    assert re.search(r"400 steps, from step \d*[1-9]\d*\n", outcome.err)
     (run,) = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
     assert run["status"] == "finished"
     assert (folder / "report.html").exists()

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from commands import SMALL, powernorm
 from powernorm.cli.diagnosis import Source, diagnose_and_print
 from powernorm.errors import InputError
-from test_cli import SMALL, powernorm, text_file  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:  # noqa: F811
+def runs(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
     home = tmp_path_factory.mktemp("runs")
     outcome = powernorm(
         home, "compare", "lm", "--preset", "smoke", "--norms", "ln,bn",
@@ -26,7 +26,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:  # 
 
 def test_a_run(runs: Path) -> None:
     run = runs / "bn-pre-seed0"
-    outcome = powernorm(runs, "diagnose", str(run), "--batches", "3", "--csv", "layers.csv")
+    more = ("--batches", "3", "--csv", "layers.csv")
+    outcome = powernorm(runs, "diagnose", run, *more, fresh=True)
     assert outcome.code == 0, outcome.err
     assert "verdict: " in outcome.out
     assert "With running statistics the loss is" in outcome.out

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from commands import powernorm
 from powernorm.recipes import RECIPES
 from powernorm.recipes.studies import STUDIES
-from test_cli import powernorm
 
 
 def test_all_recipes_are_listed_and_fit_a_terminal(tmp_path: Path) -> None:
-    outcome = powernorm(tmp_path, "recipes")
+    outcome = powernorm(tmp_path, "recipes", fresh=True)
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
     assert max(map(len, lines)) <= 80

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from commands import powernorm
 from report.synthetic import write_comparison
-from test_cli import powernorm
 
 
 def test_results_are_printed_or_put_into_a_page(tmp_path: Path) -> None:
     write_comparison(tmp_path / "demo")
-    printed = powernorm(tmp_path, "results", "demo")
+    printed = powernorm(tmp_path, "results", "demo", fresh=True)
     assert (printed.code, printed.err) == (0, "")
     assert "### lm, demo" in printed.out
     twice = powernorm(tmp_path, "results", "demo", "demo", "--into", "page.md")
@@ -27,7 +27,7 @@ def test_folders_without_results_are_named(tmp_path: Path) -> None:
 def test_fluctuation(tmp_path: Path) -> None:
     write_comparison(tmp_path / "demo")
     run = "demo/bn-pre-seed0"
-    outcome = powernorm(tmp_path, "fluctuation", f"one={run}", "--out", "a.png")
+    outcome = powernorm(tmp_path, "fluctuation", f"one={run}", "--out", "a.png", fresh=True)
     assert (outcome.code, outcome.out) == (0, "written: a.png\n")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     for arguments, message in (
@@ -40,7 +40,8 @@ def test_fluctuation(tmp_path: Path) -> None:
 
 def test_curves(tmp_path: Path) -> None:
     write_comparison(tmp_path / "demo")
-    outcome = powernorm(tmp_path, "curves", "demo", "--norms", "ln, rbn", "--out", "a.png")
+    more = ("--norms", "ln, rbn", "--out", "a.png")
+    outcome = powernorm(tmp_path, "curves", "demo", *more, fresh=True)
     assert (outcome.code, outcome.out) == (0, "written: a.png\n")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "no run of x" in powernorm(tmp_path, "curves", "demo", "--norms", "x").refused()

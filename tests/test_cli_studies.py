@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from test_cli import SMALL, powernorm, text_file  # noqa: F401  (a fixture)
+from commands import SMALL, powernorm
 
 SHORT = (
     *("--set", "training.max_steps=4"),
@@ -16,7 +16,7 @@ SHORT = (
 """For tests of the command, not of what comes of a study."""
 
 
-def test_study_ends_in_its_figure(tmp_path: Path, text_file: Path) -> None:  # noqa: F811
+def test_study_ends_in_its_figure(tmp_path: Path, text_file: Path) -> None:
     options = ("compare", "lm", "--study", "lowest-layers", "--preset", "smoke", *SMALL, *SHORT)
     outcome = powernorm(tmp_path, *options, "--data", text_file)
     assert outcome.code == 0, outcome.err

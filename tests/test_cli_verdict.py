@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
-from test_cli import SMALL, powernorm
+import pytest
+
+from commands import SMALL, powernorm
 
 
+@pytest.mark.slow
 def test_the_study_is_trained_measured_and_reported(tmp_path: Path) -> None:
     small = (*SMALL, "--set", "training.max_steps=10", "--set", "model.num_layers=1")
     whole = ("compare", "verdict", "--preset", "smoke", "--out", "runs", *small)

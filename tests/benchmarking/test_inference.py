@@ -127,6 +127,7 @@ def test_every_provider_gets_a_row(way: tuple[Any, str]) -> None:
     assert {row.provider: row.ratio_to_identity for row in rows}["identity"] == 1.0
 
 
+@pytest.mark.slow
 def test_onnxruntime_runs_the_same_encoders() -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-FOREIGN = str(Path(sys.prefix) / "foreign")
+from forking import own_packages
 
 
 def run_processes(
     function: Callable[..., Any], world_size: int, folder: Path, *args: Any
 ) -> list[Any]:
     """Call `function(rank, *args)` in every process and return what each gave, by rank."""
-    with _own_packages():
-        mp.spawn(_main, (function, world_size, folder, args), nprocs=world_size)
+    with own_packages():
+        mp.start_processes(
+            _main, (function, world_size, folder, args), world_size, start_method="forkserver"
+        )
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(world_size)]
-
-
-@contextmanager
-def _own_packages() -> Iterator[None]:
-    """Hide from new processes the folder of packages that other tests may have made visible.
-
-    Its torchvision works with what these tests define for it alone.
-    """
-    before = list(sys.path)
-    sys.path[:] = [path for path in before if path != FOREIGN]
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def _main(

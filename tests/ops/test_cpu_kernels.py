@@ -42,6 +42,7 @@ def test_the_library_is_built_here() -> None:
     assert library.functions.powernorm_uses_openmp()
 
 
+@pytest.mark.thinned
 @every_op
 @pytest.mark.parametrize("dtype", TYPES)
 def test_instruction_sets(
@@ -62,6 +63,7 @@ def outputs_past_the_cache(request: pytest.FixtureRequest) -> Iterator[None]:
     library.powernorm_set_stream_bytes(before)
 
 
+@pytest.mark.thinned
 @every_op
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.usefixtures("outputs_past_the_cache")
@@ -79,6 +81,7 @@ def test_outputs_past_the_cache(
             check(functions, op, added)
 
 
+@pytest.mark.thinned
 @every_op
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("features", [1, 3, 17, 513])
@@ -92,6 +95,7 @@ def test_widths_and_tokens(
         check(functions, op, Problem(tokens, features, dtype, options=options))
 
 
+@pytest.mark.thinned
 @every_op
 @pytest.mark.parametrize("masked", ["none", "some", "all", "first", "all but last"])
 @pytest.mark.parametrize("groups", [0, 1, 4])

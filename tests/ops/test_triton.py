@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import some_default
 from ops.triton_cases import (
     CHECKS,
     DEVICE,
@@ -49,13 +50,14 @@ def interpret_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounding_cast)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", some_default(range(60), *range(12)))
 @pytest.mark.parametrize("check_op", CHECKS)
 def test_op(check_op: Callable[[Case], None], seed: int) -> None:
     masks = {} if check_op in (check_batch, check_power) else {"mask": None}
     check_op(Case(seed, **masks))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("check_op", CHECKS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_wide_odd_rows(check_op: Callable[[Case], None], dtype: torch.dtype) -> None:
@@ -107,7 +109,7 @@ def test_expanded_and_transposed() -> None:
 
 
 @pytest.mark.parametrize("check_op", [check_batch, check_power])
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", some_default(range(100, 110), *range(100, 104)))
 def test_several_processes(
     check_op: Callable[[Case], None], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ UPDATES = (
 )
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kind", ["none", "one", "many", "infinite"])
 @pytest.mark.parametrize("width", [1, 17, 2500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

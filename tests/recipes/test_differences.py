@@ -1,9 +1,12 @@
 """How a comparison differs from what the papers did: settings, data, placement."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from data.official_images import write_mnist
+from powernorm.data.images import image_sets
 from powernorm.recipes import RECIPES, differences, recipe, reduced_note
 from powernorm.recipes.studies import study_config
 from powernorm.training.overrides import override
@@ -227,7 +230,12 @@ def test_a_stand_in_is_one_for_its_own_data() -> None:
 
 
 @pytest.mark.parametrize("task", ["classify", "ner", "parse", "image", "lm-char"])
-def test_default_data_are_what_a_reader_takes(task: str) -> None:
+def test_default_data_are_what_a_reader_takes(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a user fetches into the cache, MNIST alone, in the official format.
+    folders = {"mnist": write_mnist(tmp_path / "mnist", 1000, 20)}
+    monkeypatch.setattr(image_sets, "fetched", folders.__getitem__)
     config = recipe(task, "demo")
     named = task_of(config).encode(replace(config.data, path=differences._DEFAULTS[task]))
     unnamed = task_of(config).encode(replace(config.data, path=None))

@@ -55,6 +55,9 @@ def doubled(inputs: dict[str, Any]) -> dict[str, Any]:
 def test_every_family_folds_exactly(name: str) -> None:
     model, inputs = static_family(name)
     expected = run(model, inputs)
+    # Other lengths and masks; Whisper has one length.
+    other = PADDED[name](3) if name in PADDED and name != "whisper-encoder" else None
+    expected_other = expected if other is None else run(model, other)
     with torch.no_grad():
         expected_wide = run(copy.deepcopy(model).double(), doubled(inputs))
     report = powernorm.fold(model, inputs)
@@ -62,6 +65,8 @@ def test_every_family_folds_exactly(name: str) -> None:
     assert left == ({LEAVE_ONE[name]: "multiply-add"} if name in LEAVE_ONE else {})
     assert not [m for m in model.modules() if isinstance(m, Norm | nn.BatchNorm1d | nn.LayerNorm)]
     assert relative_error(run(model, inputs), expected) <= 2e-5
+    if other is not None:
+        assert relative_error(run(model, other), expected_other) <= 2e-5
     assert report.errors[0].dtype == torch.float64
     assert report.errors[0].relative <= 1e-12
     with torch.no_grad():
@@ -69,15 +74,7 @@ def test_every_family_folds_exactly(name: str) -> None:
         assert relative_error(run(model.double(), doubled(inputs)), expected_wide) <= 2e-5
 
 
-@pytest.mark.parametrize("name", [name for name in PADDED if name != "whisper-encoder"])
-def test_folded_model_agrees_on_other_lengths_and_masks(name: str) -> None:
-    model, inputs = static_family(name)
-    other = PADDED[name](3)
-    expected = run(model, other)
-    powernorm.fold(model, inputs)
-    assert relative_error(run(model, other), expected) <= 2e-5
-
-
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("to", STATIC)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "language-model"])
 def test_every_static_norm_folds(name: str, to: str) -> None:
@@ -109,6 +106,7 @@ def deep(kind: str, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Any]]:
     return model.eval(), inputs
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("kind", ["lm-pre", "lm-post", "encoder-pre", "encoder-post"])
 @pytest.mark.parametrize(
     ("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 2e-5)], ids=["f64", "f32"]
@@ -148,7 +146,7 @@ def test_model_on_a_gpu(name: str) -> None:
     assert {p.device.type for p in model.parameters()} == {"cuda"}
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "torch-encoder", "language-model", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "torch-encoder"])
 def test_undo_restores_the_very_same_model(name: str) -> None:
     model, inputs = static_family(name)
     modules = dict(model.named_modules(remove_duplicate=False))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import powernorm
+from covering import some_default
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.masks import current_padding_mask
 from powernorm.surgery.mask_checks import MaskWarning
@@ -354,7 +355,9 @@ def test_activation_checkpointing(to: str) -> None:
             assert torch.allclose(p.grad, q.grad, atol=1e-5), name
 
 
-@pytest.mark.parametrize("name", ["bert", "torch-encoder"])
+@pytest.mark.parametrize(
+    "name", some_default(["bert", "torch-encoder", "torch-layer"], "torch-layer")
+)
 def test_compiled_without_a_break(name: str) -> None:
     model, inputs = swapped(name, "rbn"), PADDED[name](2)
     twin = copy.deepcopy(model)

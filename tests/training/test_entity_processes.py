@@ -14,7 +14,7 @@ from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.trained_models import load_trained
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def run(config: ComparisonConfig, out: Path) -> dict[str, Any]:

@@ -134,6 +134,7 @@ def updates(accumulation: int) -> list[list[dict[str, Tensor]]]:
     return [data[i : i + accumulation] for i in range(0, MICRO_BATCHES, accumulation)]
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("accumulation", [1, 3, 4])
 @pytest.mark.parametrize(
     ("kind", "weight"),
@@ -207,6 +208,7 @@ def shifted(weight: Any) -> Any:
     return lambda update, batch: weight([cut(micro) for micro in update], cut(batch))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 @pytest.mark.parametrize(
     ("name", "weight", "kwargs"),
@@ -302,7 +304,7 @@ def test_evaluation_has_no_penalty(tmp_path: Path) -> None:
     assert evaluated[-1] == pytest.approx(sum(expected) / len(expected), rel=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["bn", "pn", "ln"])
+@pytest.mark.parametrize("norm", ["pn", "ln"])
 def test_model_without_such_layers_is_left_alone(tmp_path: Path, norm: str) -> None:
     plain, model = Mean(norm), Mean(norm)
     trained(plain, tmp_path, trainer=PlainTrainer)

@@ -24,6 +24,7 @@ from powernorm.training.language_modeling import LanguageModeling
 from powernorm.training.processes import RepeatedInputError, gather, on_main, summed
 from powernorm.training.trained_models import load_trained, run_config
 from powernorm.training.translating import translate_ids
+from sharing import made_once
 
 pytestmark = pytest.mark.distributed
 
@@ -119,21 +120,18 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pairs(tmp_path_factory.mktemp("processes") / "pairs")
 
 
-SAME = [
-    *((norm, "ddp") for norm in ("ln", "bn", "rbn", "pn", "mabn")),
-    *((norm, "fsdp2") for norm in ("ln", "bn", "rbn", "pn")),
-]
+SAME = ("ln-ddp", "pn-ddp", "rbn-fsdp2")
+MORE = ("bn-ddp", "rbn-ddp", "mabn-ddp", "ln-fsdp2", "bn-fsdp2", "pn-fsdp2")
+
+
+def plain_job(name: str, pairs: Path) -> Job:
+    norm, _, strategy = name.partition("-")
+    return Job(name, even(translation(pairs, norm, training={"strategy": strategy})))
 
 
 @pytest.fixture(scope="module")
 def jobs(pairs: Path, text: Path) -> dict[str, Job]:
-    made = [
-        Job(
-            f"{norm}-{strategy}",
-            even(translation(pairs, norm, training={"strategy": strategy})),
-        )
-        for norm, strategy in SAME
-    ]
+    made = [plain_job(name, pairs) for name in SAME]
     made += [Job(task, language(text, task)) for task in ("lm", "tag")]
     average = {"average_checkpoints": 2, "recalibration_batches": 2}
     made += [
@@ -172,14 +170,32 @@ def two(
     jobs: dict[str, Job], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[dict[str, Any]]]:
     """What two processes made of all jobs: their folder, and the results of each process."""
-    out = tmp_path_factory.mktemp("two")
-    every = [*jobs.values()]
-    # A run of one process goes on in two.
-    job = Job("one-to-two", jobs["two-to-one"].config, stop=STOPPED_AT)
-    assert run_job(job, out)["status"] == "failed"
-    every.append(replace(job, stop=None, resumes=True))
-    every += [replace(jobs[name], stop=None, resumes=True) for name in ("parts-ddp", "parts-fsdp2")]
-    return out, run_processes(run_jobs, 2, tmp_path_factory.mktemp("ranks"), every, out)
+    ranks = tmp_path_factory.mktemp("ranks")
+
+    def make(out: Path) -> list[dict[str, Any]]:
+        every = [*jobs.values()]
+        # A run of one process goes on in two.
+        job = Job("one-to-two", jobs["two-to-one"].config, stop=STOPPED_AT)
+        assert run_job(job, out)["status"] == "failed"
+        every.append(replace(job, stop=None, resumes=True))
+        parts = ("parts-ddp", "parts-fsdp2")
+        every += [replace(jobs[name], stop=None, resumes=True) for name in parts]
+        return run_processes(run_jobs, 2, ranks, every, out)
+
+    return made_once(tmp_path_factory, "two-processes", make)
+
+
+@pytest.fixture(scope="module")
+def more_of_two(
+    pairs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[dict[str, Any]]]:
+    """The same of the jobs that are slow."""
+    ranks = tmp_path_factory.mktemp("ranks")
+    # They talk about a translation of LayerNorm.
+    jobs = [plain_job(name, pairs) for name in ("ln-ddp", *MORE)]
+    return made_once(
+        tmp_path_factory, "more-of-two", lambda out: run_processes(run_jobs, 2, ranks, jobs, out)
+    )
 
 
 def rows(folder: Path, name: str = "metrics.csv") -> list[dict[str, str]]:
@@ -230,12 +246,27 @@ def measured(run: RunResult) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-@pytest.mark.parametrize("name", [*(f"{n}-{s}" for n, s in SAME), "lm", "tag", "average"])
+@pytest.mark.parametrize("name", [*SAME, "lm", "tag", "average"])
 def test_two_processes_equal_one(
     name: str, jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
+    assert_equals_one_process(jobs[name], two, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_more_norms_and_strategies(
+    name: str, pairs: Path, more_of_two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    assert_equals_one_process(plain_job(name, pairs), more_of_two, tmp_path)
+
+
+def assert_equals_one_process(
+    job: Job, two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    name = job.name
     out, (first, second) = two
-    expected = run_job(jobs[name], tmp_path)
+    expected = run_job(job, tmp_path)
     got = first[f"{name} False"]
     assert got["status"] == expected["status"] == "finished"
     assert got.get("scored") == expected.get("scored")

@@ -1,0 +1,105 @@
+"""Starting `powernorm …` as a user does, in a process, a folder and a cache of its own.
+
+Most of a short command is the import of torch and its friends. `powernorm` therefore forks a server
+that has them; `fresh=True` starts a new Python, which each command does in at least one test.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+from forking import own_packages
+
+SECONDS = 240
+"""After which a subprocess counts as hung; far more than it needs."""
+
+SMALL = (
+    *("--set", "data.vocabulary_size=300"),
+    *("--set", "data.sequence_length=8"),
+    *("--set", "data.batch_size=4"),
+    *("--set", "model.num_features=8"),
+    *("--set", "model.feedforward_features=8"),
+)
+"""Over the smoke preset: so small that the start of the process is most of it."""
+
+_SERVER = multiprocessing.get_context("forkserver")
+
+
+class Outcome:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def refused(self) -> str:
+        """The one line of an error."""
+        assert self.code == 2, self.err
+        assert self.out == ""
+        assert re.fullmatch(r"error: [^\n]+\n", self.err), self.err
+        return self.err
+
+
+def arguments(*parts: str | Path) -> list[str]:
+    return [
+        sys.executable,
+        *("-W", "error::DeprecationWarning:powernorm"),
+        *("-m", "powernorm"),
+        *map(str, parts),
+    ]
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {
+        "POWERNORM_CACHE": str(tmp_path / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "80",
+    }
+
+
+def powernorm(tmp_path: Path, *parts: str | Path, fresh: bool = False) -> Outcome:
+    """Run a command in the folder to its end."""
+    if fresh:
+        done = subprocess.run(
+            arguments(*parts),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            timeout=SECONDS,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        process = _SERVER.Process(
+            target=_run, args=([*map(str, parts)], str(tmp_path), environment(tmp_path), out, err)
+        )
+        with own_packages():
+            process.start()
+        process.join(SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError(f"powernorm {parts} did not end in {SECONDS} s: {err.read_text()}")
+        return Outcome(process.exitcode, out.read_text("utf-8"), err.read_text("utf-8"))
+
+
+def _run(parts: list[str], folder: str, variables: dict[str, str], out: Path, err: Path) -> None:
+    """Be `python -m powernorm` in a process that has most modules already."""
+    import torch
+
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    warnings.filterwarnings("error", category=DeprecationWarning, module="powernorm")
+    sys.argv[1:] = parts
+    sys.path.insert(0, folder)
+    runpy.run_module("powernorm", run_name="__main__", alter_sys=True)
