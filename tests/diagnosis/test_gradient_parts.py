@@ -299,6 +299,9 @@ class CheckpointedInside(nn.Module):
         return y
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 12), reason="torch 2.11 compiles no hook inside a checkpointed region"
+)
 def test_compiled_and_checkpointed_at_once() -> None:
     models = []
     for _ in range(2):

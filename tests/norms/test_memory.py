@@ -19,6 +19,7 @@ def large_allocations(run: profile) -> int:
     return sum(e.name() == "[memory]" and e.nbytes() >= size for e in events)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch 2.11
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_allocations_of_a_step(name: str, masked: bool) -> None:

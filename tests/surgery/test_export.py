@@ -149,7 +149,7 @@ def same(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize("name", some_default(MODELS, "gpt2", "torch-encoder-pre", "t5"))
+@pytest.mark.parametrize("name", some_default(MODELS, "gpt2", "llama", "torch-encoder-pre"))
 def test_folded_models_are_exported_without_norms(name: str) -> None:
     original, inputs = MODELS[name]()
     before = operators(to_onnx(exported(original, inputs)))

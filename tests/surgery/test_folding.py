@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor, nn
 
 import powernorm
@@ -52,7 +53,7 @@ def doubled(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_folds_exactly(name: str) -> None:
+def test_every_family_folds_exactly(name: str, snapshot: SnapshotAssertion) -> None:
     model, inputs = static_family(name)
     expected = run(model, inputs)
     # Other lengths and masks; Whisper has one length.
@@ -61,6 +62,8 @@ def test_every_family_folds_exactly(name: str) -> None:
     with torch.no_grad():
         expected_wide = run(copy.deepcopy(model).double(), doubled(inputs))
     report = powernorm.fold(model, inputs)
+    # What took up each norm. Where a change is meant: `pytest … --snapshot-update`.
+    assert [(row.name, row.action, row.into) for row in report.rows] == snapshot
     left = {row.name: row.action for row in report.rows if row.action != "fold"}
     assert left == ({LEAVE_ONE[name]: "multiply-add"} if name in LEAVE_ONE else {})
     assert not [m for m in model.modules() if isinstance(m, Norm | nn.BatchNorm1d | nn.LayerNorm)]

@@ -146,6 +146,7 @@ def test_xlnet_puts_the_length_first(length: int) -> None:
     all_get(seen, mask.T)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_debertas_norm_of_positions_is_left_alone() -> None:
     hf = transformers()
     config = hf.DebertaV2Config(
