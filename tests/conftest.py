@@ -4,6 +4,7 @@ import re
 import zlib
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -13,6 +14,10 @@ from covering import covering
 # The suite runs in several processes at once: one thread each is faster than two in each other's
 # way, and results do not depend on the machine's number of cores.
 torch.set_num_threads(1)
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

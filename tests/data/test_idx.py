@@ -114,14 +114,14 @@ def _mutations(tmp_path: Path, data: st.DataObject) -> None:
 _CHECKS = [HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=_CHECKS)
+@settings(max_examples=300, suppress_health_check=_CHECKS)
 @given(data=st.data())
 def test_mutated_files_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     _mutations(tmp_path, data)
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, deadline=None, suppress_health_check=_CHECKS)
+@settings(max_examples=5000, suppress_health_check=_CHECKS)
 @given(data=st.data())
 def test_thousands_of_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
     _mutations(tmp_path, data)

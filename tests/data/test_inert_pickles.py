@@ -148,14 +148,14 @@ def _refusal(content: bytes, otherwise: str) -> str:
     return otherwise
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(mutated(BATCH))
 def test_mutated_pickles_are_read_or_refused(content: bytes) -> None:
     assert "data_batch_1" in _refusal(content, "data_batch_1")
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=5000)
 @given(mutated(BATCH))
 def test_thousands_of_mutated_pickles(content: bytes) -> None:
     assert "data_batch_1" in _refusal(content, "data_batch_1")

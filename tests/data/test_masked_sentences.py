@@ -30,7 +30,7 @@ def restored(batch: Batch) -> list[list[int]]:
     return [row[~padding].tolist() for row, padding in zip(whole, batch.padding_mask, strict=True)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
     st.integers(1, 5),

@@ -65,7 +65,7 @@ def check(batch: PairBatch, sizes: Sizes) -> None:
         assert batch.targets[row][~target_mask[row]].tolist() == [*target, END_ID]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SIZES, st.integers(8, 40), st.booleans(), st.integers(1, 3), st.integers(0, 2))
 def test_every_pair_is_once_in_an_epoch_over_all_ranks(
     sizes: Sizes, batch_tokens: int, count_padding: bool, num_ranks: int, epoch: int
@@ -86,7 +86,7 @@ def test_every_pair_is_once_in_an_epoch_over_all_ranks(
     assert sorted(seen) == list(range(len(sizes)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, st.integers(1, 4), st.integers(1, 3))
 def test_losses_over_loss_targets_are_the_mean_of_an_update(
     sizes: Sizes, batches_per_update: int, num_ranks: int
@@ -155,7 +155,7 @@ def test_a_pair_longer_than_the_budget_is_named() -> None:
     assert training([(1, 1), (2, 9)], batch_tokens=10).batches_per_epoch == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SIZES, st.integers(1, 30), st.integers(1, 3))
 def test_evaluation_has_every_pair_once(sizes: Sizes, batch_tokens: int, num_ranks: int) -> None:
     data = EvaluationPairs(split(sizes), batch_tokens=batch_tokens)
@@ -195,7 +195,7 @@ def test_inputs_leave_out_masks_without_padding() -> None:
     assert moved.loss_targets == odd.loss_targets
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SIZES)
 def test_joined_batches_hold_all_rows(sizes: Sizes) -> None:
     data = training(sizes, batches_per_update=2)

@@ -12,7 +12,7 @@ TRAINED = {
 }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.text(max_size=30), max_size=4), st.booleans())
 def test_any_text_comes_back_with_single_spaces(texts: list[str], tokenised: bool) -> None:
     subwords = TRAINED[tokenised]

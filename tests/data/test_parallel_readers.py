@@ -263,7 +263,7 @@ def test_odd_separators_within_a_line_stay(tmp_path: Path) -> None:
     assert list(corpus.pairs("test")) == [(text, text), ("test.de", "test.en")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_mutated_files_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -132,7 +132,7 @@ def numbered(lengths: list[int]) -> EncodedTags:
     return encode_treebank(treebank(texts, texts[:1], texts[:1]), sum(lengths) + 2)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 4))
 def test_evaluation_asks_for_every_word_once_with_its_own_tag(
     lengths: list[int], length: int, batch_size: int

@@ -141,7 +141,7 @@ def mutations(content: bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(flips.map(flip), cuts, doubled)
 
 
-ENDLESS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ENDLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @settings(ENDLESS, max_examples=300)

@@ -18,7 +18,7 @@ def regrouped(calls: list[Tensor], sizes: tuple[int, ...]) -> dict[int, list[Ten
     return seen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 23), min_size=1, max_size=12),
     st.sampled_from([(2,), (3, 6), (2, 4, 8), (4, 8, 12), (5, 10, 15)]),

@@ -117,7 +117,7 @@ def test_a_wide_beam_returns_every_translation_there_is() -> None:
     assert sum(torch.tensor([h.log_probability for h in found]).exp()) < 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 4),
     beam_size=st.integers(1, 6),

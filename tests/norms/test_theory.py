@@ -24,7 +24,7 @@ def gradients(norm: torch.nn.Module, x: Tensor, seed: int) -> tuple[Tensor, Tens
 
 
 @given(seeds, widths, st.booleans(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_detached_statistics(seed: int, width: int, mean: bool, std: bool) -> None:
     """Xu et al. 2019, Theorem 1: mean and variance of the gradient of every token."""
     generator = torch.Generator().manual_seed(seed)
@@ -44,7 +44,7 @@ def test_detached_statistics(seed: int, width: int, mean: bool, std: bool) -> No
 
 
 @given(seeds, widths, st.floats(0.5, 3.0), st.floats(0.01, 0.2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_adanorm_means(seed: int, width: int, scale: float, k: float) -> None:
     """Xu et al. 2019, Theorem 2: mean φ(y) = C, mean z = -C k."""
     generator = torch.Generator().manual_seed(seed)

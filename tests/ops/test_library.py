@@ -112,7 +112,7 @@ rows = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 
 
 @given(rows, st.integers(0, 2**31))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_moments_merge_in_any_order(sizes: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     parts = [torch.randn(n, 3, generator=generator, dtype=torch.float64) + 100 for n in sizes]

@@ -103,7 +103,7 @@ def test_limits_are_finite_and_rise(values: list[float]) -> None:
     assert all(low <= value <= high for value in positive if 1e-100 <= value <= 1e100)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(values=st.lists(st.floats(-LARGEST, LARGEST), min_size=1, max_size=4))
 def test_panels_take_any_number(values: list[float]) -> None:
     steps = [float(step) for step in range(len(values))]

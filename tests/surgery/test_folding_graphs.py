@@ -345,7 +345,7 @@ class Chain(nn.Module):
         return functions[name](x)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=6))
 def test_any_chain_keeps_its_outputs(blocks: list[str]) -> None:
     if not {"pre", "post", "norm"} & set(blocks):

@@ -20,7 +20,7 @@ PENALTIES = {"mean_penalty": 30.0, "var_penalty": 20.0}
 SMOOTHING = 0.2
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     positions=st.integers(1, 12),
     vocabulary=st.integers(1, 9),

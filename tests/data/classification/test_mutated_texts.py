@@ -119,9 +119,7 @@ def test_damaged_files_give_a_clean_error_or_a_correct_parse(
 ) -> None:
     folder = write(tmp_path)
 
-    @settings(
-        max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.integers(0, 1 << 30))
     def mutated(seed: int) -> None:
         check(folder, seed)
