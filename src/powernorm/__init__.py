@@ -36,6 +36,7 @@ __all__ = [
     "accumulated_statistics",
     "build_norm",
     "calibrate",
+    "declare_norm",
     "diagnose",
     "fold",
     "freeze_statistics",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from powernorm import ops
     from powernorm.diagnosis import diagnose, training_inference_discrepancy
     from powernorm.errors import InputError
+    from powernorm.inspection import Where, declare_norm
     from powernorm.norms import (
         NORMS,
         AdaNorm,
@@ -85,7 +87,6 @@ if TYPE_CHECKING:
     from powernorm.surgery import (
         MaskWarning,
         StatisticsFreezing,
-        Where,
         calibrate,
         fold,
         freeze_statistics,
@@ -101,7 +102,6 @@ else:
     _SURGERY = (
         "MaskWarning",
         "StatisticsFreezing",
-        "Where",
         "calibrate",
         "fold",
         "freeze_statistics",
@@ -125,6 +125,8 @@ else:
         rooms = {
             **dict.fromkeys(_SURGERY, "surgery"),
             "InputError": "errors",
+            "Where": "inspection",
+            "declare_norm": "inspection",
             "Moments": "ops",
             "diagnose": "diagnosis",
             "training_inference_discrepancy": "diagnosis",

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize, prune
 
 import powernorm
 from powernorm.errors import InputError
-from powernorm.surgery.selection import Where
+from powernorm.inspection.selection import Where
 from powernorm.surgery.swapping import plan_swap, swap
 from surgery.foreign_models import FAMILIES, PADDED, WIDTH, run, torch_encoder
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.selection import Role, Side
 from powernorm.surgery import Where, plan_fold, plan_swap
 from powernorm.surgery.folding_plans import Tied
-from powernorm.surgery.selection import Role, Side
 from powernorm.training.overrides import parse_options
 
 _CONFIG: Final = "config.json"

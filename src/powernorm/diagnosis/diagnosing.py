@@ -17,13 +17,13 @@ from powernorm.diagnosis.subjects import Subject, find_subjects
 from powernorm.diagnosis.survey import Observed, Survey
 from powernorm.diagnosis.verdicts import Limits, judge_layer, judge_model
 from powernorm.errors import InputError
+from powernorm.inspection.selection import Selection
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_flag
 from powernorm.norms.observation import Forward, call_model, check_function, check_repeatable
 from powernorm.norms.untouched import untouched
 from powernorm.runs import BatchSizeRow, ScaleRecord
 from powernorm.surgery.calibration import Progress
-from powernorm.surgery.selection import Selection
 
 BATCH_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens in a batch to which the same tokens are regrouped."""

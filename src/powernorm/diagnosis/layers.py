@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from powernorm.inspection.selection import Side
 from powernorm.runs import DIAGNOSIS_COLUMNS
-from powernorm.surgery.selection import Side
 
 Cell = str | int | float | None
 

@@ -21,11 +21,11 @@ from powernorm.diagnosis.readings import (
 from powernorm.diagnosis.schedules import Schedule
 from powernorm.diagnosis.subjects import name_of_norm
 from powernorm.diagnosis.watches import BatchWatch, NormWatch, Record, TokenWatch
+from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.feature_dims import LAST
 from powernorm.norms.observation import check_not_compiled, modules_by_name, short_name
 from powernorm.runs import NORMS_COLUMNS
-from powernorm.surgery.discovery import FoundNorm, find_norms
 
 NormRow = Mapping[str, str | int | float | None]
 """One layer at one step, by `powernorm.runs.NORMS_COLUMNS`."""

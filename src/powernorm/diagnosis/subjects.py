@@ -11,13 +11,8 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms import BatchStatisticsNorm, Norm, current_padding_mask
-from powernorm.norms.feature_dims import features_last, has_dim
-from powernorm.norms.masks import check_padding_mask
-from powernorm.norms.observation import arguments_of_call, check_model, short_name
-from powernorm.surgery.discovery import FoundNorm, Reading, find_norms
-from powernorm.surgery.masking import own_masks
-from powernorm.surgery.selection import (
+from powernorm.inspection.finder import FoundNorm, Reading, find_norms
+from powernorm.inspection.selection import (
     Selection,
     Site,
     by_default,
@@ -26,6 +21,11 @@ from powernorm.surgery.selection import (
     select,
     stacks,
 )
+from powernorm.norms import BatchStatisticsNorm, Norm, current_padding_mask
+from powernorm.norms.feature_dims import features_last, has_dim
+from powernorm.norms.masks import check_padding_mask
+from powernorm.norms.observation import arguments_of_call, check_model, short_name
+from powernorm.surgery.masking import own_masks
 
 _EPS: Final = 1e-5
 """Of what would take a norm's place, where the norm says nothing of its own."""

@@ -17,7 +17,7 @@ from powernorm.surgery.edits import Replacement, compute
 from powernorm.surgery.examples import Examples, as_call
 from powernorm.surgery.folding_plans import Folding, Tied, work_out
 from powernorm.surgery.solution import Static
-from powernorm.surgery.static_layers import all_norms, static_of, statics_of
+from powernorm.surgery.static_layers import norms_of, static_of, statics_of
 from powernorm.surgery.storage import save_folded
 from powernorm.surgery.structure import Structure, build_structure
 from powernorm.surgery.tables import format_table
@@ -318,7 +318,7 @@ def _check(model: nn.Module, examples: Examples) -> Mapping[str, Static]:
         )
     statics = statics_of(model)
     if not statics:
-        present = sorted({type(norm).__name__ for norm in all_norms(model).values()})
+        present = sorted({place.found.type_name for place in norms_of(model)})
         raise InputError(
             f"the model holds no static norm to fold (it holds {', '.join(present) or 'none'}): "
             "see powernorm.swap, and `static` in powernorm.NORMS"
@@ -334,12 +334,12 @@ def _check(model: nn.Module, examples: Examples) -> Mapping[str, Static]:
 
 def _rows(model: nn.Module, folding: Folding) -> tuple[FoldRow, ...]:
     rows = []
-    for name, norm in all_norms(model).items():
-        kind = type(norm).__name__
+    for place in norms_of(model):
+        name, shown, kind = place.name, place.found.names[0], place.found.type_name
         if name in folding.reasons:
             left: Action = "multiply-add" if name in folding.affines else "stay"
             into, reason = folding.into.get(name, ()), folding.reasons[name]
-            rows.append(FoldRow(name, kind, left, into, reason))
+            rows.append(FoldRow(shown, kind, left, into, reason))
         else:
-            rows.append(FoldRow(name, kind, "fold", folding.into.get(name, ())))
+            rows.append(FoldRow(shown, kind, "fold", folding.into.get(name, ())))
     return tuple(rows)

@@ -15,10 +15,10 @@ from powernorm.surgery.examples import Examples
 from powernorm.surgery.relations import Affine, Normed, Relations, relate
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
 from powernorm.surgery.static_layers import (
-    all_norms,
     feature_axis,
     has_own_ways,
     hides_padding,
+    norms_of,
     static_of,
     why_not_static,
 )
@@ -191,9 +191,9 @@ class _Summary:
             for index, name in enumerate(self.names)
             if index not in solver.bound or name in folding.affines
         )
-        for name, norm in all_norms(self.model).items():
-            if static_of(norm) is None:
-                folding.reasons[name] = why_not_static(norm)
+        for place in norms_of(self.model):
+            if place.found.function or static_of(place.module) is None:
+                folding.reasons[place.name] = why_not_static(place)
         changed = {name for replacement in solver.replacements for name in replacement.names}
         for index, uses in solver.uses.items():
             if index not in solver.bound:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 
-from powernorm.surgery.selection import Side
+from powernorm.inspection.selection import Side
 
 Meaning = Literal["keep", "padding"]
 """What a mask marks with 1 or True."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.surgery.selection import Side
+from powernorm.inspection.selection import Side
 
 _LOOKS: Final = 20
 """So many calls of each taker are looked at; values are read, which waits for the device."""

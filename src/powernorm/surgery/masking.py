@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from powernorm.inspection.selection import Side
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.masks import ScopedMask, close_scope, innermost_scope, open_scope
 from powernorm.ops.reference.batch import in_backward
@@ -33,7 +34,6 @@ from powernorm.surgery.mask_arguments import (
     turns_round,
 )
 from powernorm.surgery.mask_checks import MaskChecks, Taker
-from powernorm.surgery.selection import Side
 
 _LENDERS: Final = ("WhisperModel",)
 """Classes that take the encoder's mask and do not hand it on."""

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.finder import FoundNorm, find_norms, wrapped_batch_norm
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.surgery.solution import Static
 
 TORCH_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_OTHER_NORMS = (
-    *(nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
 
 
-def all_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """The norms of a model by name, each module once, foreign ones by the name of their class."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (Norm, *TORCH_BATCH_NORMS, *_OTHER_NORMS))
-        or (_is_called_norm(type(module).__name__) and not list(module.children()))
-    }
+@dataclass(frozen=True)
+class Place:
+    """A norm of a model where it is computed."""
+
+    name: str
+    """Of the module that computes: of a wrapper around a BatchNorm1d, the one inside."""
+    module: nn.Module
+    found: FoundNorm
 
 
-def _is_called_norm(name: str) -> bool:
-    # torch's parametrisations _WeightNorm and _SpectralNorm are about weights.
-    return name.endswith("Norm") and not name.startswith("_")
+def norms_of(model: nn.Module) -> tuple[Place, ...]:
+    """The norms of a model in its order, each once, as `find_norms` knows them."""
+    places = []
+    for found in find_norms(model):
+        inner, name = wrapped_batch_norm(found.module), found.names[0]
+        if inner is not None:
+            attribute = next(key for key, part in found.module._modules.items() if part is inner)
+            name = f"{name}.{attribute}"
+        places.append(Place(name, inner or found.module, found))
+    return tuple(places)
 
 
 def has_own_ways(norm: nn.Module) -> bool:
@@ -36,9 +42,11 @@ def has_own_ways(norm: nn.Module) -> bool:
     return bool("forward" in norm.__dict__ or norm._forward_hooks or norm._forward_pre_hooks)
 
 
-def why_not_static(norm: nn.Module) -> str:
+def why_not_static(place: Place) -> str:
     """Why a norm is no affine map per feature."""
-    if isinstance(norm, (*TORCH_BATCH_NORMS, nn.InstanceNorm1d)):
+    if place.found.function:
+        return f"{place.found.reason.partition(':')[0]}, which depends on each token in evaluation"
+    if isinstance(place.module, (*TORCH_BATCH_NORMS, nn.InstanceNorm1d)):
         return "without running statistics it depends on the batch in evaluation"
     return "it depends on each token in evaluation"
 
@@ -55,8 +63,9 @@ def statics_of(model: nn.Module) -> dict[str, Static]:
         InputError: one of them has never seen a batch, or its scales are not finite.
     """
     found = {}
-    for name, norm in all_norms(model).items():
-        static = static_of(norm)
+    for place in norms_of(model):
+        name, norm = place.name, place.module
+        static = None if place.found.function else static_of(norm)
         if static is None:
             continue
         tracked = getattr(norm, "num_batches_tracked", None)

@@ -15,7 +15,7 @@ from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_
 from powernorm.surgery.fast_paths import restore, without_fast_path
 from powernorm.surgery.folded import FeatureAffine, FoldedNorm
 from powernorm.surgery.masking import retire_owners
-from powernorm.surgery.static_layers import all_norms
+from powernorm.surgery.static_layers import norms_of
 
 Rest = Literal["nothing", "multiply-add"]
 
@@ -125,7 +125,7 @@ def _check(model: nn.Module, structure: Structure) -> None:
             f"{type(model).__name__} has no module {missing[0]!r}, which the folded model was made "
             "from: build the model with the same configuration"
         )
-    norms = {id(module) for module in all_norms(model).values()}
+    norms = {id(place.module) for place in norms_of(model) if not place.found.function}
     for name in structure.norms:
         if id(modules[name]) not in norms:
             raise InputError(

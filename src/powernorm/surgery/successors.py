@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.finder import FoundNorm, Reading
 from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, norm_info
 from powernorm.norms.feature_dims import LAST
-from powernorm.surgery.discovery import FoundNorm, Reading
 
 _STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
 _COUNTERS: Final = ("num_batches_tracked", "num_nonfinite_batches")

@@ -10,12 +10,8 @@ import torch
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, check_norm_options, norm_info
-from powernorm.norms.observation import is_compiled
-from powernorm.surgery.discovery import FoundNorm, find_norms
-from powernorm.surgery.fast_paths import Switch, restore, without_fast_path
-from powernorm.surgery.masking import Stake, mask_sources, own_masks
-from powernorm.surgery.selection import (
+from powernorm.inspection.finder import FoundNorm, find_norms
+from powernorm.inspection.selection import (
     Role,
     Selection,
     Side,
@@ -25,6 +21,10 @@ from powernorm.surgery.selection import (
     select,
     stacks,
 )
+from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, check_norm_options, norm_info
+from powernorm.norms.observation import is_compiled
+from powernorm.surgery.fast_paths import Switch, restore, without_fast_path
+from powernorm.surgery.masking import Stake, mask_sources, own_masks
 from powernorm.surgery.successors import (
     a_tensor,
     follow,

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.surgery.discovery import FoundNorm
+from powernorm.inspection.finder import FoundNorm
 
 Role = Literal["attention", "feed-forward", "final", "embedding", "other"]
 """What a norm belongs to: a sub-layer (before or after it), the end of a stack, the embeddings."""
@@ -34,7 +34,7 @@ class Where:
 
     Args:
         names: globs over the dotted name.
-        types: globs over the name of the norm's class.
+        types: classes, or globs over the name of the norm's class.
         roles: attention, feed-forward, final, embedding, other.
         side: encoder or decoder, of a model that has both.
         lowest: norms inside the layers with index below this, of each side (Wang et al. 2022,
@@ -45,16 +45,20 @@ class Where:
     """
 
     names: str | Sequence[str] | None = None
-    types: str | Sequence[str] | None = None
+    types: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = None
     roles: Role | Sequence[Role] | None = None
     side: Side | None = None
     lowest: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("names", "types", "roles"):
+        for name in ("names", "roles"):
             value = getattr(self, name)
             if value is not None and not _are_words(value):
                 raise InputError(f"{name} is {value!r}, expected a string or a sequence of strings")
+        if not all(isinstance(kind, str | type) for kind in _kinds(self.types)):
+            raise InputError(
+                f"types is {self.types!r}, expected a class, a glob over class names, or several"
+            )
         for role in _listed(self.roles):
             if role not in get_args(Role):
                 raise InputError(f"unknown role {role!r}, known are {', '.join(get_args(Role))}")
@@ -70,7 +74,10 @@ class Where:
         ):
             return False
         if self.types is not None and not any(
-            fnmatchcase(site.type_name, glob) for glob in _listed(self.types)
+            fnmatchcase(site.type_name, kind)
+            if isinstance(kind, str)
+            else isinstance(site.norm.module, kind) and not site.norm.function
+            for kind in _kinds(self.types)
         ):
             return False
         if self.roles is not None and site.role not in _listed(self.roles):
@@ -101,8 +108,8 @@ class Site:
 
     @property
     def type_name(self) -> str:
-        """The name of its class."""
-        return type(self.norm.module).__name__
+        """The name of its class, or of a function."""
+        return self.norm.type_name
 
 
 @dataclass(frozen=True)
@@ -225,6 +232,12 @@ def _check_question(where: Callable[[str, nn.Module], bool]) -> None:
         return
 
 
+def _kinds(value: object) -> Sequence[Any]:
+    if value is None:
+        return ()
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+
+
 def _listed(value: str | Sequence[str] | None) -> Sequence[str]:
     if value is None:
         return ()
@@ -254,8 +267,9 @@ def _steps(model: nn.Module, name: str) -> Iterator[_Step]:
     module = model
     yield _Step("", module)
     for attribute in name.split(".") if name else ():  # the model may be a norm itself
-        child = module._modules[attribute]
-        assert child is not None
+        child = module._modules.get(attribute)
+        if child is None:  # `….forward`, where a function is called
+            return
         module = child
         yield _Step(attribute, module)
 

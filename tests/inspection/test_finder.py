@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.surgery.discovery import FoundNorm, Reading, find_norms, read_norm
-from powernorm.surgery.selection import Site, place
+from powernorm.diagnosis.subjects import find_subjects
+from powernorm.inspection.finder import FoundNorm, Reading, find_norms, read_norm
+from powernorm.inspection.selection import Site, place
+from powernorm.surgery.static_layers import norms_of
 from surgery.foreign_models import FAMILIES, WIDTH, timm
 
 
@@ -281,3 +286,194 @@ def test_an_own_norm_without_parameters() -> None:
     reading = read_norm(powernorm.SimpleLayerNorm(WIDTH))
     assert isinstance(reading, Reading)
     assert reading.weight is None
+
+
+class Scaled(nn.Module):
+    """Computes RMSNorm; neither its name nor that of γ says so."""
+
+    def __init__(self, size: int = WIDTH) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not self.training
+        return self.scale * x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+
+
+class LayerScale(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize("name", ["LayerNormalization", "LN", "RMS", "RMSN", "RMSNormFP32"])
+def test_names_that_people_give(name: str) -> None:
+    kind = "layer" if name.startswith("L") else "rms"
+    parent = nn.LayerNorm if kind == "layer" else nn.RMSNorm
+    model = nn.Sequential(type(name, (parent,), {})(WIDTH), nn.Linear(WIDTH, 3))
+    assert found(model)["0"].reading.kind == kind
+
+
+def test_a_class_that_does_not_say_it_is_found_by_what_it_computes() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Scaled(), LayerScale(), nn.PReLU(WIDTH)).train()
+    state = torch.random.get_rng_state()
+    norms = found(model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert list(norms) == ["1"]
+    assert norms["1"].reading.kind == "rms"
+    assert norms["1"].reading.weight is model[1].scale
+    assert model.training
+    powernorm.swap(model, "rbn")
+    assert isinstance(model[1], powernorm.RegularizedBatchNorm)
+
+
+def test_a_gate_that_may_be_left_out_is_named() -> None:
+    class RMSNormGated(GammaPlusOne):
+        def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+            y = super().forward(x)
+            return y if gate is None else y * gate
+
+    norm = found(nn.Sequential(RMSNormGated()))["0"]
+    assert norm.reading is None
+    assert "also takes gate" in norm.reason
+
+
+class Functional(nn.Module):
+    """Calls the functions themselves; `layer_norm` of the second is a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(self.norm(self.into(x)), (WIDTH,))
+
+
+class Attribute(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer_norm(x)
+
+
+def test_functions_that_are_called_are_named_in_every_table() -> None:
+    model = nn.Sequential(Functional(), Attribute())
+    assert [norm.names for norm in find_norms(model)] == [
+        ("0.forward",),
+        ("0.norm",),
+        ("1.layer_norm",),
+    ]
+    rows = {row.name: row for row in powernorm.plan_swap(model, "bn", where="*").rows}
+    assert rows["0.forward"].action == "skip"
+    assert "calls torch.nn.functional.layer_norm" in rows["0.forward"].reason
+    with torch.no_grad():
+        model[0](torch.randn(8, WIDTH))
+    report = powernorm.fold(model.eval(), torch.randn(2, WIDTH))
+    actions = {row.name: row.action for row in report.rows}
+    assert actions == {"0.forward": "stay", "0.norm": "fold", "1.layer_norm": "stay"}
+
+
+def test_a_model_that_calls_a_function_itself() -> None:
+    model = Functional()
+    assert list(found(model)) == ["forward", "norm"]
+    assert [row.action for row in powernorm.plan_swap(model, "bn").rows] == ["skip", "swap"]
+
+
+def test_what_fold_does_not_take_is_in_its_table() -> None:
+    """Else the README's check, that every row says `fold`, would be true while a norm stays."""
+
+    class RMSNormFP32(GammaPlusOne):
+        pass
+
+    layers = (nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), RMSNormFP32(), nn.Linear(WIDTH, 2))
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        model(torch.randn(8, WIDTH))
+    report = powernorm.fold(model.eval(), torch.randn(2, WIDTH))
+    assert [(row.name, row.action) for row in report.rows] == [("1", "fold"), ("2", "stay")]
+    assert report.rows[1].reason == "it depends on each token in evaluation"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_swap_fold_and_diagnosis_know_the_same_norms(name: str) -> None:
+    model, _ = FAMILIES[name]()
+    known = set(found(model))
+    assert {place.found.names[0] for place in norms_of(model)} == known
+    assert {row.name for row in powernorm.plan_swap(model, "bn", where="*").rows} == known
+    readable = {name for name, norm in found(model).items() if norm.reading is not None}
+    assert {subject.name for subject in find_subjects(model, "*")} == readable
+
+
+def test_a_declared_class_is_a_norm() -> None:
+    class Conditioned(Scaled):
+        def forward(self, x: Tensor, speed: Tensor) -> Tensor:
+            return super().forward(x) * speed
+
+    class Faster(Conditioned):
+        pass
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Faster(), nn.Linear(WIDTH, 2))
+    assert not found(model)
+    powernorm.declare_norm(Conditioned, kind="rms")
+    reading = found(model)["1"].reading
+    assert (reading.kind, reading.num_features, reading.weight) == ("rms", WIDTH, model[1].scale)
+    powernorm.swap(model, "bn")
+    assert isinstance(model[1], powernorm.BatchNorm)
+
+
+@pytest.mark.parametrize(
+    ("cls", "kind", "message"),
+    [
+        (Scaled(), "rms", "expected a class"),
+        (int, "rms", "expected a class"),
+        (Scaled, "RMS", "kind is 'RMS', expected one of layer, rms, batch, channel"),
+    ],
+)
+def test_declarations_that_say_nothing(cls: object, kind: str, message: str) -> None:
+    with pytest.raises(powernorm.InputError, match=message):
+        powernorm.declare_norm(cls, kind=kind)  # type: ignore[arg-type]
+
+
+MORE = (
+    *("albert", "electra", "deberta-v2", "mpnet", "roformer", "mamba2", "gpt_neo", "gpt_neox"),
+    *("opt", "bloom", "falcon", "phi", "qwen3", "mixtral", "olmo2", "gemma3_text", "cohere"),
+    *("stablelm", "rwkv", "dinov2", "convnext", "wav2vec2", "mbart", "longformer", "fsmt"),
+)
+SIZES = {
+    **dict.fromkeys(("hidden_size", "d_model", "hidden_dim", "vocab_size"), 32),
+    **dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers", "n_layer"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim"), 48),
+    "head_dim": 8,
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("model_type", MORE)
+def test_more_architectures(model_type: str) -> None:
+    """Swap, fold and diagnosis name the same norms, and none is missed that calls itself one."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(model_type)
+    for key, value in SIZES.items():
+        # Some are derived from others, and cannot be set.
+        with contextlib.suppress(AttributeError):
+            if isinstance(getattr(config, key, None), int):
+                setattr(config, key, value)
+    model = transformers.AutoModel.from_config(config)
+    norms = {name: norm for norm in find_norms(model) for name in norm.names}
+    named = {
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if re.search("Norm(1d|2d|Gated)?$", type(module).__name__)
+        and not type(module).__module__.startswith("torch.nn.utils")
+        and not any(name.startswith(f"{outer}.") for outer in norms)
+    }
+    assert named == set(norms)
+    first = {norm.names[0] for norm in norms.values()}
+    assert {place.found.names[0] for place in norms_of(model)} == first
+    assert {row.name for row in powernorm.plan_swap(model, "bn", where="*").rows} == first
+    readable = {norm.names[0] for norm in norms.values() if norm.reading is not None}
+    assert {subject.name for subject in find_subjects(model, "*")} == readable

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.surgery.selection import Where
+from powernorm.inspection.selection import Where
 from powernorm.surgery.swapping import plan_swap
 from surgery.foreign_models import FAMILIES, torch_encoder
 
@@ -36,6 +36,8 @@ def test_by_default_only_the_encoder_of_an_encoder_decoder(name: str) -> None:
         (Where(lowest=1), {"layers.0.norm1", "layers.0.norm2"}),
         (Where(roles=["final", "feed-forward"], names="*norm2"), SECOND),
         (Where(types="Layer*", lowest=2, roles="feed-forward"), SECOND),
+        (Where(types=nn.LayerNorm, lowest=2, roles="feed-forward"), SECOND),
+        (Where(types=("RMS*", nn.LayerNorm), lowest=2, roles="feed-forward"), SECOND),
     ],
 )
 def test_where(where: Any, expected: set[str]) -> None:
@@ -56,6 +58,7 @@ def test_the_side_of_a_selection() -> None:
         ("nothing", "layers.0.norm1"),
         (Where(side="encoder"), "no encoder and decoder side"),
         (Where(types="RMS*"), "types LayerNorm"),
+        (Where(types=nn.RMSNorm), "types LayerNorm"),
         (Where(roles="embedding"), "roles attention, feed-forward, final"),
         ((), "layers 0 to 1"),
         (7, "expected a glob"),

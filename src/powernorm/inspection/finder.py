@@ -1,22 +1,29 @@
-"""Finding the norms of a model, and what each of them computes.
+"""Finding the norms of a model, and what each of them computes: for surgery and diagnosis alike.
 
 Classes of other libraries are not trusted by name: a copy with random γ and β, on the CPU, is run
 on a few tokens and compared with LayerNorm and RMSNorm. So `γ = 1 + weight` is told from
 `γ = weight`, and a norm over channels or with a gate is seen to be something else, also in a model
-on the meta device.
+on the meta device. A class whose name does not say that it is a norm is tried in the same way where
+it has no more than γ and β. `declare_norm` tells what cannot be seen; calls of
+`torch.nn.functional.layer_norm` and its kin in a forward are found in its code.
 """
 
 from __future__ import annotations
 
+import dis
+import inspect
 import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from types import ModuleType
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from powernorm.errors import InputError
 from powernorm.norms import Norm
 from powernorm.norms.feature_dims import LAST, features_back, features_last
 
@@ -24,9 +31,11 @@ Kind = Literal["layer", "rms", "batch", "channel", "own"]
 """LayerNorm, RMSNorm, BatchNorm, GroupNorm and InstanceNorm, or a norm of this library."""
 
 _KINDS: Final[tuple[Kind, ...]] = ("layer", "rms")
-_NORM_NAME: Final = re.compile(r"norm(1d|2d|3d)?(fp32)?$", re.IGNORECASE)
-_SCALES: Final = ("weight", "gamma", "g")
-_SHIFTS: Final = ("bias", "beta")
+_NORM_NAME: Final = re.compile(
+    r"norm(alization)?(1d|2d|3d)?(fp32)?(gated)?$|^(rms|rmsn|ln)$", re.IGNORECASE
+)
+_SCALES: Final = ("weight", "gamma", "g", "scale", "a_2")
+_SHIFTS: Final = ("bias", "beta", "shift", "b_2")
 _EPSILONS: Final = ("eps", "variance_epsilon", "epsilon")
 _CHANNEL_NORMS: Final = (
     nn.modules.batchnorm._NormBase,
@@ -42,6 +51,10 @@ _QUERY_PARTS: Final = {"q", "k", "qk", "query", "key"}
 _HEAD_PARTS: Final = {"q", "k", "v", "qk", "query", "key", "value"}
 
 
+_FUNCTIONS: Final = {
+    getattr(functional, name): name
+    for name in ("layer_norm", "rms_norm", "batch_norm", "group_norm", "instance_norm")
+}
 _OF_POSITIONS: Final = {("DebertaV2Encoder", "LayerNorm")}
 """Class and attribute of norms that see no tokens at all."""
 
@@ -99,6 +112,13 @@ class FoundNorm:
     reading: Reading | None
     reason: str = ""
     """Why it cannot be swapped, where there is no reading."""
+    function: str = ""
+    """Of a call in the forward of `module`: the function of `torch.nn.functional`."""
+
+    @property
+    def type_name(self) -> str:
+        """The name of its class, or of the function that the module calls."""
+        return f"F.{self.function}" if self.function else type(self.module).__name__
 
     @property
     def is_over_channels(self) -> bool:
@@ -106,8 +126,61 @@ class FoundNorm:
         return self.reading is not None and self.reading.feature_dim != LAST
 
 
+_DECLARED: Final[dict[type[nn.Module], tuple[Kind, int]]] = {}
+"""What users have said of their classes: kind and dimension of the features."""
+
+
+def declare_norm(
+    cls: type[nn.Module],
+    *,
+    kind: Literal["layer", "rms", "batch", "channel"],
+    feature_dim: int = LAST,
+) -> None:
+    """Say that a class is a norm, where its name and a trial do not show it.
+
+    From then on `powernorm.swap`, `fold`, `diagnose` and the monitors take its instances and those
+    of its subclasses for norms of that kind, in this process.
+
+    Args:
+        cls: a class of modules with γ as `weight` (or `gamma`, `scale`), β as `bias` (or `beta`,
+            `shift`), or without; and the number of features as the size of γ or as
+            `normalized_shape` or `num_features`.
+        kind: what it computes: `layer`, LayerNorm; `rms`, RMSNorm; `batch`, BatchNorm with or
+            without running statistics; `channel`, another norm of a convolutional network.
+        feature_dim: the dimension of its input that holds the features.
+
+    Raises:
+        InputError: no class of modules, or no such kind.
+
+    >>> class Scaled(nn.Module):
+    ...     def __init__(self, size):
+    ...         super().__init__()
+    ...         self.gamma = nn.Parameter(torch.ones(size))
+    ...     def forward(self, x, speed):
+    ...         return self.gamma * x * x.square().mean(-1, keepdim=True).rsqrt()
+    >>> model = nn.Sequential(Scaled(8))
+    >>> find_norms(model)
+    ()
+    >>> declare_norm(Scaled, kind="rms")
+    >>> find_norms(model)[0].reading.kind
+    'rms'
+    """
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+        raise InputError(f"cls is {cls!r}, expected a class of torch.nn.Module")
+    known = [one for one in get_args(Kind) if one != "own"]
+    if kind not in known:
+        raise InputError(f"kind is {kind!r}, expected one of {', '.join(known)}")
+    _DECLARED[cls] = (kind, feature_dim)
+
+
+def _declared(module: nn.Module) -> tuple[Kind, int] | None:
+    return next((_DECLARED[cls] for cls in type(module).__mro__ if cls in _DECLARED), None)
+
+
 def find_norms(model: nn.Module) -> tuple[FoundNorm, ...]:
     """The norms of a model in its order, each once; what is inside a norm is no norm of its own.
+
+    Calls of functions in a forward are named as what cannot be swapped, `encoder.forward`.
 
     Args:
         model: any module, also on the meta device; nothing in it is run or changed.
@@ -124,7 +197,18 @@ def find_norms(model: nn.Module) -> tuple[FoundNorm, ...]:
             one.parent is slot.parent and one.attribute == slot.attribute for one in known
         ):
             known.append(slot)
-    return tuple(_describe(names[key], module, slots[key]) for key, module in modules.items())
+    return tuple(
+        _describe(names[key], module, slots[key])
+        if looks_like_norm(module)
+        else _called(names[key], module)
+        for key, module in modules.items()
+    )
+
+
+def _called(names: list[str], module: nn.Module) -> FoundNorm:
+    function = _function_called(module)
+    reason = f"its forward calls torch.nn.functional.{function}: make that a module to swap it"
+    return FoundNorm(tuple(names), module, (), None, reason, function)
 
 
 def _norms_below(
@@ -133,6 +217,8 @@ def _norms_below(
     if looks_like_norm(module):
         yield name, module, slot
         return
+    if _function_called(module):
+        yield (f"{name}.forward" if name else "forward"), module, None
     for attribute, child in module._modules.items():
         if child is not None:
             inner = f"{name}.{attribute}" if name else attribute
@@ -147,15 +233,57 @@ def _describe(names: list[str], module: nn.Module, slots: list[Slot]) -> FoundNo
 
 
 def looks_like_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm or calls itself one and has no parts with parameters."""
+    """Whether a module is a norm, calls itself one or computes one, and has no other parts."""
     if isinstance(module, (Norm, nn.LayerNorm, nn.RMSNorm, *_CHANNEL_NORMS)):
+        return True
+    if _declared(module) is not None:
         return True
     if wrapped_batch_norm(module) is not None:
         return True
     if type(module).__module__.startswith("torch.nn.utils"):
         return False  # a parametrization, as of torch's weight_norm
-    parts = (part for child in module.children() for part in child.parameters())
-    return _NORM_NAME.search(type(module).__name__) is not None and next(parts, None) is None
+    if _NORM_NAME.search(type(module).__name__) is None:
+        return _computes_norm(module)
+    # A norm of this library inside, also one without γ and β, is the norm itself.
+    parts = [part for child in module.children() for part in child.modules()]
+    return not any(isinstance(part, Norm) or _has_parameters(part) for part in parts)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(parameter is not None for parameter in module._parameters.values())
+
+
+def _computes_norm(module: nn.Module) -> bool:
+    """Whether a module with no more than γ and β, whatever its name, computes a known norm."""
+    parameters = [p for p in module._parameters.values() if p is not None]
+    if (
+        type(module).__module__.startswith("torch.")
+        or module._modules
+        or any(buffer is not None for buffer in module._buffers.values())
+        or not 1 <= len(parameters) <= 2
+        or any(p.ndim != 1 or len(p) < 2 for p in parameters)
+    ):
+        return False
+    return isinstance(_read_token_norm(module), Reading)
+
+
+def _function_called(module: nn.Module) -> str:
+    """The function for a norm that a module's own forward calls, empty where it calls none."""
+    forward = inspect.unwrap(type(module).forward)
+    code = getattr(forward, "__code__", None)
+    if code is None or type(module).__module__.startswith("torch."):
+        return ""
+    value: object = None
+    for step in dis.get_instructions(code):
+        if step.opname == "LOAD_GLOBAL":
+            value = forward.__globals__.get(step.argval)
+        elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+            value = getattr(value, step.argval, None) if isinstance(value, ModuleType) else None
+        elif step.opname != "PUSH_NULL":
+            value = None
+        if inspect.isroutine(value) and value in _FUNCTIONS:
+            return _FUNCTIONS[value]
+    return ""
 
 
 def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
@@ -179,6 +307,9 @@ def read_norm(module: nn.Module) -> Reading | str:
             statistics=module,
             feature_dim=module.feature_dim,
         )
+    declared = _declared(module)
+    if declared is not None:
+        return _read_declared(module, *declared)
     wrapped = wrapped_batch_norm(module)
     if wrapped is not None:
         return _read_batch_norm(wrapped)
@@ -187,6 +318,15 @@ def read_norm(module: nn.Module) -> Reading | str:
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) != 1:
         return f"normalises over {len(module.normalized_shape)} dimensions"
     return _read_token_norm(module)
+
+
+def _read_declared(module: nn.Module, kind: Kind, feature_dim: int) -> Reading | str:
+    weight, bias = _parameter(module, _SCALES), _parameter(module, _SHIFTS)
+    size = getattr(module, "num_features", None)
+    num_features = size if isinstance(size, int) else _feature_count(module, weight)
+    if num_features is None:
+        return f"the number of features of {type(module).__name__} cannot be read"
+    return Reading(kind, num_features, weight, bias, eps=_epsilon(module), feature_dim=feature_dim)
 
 
 def _read_channel_norm(norm: nn.Module) -> Reading | str:
@@ -224,8 +364,21 @@ def _read_token_norm(module: nn.Module) -> Reading | str:
     computed = (known, 0.0, LAST) if known else _try_out(module, weight, bias, num_features)
     if isinstance(computed, str):
         return computed
+    more = [] if known else _other_inputs(module)
+    if more:
+        return (
+            f"{type(module).__name__} also takes {', '.join(more)}: what it does with that is not "
+            "known"
+        )
     kind, offset, dim = computed
     return Reading(kind, num_features, weight, bias, offset, _epsilon(module), feature_dim=dim)
+
+
+def _other_inputs(module: nn.Module) -> list[str]:
+    """What the forward of a norm takes by position besides its input, such as a gate."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    return [one.name for one in parameters if one.kind in kinds][2:]
 
 
 def _parameter(module: nn.Module, names: tuple[str, ...]) -> nn.Parameter | None:

@@ -1,0 +1,9 @@
+"""Which modules of a model are norms, what each computes, and where it stands.
+
+One finder for surgery and diagnosis, so that their tables name the same norms.
+"""
+
+from powernorm.inspection.finder import FoundNorm, Reading, declare_norm, find_norms
+from powernorm.inspection.selection import Where
+
+__all__ = ["FoundNorm", "Reading", "Where", "declare_norm", "find_norms"]
