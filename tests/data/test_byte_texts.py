@@ -137,7 +137,6 @@ def test_digits_that_are_text_are_told_apart_at_once(tmp_path: Path, content: by
 def some_examples(number: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return settings(
         max_examples=number,
-        deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
 
