@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
@@ -427,3 +428,23 @@ def test_built_and_used_under_inference_mode(name: str) -> None:
     with torch.inference_mode():
         norm = powernorm.build_norm(name, 8).eval()
         assert norm(torch.randn(2, 3, 8)).isfinite().all()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_diagnosis_between_forward_and_backward_leaves_the_penalty(asked: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), powernorm.RegularizedBatchNorm(4), nn.Linear(4, 2))
+    twin = copy.deepcopy(model)
+    batches = [torch.randn(6, 4) for _ in range(4)]
+    gradients = []
+    for one in (model, twin):
+        loss = one(batches[0]).square().mean()
+        penalty = one[1].penalty() if asked else None
+        if one is model:
+            powernorm.training_inference_discrepancy(one, batches)
+            powernorm.diagnose(one, batches)
+        (loss + (one[1].penalty() if penalty is None else penalty)).backward()
+        # And the next step knows of none of it.
+        (one(batches[1]).square().mean() + one[1].penalty()).backward()
+        gradients.append([parameter.grad for parameter in one.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)

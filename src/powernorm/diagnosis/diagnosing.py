@@ -21,7 +21,7 @@ from powernorm.inspection.selection import Selection
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_flag
 from powernorm.norms.observation import Forward, call_model, check_function, check_repeatable
-from powernorm.norms.untouched import untouched
+from powernorm.norms.preserved_state import preserved_state
 from powernorm.runs import BatchSizeRow, ScaleRecord
 from powernorm.surgery.calibration import Progress
 
@@ -109,7 +109,7 @@ def diagnose(
     )  # fmt: skip
     # All that use batch statistics, frozen and unselected ones too, normalise by the batch.
     training = [part for part in model.modules() if isinstance(part, _BATCH_NORMS)]
-    with untouched(model, training):
+    with preserved_state(model, training):
         survey.run()
     return _report(model, subjects, survey, limits or Limits(), spectra=spectra)
 

@@ -19,7 +19,7 @@ from powernorm.norms.observation import (
     short_name,
     watch,
 )
-from powernorm.norms.untouched import untouched
+from powernorm.norms.preserved_state import preserved_state
 from powernorm.ops.moments import Moments
 from powernorm.runs import TID
 
@@ -130,7 +130,7 @@ def training_inference_discrepancy(
         return DiscrepancyReport(())
     check_repeatable(batches, "two")
     run = forward or call_model
-    with untouched(model, layers.values()):
+    with preserved_state(model, layers.values()):
         pools = {name: _Pool() for name in layers}
         _go_through(model, batches, run, {layers[name]: pool.add for name, pool in pools.items()})
         populations = {name: pool.moments for name, pool in pools.items() if pool.moments}

@@ -16,7 +16,7 @@ from powernorm.norms.observation import (
     check_repeatable,
     observed_layers,
 )
-from powernorm.norms.untouched import untouched
+from powernorm.norms.preserved_state import preserved_state
 from powernorm.surgery.populations import evaluating_by_batches
 
 
@@ -68,8 +68,8 @@ def evaluation_gap(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Eval
     if not layers:
         return None
     check_repeatable(batches, "two")
-    with untouched(model, ()):
+    with preserved_state(model, ()):
         running = mean_loss(model, batches, loss)
     # Swapped models hand their mask to norms only where some of them count as in training.
-    with untouched(model, layers.values()), evaluating_by_batches(layers):
+    with preserved_state(model, layers.values()), evaluating_by_batches(layers):
         return EvaluationGap(running, mean_loss(model, batches, loss))

@@ -15,7 +15,7 @@ from powernorm.norms.observation import (
     check_model,
     modules_by_name,
 )
-from powernorm.norms.untouched import untouched
+from powernorm.norms.preserved_state import preserved_state
 
 
 def first_nonfinite(model: nn.Module, batch: Any, forward: Forward | None = None) -> str | None:
@@ -51,7 +51,7 @@ def first_nonfinite(model: nn.Module, batch: Any, forward: Forward | None = None
 
     handles = [module.register_forward_hook(look, with_kwargs=True) for module in names]
     try:
-        with untouched(model, ()):
+        with preserved_state(model, ()):
             for module, mode in modes.items():
                 module.training = mode
             (forward or call_model)(model, batch)

@@ -16,7 +16,7 @@ from powernorm.norms.observation import (
     check_repeatable,
     observed_layers,
 )
-from powernorm.norms.untouched import untouched
+from powernorm.norms.preserved_state import preserved_state
 from powernorm.runs import SMALLEST_GAP, EvaluationRow
 from powernorm.surgery.calibration import calibrate
 from powernorm.surgery.populations import evaluating_by_batches
@@ -96,13 +96,13 @@ def evaluate_statistics(
     check_repeatable(evaluation, "several")
     sizes = [(None, evaluation)] if by_batch is None else _checked(by_batch)
     rows = []
-    with untouched(model, ()):
+    with preserved_state(model, ()):
         rows.append(_row(RUNNING, None, mean_loss(model, evaluation, loss)))
         calibrate(model, population, forward)
         rows.append(_row(REESTIMATED, None, mean_loss(model, evaluation, loss)))
         calibrate(model, population, forward, way="one_pass")
         rows.append(_row(REESTIMATED_AT_ONCE, None, mean_loss(model, evaluation, loss)))
-    with untouched(model, layers.values()), evaluating_by_batches(layers):
+    with preserved_state(model, layers.values()), evaluating_by_batches(layers):
         for tokens, batches in sizes:
             rows.append(_row(BATCH, tokens, mean_loss(model, batches, loss)))
     return tuple(rows)

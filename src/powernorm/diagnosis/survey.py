@@ -195,7 +195,7 @@ class Survey:
     """Goes through the data twice and looks at the norms.
 
     Args:
-        model: as it shall run, see `powernorm.norms.untouched`.
+        model: as it shall run, see `powernorm.norms.preserved_state`.
         subjects: the norms.
         batches: the data.
         forward: runs the model on a batch.

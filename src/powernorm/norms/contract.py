@@ -94,6 +94,10 @@ class Norm(nn.Module):
             "feature and cannot be folded"
         )
 
+    def transient_state(self) -> dict[str, object]:
+        """Attributes besides buffers and parameters that a forward in training changes."""
+        return {}
+
     def check_input(
         self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None = None
     ) -> None:

@@ -175,6 +175,11 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         self._unsettled = []
         self._without_gradient = self._read = self._asked = False
 
+    def transient_state(self) -> dict[str, object]:
+        """What `penalty()` would give, and whether it has been asked for."""
+        names = ("_pending", "_without_gradient", "_read", "_asked")
+        return {**{name: getattr(self, name) for name in names}, "_unsettled": [*self._unsettled]}
+
     def train(self, mode: bool = True) -> Self:
         """Set the mode; the penalty of earlier forwards is dropped."""
         self.forget_penalty()

@@ -17,7 +17,7 @@ from powernorm.norms.observation import (
     check_repeatable,
     short_name,
 )
-from powernorm.norms.untouched import untouched
+from powernorm.norms.preserved_state import preserved_state
 from powernorm.ops.moments import Moments
 from powernorm.surgery.batch_layers import Names, choose_layers
 from powernorm.surgery.populations import (
@@ -175,7 +175,7 @@ def calibrate(
         check_repeatable(batches, f"for way='layer_by_layer' {len(layers)}")
     num_passes = len(layers) if way == "layer_by_layer" else 1
     survey = _Survey(model, layers, batches, forward or call_model, num_passes, on_progress)
-    with untouched(model, layers.values()):
+    with preserved_state(model, layers.values()):
         populations = survey.measure(way)
         new = {
             name: evaluated_statistics(layers[name], moments)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms.untouched import untouched
+from powernorm.norms.preserved_state import preserved_state
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Examples:
         """The model's output, without gradients and without a trace in model or arguments."""
         # The model may work in place on what it is given.
         args, kwargs = _mapped(self.args, torch.clone), _mapped(dict(self.kwargs), torch.clone)
-        with untouched(model, ()):
+        with preserved_state(model, ()):
             return model(*args, **kwargs)
 
 

@@ -22,7 +22,7 @@ from powernorm.norms.observation import (
     check_repeatable,
     modules_by_name,
 )
-from powernorm.norms.untouched import untouched
+from powernorm.norms.preserved_state import preserved_state
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.surgery.batch_layers import Names, choose_layers, listed
@@ -136,7 +136,7 @@ def match_teacher(
     _check_own(model, layers, teacher)
     run = forward or call_model
     fitted: dict[str, _Fit] = {}
-    with untouched(model, layers.values()), untouched(teacher, ()):
+    with preserved_state(model, layers.values()), preserved_state(teacher, ()):
         before = {name: deepcopy(dict(layer.named_parameters())) for name, layer in layers.items()}
         try:
             for name in _order(model, layers, batches, run):

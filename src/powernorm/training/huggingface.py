@@ -11,7 +11,7 @@ from transformers.trainer_utils import IntervalStrategy
 from powernorm.diagnosis import NormMonitor, Schedule
 from powernorm.errors import InputError
 from powernorm.norms.models import check_num_tokens
-from powernorm.norms.untouched import untouched
+from powernorm.norms.preserved_state import preserved_state
 from powernorm.training.trainers import (
     count_labels,
     forget_penalties,
@@ -146,7 +146,7 @@ class PenaltyTrainerMixin(_Base):
         if num_items is None or not self._tells_items(num_items):
             return False
         if self._divides is None:
-            with untouched(model, ()):
+            with preserved_state(model, ()):
                 once = self._loss_of(model, inputs, num_items)
                 twice = self._loss_of(model, inputs, 2 * num_items)
             # All processes come to the same answer, those whose batch has no label too.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.observation import Forward, observed_layers, watch
-from powernorm.norms.untouched import untouched
+from powernorm.norms.preserved_state import preserved_state
 from powernorm.ops.moments import Moments
 from powernorm.runs import ScaleRecord
 
@@ -32,7 +32,7 @@ def norm_scales(model: nn.Module, batches: Iterable[Any], forward: Forward) -> l
         for name, layer in layers.items()
     ]
     try:
-        with untouched(model, layers.values()):
+        with preserved_state(model, layers.values()):
             for batch in batches:
                 forward(model, batch)
     finally:

@@ -6,13 +6,16 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from powernorm.norms.contract import Norm
+
 
 @contextmanager
-def untouched(model: nn.Module, training: Iterable[nn.Module]) -> Iterator[None]:
+def preserved_state(model: nn.Module, training: Iterable[nn.Module]) -> Iterator[None]:
     """In the block only the modules of `training` are in training mode, and gradients are off.
 
-    Afterwards, also after an exception, every buffer, every mode and the random number generators
-    of torch (CPU and the model's CUDA devices) are what they were. Compiled parts run uncompiled,
+    Afterwards, also after an exception, every buffer, every mode, the penalties that wait to be
+    asked for and the random number generators of torch (CPU and the model's CUDA devices) are what
+    they were. Compiled parts run uncompiled,
     so that they see hooks, and torch's fused Transformer path, which never calls a swapped norm,
     is off. Parameters are not guarded: nothing here changes them.
     """
@@ -22,6 +25,7 @@ def untouched(model: nn.Module, training: Iterable[nn.Module]) -> Iterator[None]
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     }
+    transient = {module: module.transient_state() for module in modes if isinstance(module, Norm)}
     devices = {
         tensor.device.index
         for tensor in (*model.parameters(), *model.buffers())
@@ -45,6 +49,8 @@ def untouched(model: nn.Module, training: Iterable[nn.Module]) -> Iterator[None]
         torch.backends.mha.set_fastpath_enabled(fused)
         for module, mode in modes.items():
             module.training = mode
+        for norm, state in transient.items():
+            norm.__dict__.update(state)
         with torch.no_grad():
             for (module, name), before in buffers.items():
                 _restore(module, name, before)
