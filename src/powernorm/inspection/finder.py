@@ -16,7 +16,8 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import ModuleType
+from functools import lru_cache
+from types import FunctionType, ModuleType
 from typing import Final, Literal, get_args
 
 import torch
@@ -270,11 +271,15 @@ def _computes_norm(module: nn.Module) -> bool:
 def _function_called(module: nn.Module) -> str:
     """The function for a norm that a module's own forward calls, empty where it calls none."""
     forward = inspect.unwrap(type(module).forward)
-    code = getattr(forward, "__code__", None)
-    if code is None or type(module).__module__.startswith("torch."):
+    if not inspect.isfunction(forward) or type(module).__module__.startswith("torch."):
         return ""
+    return _function_in(forward)
+
+
+@lru_cache(maxsize=1024)
+def _function_in(forward: FunctionType) -> str:
     value: object = None
-    for step in dis.get_instructions(code):
+    for step in dis.get_instructions(forward.__code__):
         if step.opname == "LOAD_GLOBAL":
             value = forward.__globals__.get(step.argval)
         elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
