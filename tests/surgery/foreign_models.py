@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -74,16 +75,26 @@ def plain_vectors(width: int = WIDTH) -> Tensor:
 
 @cache
 def _torchvision_schemas() -> torch.library.Library:
+    """Operators that torchvision's Python part asks for when it is imported."""
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return library
 
 
-def mend_torchvision() -> None:
-    """Define operators that torchvision's Python part asks for and its C++ part, if any, has."""
-    if not hasattr(torch.ops.torchvision, "nms"):
-        _torchvision_schemas()
+@cache
+def import_torchvision() -> None:
+    """Import torchvision's Python part alone: its C++ part fits some builds of torch only.
+
+    Where that one was loaded, it would define the operators once more and end the process.
+    """
+    # Where `make install` puts timm and torchvision, out of sight of other libraries.
+    folder = str(Path(sys.prefix) / "foreign")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    _torchvision_schemas()
+    with patch.object(torch.ops, "load_library", side_effect=OSError("the Python part alone")):
+        pytest.importorskip("torchvision")
 
 
 def transformers() -> Any:
@@ -297,11 +308,7 @@ def whisper_inputs(extra: int = 0) -> Inputs:
 
 
 def timm() -> Any:
-    mend_torchvision()
-    # Where `make install` puts timm and torchvision, out of sight of other libraries.
-    folder = str(Path(sys.prefix) / "foreign")
-    if folder not in sys.path:
-        sys.path.append(folder)
+    import_torchvision()
     return pytest.importorskip("timm")
 
 
