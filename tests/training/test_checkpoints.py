@@ -1,12 +1,13 @@
 """What a run leaves behind when it stops, and how exactly it goes on from there."""
 
 import errno
+import multiprocessing
 import os
 import pickle
 import resource
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from safetensors import SafetensorError
 from same_runs import assert_readable, assert_same_run
 from tiny_translation import tiny_translation, write_pairs
 
+from forking import own_packages
 from powernorm.errors import InputError
 from powernorm.runs import RunResult
 from powernorm.training import averaging, checkpoints, run_folders
@@ -183,28 +185,32 @@ def test_full_disk_while_a_checkpoint_is_written(
     assert_same_run(tmp_path / "whole" / "ln-pre-seed0", out / "ln-pre-seed0")
 
 
-@pytest.fixture
-def small_files() -> Iterator[Callable[[int], None]]:
-    """Lets no file grow above a number of bytes, as a full disk would."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_write_that_the_system_cuts_short(
-    pairs: Path, tmp_path: Path, small_files: Callable[[int], None]
-) -> None:
-    config = tiny_translation(pairs)
+def compare_on_a_small_disk(config: ComparisonConfig, out: Path, said: Path) -> None:
+    """In a process of its own: torch may not be well after a write that failed half-way."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(event: Event) -> None:
         if isinstance(event, StepsDone) and event.step == 6:
-            small_files(20_000)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
 
-    with pytest.raises(InputError, match=r"cannot be written \(File too large\): make room"):
-        compare(config, tmp_path, on_event=fill)
-    small_files(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    try:
+        compare(config, out, on_event=fill)
+    except InputError as error:
+        said.write_text(str(error))
+    os._exit(0)
+
+
+def test_a_write_that_the_system_cuts_short(pairs: Path, tmp_path: Path) -> None:
+    said = tmp_path / "said.txt"
+    with own_packages():
+        process = multiprocessing.get_context("forkserver").Process(
+            target=compare_on_a_small_disk, args=(tiny_translation(pairs), tmp_path, said)
+        )
+        process.start()
+    process.join(240)
+    assert process.exitcode == 0
+    assert "cannot be written (File too large): make room" in said.read_text()
     folder = tmp_path / "ln-pre-seed0" / "checkpoints"
     assert (folder / "last.ckpt").stat().st_size > 20_000
     assert torch.load(folder / "last.ckpt", weights_only=True)["global_step"] == 4

@@ -38,8 +38,10 @@ def comparison_settings(config: ComparisonConfig) -> dict[str, Any]:
     return {
         **settings,
         "norm_options": {norm: dict(options_of(config, norm)) for norm in chosen_norms(config)},
+        # Of torch with its build, such as +cu130, which its package may not name.
         "versions": {"python": platform.python_version()}
-        | {package: _version(package) for package in PACKAGES},
+        | {package: _version(package) for package in PACKAGES}
+        | {"torch": str(torch.__version__)},
         "machine": {
             "system": platform.system(),
             "processor": platform.machine(),
