@@ -163,7 +163,7 @@ def test_wrong_arguments(options: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("options", [{"names": 3}, {"roles": 3}, {"types": [3]}, {"names": b"x"}])
 def test_conditions_of_the_wrong_type(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="expected a (string or a sequence of strings|class, a glob)"):
+    with pytest.raises(InputError, match=r"expected a (string|class)"):
         Where(**options)
 
 
