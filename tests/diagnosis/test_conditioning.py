@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from powernorm.diagnosis.conditioning import CovarianceSums, conditioning
+from powernorm.diagnosis.spectra import CovarianceSums, conditioning
 
 
 def test_equals_the_definition() -> None:

@@ -219,18 +219,18 @@ def test_layers_that_are_compiled_one_by_one_share_their_code() -> None:
     torch.compiler.reset()
 
 
-def test_watches_end_with_their_hooks() -> None:
-    from powernorm.diagnosis.probes import _watches
+def test_observers_end_with_their_hooks() -> None:
+    from powernorm.inspection.observer_ops import _observers
 
     gc.collect()
-    before = len(_watches)
+    before = len(_observers)
     model = Masked("bn")
     monitor = NormMonitor(model, 1)
-    assert len(_watches) == before + 2
+    assert len(_observers) == before + 2
     monitor.detach()
     del monitor
     gc.collect()
-    assert len(_watches) == before
+    assert len(_observers) == before
 
 
 def one_rank(rank: int, world_size: int, wrapped: bool) -> list[NormRow]:

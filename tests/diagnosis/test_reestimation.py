@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.diagnosis.reestimation import closed_share, evaluate_statistics, mean_loss
+from powernorm.diagnosis.evaluation import closed_share, evaluate_statistics, mean_loss
 from powernorm.errors import InputError
 from powernorm.norms import build_norm
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.diagnosis.subjects import find_subjects
+from powernorm.diagnosis.targets import find_targets
 from powernorm.inspection.finder import FoundNorm, Reading, find_norms, read_norm
 from powernorm.inspection.selection import Site, place
 from powernorm.surgery.static_layers import norms_of
@@ -403,7 +403,7 @@ def test_swap_fold_and_diagnosis_know_the_same_norms(name: str) -> None:
     assert {place.found.names[0] for place in norms_of(model)} == known
     assert {row.name for row in powernorm.plan_swap(model, "bn", where="*").rows} == known
     readable = {name for name, norm in found(model).items() if norm.reading is not None}
-    assert {subject.name for subject in find_subjects(model, "*")} == readable
+    assert {subject.name for subject in find_targets(model, "*")} == readable
 
 
 def test_a_declared_class_is_a_norm() -> None:
@@ -476,4 +476,4 @@ def test_more_architectures(model_type: str) -> None:
     assert {place.found.names[0] for place in norms_of(model)} == first
     assert {row.name for row in powernorm.plan_swap(model, "bn", where="*").rows} == first
     readable = {norm.names[0] for norm in norms.values() if norm.reading is not None}
-    assert {subject.name for subject in find_subjects(model, "*")} == readable
+    assert {subject.name for subject in find_targets(model, "*")} == readable

@@ -9,8 +9,8 @@ import torch
 
 import powernorm
 from powernorm.errors import InputError
+from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.norms.masks import current_padding_mask
-from powernorm.surgery.mask_checks import MaskWarning
 from powernorm.surgery.swapping import swap
 from surgery.foreign_models import (
     FAMILIES,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.errors import InputError
-from powernorm.surgery.mask_arguments import MaskArgument
+from powernorm.inspection.mask_arguments import MaskArgument
 from powernorm.surgery.swapping import plan_swap, swap
 from surgery.foreign_models import (
     FAMILIES,

@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 import powernorm
 from covering import some_default
+from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.masks import current_padding_mask
-from powernorm.surgery.mask_checks import MaskWarning
 from powernorm.surgery.swapping import swap
 from surgery.foreign_models import (
     FAMILIES,

@@ -8,9 +8,9 @@ import torch
 from powernorm.data.images.encoded_images import EncodedImages, encode_images
 from powernorm.data.images.image_sets import load_images
 from powernorm.errors import InputError
+from powernorm.inspection.modules import batch_layers
 from powernorm.models.convnet import ConvNet
 from powernorm.models.resnet import ResNet
-from powernorm.norms.observation import observed_layers
 from powernorm.runs import ComparisonResults
 from powernorm.surgery import fold
 from powernorm.training.comparison import check_norms, compare
@@ -113,7 +113,7 @@ def test_a_run_of_images_is_loaded_folded_and_read_again(
     assert other.fingerprint == encoded.fingerprint
     before = trained.model(expected)
     fold(trained.model, (expected,))
-    assert not observed_layers(trained.model)
+    assert not batch_layers(trained.model)
     assert torch.allclose(trained.model(expected), before, atol=1e-4)
 
 
@@ -144,8 +144,8 @@ def test_architectures(architecture: str | None, side: int, num_norms: int) -> N
     sizes = (3, side, 10)
     model = build_image_model(config, "bn", sizes, 0)
     assert isinstance(model, ConvNet if num_norms == 1 else ResNet)
-    assert len(observed_layers(model)) == num_norms
-    assert all(layer.feature_dim == 1 for layer in observed_layers(model).values())
+    assert len(batch_layers(model)) == num_norms
+    assert all(layer.feature_dim == 1 for layer in batch_layers(model).values())
     task = task_of(config)
     assert task.sizes_of_weights(model.state_dict()) == sizes
     (pixels,) = task.example_inputs(config, sizes)

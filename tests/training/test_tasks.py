@@ -11,8 +11,8 @@ from powernorm.data.batch import IGNORED
 from powernorm.data.readers import load_corpus
 from powernorm.data.subwords import encode_corpus
 from powernorm.errors import InputError
+from powernorm.inspection.modules import batch_layers
 from powernorm.norms import penalty
-from powernorm.norms.observation import observed_layers
 from powernorm.training.checkpoints import EARLY, read_checkpoint
 from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig, early_step
@@ -133,7 +133,7 @@ def test_the_early_checkpoint_is_of_its_update(configure: Configure, tmp_path: P
     assert read_checkpoint(early)["global_step"] == 5
     model = load_trained(early).model
     # Every batch of the first five updates, and none after them, went through.
-    (layer, *_) = observed_layers(model).values()
+    (layer, *_) = batch_layers(model).values()
     assert int(layer.num_batches_tracked) == 5
 
 
@@ -143,7 +143,7 @@ def test_accumulated_updates_count_once(configure: Configure, tmp_path: Path) ->
     compare(config, tmp_path)
     early = tmp_path / "bn-pre-seed0" / "checkpoints" / EARLY
     assert read_checkpoint(early)["global_step"] == 5
-    (layer, *_) = observed_layers(load_trained(early).model).values()
+    (layer, *_) = batch_layers(load_trained(early).model).values()
     assert int(layer.num_batches_tracked) == 10
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.inspection.selection import Role, Side
 from powernorm.surgery import Where, plan_fold, plan_swap
-from powernorm.surgery.folding_plans import Tied
+from powernorm.surgery.fold_solver import Tied
 from powernorm.training.overrides import parse_options
 
 _CONFIG: Final = "config.json"

@@ -6,11 +6,15 @@ from powernorm.diagnosis.discrepancy import (
     LayerDiscrepancy,
     training_inference_discrepancy,
 )
-from powernorm.diagnosis.evaluation_gap import EvaluationGap, evaluation_gap
+from powernorm.diagnosis.evaluation import (
+    EvaluationGap,
+    closed_share,
+    evaluate_statistics,
+    evaluation_gap,
+)
 from powernorm.diagnosis.layers import LayerDiagnosis
 from powernorm.diagnosis.monitor import NormMonitor, NormRow
 from powernorm.diagnosis.nonfinite import first_nonfinite
-from powernorm.diagnosis.reestimation import closed_share, evaluate_statistics
 from powernorm.diagnosis.reports import Diagnosis
 from powernorm.diagnosis.schedules import Schedule
 from powernorm.diagnosis.verdicts import Limits

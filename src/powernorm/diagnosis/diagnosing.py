@@ -13,17 +13,16 @@ from powernorm.diagnosis.outliers import loud_features
 from powernorm.diagnosis.regrouping import check_sizes
 from powernorm.diagnosis.reports import Diagnosis
 from powernorm.diagnosis.spectra import embedding_spectra
-from powernorm.diagnosis.subjects import Subject, find_subjects
 from powernorm.diagnosis.survey import Observed, Survey
+from powernorm.diagnosis.targets import Target, find_targets
 from powernorm.diagnosis.verdicts import Limits, judge_layer, judge_model
 from powernorm.errors import InputError
+from powernorm.inspection.batches import Forward, Progress, call_model, check_repeatable
 from powernorm.inspection.selection import Selection
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.arguments import check_flag
-from powernorm.norms.observation import Forward, call_model, check_function, check_repeatable
+from powernorm.norms.arguments import check_flag, check_function
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.runs import BatchSizeRow, ScaleRecord
-from powernorm.surgery.calibration import Progress
 
 BATCH_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens in a batch to which the same tokens are regrouped."""
@@ -95,7 +94,7 @@ def diagnose(
     >>> [row["layer"] for row in report.to_rows()]
     ['norm1', 'norm2']
     """
-    subjects = find_subjects(model, where)
+    targets = find_targets(model, where)
     check_repeatable(batches, "two")
     check_function("forward", forward)
     check_function("on_progress", on_progress)
@@ -104,28 +103,28 @@ def diagnose(
     if limits is not None and not isinstance(limits, Limits):
         raise InputError(f"limits is a {type(limits).__name__}, expected a powernorm Limits")
     survey = Survey(
-        model, subjects, batches, forward or call_model, sizes, check_flag("spectra", spectra),
+        model, targets, batches, forward or call_model, sizes, check_flag("spectra", spectra),
         on_progress,
     )  # fmt: skip
     # All that use batch statistics, frozen and unselected ones too, normalise by the batch.
     training = [part for part in model.modules() if isinstance(part, _BATCH_NORMS)]
     with preserved_state(model, training):
         survey.run()
-    return _report(model, subjects, survey, limits or Limits(), spectra=spectra)
+    return _report(model, targets, survey, limits or Limits(), spectra=spectra)
 
 
 def _report(
     model: nn.Module,
-    subjects: Sequence[Subject],
+    targets: Sequence[Target],
     survey: Survey,
     limits: Limits,
     *,
     spectra: bool,
 ) -> Diagnosis:
     seen = survey.observed
-    layers = {subject: _judged(_layer(item), limits) for subject, item in seen.items()}
-    in_scope = [layer for subject, layer in layers.items() if subject.in_scope]
-    unseen = [subject.name for subject in subjects if subject not in seen]
+    layers = {target: _judged(_layer(item), limits) for target, item in seen.items()}
+    in_scope = [layer for target, layer in layers.items() if target.in_scope]
+    unseen = [target.name for target in targets if target not in seen]
     notes = dict(survey.notes)
     if unseen:
         notes[f"no batch went through {', '.join(unseen)}"] = None
@@ -153,7 +152,7 @@ def _judged(layer: LayerDiagnosis, limits: Limits) -> LayerDiagnosis:
 
 
 def _layer(item: Observed) -> LayerDiagnosis:
-    subject = item.subject
+    target = item.target
     mean, var, pnv, pn = item.discrepancy.values
     padded_mean, padded_var, _, _ = item.padded.values
     _, raw = item.moments()
@@ -163,12 +162,12 @@ def _layer(item: Observed) -> LayerDiagnosis:
     kappas = (None, None, None) if found is None else found.kappas
     assert var is not None
     return LayerDiagnosis(
-        layer=subject.name,
-        norm=subject.norm,
-        index=subject.site.layer,
-        side=subject.site.side,
-        uses_batch_statistics=subject.uses_batch_statistics,
-        centered=subject.centered,
+        layer=target.name,
+        norm=target.norm,
+        index=target.site.layer,
+        side=target.site.side,
+        uses_batch_statistics=target.uses_batch_statistics,
+        centered=target.centered,
         mean_tid=mean,
         var_tid=var,
         pnv_tid=pnv,
@@ -193,7 +192,7 @@ def _size_rows(item: Observed) -> list[BatchSizeRow]:
         mean, var, pnv, pn = expectation.values
         rows.append(
             BatchSizeRow(
-                layer=item.subject.name,
+                layer=item.target.name,
                 tokens=size,
                 num_batches=expectation.count,
                 mean_tid=mean,
@@ -205,18 +204,18 @@ def _size_rows(item: Observed) -> list[BatchSizeRow]:
     return rows
 
 
-def _scales(seen: Mapping[Subject, Observed]) -> list[ScaleRecord]:
+def _scales(seen: Mapping[Target, Observed]) -> list[ScaleRecord]:
     found = []
-    for subject, item in seen.items():
-        scale = subject.reading.scale()
-        if scale is None or not subject.uses_batch_statistics:
+    for target, item in seen.items():
+        scale = target.reading.scale()
+        if scale is None or not target.uses_batch_statistics:
             continue
         square, _ = item.moments()
         finite = scale.detach().isfinite().to(square.device)
         scale, square = scale.detach()[finite.to(scale.device)], square[finite]
         found.append(
             ScaleRecord(
-                layer=subject.name,
+                layer=target.name,
                 weight=[float(f"{value:.5g}") for value in scale.double().tolist()],
                 deviation=[float(f"{value:.5g}") for value in square.sqrt().tolist()],
             )

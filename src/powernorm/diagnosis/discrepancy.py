@@ -10,16 +10,12 @@ from torch import nn
 
 from powernorm.diagnosis.distances import Statistics, discrepancies
 from powernorm.errors import InputError
+from powernorm.inspection.batches import Forward, call_model, check_repeatable
+from powernorm.inspection.modules import batch_layers
+from powernorm.inspection.observer import NormCall, observe
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.observation import (
-    Forward,
-    call_model,
-    check_repeatable,
-    observed_layers,
-    short_name,
-    watch,
-)
 from powernorm.norms.preserved_state import preserved_state
+from powernorm.norms.registry import short_name
 from powernorm.ops.moments import Moments
 from powernorm.runs import TID
 
@@ -73,16 +69,6 @@ class DiscrepancyReport:
         return [layer.to_row() for layer in self.layers]
 
 
-class _Pool:
-    """Pass 1: the statistics of all valid tokens of all batches."""
-
-    def __init__(self) -> None:
-        self.moments: Moments | None = None
-
-    def add(self, batch: Moments) -> None:
-        self.moments = batch if self.moments is None else self.moments.merge(batch)
-
-
 class _Expectation:
     """Pass 2: the mean over batches of the distance to the population."""
 
@@ -125,26 +111,35 @@ def training_inference_discrepancy(
         Statistics are those of this process's batches; layers that share statistics still
         exchange them, so every process has to call this with equally many batches.
     """
-    layers = observed_layers(model)
+    layers = batch_layers(model)
     if not layers:
         return DiscrepancyReport(())
     check_repeatable(batches, "two")
     run = forward or call_model
     with preserved_state(model, layers.values()):
-        pools = {name: _Pool() for name in layers}
-        _go_through(model, batches, run, {layers[name]: pool.add for name, pool in pools.items()})
-        populations = {name: pool.moments for name, pool in pools.items() if pool.moments}
+        populations: dict[str, Moments] = {}
+
+        def pool(name: str, batch: Moments) -> None:
+            known = populations.get(name)
+            populations[name] = batch if known is None else known.merge(batch)
+
+        _go_through(model, batches, run, layers, pool)
         if not populations:
             raise InputError(
                 f"none of the {len(layers)} layers with batch statistics was called "
                 f"(the first is {next(iter(layers))!r}); give a `forward` that runs the model"
             )
         expectations = {
-            name: _Expectation(layers[name], population) for name, population in populations.items()
+            name: _Expectation(layers[name], populations[name])
+            for name in layers
+            if name in populations
         }
-        _go_through(
-            model, batches, run, {layers[name]: item.add for name, item in expectations.items()}
-        )
+
+        def compare(name: str, batch: Moments) -> None:
+            if name in expectations:
+                expectations[name].add(batch)
+
+        _go_through(model, batches, run, layers, compare)
     return DiscrepancyReport(
         tuple(_result(name, layers[name], item) for name, item in expectations.items()),
         tuple(name for name in layers if name not in populations),
@@ -155,17 +150,18 @@ def _go_through(
     model: nn.Module,
     batches: Iterable[Any],
     run: Forward,
-    receivers: Mapping[BatchStatisticsNorm, Callable[[Moments], None]],
+    layers: Mapping[str, BatchStatisticsNorm],
+    receive: Callable[[str, Moments], None],
 ) -> None:
-    handles = [watch(layer, receive, lambda: True) for layer, receive in receivers.items()]
+    def measure(call: NormCall) -> None:
+        if call.module.training:
+            receive(call.name, call.moments())
+
     empty = True
-    try:
+    with observe(layers, on_input=measure):
         for batch in batches:
             empty = False
             run(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     if empty:
         raise InputError("batches is empty; TID needs at least one batch, better dozens")
 

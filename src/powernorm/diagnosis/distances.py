@@ -1,15 +1,34 @@
-"""How far a batch's statistics lie from others: TID and plain distances, per layer."""
+"""How far a batch's statistics lie from others: TID and plain distances, per layer.
+
+From the moments of a batch, or from sums over tokens that give the statistics of every norm.
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from powernorm.diagnosis.targets import Target
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.ops.moments import Moments
 
 _CONSTANT = 1e-12
 """A feature whose variance is below this share of its quadratic mean is constant in the batch."""
+
+
+TOTAL: Final = 0
+SQUARES: Final = 1
+RAW_SQUARES: Final = 2
+SCALED_SQUARES: Final = 3
+NUM_SUMS: Final = 4
+"""Rows of the sums: Σu and Σu² of what the norm normalises (u = x but for norms with GroupScaling),
+Σx², and Σ of the squares behind a GroupScaling with one group."""
+
+NUM_DISCREPANCIES: Final = 4
+"""mean_tid, var_tid, pnv_tid, pn_tid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +44,7 @@ class Statistics:
     square: Tensor
 
     @classmethod
-    def running(cls, layer: BatchStatisticsNorm) -> "Statistics":
+    def running(cls, layer: BatchStatisticsNorm) -> Statistics:
         """The layer's running statistics as they are now."""
         if layer.centered:
             return cls(
@@ -34,7 +53,7 @@ class Statistics:
         return cls(None, layer.get_buffer("running_second_moment").double())
 
     @classmethod
-    def of(cls, moments: Moments, *, centered: bool) -> "Statistics":
+    def of(cls, moments: Moments, *, centered: bool) -> Statistics:
         """The statistics of a set of tokens."""
         if centered:
             return cls(moments.mean, moments.var)
@@ -79,3 +98,60 @@ def fluctuations(batch: Moments, reference: Statistics) -> tuple[Tensor, Tensor]
     if own.mean is None or reference.mean is None:
         return torch.full_like(var_part, torch.nan), var_part
     return torch.linalg.vector_norm(own.mean - reference.mean, dim=-1) / size, var_part
+
+
+def sums_per_token(target: Target, x: Tensor) -> Tensor:
+    """The terms of the sums, (tokens, NUM_SUMS, C) in float64.
+
+    Args:
+        target: whose input it is.
+        x: (tokens, C).
+    """
+    tokens = x.double()
+    own = tokens if target.batch_layer is None else target.normalised(x).double()
+    squares = tokens.square()
+    scaled = squares / (squares.mean(-1, keepdim=True) + target.eps)
+    return torch.stack([own, own.square(), squares, scaled], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Statistics that a batch's are compared with, for each norm that might stand there."""
+
+    own: Statistics
+    raw: Statistics
+    scaled: Statistics
+
+    @classmethod
+    def of(cls, target: Target, count: Tensor, sums: Tensor) -> Population:
+        """From sums over tokens, (NUM_SUMS, C)."""
+        own, raw, scaled = _moments(count, sums)
+        return cls(
+            Statistics.of(own, centered=target.centered),
+            Statistics.of(raw, centered=False),
+            Statistics.of(scaled, centered=False),
+        )
+
+
+def batch_discrepancies(
+    target: Target, population: Population, count: Tensor, sums: Tensor
+) -> Tensor:
+    """TID of one batch for each norm that might stand there: (NUM_DISCREPANCIES,) float64.
+
+    Wang et al. 2022, Definition 1, before its expectation; NaN for the mean of a norm that does
+    not centre.
+    """
+    own, raw, scaled = _moments(count, sums)
+    mean, var = discrepancies(own, population.own, target.eps)
+    _, pnv = discrepancies(raw, population.raw, target.eps)
+    _, pn = discrepancies(scaled, population.scaled, target.eps)
+    return torch.stack([mean, var, pnv, pn])
+
+
+def _moments(count: Tensor, sums: Tensor) -> tuple[Moments, Moments, Moments]:
+    nothing = torch.zeros_like(sums[TOTAL])
+    return (
+        Moments(count, sums[TOTAL], sums[SQUARES]),
+        Moments(count, nothing, sums[RAW_SQUARES]),
+        Moments(count, nothing, sums[SCALED_SQUARES]),
+    )

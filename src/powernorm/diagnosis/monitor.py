@@ -11,20 +11,23 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.diagnosis.distances import Statistics
-from powernorm.diagnosis.readings import (
-    BatchReading,
+from powernorm.diagnosis.metrics import (
+    BatchObserver,
+    BatchStep,
     Cells,
+    Record,
+    TokenObserver,
     fetch_records,
     gradient_cells,
     merge,
 )
 from powernorm.diagnosis.schedules import Schedule
-from powernorm.diagnosis.subjects import name_of_norm
-from powernorm.diagnosis.watches import BatchWatch, NormWatch, Record, TokenWatch
+from powernorm.diagnosis.targets import name_of_norm
 from powernorm.inspection.finder import FoundNorm, find_norms
+from powernorm.inspection.modules import check_not_compiled, modules_by_name
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.feature_dims import LAST
-from powernorm.norms.observation import check_not_compiled, modules_by_name, short_name
+from powernorm.norms.registry import short_name
 from powernorm.runs import NORMS_COLUMNS
 
 NormRow = Mapping[str, str | int | float | None]
@@ -38,12 +41,12 @@ class _Watched:
     name: str
     norm: str
     """Short name."""
-    watch: NormWatch
+    observer: TokenObserver
 
     @property
     def batch_norm(self) -> BatchStatisticsNorm | None:
         """The norm, if it has batch statistics."""
-        module = self.watch.module
+        module = self.observer.module
         return module if isinstance(module, BatchStatisticsNorm) else None
 
     @property
@@ -100,7 +103,7 @@ class NormMonitor:
 
     def __init__(self, model: nn.Module, every: Schedule | int | str) -> None:
         self.schedule = Schedule.of(every)
-        self._armed = False
+        self._observing = False
         self._warned = False
         self._records: list[Record] = []
         self._scale: float | Tensor = 1.0
@@ -112,12 +115,12 @@ class NormMonitor:
         step: forward in the order of the calls, then backward, from the loss down."""
         self._handles: list[RemovableHandle] = []
         for one in self._watched:
-            self._handles += one.watch.attach(lambda: self._armed)
+            self._handles += one.observer.register_hooks(lambda: self._observing)
 
     @property
     def layers(self) -> dict[str, nn.Module]:
         """The norms that are watched, by name."""
-        return {one.name: one.watch.module for one in self._watched}
+        return {one.name: one.observer.module for one in self._watched}
 
     def start_step(self, step: int, loss_scale: float | Tensor = 1.0) -> None:
         """Gets ready for a step; observes it when it is due.
@@ -129,12 +132,12 @@ class NormMonitor:
         """
         self._records.clear()
         self._scale = loss_scale
-        self._armed = bool(self._watched) and self.schedule.is_due(step)
+        self._observing = bool(self._watched) and self.schedule.is_due(step)
 
     @property
     def is_observing(self) -> bool:
         """Whether the step that has been started is due."""
-        return self._armed
+        return self._observing
 
     def finish_step(self, step: int) -> list[NormRow]:
         """Compares what was seen with the running statistics as they are now.
@@ -147,9 +150,9 @@ class NormMonitor:
             Cells that do not exist (the mean of a norm that does not centre, a batch without valid
             tokens, gradients without a backward) are None.
         """
-        if not self._armed:
+        if not self._observing:
             return []
-        self._armed = False
+        self._observing = False
         records, self._records = self._records, []
         if not records:
             self._warn_once(step)
@@ -160,7 +163,7 @@ class NormMonitor:
     def cancel_step(self) -> None:
         """Gives up the step that has been started, if there is one, as after an exception."""
         self._records.clear()
-        self._armed = False
+        self._observing = False
 
     def detach(self) -> None:
         """Removes the hooks; the model is as before."""
@@ -175,17 +178,17 @@ class NormMonitor:
         for name, module in modules_by_name(model).items():
             norm = _watched_name(module, found.get(id(module)))
             if norm is not None:
-                kind = BatchWatch if isinstance(module, BatchStatisticsNorm) else TokenWatch
+                kind = BatchObserver if isinstance(module, BatchStatisticsNorm) else TokenObserver
                 dim = _feature_dim_of(module, found.get(id(module)))
-                watch: NormWatch = kind(len(watched), module, self._take, dim)
-                watched.append(_Watched(name, norm, watch))
+                observer = kind(len(watched), module, self._take, dim)
+                watched.append(_Watched(name, norm, observer))
         if found and not watched:
             _warn_of(list(found.values()))
         return watched
 
     def _take(self, record: Record) -> None:
         # A backward that comes after `finish_step`, or through a graph of an earlier step.
-        if self._armed:
+        if self._observing:
             self._records.append(record)
 
     def _report(self, step: int, records: list[Record]) -> list[NormRow]:
@@ -280,8 +283,8 @@ def _batch_cells(
 ) -> Cells:
     nonfinite, square, *mean = now
     running = Statistics(mean[0] if mean else None, square)
-    reading = BatchReading(layer, records, running, scale)
-    cells = reading.cells() | gradient_cells(records, reading.num_tokens, scale)
+    seen = BatchStep(layer, records, running, scale)
+    cells = seen.cells() | gradient_cells(records, seen.num_tokens, scale)
     return cells | {"num_nonfinite_batches": int(nonfinite)}
 
 

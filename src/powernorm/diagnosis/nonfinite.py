@@ -8,13 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powernorm.norms.observation import (
-    Forward,
-    call_model,
-    check_function,
-    check_model,
-    modules_by_name,
-)
+from powernorm.inspection.batches import Forward, call_model
+from powernorm.inspection.modules import modules_by_name
+from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.preserved_state import preserved_state
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from powernorm.diagnosis.layers import Cell, LayerDiagnosis
 from powernorm.errors import InputError
+from powernorm.inspection.rows import format_table
 from powernorm.runs import (
     DIAGNOSIS_COLUMNS,
     TID,
@@ -23,7 +24,6 @@ from powernorm.runs import (
     SpectrumRecord,
     VerdictRecord,
 )
-from powernorm.surgery.tables import format_table
 
 _SHOWN: Final = ("layer", "norm", "mean_tid", "var_tid", "pn_tid", "kappa_50", "verdict")
 

@@ -1,7 +1,10 @@
-"""Singular values of embeddings."""
+"""Spectra: of the covariance of what goes into a layer, and of the embeddings."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -9,8 +12,92 @@ from torch import Tensor, nn
 
 from powernorm.runs import SpectrumRecord
 
+SHARES: Final = (0.2, 0.5, 0.8)
+"""p of κ_p in Wang et al. 2022, Fig. 6."""
+
+MAX_TOKENS: Final = 16384
+"""Tokens that enter a covariance: more cost time and change little."""
+MAX_FEATURES: Final = 4096
+
 _ROWS: Final = 4096
 """So many rows of a table are converted at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioning:
+    """Largest eigenvalue λ_1 of a covariance, and κ_p = λ_1 / λ_⌈p d⌉ for p = 0.2, 0.5, 0.8.
+
+    κ is infinite where the eigenvalue in the denominator is 0.
+    """
+
+    lambda_1: float
+    kappas: tuple[float, ...]
+
+
+def conditioning(
+    covariance: Tensor, shares: Sequence[float] = SHARES, *, rounding: float = 1e-14
+) -> Conditioning:
+    """Wang et al. 2022, section 4.3, of a covariance (C, C).
+
+    Args:
+        covariance: symmetric.
+        shares: p of κ_p, in (0, 1].
+        rounding: eigenvalues below this share of the largest count as 0.
+    """
+    values = torch.linalg.eigvalsh(covariance.double()).flip(0)
+    largest = max(values[0].item(), 0.0)
+    kappas = []
+    for share in shares:
+        # Without the small number 0.2 · 5 and its like would be rounded up to the next index.
+        index = max(math.ceil(share * values.shape[0] - 1e-9), 1) - 1
+        value = values[index]
+        kappas.append(largest / value.item() if value > rounding * largest else math.inf)
+    return Conditioning(largest, tuple(kappas))
+
+
+class CovarianceSums:
+    """Gathers the covariance of tokens over batches, up to `MAX_TOKENS` of them.
+
+    Numerics: products in float32 of tokens that are centred by the first batch's mean, sums in
+    float64, so that a large mean does not eat the digits.
+    """
+
+    def __init__(self) -> None:
+        self._shift: Tensor | None = None
+        self._products: Tensor | None = None
+        self._total: Tensor | None = None
+        self._count = 0
+
+    def add(self, tokens: Tensor) -> None:
+        """Take tokens, (tokens, C)."""
+        tokens = tokens[: MAX_TOKENS - self._count]
+        if not tokens.shape[0] or tokens.shape[1] > MAX_FEATURES:
+            return
+        dtype = torch.float64 if tokens.dtype == torch.float64 else torch.float32
+        tokens = tokens.to(dtype)
+        if self._shift is None:
+            self._shift = tokens.mean(0)
+        centred = tokens - self._shift
+        products, total = (centred.T @ centred).double(), centred.double().sum(0)
+        if self._products is None or self._total is None:
+            self._products, self._total = products, total
+        else:
+            self._products, self._total = self._products + products, self._total + total
+        self._count += tokens.shape[0]
+
+    def conditioning(self) -> Conditioning | None:
+        """Of the tokens so far; None of fewer than two."""
+        covariance = self.covariance()
+        if covariance is None or self._shift is None:
+            return None
+        return conditioning(covariance, rounding=10 * torch.finfo(self._shift.dtype).eps)
+
+    def covariance(self) -> Tensor | None:
+        """Biased covariance, (C, C) in float64; None of fewer than two tokens."""
+        if self._products is None or self._total is None or self._count < 2:
+            return None
+        mean = self._total / self._count
+        return self._products / self._count - torch.outer(mean, mean)
 
 
 def embedding_spectra(model: nn.Module, notes: dict[str, None]) -> list[SpectrumRecord]:

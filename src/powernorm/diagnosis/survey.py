@@ -9,13 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from powernorm.diagnosis.batch_structure import checked
-from powernorm.diagnosis.conditioning import CovarianceSums
-from powernorm.diagnosis.outliers import PositionEnergy
-from powernorm.diagnosis.randomness import repeated_random_numbers
-from powernorm.diagnosis.regrouping import Regrouping
-from powernorm.diagnosis.subjects import Subject, observing
-from powernorm.diagnosis.token_sums import (
+from powernorm.diagnosis.distances import (
     NUM_DISCREPANCIES,
     NUM_SUMS,
     RAW_SQUARES,
@@ -25,10 +19,14 @@ from powernorm.diagnosis.token_sums import (
     batch_discrepancies,
     sums_per_token,
 )
+from powernorm.diagnosis.outliers import PositionEnergy
+from powernorm.diagnosis.regrouping import Regrouping
+from powernorm.diagnosis.spectra import CovarianceSums
+from powernorm.diagnosis.targets import Target, observing
 from powernorm.errors import InputError
-from powernorm.norms.observation import Forward
-from powernorm.surgery.calibration import Progress
-from powernorm.surgery.mask_arguments import takes_length_first, turns_round
+from powernorm.inspection.batches import Forward, Progress, numbered, repeated_random_numbers
+from powernorm.inspection.mask_arguments import takes_length_first, turns_round
+from powernorm.inspection.observer import NormCall
 
 _FEWEST: Final = 2
 """An expectation over fewer batches of a size is not worth printing."""
@@ -71,13 +69,13 @@ class Observed:
 
     def __init__(
         self,
-        subject: Subject,
+        target: Target,
         sizes: Sequence[int],
         *,
         length_first: bool,
         conditioning: bool,
     ) -> None:
-        self.subject = subject
+        self.target = target
         self.count = 0
         self.num_positions = 0
         self.num_calls = 0
@@ -145,7 +143,7 @@ class Observed:
         """Variance (quadratic mean without centring) of what is normalised, and mean x²; (C,)."""
         mean = self.sums[TOTAL] / self.count
         square = self.sums[SQUARES] / self.count
-        if self.subject.centered:
+        if self.target.centered:
             square = (square - mean.square()).clamp(min=0)
         return square, self.sums[RAW_SQUARES] / self.count
 
@@ -170,21 +168,21 @@ class Observed:
         size = max(1, _CHUNK // x.shape[-1])
         for start in range(0, tokens.shape[0], size):
             part = slice(start, start + size)
-            terms = sums_per_token(self.subject, tokens[part])
+            terms = sums_per_token(self.target, tokens[part])
             yield terms, None if valid is None else valid[part]
 
     def _population(self) -> tuple[Population, Population]:
         if self._populations is None:
             self._populations = (
-                Population.of(self.subject, _number(self.count, self.sums), self.sums),
+                Population.of(self.target, _number(self.count, self.sums), self.sums),
                 Population.of(
-                    self.subject, _number(self.num_positions, self.sums), self.padded_sums
+                    self.target, _number(self.num_positions, self.sums), self.padded_sums
                 ),
             )
         return self._populations
 
     def _distance(self, population: Population, count: int, sums: Tensor) -> Tensor:
-        return batch_discrepancies(self.subject, population, _number(count, sums), sums)
+        return batch_discrepancies(self.target, population, _number(count, sums), sums)
 
     def _take_group(self, size: int, sums: Tensor) -> None:
         population, _ = self._population()
@@ -196,7 +194,7 @@ class Survey:
 
     Args:
         model: as it shall run, see `powernorm.norms.preserved_state`.
-        subjects: the norms.
+        targets: the norms.
         batches: the data.
         forward: runs the model on a batch.
         sizes: of batches to regroup the tokens to; may be empty.
@@ -207,7 +205,7 @@ class Survey:
     def __init__(
         self,
         model: nn.Module,
-        subjects: Sequence[Subject],
+        targets: Sequence[Target],
         batches: Iterable[Any],
         forward: Forward,
         sizes: Sequence[int],
@@ -215,7 +213,7 @@ class Survey:
         on_progress: Progress | None,
     ) -> None:
         self._model = model
-        self._subjects = subjects
+        self._targets = targets
         self._batches = batches
         self._forward = forward
         self._on_progress = on_progress
@@ -227,7 +225,7 @@ class Survey:
         self._sizes = sizes
         self._length_first = takes_length_first(model) or turns_round(model)
         self._conditioning = conditioning
-        self.observed: dict[Subject, Observed] = {}
+        self.observed: dict[Target, Observed] = {}
         """In the order of the first calls."""
 
     def run(self) -> None:
@@ -257,48 +255,48 @@ class Survey:
                 "give a list or a DataLoader, which gives the same in every pass"
             )
 
-    def _go_through(self, receive: Callable[[Subject, Tensor, Tensor | None], None]) -> int:
+    def _go_through(self, receive: Callable[[Target, NormCall], None]) -> int:
         count = 0
         with (
             repeated_random_numbers(),
-            observing(self._model, self._subjects, receive, self.notes),
+            observing(self._model, self._targets, receive, self.notes),
         ):
-            for number, batch in checked(self._batches):
+            for number, batch in numbered(self._batches):
                 self._batch = number
                 self._forward(self._model, batch)
                 count += 1
                 self._report()
         return count
 
-    def _pool(self, subject: Subject, x: Tensor, padding_mask: Tensor | None) -> None:
-        if subject not in self.observed:
-            self.observed[subject] = Observed(
-                subject,
+    def _pool(self, target: Target, call: NormCall) -> None:
+        if target not in self.observed:
+            self.observed[target] = Observed(
+                target,
                 self._sizes,
                 length_first=self._length_first,
                 conditioning=self._conditioning,
             )
-        if not self.observed[subject].pool(x, padding_mask):
+        if not self.observed[target].pool(call.x.detach(), call.padding_mask):
             raise InputError(
-                f"the input of {subject.name} holds NaN or infinite values in batch {self._batch}: "
+                f"the input of {target.name} holds NaN or infinite values in batch {self._batch}: "
                 "the weights or this batch are broken; powernorm.diagnosis.first_nonfinite(model, "
                 "batch) names the module that they come from"
             )
 
-    def _compare(self, subject: Subject, x: Tensor, padding_mask: Tensor | None) -> None:
-        if subject in self.observed:
-            self.observed[subject].compare(x, padding_mask)
+    def _compare(self, target: Target, call: NormCall) -> None:
+        if target in self.observed:
+            self.observed[target].compare(call.x.detach(), call.padding_mask)
 
     def _check_called(self) -> None:
         if not self.observed:
             raise InputError(
-                f"none of the {len(self._subjects)} norms was called (the first is "
-                f"{self._subjects[0].name!r}); give a `forward` that runs the model"
+                f"none of the {len(self._targets)} norms was called (the first is "
+                f"{self._targets[0].name!r}); give a `forward` that runs the model"
             )
-        for subject, seen in self.observed.items():
+        for target, seen in self.observed.items():
             if not seen.count:
                 raise InputError(
-                    f"the batches hold no valid token for {subject.name!r}: every position is "
+                    f"the batches hold no valid token for {target.name!r}: every position is "
                     "padding; check that padding_mask is True at padding, not at tokens"
                 )
 

@@ -1,8 +1,8 @@
 """The layers: parameters, buffers, training and evaluation, masks; one family a file."""
 
-from powernorm.norms.base import BatchStatisticsNorm
+from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
-from powernorm.norms.contract import Norm
+from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.masks import current_padding_mask, padding_mask
 from powernorm.norms.models import accumulated_statistics, penalty, rescale_backward_statistics
 from powernorm.norms.moving_average import MovingAverageBatchNorm, center_weight

@@ -7,6 +7,7 @@ import operator
 from typing import Literal, cast
 
 import torch
+from torch import nn
 
 from powernorm.errors import InputError
 
@@ -87,3 +88,25 @@ def feature_count(num_features: int | tuple[int, ...]) -> int:
             )
         num_features = num_features[0]
     return check_count("num_features", num_features, 1)
+
+
+def check_model(model: object, name: str = "model") -> None:
+    """Raise an InputError unless this is a module; `name` is that of the argument."""
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{name} is {shown(model)}, expected a torch.nn.Module: give the model itself"
+        )
+
+
+def check_function(name: str, value: object) -> None:
+    """Raise an InputError unless this is None or can be called."""
+    if value is not None and not callable(value):
+        raise InputError(f"{name} is {shown(value)}, expected a function, or None to do without")
+
+
+def shown(value: object) -> str:
+    """A value for a message: what is short in full, of all else the type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        text = repr(value)
+        return text if len(text) <= 40 else f"{text[:37]}..."
+    return f"a {type(value).__name__}"

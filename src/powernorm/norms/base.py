@@ -1,330 +1,192 @@
-"""What the norms with batch statistics share."""
+"""The contract of every norm."""
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable
-from copy import deepcopy
-from typing import Any, Self, cast
+from functools import update_wrapper
+from types import FunctionType
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from powernorm.norms.arguments import (
-    Variant,
-    check_groups,
-    check_share,
+from powernorm.errors import InputError
+from powernorm.norms.arguments import check_flag, check_number, feature_count
+from powernorm.norms.feature_dims import (
+    LAST,
+    Call,
+    Normalised,
+    check_feature_dim,
+    over_dimension,
 )
-from powernorm.norms.contract import AffineNorm
-from powernorm.norms.feature_dims import Call, features_back, features_last
-from powernorm.norms.masks import current_padding_mask, users_padding_mask
-from powernorm.norms.recomputation import CallRecords, Seen, may_replay
-from powernorm.ops.moments import Moments
-from powernorm.ops.processes import all_reduce_sum, group_name_of
-from powernorm.ops.reference.arrays import (
-    scale_groups,
-    tokens_of,
-)
-from powernorm.ops.reference.state import move_statistics
+from powernorm.norms.masks import check_padding_mask
+from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
 
 
-class BatchStatisticsNorm(AffineNorm):
-    """What the norms with statistics over the valid tokens of a batch share.
+class Norm(nn.Module):
+    """A normalisation of vectors of features: (..., C) in and out, same dtype.
 
-    Subclasses name their buffers and compute; here are groups, masks, processes, the types of
-    buffers and the counters.
+    `norm(x, padding_mask)` gives y; `norm(x, padding_mask, residual)` normalises the sum and gives
+    (y, x + residual), in one pass over the data where the norm has a kernel: the pre-norm pattern
+    `y, stream = norm(branch, mask, stream)`.
 
     Args:
-        num_features: C.
-        eps: added inside the root.
-        momentum: weight of the new batch in running statistics, in (0, 1].
-        affine: learn γ and β.
-        groups: GroupScaling with this many groups in front of the norm; None leaves it out.
-        sync: take statistics over all processes of the group. With False under
-            DistributedDataParallel pass `broadcast_buffers=False` too, or rank 0's statistics
-            overwrite the others'.
-        process_group: the group; None is the default one where torch.distributed runs.
-        device: of parameters and buffers.
-        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        dtype: of parameters; buffers are float32, or float64 for float64 parameters.
-
-    State:
-        num_batches_tracked: batches that moved the running statistics, 0-d int64.
-        num_nonfinite_batches: batches of which some feature's statistics were NaN or infinite and
-            were left out, 0-d int64.
+        num_features: C, an integer or a 1-tuple as torch's `normalized_shape`.
+        eps: added inside the root, > 0.
+        feature_dim: the dimension of x that holds the features: 1 for (N, C, H, W) and (N, C, L).
+            The mask then has the shape of x without that dimension, and the output is laid out in
+            memory as x. With `channels_last` (or whatever makes the features lie next to each
+            other) that costs nothing; else x is copied once, and so are y and the gradients.
     """
 
-    num_sums: int
-    """Rows of the (C,) sums over a batch that move the running statistics, see `absorb`."""
+    num_features: int
+    eps: float
+    feature_dim: int = LAST  # of the class too: for layers that were pickled without one
+    is_pointwise: bool = False
+    """Does the layer take an input that is not contiguous as it is?"""
+    checks_itself: bool = False
+    """Does `normalise` look at its input's shape, once it knows the mask of the scope?"""
 
-    checks_itself = True
-    centered: bool = True
-    variant: Variant = "paper"
-    is_frozen: bool = False
-    """Does the layer evaluate in training too? See `freeze_statistics`."""
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" not in cls.__dict__:
+            # torch.compile allows a piece of code so many compilations: each class gets code of
+            # its own, so that layers compiled one by one do not use up those of other classes.
+            cls.forward = _own_code(cls.forward, cls)  # type: ignore[method-assign]
 
-    num_batches_tracked: Tensor
-    num_nonfinite_batches: Tensor
+    def __init__(
+        self, num_features: int | tuple[int, ...], eps: float, feature_dim: int = LAST
+    ) -> None:
+        super().__init__()
+        self.num_features = feature_count(num_features)
+        self.eps = check_number("eps", eps, above=0)
+        self.feature_dim = check_feature_dim(feature_dim)
+
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalised:
+        """Normalise over `feature_dim`; see the class."""
+        call = Call(x, padding_mask, residual)
+        is_last = self.feature_dim == LAST
+        if not (is_last and self.checks_itself):
+            self.check_input(x, padding_mask, residual)
+        if is_last:
+            return self.normalise(call)
+        return over_dimension(self.normalise, call, self.feature_dim, self.is_pointwise)
+
+    @abstractmethod
+    def normalise(self, call: Call) -> Normalised:
+        """The layer's work: normalise (..., C), whatever `feature_dim` is."""
+
+    @property
+    def is_static(self) -> bool:
+        """Is the layer in evaluation an affine map per feature, which can be folded away?"""
+        return False
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """(a, c) with `y = a ⊙ x + c` in evaluation, each (C,) in float64.
+
+        Raises:
+            InputError: the layer is not static.
+        """
+        raise InputError(
+            f"{type(self).__name__} depends on each token in evaluation: it is no affine map per "
+            "feature and cannot be folded"
+        )
+
+    def transient_state(self) -> dict[str, object]:
+        """Attributes besides buffers and parameters that a forward in training changes."""
+        return {}
+
+    def check_input(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None = None
+    ) -> None:
+        """Raise an InputError unless input, mask and residual of a forward fit the layer."""
+        dim = self.feature_dim
+        ndim = x.ndim
+        if not -ndim <= dim < ndim or x.shape[dim] != self.num_features:
+            where = "the last dimension" if dim == LAST else f"dimension {dim} (feature_dim)"
+            raise InputError(
+                f"{type(self).__name__} was built for {self.num_features} features in {where}, "
+                f"got an input of shape {tuple(x.shape)}{self._advice(x)}"
+            )
+        if not x.is_floating_point():
+            raise InputError(
+                f"{type(self).__name__} got an input of dtype {x.dtype}, expected a floating "
+                "point type: convert with x.float()"
+            )
+        if padding_mask is not None:
+            check_padding_mask(padding_mask, x, dim)
+        if residual is None:
+            return
+        if residual.shape != x.shape or not residual.is_floating_point():
+            raise InputError(
+                f"residual has shape {tuple(residual.shape)} and dtype {residual.dtype}, expected "
+                f"the input's shape {tuple(x.shape)} and a floating point type"
+            )
+
+    def _advice(self, x: Tensor) -> str:
+        """Which feature_dim would fit an input, where only one would."""
+        fitting = [dim for dim, size in enumerate(x.shape) if size == self.num_features]
+        if len(fitting) != 1:
+            return ""
+        dim = LAST if fitting[0] == x.ndim - 1 else fitting[0]
+        return f": build the layer with feature_dim={dim} for it"
+
+    def extra_repr(self) -> str:
+        """Features and their dimension."""
+        dim = "" if self.feature_dim == LAST else f", feature_dim={self.feature_dim}"
+        return f"{self.num_features}{dim}"
+
+
+def _own_code(forward: Any, owner: type) -> Any:
+    """A forward that differs from another in its identity alone."""
+    code = forward.__code__.replace(co_qualname=f"{owner.__qualname__}.forward")
+    copied = FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__)
+    return update_wrapper(copied, forward)
+
+
+class AffineNorm(Norm):
+    """A norm with learned γ (`weight`) and β (`bias`), each (C,), or neither."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        *,
         eps: float,
-        momentum: float,
         affine: bool,
-        groups: int | None,
-        sync: bool,
-        process_group: dist.ProcessGroup | None,
-        feature_dim: int,
+        bias: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        feature_dim: int = LAST,
     ) -> None:
-        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
-        self.momentum = check_share("momentum", momentum)
-        self.groups = None if groups is None else check_groups(groups, self.num_features)
-        self.sync = sync
-        self.process_group = process_group
-        self._records = CallRecords()
-        self._held: Tensor | None = None
-        self._mode = True
-        self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        for name in ("num_batches_tracked", "num_nonfinite_batches"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
+        super().__init__(num_features, eps, feature_dim)
+        check_flag("affine", affine)
+        shape = (self.num_features,)
+        if affine:
+            self.weight = nn.Parameter(torch.ones(shape, device=device, dtype=dtype))
+        else:
+            self.register_parameter("weight", None)
+        if affine and bias:
+            self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
 
-    def add_statistic(self, name: str, value: float, device: Any, *leading: int) -> None:
-        """Register a running statistic of shape (*leading, C), starting at `value`."""
-        shape = (*leading, self.num_features)
-        self.register_buffer(
-            name, torch.full(shape, value, dtype=self._buffer_dtype, device=device)
-        )
-
-    @property
-    def is_static(self) -> bool:
-        """True without GroupScaling."""
-        return self.groups is None
-
-    @property
-    def group_name(self) -> str:
-        """Name of the process group that shares statistics, `""` for none."""
-        return group_name_of(self.process_group, self.sync)
-
-    def batch_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
-        """Moments of what the layer normalises, over the valid tokens of this process.
-
-        Args:
-            x: the layer's input, features in `feature_dim`.
-            padding_mask: True = padding; None means the mask of the scope.
-        """
-        return self.token_moments(features_last(x, self.feature_dim), padding_mask)
-
-    def token_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
-        """The same of what has its features last, (..., C)."""
-        mask = padding_mask if padding_mask is not None else current_padding_mask(x, self)
-        with torch.no_grad():
-            return Moments.of(self.scaled(x), mask)
-
-    def scaled(self, x: Tensor) -> Tensor:
-        """(..., C) after GroupScaling, where the layer has it, in the accumulation type."""
-        return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
-
-    def prepare(self, call: Call, *state: Tensor) -> tuple[Call, Seen]:
-        """Check a call and give what to normalise and what to normalise it by.
-
-        Args:
-            call: the arguments of the forward.
-            state: the buffers that training reads.
-        """
-        x, mask, residual = call
-        if mask is None:
-            # Evaluation needs no mask but in the released variants: a model's own, which may be
-            # longer than the input there, is left alone.
-            reads = self.training or self.variant == "released"
-            mask = current_padding_mask(x, self) if reads else users_padding_mask()
-        plain = mask is None and residual is None
-        if not (plain and x.shape[-1:] == (self.num_features,) and x.is_floating_point()):
-            dim = self.feature_dim
-            others = None if residual is None else features_back(residual, dim)
-            self.check_input(features_back(x, dim), mask, others)
-        seen = Seen(mask, self.stage, state)
-        # Evaluation reads a mask in the released variants only, and repeats it only with gradients.
-        repeatable = self.training or (self.floor and torch.is_grad_enabled())
-        if repeatable and not torch.compiler.is_compiling() and may_replay():
-            seen = self._records.replay(x, seen)
-        if self.variant == "released":
-            call = self._hide_padding(call, seen.padding_mask)
-        return call, seen
-
-    @property
-    def stage(self) -> int:
-        """Which of its behaviours the layer is in; the warm-up of most comes first, as 0."""
-        return 0
-
-    @property
-    def floor(self) -> bool:
-        """Is eps a floor of the second moment (released) rather than added to it (paper)?"""
-        return self.variant == "released"
-
-    def _hide_padding(self, call: Call, padding_mask: Tensor | None) -> Call:
-        # The released variants with a floor set padding to 0 before anything else.
-        if not self.floor or padding_mask is None:
-            return call
-        hidden = padding_mask.unsqueeze(-1)
-        residual = None if call.residual is None else call.residual.masked_fill(hidden, 0.0)
-        return Call(call.x.masked_fill(hidden, 0.0), padding_mask, residual)
-
-    def reset_running_stats(self) -> None:
-        """Running statistics and counters back to their start."""
-        self.num_batches_tracked.zero_()
-        self.num_nonfinite_batches.zero_()
+    def scale_and_shift(self, y: Tensor) -> Tensor:
+        """γ ⊙ y + β in the type of y; y itself without γ and β."""
+        if self.weight is None:
+            return y
+        return scale_and_shift(y.to(accumulation_dtype(y)), self.weight, self.bias).to(y.dtype)
 
     def reset_parameters(self) -> None:
-        """γ, β and the running statistics back to their start."""
-        super().reset_parameters()
-        self.reset_running_stats()
-
-    def buffers_to_move(self, *names: str) -> tuple[Tensor, ...]:
-        """Buffers by name, and the two counters.
-
-        Looked up directly: an attribute of a module takes as long as moving it.
-        """
-        buffers = cast(dict[str, Tensor], self._buffers)
-        counters = (buffers["num_batches_tracked"], buffers["num_nonfinite_batches"])
-        return *(buffers[name] for name in names), *counters
-
-    @abstractmethod
-    def absorb(self, sums: Tensor) -> None:
-        """Move the running statistics by one step.
-
-        Args:
-            sums: (num_sums, C) float64 sums over the tokens of the step, of all processes; the
-                first row is the number of valid tokens.
-        """
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode; a frozen layer stays in evaluation and takes the mode once unfrozen."""
-        self._mode = mode
-        return super().train(mode and not self.is_frozen)
-
-    def freeze_statistics(self) -> None:
-        """From now on use the running statistics in training too, and leave them as they are."""
-        mode = self._mode if self.is_frozen else self.training
-        self.is_frozen = True
-        self.train(mode)
-
-    def unfreeze_statistics(self, mode: bool | None = None) -> None:
-        """Undo `freeze_statistics`.
-
-        Args:
-            mode: training or not from now on; None means what `train` was last called with.
-        """
-        if self.is_frozen:
-            self.is_frozen = False
-            self.train(self._mode if mode is None else mode)
-
-    def hold_statistics(self) -> None:
-        """From now on gather the sums of batches instead of moving the running statistics."""
-        self._held = torch.zeros(
-            (self.num_sums, self.num_features),
-            dtype=torch.float64,
-            device=self.num_batches_tracked.device,
-        )
-
-    @property
-    def is_holding(self) -> bool:
-        """Are sums gathered instead of moving the running statistics?"""
-        return self._held is not None
-
-    def gather(self, sums: Tensor) -> None:
-        """Add a batch's sums to what is held."""
-        assert self._held is not None
-        self._held.add_(sums)
-
-    def drop_statistics(self) -> None:
-        """Forget what was gathered."""
-        self._held = None
-
-    @torch.no_grad()
-    def release_statistics(self) -> None:
-        """Move the running statistics by what was gathered, as one batch."""
-        held, self._held = self._held, None
-        if held is not None:
-            self.absorb(all_reduce_sum(held, self.group_name))
-
-    @torch.no_grad()
-    def move_statistics(
-        self, present: Tensor, *updates: tuple[Tensor, Tensor, float | Tensor]
-    ) -> None:
-        """Move buffers towards new values where those are finite, and count.
-
-        Args:
-            present: 0-d bool; False leaves all as it was (no valid token, or a recomputation).
-            updates: (buffer, new value, weight of the new value).
-        """
-        move_statistics(self.num_batches_tracked, self.num_nonfinite_batches, present, *updates)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # An average with momentum 0.01 stalls in bfloat16: buffers stay float32 through .half().
-        wide = {
-            name: buffer
-            for name, buffer in self._buffers.items()
-            if buffer is not None and buffer.is_floating_point()
-        }
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, before in wide.items():
-            after = cast(Tensor, self._buffers[name])
-            if after.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = (
-                    torch.empty_like(before, device=after.device, dtype=torch.float32)
-                    if before.is_meta or after.is_meta
-                    else before.to(after.device, torch.float32)
-                )
-        return self
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        self.adopt_keys(state_dict, prefix)
-        # torch's BatchNorm and the released layers have no such counter.
-        own = [value for key, value in state_dict.items() if key.startswith(prefix)]
-        device = own[0].device if own else None
-        state_dict.setdefault(
-            f"{prefix}num_nonfinite_batches", torch.zeros((), dtype=torch.long, device=device)
-        )
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        for name, buffer in self._buffers.items():  # narrow ones come in with assign=True
-            if buffer is not None and buffer.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = buffer.float()
-
-    def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
-        """Rename, in place, what a checkpoint of a released layer calls otherwise."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # A process group cannot be copied; the copy uses the same one.
-        memo[id(self.process_group)] = self.process_group
-        reduced = cast(tuple[Any, ...], self.__reduce_ex__(4))
-        copied = reduced[0](*reduced[1])
-        memo[id(self)] = copied
-        copied.__setstate__(deepcopy(reduced[2], memo))
-        return cast(Self, copied)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        state.update(_records=CallRecords(), _held=None)
-        return state
+        """γ to 1, β to 0."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        """Features, eps, momentum, affine, groups."""
-        groups = "" if self.groups is None else f", groups={self.groups}"
-        groups += "" if self.variant == "paper" else f", variant={self.variant!r}"
-        groups += ", frozen" if self.is_frozen else ""
-        return f"{super().extra_repr()}, momentum={self.momentum}{groups}"
-
-
-def rename_key(
-    state_dict: dict[str, Tensor], old: str, new: str, shape: tuple[int, ...], factor: float = 1.0
-) -> None:
-    """Move an entry to another key, shape and scale, where the old key is there."""
-    if old in state_dict and state_dict[old].numel() == math.prod(shape):
-        value = state_dict.pop(old)
-        state_dict[new] = value.reshape(shape) * factor if factor != 1.0 else value.reshape(shape)
+        """Features, eps and whether γ and β are learned."""
+        return f"{super().extra_repr()}, eps={self.eps}, affine={self.weight is not None}"

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import Variant, check_variant
-from powernorm.norms.base import rename_key
+from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.families import CenteredNorm, UncenteredNorm, Updates, move_forward
 from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.dispatch import functions_for

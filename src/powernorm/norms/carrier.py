@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from powernorm.norms.base import BatchStatisticsNorm
+from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.ops.processes import all_reduce_sum
 
 

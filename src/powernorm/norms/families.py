@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from powernorm.norms.base import BatchStatisticsNorm, rename_key
+from powernorm.norms.batch_statistics import BatchStatisticsNorm, rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.dispatch import functions_for

@@ -140,7 +140,12 @@ def current_padding_mask(
     masks = frame.masks if frame is not None else ()
     if not masks:
         return None
-    return masks[0].mask if x is None else _fitting(masks, x, norm)
+    if x is None:
+        return masks[0].mask
+    mask, fits = _fitting(masks, x.shape[:-1])
+    if not fits:
+        raise _misfit(masks[0], x, norm)
+    return mask
 
 
 def users_padding_mask() -> Tensor | None:
@@ -150,17 +155,34 @@ def users_padding_mask() -> Tensor | None:
     return masks[0].mask if masks and masks[0].source is None else None
 
 
-def _fitting(masks: tuple[ScopedMask, ...], x: Tensor, norm: object) -> Tensor | None:
-    shape = x.shape[:-1]
+def offered_padding_mask(x: Tensor, *, observing: bool) -> tuple[Tensor | None, bool]:
+    """Return the mask that the scopes offer for an input, for onlookers and without an error.
+
+    Args:
+        x: input of a norm, features last, (..., C).
+        observing: see `current_padding_mask`.
+
+    Returns:
+        (mask, whether it fits): (None, True) where there is none.
+    """
+    frame = _innermost(observing=observing)
+    masks = frame.masks if frame is not None else ()
+    mask, fits = _fitting(masks, x.shape[:-1]) if masks else (None, True)
+    # A user's mask is for all norms inside, but not all of them need to see tokens.
+    return mask, fits and (mask is None or mask.shape == x.shape[:-1])
+
+
+def _fitting(masks: tuple[ScopedMask, ...], shape: torch.Size) -> tuple[Tensor | None, bool]:
+    """Find the mask for an input's tokens, and say whether one fits."""
     for mask, source, batch_dim in masks:
         if source is None or mask.shape == shape:
-            return mask
+            return mask, True
         if len(shape) == 1 and mask.ndim == 2:
             if mask.numel() == shape[0]:
-                return mask.reshape(-1)
+                return mask.reshape(-1), True
             if mask.shape[batch_dim] == shape[0]:
-                return None  # one vector a sequence: what was padded has been pooled away
-    raise _misfit(masks[0], x, norm)
+                return None, True  # one vector a sequence: what was padded has been pooled away
+    return None, False
 
 
 def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:

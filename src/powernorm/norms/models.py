@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import check_number
-from powernorm.norms.base import BatchStatisticsNorm
+from powernorm.norms.arguments import check_model, check_number
+from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.moving_average import MovingAverageBatchNorm
-from powernorm.norms.observation import check_model
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
 

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_count
-from powernorm.norms.base import rename_key
+from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
 from powernorm.norms.feature_dims import Call, Normalised, answer

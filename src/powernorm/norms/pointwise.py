@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.norms.arguments import check_number
-from powernorm.norms.contract import AffineNorm, Norm
+from powernorm.norms.base import AffineNorm, Norm
 from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.reference.token import dynamic_tanh
 

@@ -16,7 +16,7 @@ from powernorm.norms.arguments import (
     check_share,
     check_variant,
 )
-from powernorm.norms.base import rename_key
+from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
 from powernorm.norms.feature_dims import Call, Normalised, answer

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from powernorm.norms.contract import Norm
+from powernorm.norms.base import Norm
 
 
 @contextmanager

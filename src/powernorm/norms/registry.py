@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm.norms import pointwise, token
-from powernorm.norms.base import BatchStatisticsNorm
+from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
-from powernorm.norms.contract import Norm
+from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.moving_average import MovingAverageBatchNorm
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
@@ -182,3 +182,16 @@ def _fits(value: Any, annotation: str) -> bool:
     if isinstance(value, str):
         return bool(accepted & {"str", "Variant", "Decay", "torch.device"})
     return not accepted <= {"int", "float", "bool", "str", "None", "Variant", "Decay"}
+
+
+def short_name(layer: Norm) -> str:
+    """The layer's short name; of names for one class, the one whose options fit most closely."""
+    fitting = [
+        info
+        for info in NORMS.values()
+        if info.layer is type(layer)
+        and all(getattr(layer, option, None) == value for option, value in info.presets.items())
+    ]
+    if not fitting:
+        return type(layer).__name__
+    return max(fitting, key=lambda info: len(info.presets)).name

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
-from powernorm.norms.contract import AffineNorm, Norm
+from powernorm.norms.base import AffineNorm, Norm
 from powernorm.norms.feature_dims import Call, Normalised, answer
 from powernorm.ops.functions import token_norm
 from powernorm.ops.reference.token import layer_norm

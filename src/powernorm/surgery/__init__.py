@@ -3,6 +3,7 @@
 Each verb is a plan that can be read, `apply()`, and `undo()`.
 """
 
+from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.selection import Where
 from powernorm.surgery.calibration import CalibrationReport, calibrate
 from powernorm.surgery.folding import FoldPlan, FoldReport, FoldRow, fold, plan_fold
@@ -11,7 +12,6 @@ from powernorm.surgery.freezing import (
     freeze_statistics,
     unfreeze_statistics,
 )
-from powernorm.surgery.mask_checks import MaskWarning
 from powernorm.surgery.matching import MatchReport, match_teacher
 from powernorm.surgery.storage import load_folded, save_folded
 from powernorm.surgery.swapping import Swap, SwapPlan, SwapRow, plan_swap, swap

@@ -1,6 +1,6 @@
 """Population statistics by exact averages over data, in the place of running ones."""
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Sized
+from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,36 +8,34 @@ import torch
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.observation import (
+from powernorm.inspection.batches import (
     Forward,
+    Progress,
     call_model,
     check_batches,
-    check_function,
     check_repeatable,
-    short_name,
 )
+from powernorm.inspection.modules import Names, choose_layers
+from powernorm.inspection.observer import NormCall
+from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.arguments import check_function
 from powernorm.norms.preserved_state import preserved_state
+from powernorm.norms.registry import short_name
 from powernorm.ops.moments import Moments
-from powernorm.surgery.batch_layers import Names, choose_layers
 from powernorm.surgery.populations import (
     Buffers,
-    NormCall,
+    adopt_batch,
     adopt_statistics,
     check_not_empty,
     check_population,
     evaluated_statistics,
     evaluating,
     order_of_calls,
-    statistics_of,
     write_statistics,
 )
 
 Way = Literal["layer_by_layer", "one_pass"]
 """How the statistics of one layer come by those of the layers below, see `calibrate`."""
-
-Progress = Callable[[int, int], None]
-"""Is told how much is done and how much there is, batches or passes; 0 while it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +245,14 @@ class _Survey:
     def _go_through(self, measured: Container[str], *, normalise_by_batch: bool) -> None:
         self._pools = {}
 
-        def measure(name: str, call: NormCall) -> None:
-            if name in measured:
+        def measure(call: NormCall) -> None:
+            if call.name in measured:
                 moments = call.moments()
-                self._add(name, moments)
+                self._add(call.name, moments)
                 if normalise_by_batch:
                     # Evaluating by the batch's own statistics is what all norms have in common:
                     # some normalise by running statistics in training too.
-                    buffers = statistics_of(call.layer, moments, unbiased=False)
-                    write_statistics(call.layer, buffers, moments.count > 0)
+                    adopt_batch(self._layers[call.name], moments)
 
         with evaluating(self._layers, measure):
             count = 0

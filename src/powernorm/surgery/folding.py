@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.rows import format_table
 from powernorm.surgery.changes import Changes, parameter_like, slot_of
-from powernorm.surgery.edits import Replacement, compute
 from powernorm.surgery.examples import Examples, as_call
-from powernorm.surgery.folding_plans import Folding, Tied, work_out
+from powernorm.surgery.fold_solver import Folding, Tied, work_out
 from powernorm.surgery.solution import Static
 from powernorm.surgery.static_layers import norms_of, static_of, statics_of
 from powernorm.surgery.storage import save_folded
 from powernorm.surgery.structure import Structure, build_structure
-from powernorm.surgery.tables import format_table
 from powernorm.surgery.verification import Errors, check, compare
+from powernorm.surgery.weight_updates import Replacement, compute
 
 Action = Literal["fold", "multiply-add", "stay"]
 

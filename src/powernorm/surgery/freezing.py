@@ -6,9 +6,9 @@ from typing import Any, Literal, TypedDict
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.modules import Names, choose_layers, listed
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_count
-from powernorm.surgery.batch_layers import Names, choose_layers, listed
 
 FreezingOrder = Literal["lowest_first", "highest_first"]
 """Which end of the model a schedule begins at, in the order in which it registers its layers."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -12,23 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.batches import Forward, Progress, call_model, check_repeatable
+from powernorm.inspection.modules import Names, choose_layers, listed, modules_by_name
+from powernorm.inspection.observer import NormCall, observe
+from powernorm.inspection.rows import format_table
 from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.feature_dims import features_last, has_dim
-from powernorm.norms.observation import (
-    Forward,
-    call_model,
-    check_function,
-    check_model,
-    check_repeatable,
-    modules_by_name,
-)
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
-from powernorm.surgery.batch_layers import Names, choose_layers, listed
-from powernorm.surgery.calibration import Progress
 from powernorm.surgery.populations import (
-    NormCall,
     adopt_statistics,
     check_not_empty,
     check_population,
@@ -36,7 +29,6 @@ from powernorm.surgery.populations import (
     evaluating,
     order_of_calls,
 )
-from powernorm.surgery.tables import format_table
 
 _CONSTANT: Final = 1e-6
 """A feature whose deviation is below this share of its mean is constant up to rounding."""
@@ -141,8 +133,7 @@ def match_teacher(
         try:
             for name in _order(model, layers, batches, run):
                 sums = _Sums(name)
-                with _watched(modules[name]) as outputs:
-                    sums.collect(model, teacher, layers, batches, run, outputs)
+                sums.collect(model, teacher, layers, batches, run, modules[name])
                 fitted[name] = sums.fit(layers[name])
                 _adopt(layers[name], fitted[name])
                 if on_progress is not None:
@@ -178,11 +169,11 @@ class _Sums:
     products: Tensor | None = None
     """Rows: Σ y, Σ y², Σ x y."""
 
-    def add(self, call: NormCall, y: Tensor) -> None:
-        """Take up a call of the norm and the teacher's output."""
+    def add(self, call: NormCall, y: Tensor, dim: int) -> None:
+        """Take up a call of the norm and the teacher's output, whose features are in `dim`."""
         x, mask = call.x, call.padding_mask
-        if has_dim(y, call.layer.feature_dim):
-            y = features_last(y, call.layer.feature_dim)
+        if has_dim(y, dim):
+            y = features_last(y, dim)
         if y.shape != x.shape:
             raise InputError(
                 f"the teacher's {self.name!r} put out {tuple(y.shape)} where the model's norm got "
@@ -202,16 +193,26 @@ class _Sums:
         layers: Mapping[str, BatchStatisticsNorm],
         batches: Iterable[Any],
         run: Forward,
-        outputs: list[Tensor],
+        taught: nn.Module,
     ) -> None:
-        """One pass over the data; into `outputs` go those of the teacher's norm."""
+        """Go through the data once; `taught` is the teacher's norm."""
         calls: list[NormCall] = []
+        outputs: list[Tensor] = []
+        dim = layers[self.name].feature_dim
 
-        def keep(called: str, call: NormCall) -> None:
-            if called == self.name:
+        def keep(call: NormCall) -> None:
+            if call.name == self.name:
                 calls.append(call)
 
-        with evaluating(layers, keep), torch.random.fork_rng(devices=[]):
+        def keep_output(name: str, output: object) -> None:
+            del name
+            outputs.append(cast(Tensor, output[0] if isinstance(output, tuple) else output))
+
+        with (
+            evaluating(layers, keep),
+            observe({self.name: taught}, on_output=keep_output),
+            torch.random.fork_rng(devices=[]),
+        ):
             for batch in batches:
                 run(teacher, batch)
                 run(model, batch)
@@ -221,7 +222,7 @@ class _Sums:
                         f"teacher {len(outputs)} times: both have to run alike"
                     )
                 for call, output in zip(calls, outputs, strict=True):
-                    self.add(call, output)
+                    self.add(call, output, dim)
                 calls.clear()
                 outputs.clear()
 
@@ -245,22 +246,6 @@ class _Sums:
         return _Fit(moments, scale, mean_y - scale * mean, float(1 - left / spread))
 
 
-@contextmanager
-def _watched(module: nn.Module) -> Iterator[list[Tensor]]:
-    """In the block the outputs of a module's calls are put into the list."""
-    outputs: list[Tensor] = []
-
-    def keep(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        del module, args
-        outputs.append(cast(Tensor, output[0] if isinstance(output, tuple) else output))
-
-    handle = module.register_forward_hook(keep)
-    try:
-        yield outputs
-    finally:
-        handle.remove()
-
-
 def _order(
     model: nn.Module,
     layers: Mapping[str, BatchStatisticsNorm],
@@ -270,9 +255,8 @@ def _order(
     """The layers in the order of their first calls on the first batch."""
     called: dict[str, None] = {}
 
-    def note(name: str, call: NormCall) -> None:
-        del call
-        called.setdefault(name)
+    def note(call: NormCall) -> None:
+        called.setdefault(call.name)
 
     num_batches = 0
     with evaluating(layers, note):

@@ -2,69 +2,41 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm, current_padding_mask
+from powernorm.inspection.modules import listed
+from powernorm.inspection.observer import NormCall, observe
+from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm
 from powernorm.norms.families import CenteredNorm
-from powernorm.norms.observation import arguments_of_call
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
-from powernorm.surgery.batch_layers import listed
 
 Buffers = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class NormCall:
-    """One call of a layer: what it normalises, features last, and where that is padding."""
-
-    layer: BatchStatisticsNorm
-    x: Tensor
-    padding_mask: Tensor | None
-
-    def moments(self) -> Moments:
-        """Moments over the valid tokens."""
-        return self.layer.token_moments(self.x, self.padding_mask)
-
-
 @contextmanager
 def evaluating(
-    layers: Mapping[str, BatchStatisticsNorm], look: Callable[[str, NormCall], None]
+    layers: Mapping[str, BatchStatisticsNorm], look: Callable[[NormCall], None]
 ) -> Iterator[None]:
-    """In the block all layers evaluate, and before each call `look` gets its name and the call."""
+    """In the block let all layers evaluate, and show `look` each call before it runs."""
 
-    def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        layer = cast(BatchStatisticsNorm, module)
+    def before(call: NormCall) -> None:
         # Between its calls a layer counts as in training: swapped models hand their mask to norms
         # only where some of them train.
-        layer.training = False
-        x, mask = arguments_of_call(layer, args, kwargs)
-        given = current_padding_mask(x, layer) if mask is None else mask
-        look(name, NormCall(layer, x, given))
+        call.module.training = False
+        look(call)
 
-    def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        del args, output
-        module.training = True
+    def after(name: str, output: object) -> None:
+        del output
+        layers[name].training = True
 
-    handles = [
-        handle
-        for name, layer in layers.items()
-        for handle in (
-            layer.register_forward_pre_hook(partial(enter, name), with_kwargs=True),
-            layer.register_forward_hook(leave, always_call=True),
-        )
-    ]
-    try:
+    with observe(layers, on_input=before, on_output=after):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -75,11 +47,8 @@ def evaluating_by_batches(layers: Mapping[str, BatchStatisticsNorm]) -> Iterator
     layers' buffers are written, the caller restores them.
     """
 
-    def take_over(name: str, call: NormCall) -> None:
-        del name
-        moments = call.moments()
-        statistics = statistics_of(call.layer, moments, unbiased=False)
-        write_statistics(call.layer, statistics, moments.count > 0)
+    def take_over(call: NormCall) -> None:
+        adopt_batch(layers[call.name], call.moments())
 
     with evaluating(layers, take_over):
         yield
@@ -144,6 +113,11 @@ def write_statistics(
         buffer = layer.get_buffer(name)
         value = value.to(buffer.dtype)
         buffer.copy_(value if wanted is None else torch.where(wanted, value, buffer))
+
+
+def adopt_batch(layer: BatchStatisticsNorm, moments: Moments) -> None:
+    """Write a batch's own statistics, unless it has no valid token: all norms evaluate by them."""
+    write_statistics(layer, statistics_of(layer, moments, unbiased=False), moments.count > 0)
 
 
 @torch.no_grad()

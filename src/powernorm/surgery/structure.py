@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.masking import retire_owners
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_of
 from powernorm.surgery.fast_paths import restore, without_fast_path
 from powernorm.surgery.folded import FeatureAffine, FoldedNorm
-from powernorm.surgery.masking import retire_owners
 from powernorm.surgery.static_layers import norms_of
 
 Rest = Literal["nothing", "multiply-add"]

@@ -11,6 +11,9 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
+from powernorm.inspection.masking import Stake, mask_sources, own_masks
+from powernorm.inspection.modules import is_compiled
+from powernorm.inspection.rows import format_table
 from powernorm.inspection.selection import (
     Role,
     Selection,
@@ -22,9 +25,7 @@ from powernorm.inspection.selection import (
     stacks,
 )
 from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, check_norm_options, norm_info
-from powernorm.norms.observation import is_compiled
 from powernorm.surgery.fast_paths import Switch, restore, without_fast_path
-from powernorm.surgery.masking import Stake, mask_sources, own_masks
 from powernorm.surgery.successors import (
     a_tensor,
     follow,
@@ -32,7 +33,6 @@ from powernorm.surgery.successors import (
     mode_of,
     successor,
 )
-from powernorm.surgery.tables import format_table
 
 _WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 """torch's classes, the last one for `fully_shard`, that note parameters when they are built."""

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from powernorm.diagnosis import NormMonitor, Schedule
 from powernorm.errors import InputError
+from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.models import Reduction
-from powernorm.norms.observation import check_function, check_model
 from powernorm.training.monitoring import LossScaleFollower, scaler_of
 from powernorm.training.trainers import (
     count_labels,

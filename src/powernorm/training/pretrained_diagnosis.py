@@ -14,7 +14,7 @@ from torch import Tensor
 from powernorm.data.readers import load_corpus
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.errors import InputError
-from powernorm.surgery.calibration import Progress
+from powernorm.inspection.batches import Progress
 
 CONFIG: Final = "config.json"
 TYPE: Final = "model_type"

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from powernorm.data.batch import AnyBatch
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.diagnosis.diagnosing import BATCH_SIZES
-from powernorm.diagnosis.reestimation import evaluate_statistics
+from powernorm.diagnosis.evaluation import evaluate_statistics
 from powernorm.errors import InputError
-from powernorm.norms.observation import observed_layers
+from powernorm.inspection.batches import Progress
+from powernorm.inspection.modules import batch_layers
 from powernorm.runs import EvaluationRow
-from powernorm.surgery.calibration import Progress
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.losses import outputs_nll
 from powernorm.training.tasks import task_of
@@ -68,7 +68,7 @@ def _evaluation(
     encoded: Any,
     population: list[dict[str, Tensor]],
 ) -> tuple[EvaluationRow, ...]:
-    if not observed_layers(trained.model):
+    if not batch_layers(trained.model):
         return ()
     task = task_of(config)
     rows = max(1, BATCH_SIZES[0] // (config.data.sequence_length if task.has_positions else 1))

@@ -18,7 +18,7 @@ from powernorm.data.batch import AnyBatch
 from powernorm.data.corpus import Split
 from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
-from powernorm.norms.observation import observed_layers
+from powernorm.inspection.modules import batch_layers
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     SCALES_FILE,
@@ -287,7 +287,7 @@ class RunTrainer:
         folder = self.run.folder / CHECKPOINTS_FOLDER
         self._load(folder, on_main(self._snapshots.average))
         name = f"average of the last {len(self._snapshots.paths())} checkpoints"
-        if observed_layers(self.model):
+        if batch_layers(self.model):
             if training.average_statistics == "recalibrate":
                 self.model.to(self.device)
                 batches = self._first_batches(training.recalibration_batches)

@@ -1,16 +1,15 @@
 """γ of every norm layer against the deviation of its batches (Shen et al. 2020, App. B.1)."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.observation import Forward, observed_layers, watch
+from powernorm.inspection.batches import Forward
+from powernorm.inspection.modules import batch_layers
+from powernorm.inspection.observer import NormCall, observe
 from powernorm.norms.preserved_state import preserved_state
-from powernorm.ops.moments import Moments
 from powernorm.runs import ScaleRecord
 
 
@@ -25,19 +24,19 @@ def norm_scales(model: nn.Module, batches: Iterable[Any], forward: Forward) -> l
         batches: on the model's device.
         forward: runs the model on a batch.
     """
-    layers = observed_layers(model)
+    layers = batch_layers(model)
     deviations: dict[str, list[Tensor]] = {}
-    handles = [
-        watch(layer, partial(_keep, deviations.setdefault, name, layer), lambda: True)
-        for name, layer in layers.items()
-    ]
-    try:
-        with preserved_state(model, layers.values()):
-            for batch in batches:
-                forward(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def keep(call: NormCall) -> None:
+        layer = layers[call.name]
+        if layer.training:
+            moments = call.moments()
+            square = moments.var if layer.centered else moments.second_moment
+            deviations.setdefault(call.name, []).append(square.sqrt())
+
+    with observe(layers, on_input=keep), preserved_state(model, layers.values()):
+        for batch in batches:
+            forward(model, batch)
     return [
         ScaleRecord(
             layer=name,
@@ -47,14 +46,3 @@ def norm_scales(model: nn.Module, batches: Iterable[Any], forward: Forward) -> l
         for name, values in deviations.items()
         if (weight := layers[name].weight) is not None
     ]
-
-
-def _keep(
-    entry: Callable[[str, list[Tensor]], list[Tensor]],
-    name: str,
-    layer: BatchStatisticsNorm,
-    moments: Moments,
-) -> None:
-    """Append σ_B of a layer that centres, ψ_B of one that does not."""
-    square = moments.var if layer.centered else moments.second_moment
-    entry(name, []).append(square.sqrt())

@@ -2,9 +2,10 @@
 
 `observe_input` stands in front of a norm and `observe_output` behind it. Both give back a copy of
 what they get; their autograd rules do the same with the gradient. On the way each shows what it
-sees to a `Watch`, which it finds by a number. Registered with `torch.library` they are opaque to
-`torch.compile`: the watch runs when the graph runs, forward and backward, so that nothing that it
-does is traced, and a forward that activation checkpointing repeats is known as such.
+sees to an `Observer`, which it finds by a number. Registered with `torch.library` they are opaque
+to `torch.compile`: the observer is called when the graph runs, forward and backward, so that
+nothing that it does is traced, and a forward that activation checkpointing repeats is known as
+such.
 
 A gradient hook on a tensor would not do: those inside a compiled graph are not called.
 """
@@ -22,7 +23,7 @@ from torch import Tensor
 from powernorm.ops.plain import is_plain
 
 
-class Watch(Protocol):
+class Observer(Protocol):
     """Is shown what passes through one norm, without gradients; it returns nothing."""
 
     def see_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
@@ -35,38 +36,38 @@ class Watch(Protocol):
         """The gradient of what came out, and what had gone in."""
 
 
-# Operators take tensors, not objects. Weak: a watch lives as long as its hooks.
-_watches: Final[WeakValueDictionary[int, Watch]] = WeakValueDictionary()
+# Operators take tensors, not objects. Weak: an observer lives as long as its hooks.
+_observers: Final[WeakValueDictionary[int, Observer]] = WeakValueDictionary()
 _numbers: Final = itertools.count(1)
 _LIBRARY: Final = torch.library.Library("powernorm", "FRAGMENT")
 
 
-def number_of(watch: Watch) -> Tensor:
-    """A number by which the operators find the watch; it is not kept alive by that.
+def number_of(observer: Observer) -> Tensor:
+    """A number by which the operators find the observer; it is not kept alive by that.
 
     A tensor on the CPU: an integer would be a constant in compiled code, which layers that are
     compiled one by one could then not share.
     """
     number = next(_numbers)
-    _watches[number] = watch
+    _observers[number] = observer
     return torch.tensor(number, device="cpu")
 
 
 def observe_input(x: Tensor, padding_mask: Tensor | None, number: Tensor) -> Tensor:
-    """A copy of a norm's input that shows itself, and its gradient, to the watch."""
+    """A copy of a norm's input that shows itself, and its gradient, to the observer."""
     operator: Any = _Input.apply if is_plain(x) else torch.ops.powernorm.observe_input
     copy: Tensor = operator(x, padding_mask, number)
     return copy
 
 
 def observe_output(y: Tensor, x: Tensor, masked: bool, number: Tensor) -> Tensor:
-    """A copy of a norm's output whose gradient shows itself to the watch, together with x.
+    """A copy of a norm's output whose gradient shows itself to the observer, together with x.
 
     Args:
         y: the output.
         x: what went into the norm.
         masked: was a part of x padding?
-        number: of the watch.
+        number: of the observer.
     """
     operator: Any = _Output.apply if is_plain(y) else torch.ops.powernorm.observe_output
     copy: Tensor = operator(y, x, masked, number)
@@ -74,18 +75,18 @@ def observe_output(y: Tensor, x: Tensor, masked: bool, number: Tensor) -> Tensor
 
 
 def _observe_input(x: Tensor, padding_mask: Tensor | None, number: Tensor) -> Tensor:
-    watch = _watches.get(int(number))
-    if watch is not None:
+    observer = _observers.get(int(number))
+    if observer is not None:
         with torch.no_grad():
-            watch.see_input(x.detach(), padding_mask)
+            observer.see_input(x.detach(), padding_mask)
     return x.clone()
 
 
 def _show_input_gradient(gradient: Tensor, number: Tensor) -> None:
-    watch = _watches.get(int(number))
-    if watch is not None:
+    observer = _observers.get(int(number))
+    if observer is not None:
         with torch.no_grad():
-            watch.see_input_gradient(gradient.detach())
+            observer.see_input_gradient(gradient.detach())
 
 
 def _observe_input_gradient(gradient: Tensor, number: Tensor) -> Tensor:
@@ -99,10 +100,10 @@ def _observe_output(y: Tensor, x: Tensor, masked: bool, number: Tensor) -> Tenso
 
 
 def _show_output_gradient(gradient: Tensor, x: Tensor, masked: bool, number: Tensor) -> None:
-    watch = _watches.get(int(number))
-    if watch is not None:
+    observer = _observers.get(int(number))
+    if observer is not None:
         with torch.no_grad():
-            watch.see_output_gradient(gradient.detach(), x.detach(), masked)
+            observer.see_output_gradient(gradient.detach(), x.detach(), masked)
 
 
 def _observe_output_gradient(gradient: Tensor, x: Tensor, masked: bool, number: Tensor) -> Tensor:

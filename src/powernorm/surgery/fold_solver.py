@@ -10,7 +10,6 @@ from torch import nn
 
 from powernorm.norms import Norm
 from powernorm.norms.feature_dims import LAST
-from powernorm.surgery.edits import Editor, Replacement, Slots, can_shift
 from powernorm.surgery.examples import Examples
 from powernorm.surgery.relations import Affine, Normed, Relations, relate
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
@@ -24,6 +23,7 @@ from powernorm.surgery.static_layers import (
 )
 from powernorm.surgery.structure import Rest, Structure
 from powernorm.surgery.tracing import MARK, Trace, trace
+from powernorm.surgery.weight_updates import Editor, Replacement, Slots, can_shift
 
 Tied = Literal["untie", "keep"]
 """What to do where an embedding and a head are one tensor and need different values."""

@@ -19,11 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from powernorm.inspection.selection import Side
-from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.masks import ScopedMask, close_scope, innermost_scope, open_scope
-from powernorm.ops.reference.batch import in_backward
-from powernorm.surgery.mask_arguments import (
+from powernorm.inspection.mask_arguments import (
     NO_MASK,
     MaskArgument,
     data_of,
@@ -33,7 +29,11 @@ from powernorm.surgery.mask_arguments import (
     takes_length_first,
     turns_round,
 )
-from powernorm.surgery.mask_checks import MaskChecks, Taker
+from powernorm.inspection.mask_checks import MaskChecks, Taker
+from powernorm.inspection.selection import Side
+from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.masks import ScopedMask, close_scope, innermost_scope, open_scope
+from powernorm.ops.reference.batch import in_backward
 
 _LENDERS: Final = ("WhisperModel",)
 """Classes that take the encoder's mask and do not hand it on."""

@@ -19,6 +19,9 @@ from powernorm.ops.reference.batch import in_backward
 _MAX_RECORDS = 64
 """More forwards than this between a forward and its backward lose the oldest record."""
 
+_NUM_SAMPLES = 16
+FINGERPRINT_SIZE = _NUM_SAMPLES + 1
+
 
 class Seen(NamedTuple):
     """What a call normalises by, besides its input."""
@@ -31,7 +34,7 @@ class Seen(NamedTuple):
 @dataclass
 class _Record:
     shape: torch.Size
-    print: Tensor
+    fingerprint: Tensor
     seen: Seen
     used: bool = field(default=False)
 
@@ -54,7 +57,7 @@ class CallRecords:
             while self._records and self._records[0].used:
                 self._records.popleft()
             state = tuple(tensor.clone() for tensor in seen.state)
-            self._records.append(_Record(x.shape, _print_of(x), seen._replace(state=state)))
+            self._records.append(_Record(x.shape, fingerprint(x), seen._replace(state=state)))
         return seen
 
     def _find(self, x: Tensor) -> _Record | None:
@@ -62,8 +65,10 @@ class CallRecords:
         if len(fitting) > 1:
             # Recomputed values are the same to the last bit or very near, so the nearest is ours;
             # among equals one that no backward has asked for, then the newest.
-            own = _print_of(x)
-            fitting.sort(key=lambda record: (_distance(record.print, own), record.used))
+            own = fingerprint(x)
+            fitting.sort(
+                key=lambda record: (fingerprint_distance(record.fingerprint, own), record.used)
+            )
         if not fitting:
             return None
         fitting[0].used = True
@@ -83,11 +88,19 @@ def _may_be_repeated() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def _print_of(x: Tensor) -> Tensor:
+def fingerprint(x: Tensor) -> Tensor:
+    """Return a few values of x and their sum, (FINGERPRINT_SIZE,) float64, to know it again by.
+
+    A backward finds what its forward left behind by it. Recomputed values may differ in their last
+    bits: compare by `fingerprint_distance`.
+    """
     flat = x.detach().reshape(-1)
-    samples = flat[:: max(1, flat.shape[0] // 8)][:8].to(torch.float64)
+    # Odd steps, so that not all are of one feature.
+    samples = flat[:: max(1, flat.shape[0] // _NUM_SAMPLES) | 1][:_NUM_SAMPLES].to(torch.float64)
+    samples = torch.nn.functional.pad(samples, (0, _NUM_SAMPLES - samples.shape[0]))
     return torch.cat([samples, flat.sum(dtype=torch.float64)[None]])
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
+def fingerprint_distance(a: Tensor, b: Tensor) -> float:
+    """How far two fingerprints lie apart."""
     return float((a.nan_to_num() - b.nan_to_num()).abs().max())

@@ -1,22 +1,151 @@
-"""From the records of a step to its numbers: one transfer to the host, then float64 there."""
+"""What a monitor keeps of a norm's calls in a step, and the numbers that come of it.
+
+Observers turn what they see into `Record`s of float64 sums on the device, without waiting for it.
+At the end of a step one transfer brings the records to the host, where they become cells of a row.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from powernorm.diagnosis.distances import Statistics, discrepancies, fluctuations
-from powernorm.diagnosis.gradient_parts import Calls, needs_products, part_norms
-from powernorm.diagnosis.token_gradients import NUM_GRADIENT_SUMS
-from powernorm.diagnosis.watches import NUM_SAMPLES, Record
+from powernorm.diagnosis.gradients import (
+    NUM_GRADIENT_SUMS,
+    Calls,
+    gradient_sums,
+    input_sums,
+    needs_products,
+    part_norms,
+    state_of,
+    wide,
+)
+from powernorm.inspection.observer import NormObserver
 from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.checkpointing import FINGERPRINT_SIZE, fingerprint, fingerprint_distance
+from powernorm.norms.feature_dims import LAST
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
+
+Kind = Literal["input", "input gradient", "output gradient"]
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What one call of a norm left behind, forward or backward.
+
+    Attributes:
+        layer: number of the norm in the model.
+        kind: what was seen.
+        sums: add up over processes, float64.
+        own: the same on every process, or of no concern to others, float64.
+        is_finite: whether all that was seen was finite; known on the host only.
+    """
+
+    layer: int
+    kind: Kind
+    sums: Tensor
+    own: Tensor
+    is_finite: bool = True
+
+
+class TokenObserver(NormObserver):
+    """Keeps records of a norm that treats every token by itself.
+
+    Args:
+        layer: number of the norm in the model.
+        module: the norm; it is not changed.
+        keep: gets the records in the order of events.
+        feature_dim: the dimension of the features in the norm's input.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        module: nn.Module,
+        keep: Callable[[Record], None],
+        feature_dim: int = LAST,
+    ) -> None:
+        super().__init__(module, feature_dim)
+        self.layer = layer
+        self._keep = keep
+
+    def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
+        """Keep `input_sums`, and nothing else."""
+        sums = input_sums(self.module, x, padding_mask)
+        self._keep(Record(self.layer, "input", sums, sums.new_empty(0)))
+
+    def on_input_gradient(self, gradient: Tensor) -> None:
+        """Keep `gradient_sums`."""
+        sums = gradient_sums(gradient)
+        self._keep(Record(self.layer, "input gradient", sums, sums.new_empty(0)))
+
+
+class BatchObserver(TokenObserver):
+    """Keeps records of a norm with batch statistics."""
+
+    module: BatchStatisticsNorm
+
+    def needs_output(self, x: Tensor) -> bool:
+        """Return whether parts of the gradient of x depend on the output's."""
+        return x.requires_grad and needs_products(self.module)
+
+    def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
+        """Keep count, sums and sums of squares (3, C), fingerprint of x and the layer's state."""
+        tokens = wide(self.module.scaled(x)).reshape(-1, x.shape[-1])
+        own = torch.cat([fingerprint(x), state_of(self.module).flatten()])
+        self._keep(Record(self.layer, "input", _moment_sums(tokens, padding_mask), own))
+
+    def on_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
+        """Keep Σ ∂L/∂y and Σ ∂L/∂y t, (2, C), with t what the layer normalizes."""
+        tokens = wide(self.module.scaled(x)).reshape(-1, x.shape[-1])
+        flat = wide(gradient).reshape(tokens.shape).to(tokens.dtype)
+        shift = self._rough_mean(tokens)
+        products = flat * (tokens - shift)
+        if masked:  # padding may hold infinities, to which no gradient comes
+            products = torch.where(flat != 0, products, 0.0)
+        total = flat.sum(0).double()
+        along = products.sum(0).double() + shift.double() * total
+        sums = torch.stack([total, along])
+        self._keep(Record(self.layer, "output gradient", sums, fingerprint(x)))
+
+    def _rough_mean(self, tokens: Tensor) -> Tensor:
+        """Return anything near the mean: float32 products of large numbers lose digits."""
+        if not self.module.centered:
+            return tokens.new_zeros(())
+        mean = self.module.get_buffer("running_mean").to(tokens.dtype)
+        return torch.where(mean.isfinite(), mean, 0.0)
+
+
+def _moment_sums(tokens: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """(3, C) float64: n, Σt, Σt² over valid tokens, by two passes in the type of the tokens.
+
+    A conversion of all tokens to float64 would take five times as long.
+    """
+    if padding_mask is None:
+        count = tokens.new_full((), float(tokens.shape[0]), dtype=torch.float64)
+        mean = tokens.sum(0) / max(tokens.shape[0], 1)
+        deviations = tokens - mean
+    else:
+        padding = padding_mask.reshape(-1, 1)
+        count = (~padding).sum(dtype=torch.float64)
+        # `where`, not a product: padding may hold infinities.
+        kept = torch.where(padding, 0.0, tokens)
+        mean = kept.sum(0) / count.clamp(min=1).to(tokens.dtype)
+        deviations = torch.where(padding, 0.0, kept - mean)
+    rest = deviations.sum(0).double()
+    squares = deviations.square().sum(0).double()
+    mean = mean.double()
+    total = count * mean + rest
+    return torch.stack(
+        [count.expand_as(total), total, squares + 2 * mean * rest + count * mean.square()]
+    )
+
 
 Cells = dict[str, float | None]
 
@@ -91,7 +220,7 @@ def _powers(scale: float) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class BatchReading:
+class BatchStep:
     """What a step showed of a layer with batch statistics.
 
     Args:
@@ -151,7 +280,7 @@ class BatchReading:
         return cells
 
     def _state(self, record: Record) -> Tensor:
-        return record.own[NUM_SAMPLES:].view(-1, self.layer.num_features)
+        return record.own[FINGERPRINT_SIZE:].view(-1, self.layer.num_features)
 
 
 def _is_empty(record: Record) -> bool:
@@ -164,10 +293,9 @@ def _moments(inputs: Sequence[Record]) -> Moments:
 
 
 def _paired(records: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """Each output gradient with the forward of the same input, by the samples of both.
+    """Each output gradient with the forward of the same input, by the fingerprints of both.
 
-    Recomputed values may differ in their last bits, so the nearest is taken; among equals the
-    latest, for backwards come in the reverse order.
+    The nearest is taken; among equals the latest, for backwards come in the reverse order.
     """
     left = [one for one in records if one.kind == "input"]
     pairs = []
@@ -175,12 +303,9 @@ def _paired(records: Sequence[Record]) -> list[tuple[Record, Record]]:
         if gradient.kind == "output gradient" and left:
             nearest = 0
             if len(left) > 1:
-                distances = [_distance(one, gradient) for one in left]
+                distances = [
+                    fingerprint_distance(one.own[:FINGERPRINT_SIZE], gradient.own) for one in left
+                ]
                 nearest = min(range(len(left)), key=lambda i: (distances[i], -i))
             pairs.append((left.pop(nearest), gradient))
     return pairs
-
-
-def _distance(one: Record, other: Record) -> float:
-    gap = one.own[:NUM_SAMPLES].nan_to_num() - other.own.nan_to_num()
-    return float(gap.abs().max())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, Reading, find_norms
+from powernorm.inspection.masking import own_masks
+from powernorm.inspection.modules import name_without_compile
+from powernorm.inspection.observer import NormCall, observe
 from powernorm.inspection.selection import (
     Selection,
     Site,
@@ -21,11 +23,9 @@ from powernorm.inspection.selection import (
     select,
     stacks,
 )
-from powernorm.norms import BatchStatisticsNorm, Norm, current_padding_mask
-from powernorm.norms.feature_dims import features_last, has_dim
-from powernorm.norms.masks import check_padding_mask
-from powernorm.norms.observation import arguments_of_call, check_model, short_name
-from powernorm.surgery.masking import own_masks
+from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.norms.arguments import check_model
+from powernorm.norms.registry import short_name
 
 _EPS: Final = 1e-5
 """Of what would take a norm's place, where the norm says nothing of its own."""
@@ -35,7 +35,7 @@ _FOREIGN: Final = {"layer": "ln", "rms": "rms", "batch": "bn"}
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class Target:
     """A norm under observation."""
 
     site: Site
@@ -46,8 +46,7 @@ class Subject:
     @property
     def name(self) -> str:
         """Its first dotted name, as it is without `torch.compile`."""
-        parts = self.site.name.split(".")
-        return ".".join(part for part in parts if part != "_orig_mod")
+        return name_without_compile(self.site.name)
 
     @property
     def module(self) -> nn.Module:
@@ -91,7 +90,7 @@ def name_of_norm(module: nn.Module, reading: Reading) -> str:
     return _FOREIGN.get(reading.kind, type(module).__name__)
 
 
-def find_subjects(model: nn.Module, where: Selection = None) -> tuple[Subject, ...]:
+def find_targets(model: nn.Module, where: Selection = None) -> tuple[Target, ...]:
     """The norms over tokens of a model, in its order.
 
     Args:
@@ -116,7 +115,7 @@ def find_subjects(model: nn.Module, where: Selection = None) -> tuple[Subject, .
     chosen = {site.name for site in by_default(sites)} if where is None else select(sites, where)
     scope = select(sites, None)
     return tuple(
-        Subject(site, site.norm.reading, site.name in scope)
+        Target(site, site.norm.reading, site.name in scope)
         for site in sites
         if site.name in chosen and site.norm.reading is not None
     )
@@ -132,80 +131,42 @@ def _none_found(model: nn.Module, found: Sequence[FoundNorm]) -> str:
     )
 
 
-Receiver = Callable[[Subject, Tensor, Tensor | None], None]
-"""Gets what a norm normalises, (…, C), and where that is padding."""
-
-
 @contextmanager
 def observing(
-    model: nn.Module, subjects: Sequence[Subject], receive: Receiver, notes: dict[str, None]
+    model: nn.Module,
+    targets: Sequence[Target],
+    receive: Callable[[Target, NormCall], None],
+    notes: dict[str, None],
 ) -> Iterator[None]:
-    """In the block `receive` gets every input of the norms, before they are called.
+    """In the block, hand `receive` every input of the norms before they are called.
 
     Padding is what the call says (`padding_mask`), the user's scope, or the model's own mask
     argument. Where the model's own mask does not fit a norm's input, all positions count, and
     `notes` says so.
     """
+    by_name = {target.name: target for target in targets}
 
-    def look(subject: Subject, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        x, mask = _arguments(subject, module, args, kwargs)
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            return
-        if x.is_nested:
-            raise InputError(
-                f"{subject.name} got a nested tensor, whose padding cannot be told: give the model "
-                "padded tensors and masks"
-            )
-        if mask is None:
-            mask = _scoped_mask(x, subject, notes)
-        if mask is not None:
-            check_padding_mask(mask, x)
-        receive(subject, x.detach(), mask)
+    def look(call: NormCall) -> None:
+        if not call.mask_fits:
+            text = f"{call.name}: the model's mask does not fit its input, so that padding counts"
+            notes[f"{text} there"] = None
+        receive(by_name[call.name], call)
 
     modules = dict(model.named_modules(remove_duplicate=False))
     foreign = [
         name
-        for subject in subjects
-        if subject.batch_layer is None
-        for name in subject.site.norm.names
+        for target in targets
+        if target.batch_layer is None
+        for name in target.site.norm.names
         if name in modules and name
     ]
-    every = [name for subject in subjects for name in subject.site.norm.names]
+    every = [name for target in targets for name in target.site.norm.names]
     stakes = own_masks(model, foreign, stacks(model, every), observed=True)
-    # A hook of `with_kwargs` that gives nothing back leaves the call as it is.
-    handles = [
-        subject.module.register_forward_pre_hook(partial(look, subject), with_kwargs=True)
-        for subject in subjects
-    ]
+    dims = {target.name: target.reading.feature_dim for target in targets}
+    norms = {target.name: target.module for target in targets}
     try:
-        yield
+        with observe(norms, on_input=look, feature_dims=dims):
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
         for stake in stakes:
             stake.withdraw()
-
-
-def _arguments(
-    subject: Subject, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, Tensor | None]:
-    """What goes into a norm, features last, and the mask that the call gives."""
-    if isinstance(module, Norm):
-        return arguments_of_call(module, args, kwargs)
-    x, dim = next(iter((*args, *kwargs.values())), None), subject.reading.feature_dim
-    if isinstance(x, Tensor) and not x.is_nested and has_dim(x, dim):
-        x = features_last(x, dim)
-    return x, None
-
-
-def _scoped_mask(x: Tensor, subject: Subject, notes: dict[str, None]) -> Tensor | None:
-    try:
-        # Norms of this library go by what they themselves would get in training.
-        return current_padding_mask(
-            x, subject.module, observing=not isinstance(subject.module, Norm)
-        )
-    except InputError:
-        notes[
-            f"{subject.name}: the model's mask does not fit its input, so that padding counts there"
-        ] = None
-        return None

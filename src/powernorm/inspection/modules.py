@@ -1,13 +1,66 @@
-"""Choosing among the layers with batch statistics of a model."""
+"""The modules of a model by name, and those among them with batch statistics."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from typing import Final
 
 from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.observation import check_model, observed_layers
+from powernorm.norms.arguments import check_model
+
+_COMPILED: Final = "_orig_mod"
+"""Name under which `torch.compile` keeps the module that it wraps."""
+
+
+def name_without_compile(name: str) -> str:
+    """A module's dotted name as it is without `torch.compile`."""
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules, each once, under the names that they have without `torch.compile`.
+
+    Of a wrapper and the module in it the latter is given, which is the one that hooks see.
+    """
+    return {name_without_compile(name): module for name, module in model.named_modules()}
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model or a part of it was given to `torch.compile` or compiled in place."""
+    return any(
+        _COMPILED in module._modules or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
+def check_not_compiled(model: nn.Module, purpose: str) -> None:
+    """Raise where hooks would be silently ignored.
+
+    Raises:
+        InputError: the model is compiled.
+    """
+    if is_compiled(model):
+        raise InputError(
+            f"{type(model).__name__} is compiled already, and compiled code ignores hooks that "
+            f"come later: attach {purpose} to the model before torch.compile"
+        )
+
+
+def batch_layers(model: nn.Module) -> dict[str, BatchStatisticsNorm]:
+    """The layers with batch statistics by name, in the order of the model, each once.
+
+    They are among the norms that `find_norms` finds.
+    """
+    return {
+        name: module
+        for name, module in modules_by_name(model).items()
+        if isinstance(module, BatchStatisticsNorm)
+    }
+
 
 Names = str | Iterable[str]
 """A glob over module names, or several: `"encoder.*"`, `["*.norm1", "final_norm"]`."""
@@ -28,7 +81,7 @@ def choose_layers(
     """
     check_model(model)
     patterns = check_names(names, purpose)
-    layers = observed_layers(model)
+    layers = batch_layers(model)
     if not layers:
         raise InputError(
             f"{type(model).__name__} has no layer with batch statistics {purpose}: put some in "

@@ -1,26 +1,95 @@
-"""The parts of a norm's input gradient that go through its statistics, as Frobenius norms.
+"""What a norm does to the gradient that goes back through it.
 
-Shen et al. 2020, eq. 3 and Figures 3, 4. With g = γ ∂L/∂y a BatchNorm's input gradient is
+Of each token by itself (Xu et al. 2019): Theorem 1 says what each norm does to the mean and the
+variance over features of a token's gradient; equation 7 is the share of normalized values above
+1/k, which AdaNorm assumes to be small.
+
+Of a batch (Shen et al. 2020, eq. 3 and Figures 3, 4), the parts that go through its statistics, as
+Frobenius norms. With g = γ ∂L/∂y a BatchNorm's input gradient is
 `(1/σ_B)(g_i - mean_j g_j - x̂_i mean_j(g_j x̂_j))`: the middle term is g_μ, the last g_σ². Both are
 the same for all tokens but for x̂_i, so that their norms follow from sums per feature: of the
 input, its square, ∂L/∂y and ∂L/∂y times the input. No token is looked at again, and the sums of
-several processes add up. All here is float64 on the host; a leading dimension counts calls.
+several processes add up. Those are float64 on the host; a leading dimension counts calls.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms import AdaNorm, BatchStatisticsNorm, SimpleLayerNorm
 from powernorm.norms.moving_average import MovingAverageBatchNorm
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.renorm import BatchRenorm
 from powernorm.ops.moments import Moments
 from powernorm.ops.reference.arrays import reciprocal_root
 from powernorm.ops.reference.moving_average import RATIO_LIMIT
+
+NUM_GRADIENT_SUMS: Final = 3
+_PAPERS_K: Final = 0.1
+
+
+def wide(x: Tensor) -> Tensor:
+    """Half precision as float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def gradient_sums(gradient: Tensor) -> Tensor:
+    """Σ of squares, Σ over tokens of the mean and of the variance over features, (3,) float64.
+
+    Args:
+        gradient: (..., C).
+    """
+    gradient = wide(gradient).reshape(-1, gradient.shape[-1])
+    size = gradient.shape[-1]
+    mean = gradient.sum(-1).double() / size
+    squares = torch.linalg.vector_norm(gradient, dim=-1).double().square()
+    variance = squares / size - mean.square()
+    return torch.stack([squares.sum(), mean.sum(), variance.sum()])
+
+
+def input_sums(module: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """Tokens, a sum that is finite if all values are, outliers and values that could be: (4,).
+
+    Args:
+        module: the norm.
+        x: what it gets, (..., C).
+        padding_mask: True = padding, which is not looked at.
+    """
+    tokens = wide(x).reshape(-1, x.shape[-1])
+    size = tokens.shape[-1]
+    total = tokens.sum(-1, dtype=torch.float64)
+    above = _above(module, tokens, total)
+    if padding_mask is None:
+        count = total.new_full((), float(tokens.shape[0]))
+    else:
+        valid = ~padding_mask.reshape(-1)
+        count = valid.sum(dtype=torch.float64)
+        total = torch.where(valid, total, 0.0)
+        above = None if above is None else torch.where(valid, above, 0)
+    if above is None:
+        zero = torch.zeros_like(count)
+        return torch.stack([count, total.sum(), zero, zero])
+    return torch.stack([count, total.sum(), above.sum(dtype=torch.float64), count * size])
+
+
+def _above(module: nn.Module, tokens: Tensor, total: Tensor) -> Tensor | None:
+    """How many |y| of each token are above 1/k, (tokens,); None for norms without the question."""
+    if not isinstance(module, AdaNorm | SimpleLayerNorm):
+        return None
+    k = module.k if isinstance(module, AdaNorm) else _PAPERS_K
+    size = tokens.shape[-1]
+    deviations = tokens - (total / size).to(tokens.dtype).unsqueeze(-1)
+    squares = torch.linalg.vector_norm(deviations, dim=-1, keepdim=True).square()
+    if module.released:
+        root = (squares / (size - 1)).sqrt() + module.eps
+    else:
+        root = (squares / size + module.eps).sqrt()
+    above: Tensor = (deviations.abs() * abs(k) > root).sum(-1)
+    return above
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms.observation import (
-    Forward,
-    check_function,
-    check_model,
-    check_repeatable,
-    observed_layers,
-)
+from powernorm.inspection.batches import Forward, check_repeatable
+from powernorm.inspection.modules import batch_layers
+from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.runs import SMALLEST_GAP, EvaluationRow
 from powernorm.surgery.calibration import calibrate
@@ -83,7 +80,7 @@ def evaluate_statistics(
             see `powernorm.calibrate`.
     """
     check_model(model)
-    layers = observed_layers(model)
+    layers = batch_layers(model)
     if not layers:
         raise InputError(
             f"{type(model).__name__} has no layer with batch statistics, so there are none to "
@@ -106,6 +103,61 @@ def evaluate_statistics(
         for tokens, batches in sizes:
             rows.append(_row(BATCH, tokens, mean_loss(model, batches, loss)))
     return tuple(rows)
+
+
+@dataclass(frozen=True)
+class EvaluationGap:
+    """Mean losses of the same batches in evaluation.
+
+    Attributes:
+        running_loss: by the running statistics.
+        batch_loss: by those of each batch.
+    """
+
+    running_loss: float
+    batch_loss: float
+
+    @property
+    def gap(self) -> float:
+        """What the running statistics add to the loss."""
+        return self.running_loss - self.batch_loss
+
+
+def evaluation_gap(model: nn.Module, batches: Iterable[Any], loss: Loss) -> EvaluationGap | None:
+    """The loss in evaluation by running statistics and by the batch's own.
+
+    The second differs from the first in nothing but the statistics: PowerNorm and MABN, which
+    normalise by running statistics in training too, get those of the batch here, and dropout is
+    off. Weights, buffers, modes and torch's random numbers are the same afterwards.
+
+    Args:
+        model: in any mode.
+        batches: gone through twice.
+        loss: gives the mean loss of the model on a batch, or (mean loss, number of tokens), by
+            which batches are then weighted.
+
+    Returns:
+        None for a model without batch statistics.
+
+    Raises:
+        InputError: no batches, batches that can be gone through only once, no function.
+
+    Distributed:
+        The statistics of this process's batches; nothing is exchanged.
+    """
+    check_model(model)
+    check_function("loss", loss)
+    if loss is None:
+        raise InputError("loss is None, expected a function of (model, batch)")
+    layers = batch_layers(model)
+    if not layers:
+        return None
+    check_repeatable(batches, "two")
+    with preserved_state(model, ()):
+        running = mean_loss(model, batches, loss)
+    # Swapped models hand their mask to norms only where some of them count as in training.
+    with preserved_state(model, layers.values()), evaluating_by_batches(layers):
+        return EvaluationGap(running, mean_loss(model, batches, loss))
 
 
 def closed_share(rows: Iterable[EvaluationRow]) -> float | None:

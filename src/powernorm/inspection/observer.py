@@ -1,0 +1,330 @@
+"""What goes through the norms of a model: inputs, outputs and gradients, for whoever asks.
+
+`observe` is for passes over data: receivers get each call of each norm as it comes. `NormObserver`
+is for training: its operators travel with `torch.compile` and see the gradients too. Both read a
+call's arguments and find its padding in the same way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from powernorm.errors import InputError
+from powernorm.inspection.observer_ops import number_of, observe_input, observe_output
+from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.norms.feature_dims import LAST, features_last, has_dim
+from powernorm.norms.masks import check_padding_mask, current_padding_mask, offered_padding_mask
+from powernorm.ops.moments import Moments
+from powernorm.ops.reference.batch import in_backward
+
+
+@dataclass(frozen=True, eq=False)
+class NormCall:
+    """One call of a norm.
+
+    Attributes:
+        name: of the norm, as given to `observe`.
+        module: the norm.
+        x: what it normalizes, (..., C): features last, the residual added.
+        padding_mask: `x.shape[:-1]` bool, True = padding; None where there is none.
+        mask_fits: whether the masks around the call, where there were some, fit the input; where
+            they do not, all positions count as tokens.
+    """
+
+    name: str
+    module: nn.Module
+    x: Tensor
+    padding_mask: Tensor | None
+    mask_fits: bool = True
+
+    def moments(self) -> Moments:
+        """Return the moments over the valid tokens of what a batch norm normalizes."""
+        assert isinstance(self.module, BatchStatisticsNorm)
+        return self.module.token_moments(self.x, self.padding_mask)
+
+
+class _Arguments(NamedTuple):
+    """The arguments of a norm's call."""
+
+    x: Tensor
+    padding_mask: Tensor | None
+    residual: Tensor | None
+
+
+@contextmanager
+def observe(
+    norms: Mapping[str, nn.Module],
+    *,
+    on_input: Callable[[NormCall], None] | None = None,
+    on_output: Callable[[str, Any], None] | None = None,
+    feature_dims: Mapping[str, int] | None = None,
+) -> Iterator[None]:
+    """In the block, hand over what goes into norms and what comes out of them.
+
+    A forward that activation checkpointing repeats is not handed over. Compiled models ignore
+    hooks: run them uncompiled (`powernorm.norms.preserved_state`).
+
+    Args:
+        norms: of this or any library, by a name; they are not changed.
+        on_input: gets each call before it runs, on the norm's device.
+        on_output: gets the name and what the norm returned, after each call; None after one that
+            raised.
+        feature_dims: dimension of the features in the inputs of other libraries' norms, by name;
+            the last where it is left out.
+
+    Raises:
+        InputError: in the block: a nested tensor, a mask that is not bool, or one that does not
+            fit a norm with batch statistics.
+    """
+    dims = feature_dims or {}
+
+    def before(name: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        assert on_input is not None
+        if not torch.compiler.is_compiling() and in_backward():
+            return
+        call = _call_of(name, module, dims.get(name, LAST), args, kwargs)
+        if call is not None:
+            on_input(call)
+
+    def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        del module, args
+        assert on_output is not None
+        on_output(name, output)
+
+    handles: list[RemovableHandle] = []
+    for name, module in norms.items():
+        if on_input is not None:
+            # A hook of `with_kwargs` that gives nothing back leaves the call as it is.
+            hook = partial(before, name)
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        if on_output is not None:
+            handles.append(module.register_forward_hook(partial(after, name), always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _call_of(
+    name: str, module: nn.Module, dim: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> NormCall | None:
+    """Read a call; None where what the norm gets first is no tensor of floats."""
+    mask: Tensor | None = None
+    if isinstance(module, Norm):
+        x, mask, residual = _arguments_of(args, kwargs)
+        dim, x = module.feature_dim, x if residual is None else x + residual
+    else:
+        x = next(iter((*args, *kwargs.values())), None)  # type: ignore[assignment]
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return None
+        if x.is_nested:
+            raise InputError(
+                f"{name} got a nested tensor, whose padding cannot be told: give the model padded "
+                "tensors and masks"
+            )
+    x = _features_last(x, dim)
+    fits = True
+    if mask is None:
+        mask, fits = _scoped_mask(x, module)
+    if mask is not None:
+        check_padding_mask(mask, x)
+    return NormCall(name, module, x, mask, fits)
+
+
+def _scoped_mask(x: Tensor, module: nn.Module) -> tuple[Tensor | None, bool]:
+    """Return the mask of the scopes around a call, and whether what they offer fits."""
+    if isinstance(module, BatchStatisticsNorm):
+        # What the layer itself would take in training, with its error where nothing fits.
+        return current_padding_mask(x, module), True
+    # Of this library's other norms, which have no use for masks, as of other libraries'.
+    mask, fits = offered_padding_mask(x, observing=not isinstance(module, Norm))
+    return (mask, True) if fits else (None, False)
+
+
+def _arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments:
+    """Read a call of a norm of this library."""
+    x = args[0] if args else kwargs["x"]
+    mask = args[1] if len(args) > 1 else kwargs.get("padding_mask")
+    residual = args[2] if len(args) > 2 else kwargs.get("residual")
+    return _Arguments(x, mask, residual)
+
+
+def _features_last(x: Tensor, dim: int) -> Tensor:
+    return features_last(x, dim) if has_dim(x, dim) else x
+
+
+class NormObserver(ABC):
+    """Sees the calls of one norm in training, and the gradients that come back through it.
+
+    Where `observe` hands over calls, this puts the operators of `observer_ops` around them, which
+    run when compiled code runs, forward and backward. It waits for no device.
+
+    Args:
+        module: the norm; it is not changed.
+        feature_dim: the dimension of the features in its input.
+    """
+
+    def __init__(self, module: nn.Module, feature_dim: int = LAST) -> None:
+        self.module = module
+        self.feature_dim = feature_dim
+        self._total: Tensor | None = None
+        """Input and residual added, between the two hooks of a call."""
+        self._number = number_of(self)
+
+    def register_hooks(self, wanted: Callable[[], bool]) -> list[RemovableHandle]:
+        """Register the hooks; only calls in training mode are seen, and only when wanted.
+
+        Copies of the module, by `copy` or by pickling, are not seen: their hooks do nothing.
+        """
+        before = _InputHook(self, wanted)
+        handles = [self.module.register_forward_pre_hook(before, with_kwargs=True)]
+        if isinstance(self.module, Norm):
+            handles.append(self.module.register_forward_hook(_OutputHook(self, wanted)))
+        return handles
+
+    def before(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return the arguments of a call with the input shown on its way; None leaves them."""
+        self._total = None  # of a call that raised between the hooks
+        module = self.module
+        if not isinstance(module, Norm):
+            return self._before_foreign(args, kwargs)
+        x, mask, residual = _arguments_of(args, kwargs)
+        module.check_input(x, mask, residual)
+        if residual is not None:
+            # Added here, so that the gradient seen is the norm's and not the stream's as well.
+            x = self._total = x + residual
+        seen = self._mask_of(x, mask)
+        if seen is not None and isinstance(module, BatchStatisticsNorm) and module.floor:
+            # What such a layer does itself, but before the operator that keeps x.
+            x = x.masked_fill(seen.unsqueeze(self.feature_dim), 0.0)
+        return (observe_input(x, seen, self._number), mask), {}
+
+    def _before_foreign(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if args and isinstance(args[0], Tensor):
+            x = observe_input(args[0], self._mask_of(args[0], None), self._number)
+            return (x, *args[1:]), kwargs
+        for name, value in kwargs.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                x = observe_input(value, self._mask_of(value, None), self._number)
+                return args, {**kwargs, name: x}
+        return None
+
+    def after(self, args: tuple[Any, ...], output: Any) -> Any:
+        """Return the output of a call with its gradient shown on its way."""
+        x = args[0]
+        if self.needs_output(x) and isinstance(output, Tensor) and output.requires_grad:
+            masked = self._mask_of(x, args[1]) is not None
+            output = observe_output(output, x, masked, self._number)
+        total, self._total = self._total, None
+        return output if total is None else (output, total)
+
+    def _mask_of(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return the padding of a call: what it says itself, or the mask of the scope."""
+        if mask is not None:
+            return mask
+        found, _ = _scoped_mask(self.tokens_in(x), self.module)
+        return found if found is None or found.dtype == torch.bool else None
+
+    def tokens_in(self, x: Tensor) -> Tensor:
+        """Return what goes in or out, or a gradient of it, features last."""
+        return _features_last(x, self.feature_dim)
+
+    def see_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
+        """Receive an input from the operator, unless checkpointing repeats its forward."""
+        if not in_backward():
+            self.on_input(self.tokens_in(x), padding_mask)
+
+    def see_input_gradient(self, gradient: Tensor) -> None:
+        """Receive the gradient of an input from the operator."""
+        self.on_input_gradient(self.tokens_in(gradient))
+
+    def see_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
+        """Receive the gradient of an output from the operator."""
+        self.on_output_gradient(self.tokens_in(gradient), self.tokens_in(x), masked)
+
+    def needs_output(self, x: Tensor) -> bool:
+        """Return whether the gradient of what comes out for x has to be seen."""
+        del x
+        return False
+
+    @abstractmethod
+    def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
+        """Take an input, (..., C), and its padding."""
+
+    @abstractmethod
+    def on_input_gradient(self, gradient: Tensor) -> None:
+        """Take the gradient of an input, (..., C)."""
+
+    def on_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
+        """Take the gradient of an output, the input, (..., C) both, and whether that has padding.
+
+        Only where `needs_output` says so.
+        """
+        del gradient, x, masked
+
+
+def _never() -> bool:
+    return False
+
+
+class _Hook:
+    """Shows the calls of a module to its observer.
+
+    A module's copy has copies of its hooks, which belong to nobody and do nothing.
+
+    Args:
+        observer: None in a copy.
+        wanted: asked at each call.
+    """
+
+    def __init__(
+        self, observer: NormObserver | None = None, wanted: Callable[[], bool] = _never
+    ) -> None:
+        self._observer = observer
+        self._wanted = wanted
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        """What `copy.deepcopy` and pickle make of it."""
+        return type(self), ()
+
+    def _observer_of(self, module: nn.Module) -> NormObserver | None:
+        if not (self._wanted() and module.training):
+            return None
+        observer = self._observer
+        # Shallow copies share the hooks themselves. Compiled code is not asked: to compare the
+        # layers would be a guard on each of them, and one code could not serve several.
+        if observer is None or torch.compiler.is_compiling() or module is observer.module:
+            return observer
+        return None
+
+
+class _InputHook(_Hook):
+    """In front of the module."""
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        observer = self._observer_of(module)
+        return None if observer is None else observer.before(args, kwargs)
+
+
+class _OutputHook(_Hook):
+    """Behind the module."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        observer = self._observer_of(module)
+        return None if observer is None else observer.after(args, output)
