@@ -34,7 +34,7 @@ from powernorm.benchmarking.inference.rows import InferenceRow, inference_outcom
 from powernorm.benchmarking.rows import read_any_rows, read_rows, write_rows
 from powernorm.models.choices import Placement
 from powernorm.norms import Norm
-from powernorm.surgery.folded import FoldedNorm
+from powernorm.surgery.structure import FoldedNorm
 
 SMALL = Size(16, 2, 32, "pre", 2)
 CASE = InferenceCase(SMALL, 1, 6, "torch", "float32")

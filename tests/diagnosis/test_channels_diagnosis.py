@@ -72,7 +72,7 @@ def test_discrepancy_is_that_of_the_permuted_tensor_by_hand(masked: bool) -> Non
         own = tokens.var(0, unbiased=False).sqrt()
         means.append(((tokens.mean(0) - mean).abs() / own).mean())
         roots.append(((own - root).abs() / own).mean())
-    (layer,) = report.layers
+    (layer,) = report.rows
     assert layer.mean_tid == pytest.approx(float(torch.stack(means).mean()), rel=1e-4)
     assert layer.var_tid == pytest.approx(float(torch.stack(roots).mean()), rel=1e-4)
 
@@ -94,10 +94,10 @@ def test_diagnose(name: str) -> None:
     moved = [(x.movedim(1, -1), mask) for x, mask in batches]
     ours = powernorm.diagnose(Net(name, 1), batches)
     expected = powernorm.diagnose(Net(name, -1), moved)
-    assert len(ours.layers) == 2
-    for layer, other in zip(ours.layers, expected.layers, strict=True):
-        for key, value in other.to_json().items():
-            same(layer.to_json()[key], value, key)
+    assert len(ours.rows) == 2
+    for layer, other in zip(ours.rows, expected.rows, strict=True):
+        for key, value in other.to_record().items():
+            same(layer.to_record()[key], value, key)
 
 
 def rows_of(name: str, dim: int, masked: bool, scoped: bool) -> list[dict[str, Any]]:
@@ -150,10 +150,10 @@ def test_torchs_batch_norm_over_images_is_diagnosed() -> None:
     model = nn.Sequential(nn.Conv2d(C, C, 3, padding=1), nn.BatchNorm2d(C), nn.ReLU()).double()
     batches = [images(seed) for seed in range(3)]
     report = powernorm.diagnose(model, batches)
-    (layer,) = report.layers
-    assert (layer.layer, layer.norm, layer.uses_batch_statistics) == ("1", "bn", True)
+    (layer,) = report.rows
+    assert (layer.name, layer.norm, layer.uses_batch_statistics) == ("1", "bn", True)
     powernorm.swap(model, "bn")
-    (ours,) = powernorm.diagnose(model, batches).layers
+    (ours,) = powernorm.diagnose(model, batches).rows
     assert ours.mean_tid == pytest.approx(layer.mean_tid, rel=1e-9)
     assert ours.var_tid == pytest.approx(layer.var_tid, rel=1e-9)
     with torch.no_grad():

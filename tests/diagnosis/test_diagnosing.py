@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import powernorm
 from diagnosis.models import batches
-from powernorm.diagnosis import LayerDiagnosis, training_inference_discrepancy
+from powernorm.diagnosis import DiagnosisRow, training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.norms import LayerNorm, build_norm
 from surgery.foreign_models import FAMILIES, PADDED
@@ -70,8 +70,8 @@ def scaled(calls: list[Tensor], eps: float = 1e-5) -> list[Tensor]:
     return [c / (c.square().mean(-1, keepdim=True) + eps).sqrt() for c in calls]
 
 
-def by_name(report: Any) -> dict[str, LayerDiagnosis]:
-    return {layer.layer: layer for layer in report.layers}
+def by_name(report: Any) -> dict[str, DiagnosisRow]:
+    return {layer.name: layer for layer in report.rows}
 
 
 @pytest.fixture
@@ -123,9 +123,9 @@ def test_permuted_tokens_and_scale_change_nothing() -> None:
     generator = torch.Generator().manual_seed(2)
     data = [torch.randn(40, 5, generator=generator, dtype=torch.float64) + 1 for _ in range(4)]
     order = torch.randperm(40, generator=generator)
-    plain = powernorm.diagnose(norm, data).layers[0]
-    permuted = powernorm.diagnose(norm, [x[order] for x in data]).layers[0]
-    larger = powernorm.diagnose(norm, [1000 * x for x in data]).layers[0]
+    plain = powernorm.diagnose(norm, data).rows[0]
+    permuted = powernorm.diagnose(norm, [x[order] for x in data]).rows[0]
+    larger = powernorm.diagnose(norm, [1000 * x for x in data]).rows[0]
     for other in (permuted, larger):
         assert other.mean_tid == pytest.approx(plain.mean_tid, rel=1e-9)
         assert other.var_tid == pytest.approx(plain.var_tid, rel=1e-9)
@@ -134,7 +134,7 @@ def test_permuted_tokens_and_scale_change_nothing() -> None:
 
 def test_identical_batches_have_no_discrepancy(model: Plain) -> None:
     batch = batches(1)[0]
-    layer = powernorm.diagnose(model, [batch] * 3).layers[0]
+    layer = powernorm.diagnose(model, [batch] * 3).rows[0]
     assert layer.total_tid == pytest.approx(0, abs=1e-9)
     assert layer.verdict == "bn"
 
@@ -151,7 +151,7 @@ def test_norms_with_batch_statistics_agree_with_the_two_pass_tid(norm: str) -> N
     data = [x for x, _ in batches()]
     expected = training_inference_discrepancy(model, data)
     report = powernorm.diagnose(model, data)
-    for layer, wanted in zip(report.layers, expected.layers, strict=True):
+    for layer, wanted in zip(report.rows, expected.rows, strict=True):
         assert layer.norm == norm
         assert layer.mean_tid == (
             None if wanted.mean_tid is None else pytest.approx(wanted.mean_tid, rel=1e-9)
@@ -199,9 +199,9 @@ def test_padding_of_foreign_models_does_not_count(name: str) -> None:
     short, long = found
     assert short.padding > 0
     assert not short.notes
-    assert len(short.layers) == len(long.layers)
-    for one, other in zip(short.layers, long.layers, strict=True):
-        assert other.lambda_1 == pytest.approx(one.lambda_1, rel=1e-4), one.layer
+    assert len(short.rows) == len(long.rows)
+    for one, other in zip(short.rows, long.rows, strict=True):
+        assert other.lambda_1 == pytest.approx(one.lambda_1, rel=1e-4), one.name
         assert other.top_position == one.top_position
     if name != "whisper-encoder":  # takes a fixed number of frames
         assert long.padding > short.padding
@@ -210,13 +210,13 @@ def test_padding_of_foreign_models_does_not_count(name: str) -> None:
 def test_of_an_encoder_decoder_the_encoder_is_judged() -> None:
     model, inputs = FAMILIES["bart"]()
     report = powernorm.diagnose(model, [inputs] * 2)
-    assert any(".decoder." in f".{layer.layer}" for layer in report.layers)
+    assert any(".decoder." in f".{layer.name}" for layer in report.rows)
     assert "encoder" in report.verdict["reasons"][0]
 
 
 def test_where_chooses(model: Plain) -> None:
     report = powernorm.diagnose(model, batches(), where="low*")
-    assert [layer.layer for layer in report.layers] == ["lower"]
+    assert [layer.name for layer in report.rows] == ["lower"]
     with pytest.raises(InputError, match="selects no norm"):
         powernorm.diagnose(model, batches(), where="nothing*")
 
@@ -242,8 +242,8 @@ def test_a_compiled_model_is_seen() -> None:
     plain = powernorm.diagnose(model, data)
     compiled = torch.compile(model, backend="eager")
     compiled(data[0])
-    assert powernorm.diagnose(compiled, data).layers[0].var_tid == pytest.approx(
-        plain.layers[0].var_tid
+    assert powernorm.diagnose(compiled, data).rows[0].var_tid == pytest.approx(
+        plain.rows[0].var_tid
     )
 
 
@@ -271,8 +271,8 @@ def test_a_short_last_batch_does_not_rule() -> None:
     data = list(torch.randn(64 * 8 + 1, 6).split(64))
     report = powernorm.diagnose(norm, data)
     # Statistics of the population but for one token of 513.
-    assert report.layers[0].total_tid == pytest.approx(
-        powernorm.diagnose(norm, data[:-1]).layers[0].total_tid, rel=0.05
+    assert report.rows[0].total_tid == pytest.approx(
+        powernorm.diagnose(norm, data[:-1]).rows[0].total_tid, rel=0.05
     )
     assert report.notes == (
         "1 batches with fewer than 25 % of the average tokens are left out of TID",
@@ -291,8 +291,8 @@ def test_length_first_batches_are_cut_by_sequence() -> None:
     two = powernorm.diagnose(other, [x.transpose(0, 1) for x in data], batch_sizes=(16, 32))
     for a, b in zip(one.batch_sizes, two.batch_sizes, strict=True):
         assert b["var_tid"] == pytest.approx(a["var_tid"], rel=1e-4)
-    found = [x.top_position for x in one.layers]
-    assert found == [x.top_position for x in two.layers]
+    found = [x.top_position for x in one.rows]
+    assert found == [x.top_position for x in two.rows]
     assert min(found) > 10
 
 
@@ -301,8 +301,8 @@ def test_a_part_of_the_norms_has_the_numbers_of_all() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), build_norm("bn", 6), nn.Tanh(), build_norm("bn", 6))
     data = [x.float() for x, _ in batches()]
-    whole = powernorm.diagnose(model, data).layers[1]
-    part = powernorm.diagnose(model, data, where="3").layers[0]
+    whole = powernorm.diagnose(model, data).rows[1]
+    part = powernorm.diagnose(model, data, where="3").rows[0]
     assert part == whole
 
 
@@ -370,7 +370,7 @@ def test_without_spectra() -> None:
         [torch.randint(9, (4, 5)) for _ in range(3)],
         spectra=False,
     )
-    assert (report.spectra, report.layers[0].lambda_1) == ((), None)
+    assert (report.spectra, report.rows[0].lambda_1) == ((), None)
 
 
 def test_a_shared_norm_counts_its_tokens_once() -> None:

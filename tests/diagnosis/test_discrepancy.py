@@ -53,10 +53,10 @@ def test_equals_the_definition(norm: str) -> None:
     with torch.no_grad(), inputs_of([model.lower, model.upper]) as seen:
         for x, mask in data:
             model(x, mask)
-    assert [layer.layer for layer in report.layers] == ["lower", "upper"]
-    for found, layer in zip(report.layers, (model.lower, model.upper), strict=True):
+    assert [layer.name for layer in report.rows] == ["lower", "upper"]
+    for found, layer in zip(report.rows, (model.lower, model.upper), strict=True):
         mean, var = brute_force(seen[layer], centered=layer.centered)
-        assert found.norm == norm
+        assert found.kind == norm
         assert found.var_tid == pytest.approx(var, rel=1e-10)
         assert found.mean_tid == (None if mean is None else pytest.approx(mean, rel=1e-10))
 
@@ -80,8 +80,8 @@ def test_mask_of_the_scope() -> None:
 
     report = training_inference_discrepancy(model, [(x, None), (padded, mask)], forward)
     mean, var = brute_force([x.reshape(-1, 6), padded[~mask]], centered=True)
-    assert report.layers[0].mean_tid == pytest.approx(mean)
-    assert report.layers[0].var_tid == pytest.approx(var)
+    assert report.rows[0].mean_tid == pytest.approx(mean)
+    assert report.rows[0].var_tid == pytest.approx(var)
 
 
 def test_batch_without_tokens_is_left_out() -> None:
@@ -96,19 +96,19 @@ def test_batch_without_tokens_is_left_out() -> None:
 def test_constant_features_give_finite_numbers() -> None:
     model = nn.Sequential(BatchNorm(2))
     data = [torch.stack([torch.randn(9), torch.full((9,), 3.0)], -1) for _ in range(3)]
-    layer = training_inference_discrepancy(model, data).layers[0]
+    layer = training_inference_discrepancy(model, data).rows[0]
     assert 0 < layer.mean_tid < 10
     # A feature that is the same in every batch adds nothing.
     alone = training_inference_discrepancy(nn.Sequential(BatchNorm(1)), [x[:, :1] for x in data])
-    assert layer.mean_tid == pytest.approx(alone.layers[0].mean_tid / 2)
+    assert layer.mean_tid == pytest.approx(alone.rows[0].mean_tid / 2)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_free_of_units(scale: float) -> None:
     model = nn.Sequential(BatchNorm(6, dtype=torch.float64))
     data = [x for x, _ in batches()]
-    one = training_inference_discrepancy(model, data).layers[0]
-    other = training_inference_discrepancy(model, [scale * x for x in data]).layers[0]
+    one = training_inference_discrepancy(model, data).rows[0]
+    other = training_inference_discrepancy(model, [scale * x for x in data]).rows[0]
     assert other.mean_tid == pytest.approx(one.mean_tid)
     assert other.var_tid == pytest.approx(one.var_tid)
 
@@ -146,7 +146,7 @@ def test_leaves_no_trace(norm: str, fails: bool) -> None:
 
 def test_summary() -> None:
     report = training_inference_discrepancy(Masked("bn"), batches())
-    lower, upper = report.layers
+    lower, upper = report.rows
     assert report.summary() == {
         "mean_last": upper.mean_tid,
         "var_last": upper.var_tid,
@@ -154,8 +154,12 @@ def test_summary() -> None:
         "var_avg": pytest.approx((lower.var_tid + upper.var_tid) / 2),
     }
     assert report.to_rows()[1] == {
-        "layer": "upper",
-        "norm": "bn",
+        "name": "upper",
+        "kind": "bn",
+        "action": "keep",
+        "into": (),
+        "mask": None,
+        "reason": "",
         "mean_tid": upper.mean_tid,
         "var_tid": upper.var_tid,
     }
@@ -174,7 +178,7 @@ def test_model_without_batch_statistics_is_not_even_run() -> None:
             raise AssertionError("was called")
 
     report = training_inference_discrepancy(Untouchable(2, 2), [torch.ones(1, 2)])
-    assert report.layers == ()
+    assert report.rows == ()
     assert report.summary() is None
 
 
@@ -185,7 +189,7 @@ def test_forms_of_a_batch(batch: str) -> None:
     forms: dict[str, Any] = {"tensor": x, "tuple": (x, None), "dict": {"x": x}}
     found = training_inference_discrepancy(model, [forms[batch], forms[batch]])
     # Equal batches are their own population.
-    assert found.layers[0].var_tid == pytest.approx(0, abs=1e-12)
+    assert found.rows[0].var_tid == pytest.approx(0, abs=1e-12)
 
 
 def test_transformer_of_torch_does_not_take_its_fused_path() -> None:
@@ -194,7 +198,7 @@ def test_transformer_of_torch_does_not_take_its_fused_path() -> None:
     layer.norm2 = build_norm("bn", 8)
     model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
     report = training_inference_discrepancy(model, [torch.randn(2, 3, 8) for _ in range(3)])
-    assert [layer.layer for layer in report.layers] == ["layers.0.norm1", "layers.0.norm2"]
+    assert [layer.name for layer in report.rows] == ["layers.0.norm1", "layers.0.norm2"]
 
 
 def test_compiled_model_is_run_uncompiled() -> None:
@@ -213,7 +217,7 @@ def test_layers_that_are_not_called_are_named() -> None:
             return self.lower(x, padding_mask)
 
     report = training_inference_discrepancy(Half("bn"), batches())
-    assert [layer.layer for layer in report.layers] == ["lower"]
+    assert [layer.name for layer in report.rows] == ["lower"]
     assert report.unobserved == ("upper",)
 
 

@@ -21,10 +21,11 @@ def report() -> Diagnosis:
     return powernorm.diagnose(nn.Sequential(nn.LayerNorm(8), layer), data, batch_sizes=(8,))
 
 
-def test_rows_have_all_columns(report: Diagnosis) -> None:
-    for row in report.to_rows():
-        assert tuple(row) == DIAGNOSIS_COLUMNS
-        assert {"layer", "norm", "mean_tid", "var_tid", "verdict"} <= row.keys()
+def test_rows_say_what_to_do(report: Diagnosis) -> None:
+    for row in report.rows:
+        assert row.kind == "layer"
+        assert (row.action, row.into) in [("keep", ()), ("swap", (row.verdict,))]
+        assert row.to_dict()["var_tid"] == row.var_tid
 
 
 def test_json(report: Diagnosis, tmp_path: Path) -> None:
@@ -43,17 +44,20 @@ def test_csv(report: Diagnosis, tmp_path: Path) -> None:
     report.write_csv(path)
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["layer"] for row in rows] == [layer.layer for layer in report.layers]
-    assert float(rows[0]["var_tid"]) == report.layers[0].var_tid
+    assert tuple(rows[0]) == DIAGNOSIS_COLUMNS
+    assert [row["layer"] for row in rows] == [layer.name for layer in report.rows]
+    assert [row["verdict"] for row in rows] == [layer.verdict for layer in report.rows]
+    assert float(rows[0]["var_tid"]) == report.rows[0].var_tid
     assert rows[0]["padded_var_tid"] == ""
 
 
 def test_text(report: Diagnosis) -> None:
     lines = str(report).splitlines()
     assert lines[0].split() == [
-        *("layer", "norm", "mean_tid", "%", "var_tid", "%", "pn_tid", "%", "kappa_50", "verdict")
+        *("name", "kind", "mean_tid", "%", "var_tid", "%", "pn_tid", "%", "kappa_50"),
+        *("action", "into"),
     ]
-    assert f"{100 * report.layers[0].var_tid:.2f}" in lines[1]
+    assert f"{100 * report.rows[0].var_tid:.2f}" in lines[1]
     assert any(line.startswith("verdict: ") for line in lines)
 
 

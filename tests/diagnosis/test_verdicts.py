@@ -3,14 +3,16 @@ from typing import Any
 
 import pytest
 
-from powernorm.diagnosis import LayerDiagnosis, Limits
+from powernorm.diagnosis import DiagnosisRow, Limits
 from powernorm.diagnosis.reports import advice
 from powernorm.diagnosis.verdicts import judge_layer, judge_model
 from powernorm.errors import InputError
 
 LIMITS = Limits(bn=0.05, rbn=0.2, rbn_itself=0.09, pn=0.03)
-LAYER = LayerDiagnosis(
-    layer="layers.0.norm",
+LAYER = DiagnosisRow(
+    name="layers.0.norm",
+    kind="layer",
+    action="keep",
     norm="ln",
     index=0,
     side=None,
@@ -34,10 +36,9 @@ LAYER = LayerDiagnosis(
 )
 
 
-def judged(**changes: Any) -> LayerDiagnosis:
+def judged(**changes: Any) -> DiagnosisRow:
     layer = replace(LAYER, **changes)
-    verdict, reason = judge_layer(layer, LIMITS)
-    return replace(layer, verdict=verdict, reason=reason)
+    return layer.judged(*judge_layer(layer, LIMITS))
 
 
 @pytest.mark.parametrize(
@@ -87,12 +88,12 @@ def test_the_reason_of_a_batch_norm_says_what_the_verdict_says() -> None:
     assert "GroupScaling" in layer.reason
 
 
-def far(name: str, index: int | None) -> LayerDiagnosis:
-    return judged(layer=name, index=index, var_tid=0.5, pn_tid=0.5)
+def far(name: str, index: int | None) -> DiagnosisRow:
+    return judged(name=name, index=index, var_tid=0.5, pn_tid=0.5)
 
 
-def near(name: str, index: int | None, **changes: Any) -> LayerDiagnosis:
-    return judged(layer=name, index=index, **changes)
+def near(name: str, index: int | None, **changes: Any) -> DiagnosisRow:
+    return judged(name=name, index=index, **changes)
 
 
 def test_the_last_norm_decides() -> None:
@@ -112,7 +113,7 @@ def test_the_lowest_layers() -> None:
 
 def test_the_lowest_layers_of_an_encoder() -> None:
     layers = [near("a", 0, side="encoder"), judged(side="encoder", var_tid=0.5, pn_tid=0.5)]
-    layers[1] = judged(layer="b", index=1, side="encoder", var_tid=0.5, pn_tid=0.5)
+    layers[1] = judged(name="b", index=1, side="encoder", var_tid=0.5, pn_tid=0.5)
     verdict = judge_model(layers, LIMITS)
     assert 'Where(lowest=1, side="encoder")' in advice(verdict)
 
@@ -124,7 +125,7 @@ def test_the_lowest_layers_of_an_encoder() -> None:
         [near("a", 0), near("c", 2), far("d", 3)],  # a layer without norms
     ],
 )
-def test_only_layers_from_the_bottom_without_a_gap(layers: list[LayerDiagnosis]) -> None:
+def test_only_layers_from_the_bottom_without_a_gap(layers: list[DiagnosisRow]) -> None:
     verdict = judge_model(layers, LIMITS)
     expected = ("swap lowest", 1) if layers[0].index == 0 else ("keep", None)
     assert (verdict["action"], verdict["lowest"]) == expected
@@ -133,14 +134,14 @@ def test_only_layers_from_the_bottom_without_a_gap(layers: list[LayerDiagnosis])
 def test_one_norm_has_to_fit_all_of_the_lowest() -> None:
     """Low TID of the mean and deviation says nothing about the quadratic mean, and vice versa."""
     first = near("a", 0, pn_tid=0.5)
-    second = judged(layer="b", index=1, var_tid=0.5, pn_tid=0.01)
+    second = judged(name="b", index=1, var_tid=0.5, pn_tid=0.01)
     assert (first.verdict, second.verdict) == ("bn", "pn")
     verdict = judge_model([first, second, far("c", 2)], LIMITS)
     assert (verdict["lowest"], verdict["norm"]) == (1, "bn")
 
 
 def test_a_batch_norm_that_is_there_and_bad() -> None:
-    bad = judged(layer="a", index=0, norm="bn", uses_batch_statistics=True, var_tid=0.9, pn_tid=0.9)
+    bad = judged(name="a", index=0, norm="bn", uses_batch_statistics=True, var_tid=0.9, pn_tid=0.9)
     verdict = judge_model([bad, far("b", 1)], LIMITS)
     assert verdict["action"] == "keep"
     assert any("a (ln)" in reason for reason in verdict["reasons"])

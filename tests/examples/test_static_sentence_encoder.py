@@ -13,7 +13,7 @@ from torch import nn
 
 import powernorm
 from powernorm.errors import InputError
-from powernorm.surgery.folded import FoldedNorm
+from powernorm.surgery.structure import FoldedNorm
 
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")

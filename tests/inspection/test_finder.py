@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ import powernorm
 from powernorm.diagnosis.targets import find_targets
 from powernorm.inspection.finder import FoundNorm, Reading, find_norms, read_norm
 from powernorm.inspection.selection import Site, place
-from powernorm.surgery.static_layers import norms_of
+from powernorm.surgery import folding
+from powernorm.surgery.fold_solver import Folding
 from surgery.foreign_models import FAMILIES, WIDTH, timm
 
 
@@ -366,19 +368,19 @@ def test_functions_that_are_called_are_named_in_every_table() -> None:
         ("1.layer_norm",),
     ]
     rows = {row.name: row for row in powernorm.plan_swap(model, "bn", where="*").rows}
-    assert rows["0.forward"].action == "skip"
+    assert rows["0.forward"].action == "keep"
     assert "calls torch.nn.functional.layer_norm" in rows["0.forward"].reason
     with torch.no_grad():
         model[0](torch.randn(8, WIDTH))
     report = powernorm.fold(model.eval(), torch.randn(2, WIDTH))
     actions = {row.name: row.action for row in report.rows}
-    assert actions == {"0.forward": "stay", "0.norm": "fold", "1.layer_norm": "stay"}
+    assert actions == {"0.forward": "keep", "0.norm": "fold", "1.layer_norm": "keep"}
 
 
 def test_a_model_that_calls_a_function_itself() -> None:
     model = Functional()
     assert list(found(model)) == ["forward", "norm"]
-    assert [row.action for row in powernorm.plan_swap(model, "bn").rows] == ["skip", "swap"]
+    assert [row.action for row in powernorm.plan_swap(model, "bn").rows] == ["keep", "swap"]
 
 
 def test_what_fold_does_not_take_is_in_its_table() -> None:
@@ -392,18 +394,28 @@ def test_what_fold_does_not_take_is_in_its_table() -> None:
     with torch.no_grad():
         model(torch.randn(8, WIDTH))
     report = powernorm.fold(model.eval(), torch.randn(2, WIDTH))
-    assert [(row.name, row.action) for row in report.rows] == [("1", "fold"), ("2", "stay")]
+    assert [(row.name, row.action) for row in report.rows] == [("1", "fold"), ("2", "keep")]
     assert report.rows[1].reason == "it depends on each token in evaluation"
 
 
+@pytest.fixture
+def fold_table(monkeypatch: pytest.MonkeyPatch) -> Callable[[nn.Module], set[str]]:
+    """The names in fold's table, of a model that need not run or be static."""
+    monkeypatch.setattr(folding, "_check", lambda *_: {})
+    monkeypatch.setattr(folding, "solve_fold", lambda *_: Folding())
+    return lambda model: {row.name for row in powernorm.plan_fold(model, ()).rows}
+
+
 @pytest.mark.parametrize("name", FAMILIES)
-def test_swap_fold_and_diagnosis_know_the_same_norms(name: str) -> None:
+def test_swap_fold_and_diagnosis_know_the_same_norms(
+    name: str, fold_table: Callable[[nn.Module], set[str]]
+) -> None:
     model, _ = FAMILIES[name]()
     known = set(found(model))
-    assert {place.found.names[0] for place in norms_of(model)} == known
+    assert fold_table(model) == known
     assert {row.name for row in powernorm.plan_swap(model, "bn", where="*").rows} == known
     readable = {name for name, norm in found(model).items() if norm.reading is not None}
-    assert {subject.name for subject in find_targets(model, "*")} == readable
+    assert {target.name for target in find_targets(model, "*")} == readable
 
 
 def test_a_declared_class_is_a_norm() -> None:
@@ -453,7 +465,7 @@ SIZES = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("model_type", MORE)
-def test_more_architectures(model_type: str) -> None:
+def test_more_architectures(model_type: str, fold_table: Callable[[nn.Module], set[str]]) -> None:
     """Swap, fold and diagnosis name the same norms, and none is missed that calls itself one."""
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(model_type)
@@ -473,7 +485,7 @@ def test_more_architectures(model_type: str) -> None:
     }
     assert named == set(norms)
     first = {norm.names[0] for norm in norms.values()}
-    assert {place.found.names[0] for place in norms_of(model)} == first
+    assert fold_table(model) == first
     assert {row.name for row in powernorm.plan_swap(model, "bn", where="*").rows} == first
     readable = {norm.names[0] for norm in norms.values() if norm.reading is not None}
-    assert {subject.name for subject in find_targets(model, "*")} == readable
+    assert {target.name for target in find_targets(model, "*")} == readable

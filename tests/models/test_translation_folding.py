@@ -32,7 +32,7 @@ def test_folded_model_translates_as_before(
     encoder, decoder = 2 * 2 + final, 2 * 3 + final
     folded = encoder + (decoder if decoder_norm == "pn-only" else 0)
     actions = Counter(row.action for row in report.rows)
-    assert actions == Counter({"fold": folded, "stay": encoder + decoder - folded})
+    assert actions == Counter({"fold": folded, "keep": encoder + decoder - folded})
     torch.testing.assert_close(model(**inputs), logits, rtol=1e-4, atol=2e-5)
     for ours, theirs in zip(beam_search(model, longer, mask, search), found, strict=True):
         assert [hypothesis.tokens for hypothesis in ours] == [h.tokens for h in theirs]

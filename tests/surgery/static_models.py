@@ -8,11 +8,17 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
+from powernorm.inspection.rows import NormRow
 from powernorm.norms import BatchStatisticsNorm
 from surgery.foreign_models import FAMILIES, PADDED
 
 STATIC = ("bn", "rbn", "brn", "mabn", "pnv", "pn-only", "pn-static")
 """Every norm that is static in evaluation."""
+
+
+def left_of(row: NormRow) -> str:
+    """What folding leaves of a norm: `fold` (nothing), `multiply-add` or `keep`."""
+    return row.into[0] if row.action == "swap" else row.action
 
 
 def static_family(name: str, to: str = "bn") -> tuple[nn.Module, dict[str, Any]]:

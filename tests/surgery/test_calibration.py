@@ -187,7 +187,7 @@ def test_swapped_model_hands_its_own_mask_to_the_norms(norm: str, way: Any) -> N
     mask[0, 3:] = mask[2, 1:] = True
     data = [{"src": x * scale, "src_key_padding_mask": mask} for scale in (1.0, 2.0)]
     report = calibrate(model, data, way=way)
-    assert {row.tokens for row in report.layers} == {2 * int((~mask).sum())}
+    assert {row.tokens for row in report.rows} == {2 * int((~mask).sum())}
     assert not any(layer.training for layer in layers_of(model))
     if way == "one_pass":
         return
@@ -308,7 +308,7 @@ def test_names_leave_layers_out(way: Any) -> None:
     before = model.lower.running_mean.clone()
     data = batches()
     report = calibrate(model, data, names="up*", way=way)
-    assert [row.layer for row in report.layers] == ["upper"]
+    assert [row.name for row in report.rows] == ["upper"]
     assert torch.equal(model.lower.running_mean, before)
     # The other layer evaluated by its own statistics meanwhile.
     expect_population(model.upper, evaluated_inputs(model, data)[1])
@@ -327,7 +327,7 @@ def test_order_of_calls_not_of_registration() -> None:
     model = Reversed()
     data = [x for x, _ in batches()]
     report = calibrate(model, data)
-    assert [row.layer for row in report.layers] == ["first", "second"]
+    assert [row.name for row in report.rows] == ["first", "second"]
     model.eval()
     expect_population(model.second, torch.cat([model.first(x).exp().flatten(0, 1) for x in data]))
 
@@ -339,8 +339,8 @@ def test_report() -> None:
     old_mean, old_var = model.lower.running_mean.clone(), model.lower.running_var.clone()
     report = calibrate(model, data)
     row = report.to_rows()[0]
-    assert row["layer"] == "lower"
-    assert row["norm"] == "bn"
+    assert row["name"] == "lower"
+    assert (row["kind"], row["action"]) == ("bn", "calibrate")
     assert row["tokens"] == num_tokens
     deviation = (model.lower.running_var + 1e-5).sqrt()
     assert row["mean_shift"] == pytest.approx(
@@ -352,12 +352,12 @@ def test_report() -> None:
     lines = str(report).splitlines()
     assert len(lines) == 3
     assert lines[1].startswith("lower")
-    assert len({len(line) for line in lines}) == 1
+    assert lines[0].split() == ["name", "kind", "action", "tokens", "mean_shift", "std_shift"]
     # A second time nothing moves.
-    for again in calibrate(model, data).layers:
+    for again in calibrate(model, data).rows:
         assert again.mean_shift == pytest.approx(0, abs=1e-10)
         assert again.std_shift == pytest.approx(0, abs=1e-10)
-    assert calibrate(built("pn"), data).layers[0].mean_shift is None
+    assert calibrate(built("pn"), data).rows[0].mean_shift is None
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -410,7 +410,7 @@ def test_compiled_model_and_torch_transformer() -> None:
     compiled = torch.compile(copy.deepcopy(model), backend="eager")
     data = [torch.randn(2, 3, 8) for _ in range(3)]
     compiled(data[0])
-    assert calibrate(compiled, data).to_rows()[0]["layer"] == "layers.0.norm1"
+    assert calibrate(compiled, data).to_rows()[0]["name"] == "layers.0.norm1"
     calibrate(model, data)
     for a, b in zip(layers_of(model), layers_of(compiled), strict=True):
         torch.testing.assert_close(a.running_var, b.running_var)
@@ -421,4 +421,4 @@ def generator() -> Iterator[Batch]:
 
 
 def test_generator_is_enough_for_one_pass() -> None:
-    assert len(calibrate(built("bn"), generator(), way="one_pass").layers) == 2
+    assert len(calibrate(built("bn"), generator(), way="one_pass").rows) == 2

@@ -50,6 +50,6 @@ def test_processes_equal_one_process(tmp_path: Path) -> None:
                 state, rows = rank[index]
                 for name, tensor in model.state_dict().items():
                     torch.testing.assert_close(state[name], tensor, rtol=1e-10, atol=1e-12)
-                assert [row["layer"] for row in rows] == [row.layer for row in report.layers]
-                assert rows[0]["tokens"] == report.layers[0].tokens
+                assert [row["name"] for row in rows] == [row.name for row in report.rows]
+                assert rows[0]["tokens"] == report.rows[0].tokens
             index += 1

@@ -217,7 +217,7 @@ def test_norms_that_were_altered_are_left_alone(change: Any, reason: str) -> Non
     model = torch_encoder()
     change(model.norm)
     rows = {row.name: row for row in plan_swap(model, "bn").rows}
-    assert rows["norm"].action == "skip"
+    assert rows["norm"].action == "keep"
     assert reason in rows["norm"].reason
     swap(model, "bn")
     assert not isinstance(model.norm, powernorm.norms.Norm)
@@ -247,5 +247,5 @@ class Heads(nn.Module):
 def test_norms_of_queries_and_keys_by_their_own_names() -> None:
     model = nn.ModuleDict({"mha": Heads()})
     actions = {row.name: row.action for row in plan_swap(model, "bn").rows}
-    skipped = {name.partition(".")[2] for name, action in actions.items() if action == "skip"}
+    skipped = {name.partition(".")[2] for name, action in actions.items() if action == "keep"}
     assert skipped == {"q_norm", "norm_k", "query_layernorm", "key_norm"}

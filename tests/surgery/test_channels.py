@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.norms import NORMS, Norm
-from powernorm.surgery.folded import FeatureAffine
-from surgery.static_models import STATIC, settle
+from powernorm.surgery.structure import FeatureAffine
+from surgery.static_models import STATIC, left_of, settle
 
 C = 6
 
@@ -133,7 +133,7 @@ def test_other_norms_over_channels(norm: nn.Module, shape: tuple[int, ...]) -> N
     model = nn.Sequential(norm)
     x = torch.randn(shape)
     plan = powernorm.plan_swap(model, "pnv")
-    assert [(row.features, row.action) for row in plan.rows] == [(C, "swap")]
+    assert [(row.num_features, row.action) for row in plan.rows] == [(C, "swap")]
     swap = plan.apply()
     new = swap.norms["0"]
     assert (new.feature_dim, new.weight) == (1, norm.weight)
@@ -177,7 +177,7 @@ def test_norms_over_channels_beside_others_are_left_unless_they_are_named() -> N
     rows = {row.name: row for row in plan.rows}
     assert rows["encoder.norm1"].action == rows["encoder.norm2"].action == "swap"
     assert "name it in where=" in rows["front"].reason
-    assert [layer.layer for layer in diagnosed(model)] == ["encoder.norm1", "encoder.norm2"]
+    assert [row.name for row in diagnosed(model)] == ["encoder.norm1", "encoder.norm2"]
     powernorm.swap(model, "rbn", where="*")
     assert model.front.feature_dim == 1
     assert model.encoder.norm1.feature_dim == -1
@@ -185,7 +185,7 @@ def test_norms_over_channels_beside_others_are_left_unless_they_are_named() -> N
 
 
 def diagnosed(model: nn.Module) -> Any:
-    return powernorm.diagnose(model, [torch.randn(2, 3, 9) for _ in range(3)]).layers
+    return powernorm.diagnose(model, [torch.randn(2, 3, 9) for _ in range(3)]).rows
 
 
 def folded(model: nn.Module, x: Tensor) -> powernorm.FoldReport:
@@ -238,7 +238,7 @@ def test_exact_or_left_with_the_reason(
     net = nn.Sequential(*model()).double().eval()
     report = folded(net, images(6, C))
     (row,) = report.rows
-    assert row.action == action
+    assert left_of(row) == action
     assert bool(row.reason) == (action != "fold")
 
 
@@ -272,7 +272,7 @@ def test_what_is_left_goes_along_the_dimension(dim: int, residual: bool, tmp_pat
     x = images(C, C)
     expected = model(x).detach()
     report = folded(model, x)
-    assert [row.action for row in report.rows] == ["multiply-add"]
+    assert [left_of(row) for row in report.rows] == ["multiply-add"]
     assert f"feature_dim={dim}" in repr(model.norm)
     report.save(tmp_path / "model.pt")
     loaded = powernorm.load_folded(fresh, tmp_path / "model.pt")
@@ -285,5 +285,5 @@ def test_a_teacher_over_channels_is_matched() -> None:
     powernorm.swap(model, "bn")
     batches = [images(seed=seed) for seed in range(3)]
     report = powernorm.match_teacher(model, teacher, batches)
-    assert report.layers[0].tokens == 3 * 2 * 36
-    assert report.layers[0].explained > 0.5
+    assert report.rows[0].tokens == 3 * 2 * 36
+    assert report.rows[0].explained > 0.5

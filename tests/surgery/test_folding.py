@@ -15,9 +15,9 @@ import powernorm
 from powernorm.errors import InputError
 from powernorm.models.language_model import LanguageModel
 from powernorm.norms import Norm
-from powernorm.surgery.folded import FeatureAffine, FoldedNorm
+from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 from surgery.foreign_models import FAMILIES, PADDED, output_of, run, torch_encoder
-from surgery.static_models import STATIC, settle, static_family
+from surgery.static_models import STATIC, left_of, settle, static_family
 
 pytestmark = pytest.mark.filterwarnings(
     # transformers' own, at import and when it is traced
@@ -64,7 +64,7 @@ def test_every_family_folds_exactly(name: str, snapshot: SnapshotAssertion) -> N
     report = powernorm.fold(model, inputs)
     # What took up each norm. Where a change is meant: `pytest … --snapshot-update`.
     assert [(row.name, row.action, row.into) for row in report.rows] == snapshot
-    left = {row.name: row.action for row in report.rows if row.action != "fold"}
+    left = {row.name: left_of(row) for row in report.rows if row.action != "fold"}
     assert left == ({LEAVE_ONE[name]: "multiply-add"} if name in LEAVE_ONE else {})
     assert not [m for m in model.modules() if isinstance(m, Norm | nn.BatchNorm1d | nn.LayerNorm)]
     assert relative_error(run(model, inputs), expected) <= 2e-5
@@ -224,8 +224,8 @@ def test_plan_changes_nothing_and_says_where_norms_go() -> None:
     plan = powernorm.plan_fold(model, inputs)
     assert torch.equal(run(model, inputs), before)
     rows = {row["name"]: row for row in plan.to_rows()}
-    assert rows["transformer.h.0.ln_1"]["into"] == "transformer.h.0.attn.c_attn.weight"
-    assert rows["transformer.ln_f"]["into"] == "lm_head.weight"
+    assert rows["transformer.h.0.ln_1"]["into"] == ("transformer.h.0.attn.c_attn.weight",)
+    assert rows["transformer.ln_f"]["into"] == ("lm_head.weight",)
     assert "transformer.h.1.ln_2" in str(plan)
 
 
@@ -242,7 +242,7 @@ def test_tied_head_is_untied_or_kept() -> None:
     expected = run(model, inputs)
     kept = powernorm.fold(model, inputs, inplace=False, tied="keep")
     (row,) = [row for row in kept.rows if row.action != "fold"]
-    assert (row.name, row.action) == ("transformer.ln_f", "multiply-add")
+    assert (row.name, left_of(row)) == ("transformer.ln_f", "multiply-add")
     assert "tied" in row.reason
     assert kept.model.lm_head.weight is kept.model.transformer.wte.weight
     assert relative_error(run(kept.model, inputs), expected) <= 2e-5
@@ -286,7 +286,7 @@ def test_norm_with_mask_argument_and_residual() -> None:
     inputs = (torch.randn(2, 5, 4), torch.arange(5).expand(2, 5) > 3)
     expected = model(*inputs)
     report = powernorm.fold(model, inputs)
-    actions = {row.name: row.action for row in report.rows}
+    actions = {row.name: left_of(row) for row in report.rows}
     # y + stream adds a norm's output to its own input, which only equal scales allow.
     assert actions == {"norm": "fold", "after": "multiply-add"}
     assert relative_error(model(*inputs), expected) <= 2e-6

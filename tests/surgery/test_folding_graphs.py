@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.errors import InputError
-from surgery.static_models import settle
+from surgery.static_models import left_of, settle
 
 C = 6
 
@@ -52,7 +52,7 @@ def folded(model: nn.Module, x: Tensor | None = None) -> dict[str, str]:
     report = powernorm.fold(model, x)
     gap = (model(x).detach() - expected).abs().max() / expected.abs().max()
     assert gap <= 1e-12
-    return {row.name: row.action for row in report.rows}
+    return {row.name: left_of(row) for row in report.rows}
 
 
 def reasons(model: nn.Module, x: Tensor | None = None) -> dict[str, str]:
@@ -280,20 +280,20 @@ def test_norm_that_is_used_twice_and_cannot_fold() -> None:
 def test_torch_batch_norm_that_cannot_fold_stays() -> None:
     model = nn.Sequential(nn.Tanh(), _settled_batch_norm(5), nn.Tanh())
     norm = model[1]
-    assert folded(nn.Sequential(bn(), linear(), model)) == {"0": "fold", "2.1": "stay"}
+    assert folded(nn.Sequential(bn(), linear(), model)) == {"0": "fold", "2.1": "keep"}
     assert isinstance(norm, nn.BatchNorm1d)
 
 
 def test_what_the_example_does_not_use_stays() -> None:
     model = Net(lambda m, x: m.a(m.n(x)), n=bn(), unused=bn(), a=linear())
     assert "does not use it" in reasons(model)["unused"]
-    assert folded(model) == {"n": "fold", "unused": "stay"}
+    assert folded(model) == {"n": "fold", "unused": "keep"}
 
 
 def test_dynamic_norms_are_listed() -> None:
     layer = powernorm.PowerNorm(C, dtype=torch.float64, warmup_steps=0)
     model = nn.Sequential(bn(), linear(), layer, nn.LayerNorm(C, dtype=torch.float64))
-    assert folded(model) == {"0": "fold", "2": "stay", "3": "stay"}
+    assert folded(model) == {"0": "fold", "2": "keep", "3": "keep"}
 
 
 def test_released_variant_with_a_mask_stays() -> None:
@@ -302,7 +302,7 @@ def test_released_variant_with_a_mask_stays() -> None:
     x = tokens()
     with powernorm.padding_mask(torch.arange(5).expand(2, 5) > 2):
         (row,) = powernorm.plan_fold(model, x).rows
-    assert (row.action, "released" in row.reason) == ("stay", True)
+    assert (row.action, "released" in row.reason) == ("keep", True)
     assert folded(model) == {"0": "fold"}
 
 
@@ -354,7 +354,7 @@ def test_any_chain_keeps_its_outputs(blocks: list[str]) -> None:
     model = Chain(blocks)
     actions = folded(model)
     used = [f"norms.{i}" for i, name in enumerate(blocks) if name in ("pre", "post", "norm")]
-    assert {name for name, action in actions.items() if action != "stay"} == set(used)
+    assert {name for name, action in actions.items() if action != "keep"} == set(used)
 
 
 # Bad input

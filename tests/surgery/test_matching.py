@@ -73,8 +73,8 @@ def test_is_least_squares_behind_fitted_norms(to: str) -> None:
     assert torch.allclose(model[3].affine()[1].detach(), shift, rtol=1e-9, atol=1e-9)
     with torch.no_grad():
         left = (model(x) - original(x)).square().sum() / _spread(original(x))
-    assert report.layers[1].explained == pytest.approx(1 - float(left), abs=1e-6)
-    assert [row["layer"] for row in report.to_rows()] == ["0", "3"]
+    assert report.rows[1].explained == pytest.approx(1 - float(left), abs=1e-6)
+    assert [row["name"] for row in report.to_rows()] == ["0", "3"]
     assert "explained" in str(report)
 
 
@@ -115,7 +115,7 @@ def test_only_the_named_layers_change() -> None:
     model = student(original)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     report = powernorm.match_teacher(model, original, data(), names="3")
-    assert [row.layer for row in report.layers] == ["3"]
+    assert [row.name for row in report.rows] == ["3"]
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
     assert changed == {
         f"3.{name}"
@@ -136,7 +136,7 @@ def test_a_layer_that_is_called_twice() -> None:
     original = Twice().eval()
     model = student(original)
     report = powernorm.match_teacher(model, original, data(1))
-    assert report.layers[0].tokens == 40
+    assert report.rows[0].tokens == 40
 
 
 def test_progress_and_modes() -> None:
@@ -180,7 +180,7 @@ def test_one_layer_loses_no_data() -> None:
     original = teacher()[:1]
     model = student(original)
     unchanged(model, original, iter(data()), "2 passes")
-    assert powernorm.match_teacher(model, original, data()).layers[0].tokens == 60
+    assert powernorm.match_teacher(model, original, data()).rows[0].tokens == 60
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_compiled_models_go_by_their_plain_names(compiled: str) -> None:
     else:
         learning = torch.compile(model, backend="eager")  # type: ignore[assignment]
     report = powernorm.match_teacher(learning, taught, data())
-    assert [row.layer for row in report.layers] == ["0", "3"]
+    assert [row.name for row in report.rows] == ["0", "3"]
     for name, value in expected.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
 

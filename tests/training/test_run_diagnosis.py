@@ -45,7 +45,7 @@ def test_a_run_without_and_its_checkpoint(runs: Path) -> None:
     last = diagnose_run(path / CHECKPOINTS_FOLDER / "last.ckpt", num_batches=3)
     assert last.model == report.model
     assert last.step == 12
-    assert [layer.layer for layer in last.layers] == [layer.layer for layer in report.layers]
+    assert [layer.name for layer in last.rows] == [layer.name for layer in report.rows]
 
 
 def test_another_text_keeps_the_subwords(runs: Path, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_early_quantities_are_those_of_the_early_checkpoints(
         }
         batches = training_batches(early["ln"].settings, NUM_BATCHES)
         report = diagnose(early["ln"].model, batches, batch_sizes=())
-        last = report.layers[-1]
+        last = report.rows[-1]
         assert last.mean_tid is not None
         assert last.var_tid is not None
         assert setting["early"]["ln_mean_tid_last"] == pytest.approx(last.mean_tid)

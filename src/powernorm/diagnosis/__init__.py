@@ -3,7 +3,7 @@
 from powernorm.diagnosis.diagnosing import diagnose
 from powernorm.diagnosis.discrepancy import (
     DiscrepancyReport,
-    LayerDiscrepancy,
+    DiscrepancyRow,
     training_inference_discrepancy,
 )
 from powernorm.diagnosis.evaluation import (
@@ -12,19 +12,18 @@ from powernorm.diagnosis.evaluation import (
     evaluate_statistics,
     evaluation_gap,
 )
-from powernorm.diagnosis.layers import LayerDiagnosis
 from powernorm.diagnosis.monitor import NormMonitor, NormRow
 from powernorm.diagnosis.nonfinite import first_nonfinite
-from powernorm.diagnosis.reports import Diagnosis
+from powernorm.diagnosis.reports import Diagnosis, DiagnosisRow
 from powernorm.diagnosis.schedules import Schedule
 from powernorm.diagnosis.verdicts import Limits
 
 __all__ = [
     "Diagnosis",
+    "DiagnosisRow",
     "DiscrepancyReport",
+    "DiscrepancyRow",
     "EvaluationGap",
-    "LayerDiagnosis",
-    "LayerDiscrepancy",
     "Limits",
     "NormMonitor",
     "NormRow",

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from torch import nn
 
-from powernorm.diagnosis.layers import LayerDiagnosis
 from powernorm.diagnosis.outliers import loud_features
 from powernorm.diagnosis.regrouping import check_sizes
-from powernorm.diagnosis.reports import Diagnosis
+from powernorm.diagnosis.reports import Diagnosis, DiagnosisRow
 from powernorm.diagnosis.spectra import embedding_spectra
 from powernorm.diagnosis.survey import Observed, Survey
 from powernorm.diagnosis.targets import Target, find_targets
@@ -91,7 +89,7 @@ def diagnose(
     >>> import torch
     >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     >>> report = diagnose(layer, [torch.randn(4, 8, 16) for _ in range(3)])
-    >>> [row["layer"] for row in report.to_rows()]
+    >>> [row.name for row in report.rows]
     ['norm1', 'norm2']
     """
     targets = find_targets(model, where)
@@ -132,7 +130,7 @@ def _report(
     most = max(seen.values(), key=lambda item: item.num_positions)
     return Diagnosis(
         model=type(model).__name__,
-        layers=tuple(layers.values()),
+        rows=tuple(layers.values()),
         verdict=judge_model(in_scope or list(layers.values()), limits),
         batch_sizes=tuple(row for item in seen.values() for row in _size_rows(item)),
         spectra=tuple(embeddings),
@@ -146,12 +144,11 @@ def _report(
     )
 
 
-def _judged(layer: LayerDiagnosis, limits: Limits) -> LayerDiagnosis:
-    verdict, reason = judge_layer(layer, limits)
-    return replace(layer, verdict=verdict, reason=reason)
+def _judged(layer: DiagnosisRow, limits: Limits) -> DiagnosisRow:
+    return layer.judged(*judge_layer(layer, limits))
 
 
-def _layer(item: Observed) -> LayerDiagnosis:
+def _layer(item: Observed) -> DiagnosisRow:
     target = item.target
     mean, var, pnv, pn = item.discrepancy.values
     padded_mean, padded_var, _, _ = item.padded.values
@@ -161,8 +158,10 @@ def _layer(item: Observed) -> LayerDiagnosis:
     found = None if item.covariance is None else item.covariance.conditioning()
     kappas = (None, None, None) if found is None else found.kappas
     assert var is not None
-    return LayerDiagnosis(
-        layer=target.name,
+    return DiagnosisRow(
+        name=target.name,
+        kind=target.site.norm.kind,
+        action="keep",
         norm=target.norm,
         index=target.site.layer,
         side=target.site.side,

@@ -1,7 +1,7 @@
 """Two-pass Training Inference Discrepancy (TID) of Wang et al. 2022."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +13,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, call_model, check_repeatable
 from powernorm.inspection.modules import batch_layers
 from powernorm.inspection.observer import NormCall, observe
+from powernorm.inspection.rows import PERCENT, NormRow, format_rows
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.norms.registry import short_name
@@ -20,23 +21,12 @@ from powernorm.ops.moments import Moments
 from powernorm.runs import TID
 
 
-@dataclass(frozen=True, slots=True)
-class LayerDiscrepancy:
-    """TID of one layer as fractions; no mean part for a layer that does not centre."""
+@dataclass(frozen=True, kw_only=True)
+class DiscrepancyRow(NormRow):
+    """TID of one layer as fractions; no mean part for a layer that does not center."""
 
-    layer: str
-    norm: str
-    mean_tid: float | None
-    var_tid: float
-
-    def to_row(self) -> dict[str, str | float | None]:
-        """The values by name."""
-        return {
-            "layer": self.layer,
-            "norm": self.norm,
-            "mean_tid": self.mean_tid,
-            "var_tid": self.var_tid,
-        }
+    mean_tid: float | None = field(metadata=PERCENT)
+    var_tid: float = field(metadata=PERCENT)
 
 
 @dataclass(frozen=True)
@@ -44,29 +34,32 @@ class DiscrepancyReport:
     """TID of every layer that was called, in the order of the model.
 
     Attributes:
-        layers: one entry a layer.
+        rows: one a layer.
         unobserved: names of layers with batch statistics that no batch went through.
     """
 
-    layers: Sequence[LayerDiscrepancy]
+    rows: Sequence[DiscrepancyRow]
     unobserved: Sequence[str] = ()
 
     def summary(self) -> TID | None:
         """The last layer and the average over layers (W22, Tables 1, 4, 6); None without layers."""
-        if not self.layers:
+        if not self.rows:
             return None
-        last = self.layers[-1]
-        means = [layer.mean_tid for layer in self.layers if layer.mean_tid is not None]
+        last = self.rows[-1]
+        means = [layer.mean_tid for layer in self.rows if layer.mean_tid is not None]
         return TID(
             mean_last=last.mean_tid,
             var_last=last.var_tid,
             mean_avg=fmean(means) if means else None,
-            var_avg=fmean(layer.var_tid for layer in self.layers),
+            var_avg=fmean(layer.var_tid for layer in self.rows),
         )
 
-    def to_rows(self) -> list[dict[str, str | float | None]]:
-        """One dictionary a layer: layer, norm, mean_tid, var_tid."""
-        return [layer.to_row() for layer in self.layers]
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the table as dictionaries, one a layer."""
+        return [row.to_dict() for row in self.rows]
+
+    def __str__(self) -> str:
+        return format_rows(self.rows)
 
 
 class _Expectation:
@@ -166,7 +159,7 @@ def _go_through(
         raise InputError("batches is empty; TID needs at least one batch, better dozens")
 
 
-def _result(name: str, layer: BatchStatisticsNorm, item: _Expectation) -> LayerDiscrepancy:
+def _result(name: str, layer: BatchStatisticsNorm, item: _Expectation) -> DiscrepancyRow:
     mean_sum, var_sum, count = item.sums.tolist()
     if not count:
         raise InputError(
@@ -174,4 +167,6 @@ def _result(name: str, layer: BatchStatisticsNorm, item: _Expectation) -> LayerD
             "that padding_mask is True at padding, not at tokens"
         )
     mean = mean_sum / count if layer.centered else None
-    return LayerDiscrepancy(name, short_name(layer), mean, var_sum / count)
+    return DiscrepancyRow(
+        name=name, kind=short_name(layer), action="keep", mean_tid=mean, var_tid=var_sum / count
+    )

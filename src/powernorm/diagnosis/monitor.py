@@ -255,7 +255,7 @@ def _watched_name(module: nn.Module, found: FoundNorm | None) -> str | None:
         return None
     # torch's BatchNorm, GroupNorm and their like are its own business.
     foreign = found.reading.kind in ("batch", "channel")
-    return None if foreign else name_of_norm(module, found.reading)
+    return None if foreign else name_of_norm(found)
 
 
 def _feature_dim_of(module: nn.Module, found: FoundNorm | None) -> int:

@@ -25,7 +25,6 @@ from powernorm.inspection.selection import (
 )
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.arguments import check_model
-from powernorm.norms.registry import short_name
 
 _EPS: Final = 1e-5
 """Of what would take a norm's place, where the norm says nothing of its own."""
@@ -76,18 +75,18 @@ class Target:
     @property
     def norm(self) -> str:
         """Short name of what it computes."""
-        return name_of_norm(self.module, self.reading)
+        return name_of_norm(self.site.norm)
 
     def normalised(self, x: Tensor) -> Tensor:
         """What batch statistics are taken of: x, behind the GroupScaling of a norm that has one."""
         return x if self.batch_layer is None else self.batch_layer.scaled(x)
 
 
-def name_of_norm(module: nn.Module, reading: Reading) -> str:
-    """Short name of what a norm of any library computes."""
-    if isinstance(module, Norm):
-        return short_name(module)
-    return _FOREIGN.get(reading.kind, type(module).__name__)
+def name_of_norm(found: FoundNorm) -> str:
+    """Return the short name of what a norm of any library computes, as files have it."""
+    if isinstance(found.module, Norm):
+        return found.kind
+    return _FOREIGN.get(found.kind, type(found.module).__name__)
 
 
 def find_targets(model: nn.Module, where: Selection = None) -> tuple[Target, ...]:

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, Literal
 
-from powernorm.diagnosis.layers import LayerDiagnosis
+from powernorm.diagnosis.reports import KEEP, DiagnosisRow
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_number
 from powernorm.runs import ThresholdRecord, VerdictRecord
 
 Action = Literal["keep", "swap", "swap lowest"]
-
-KEEP: Final = "keep"
 
 _BATCH: Final = (
     "Wang et al. 2022, Table 1: of 20 settings BatchNorm beat LayerNorm in exactly the four whose "
@@ -80,7 +78,7 @@ class Limits:
         ]
 
 
-def judge_layer(layer: LayerDiagnosis, limits: Limits) -> tuple[str, str]:
+def judge_layer(layer: DiagnosisRow, limits: Limits) -> tuple[str, str]:
     """What would do in the place of one norm, and why.
 
     Returns:
@@ -94,7 +92,7 @@ def judge_layer(layer: LayerDiagnosis, limits: Limits) -> tuple[str, str]:
     return KEEP, f"mean and var TID are {_percent(layer.total_tid)} > {_percent(limits.rbn)}"
 
 
-def _judge_batch_norm(layer: LayerDiagnosis, limits: Limits) -> tuple[str, str]:
+def _judge_batch_norm(layer: DiagnosisRow, limits: Limits) -> tuple[str, str]:
     """A norm with batch statistics stays where its own discrepancy is small enough for it."""
     own = limits.pn
     if layer.centered:
@@ -110,13 +108,13 @@ def _judge_batch_norm(layer: LayerDiagnosis, limits: Limits) -> tuple[str, str]:
     return "ln", above
 
 
-def _fits(layer: LayerDiagnosis, norm: str, limits: Limits) -> bool:
+def _fits(layer: DiagnosisRow, norm: str, limits: Limits) -> bool:
     if norm == "pn":
         return layer.pn_tid is not None and layer.pn_tid <= limits.pn
     return layer.centered and layer.total_tid <= (limits.bn if norm == "bn" else limits.rbn)
 
 
-def _reason(layer: LayerDiagnosis, norm: str, limits: Limits) -> str:
+def _reason(layer: DiagnosisRow, norm: str, limits: Limits) -> str:
     total = _percent(layer.total_tid)
     if norm == "bn":
         return f"mean and var TID are {total} ≤ {_percent(limits.bn)}"
@@ -131,7 +129,7 @@ def _reason(layer: LayerDiagnosis, norm: str, limits: Limits) -> str:
     )
 
 
-def judge_model(layers: Sequence[LayerDiagnosis], limits: Limits) -> VerdictRecord:
+def judge_model(layers: Sequence[DiagnosisRow], limits: Limits) -> VerdictRecord:
     """The verdict for a model, by its last norm (Wang et al. 2022) and by how far up all do.
 
     Args:
@@ -167,11 +165,9 @@ def judge_model(layers: Sequence[LayerDiagnosis], limits: Limits) -> VerdictReco
     return verdict
 
 
-def _sound_layers(
-    layers: Sequence[LayerDiagnosis], limits: Limits
-) -> tuple[int | None, str | None]:
+def _sound_layers(layers: Sequence[DiagnosisRow], limits: Limits) -> tuple[int | None, str | None]:
     """The largest number of lowest layers for all of whose norms one norm is fit, and that one."""
-    inside: list[LayerDiagnosis] = []
+    inside: list[DiagnosisRow] = []
     found: tuple[int | None, str | None] = (None, None)
     for number in range(len(layers)):
         here = [layer for layer in layers if layer.index == number]
@@ -185,7 +181,7 @@ def _sound_layers(
     return found
 
 
-def _warnings(layers: Sequence[LayerDiagnosis]) -> list[str]:
+def _warnings(layers: Sequence[DiagnosisRow]) -> list[str]:
     found = []
     loud = max(layers, key=lambda layer: layer.top_position_ratio or 0.0)
     if (loud.top_position_ratio or 0.0) > _LOUD_POSITION:
@@ -210,8 +206,8 @@ def _warnings(layers: Sequence[LayerDiagnosis]) -> list[str]:
     return found
 
 
-def _name(layer: LayerDiagnosis) -> str:
-    return layer.layer or "the model itself"
+def _name(layer: DiagnosisRow) -> str:
+    return layer.name or "the model itself"
 
 
 def _times(ratio: float | None) -> str:

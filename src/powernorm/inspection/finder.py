@@ -27,6 +27,7 @@ from torch.nn import functional
 from powernorm.errors import InputError
 from powernorm.norms import Norm
 from powernorm.norms.feature_dims import LAST, features_back, features_last
+from powernorm.norms.registry import short_name
 
 Kind = Literal["layer", "rms", "batch", "channel", "own"]
 """LayerNorm, RMSNorm, BatchNorm, GroupNorm and InstanceNorm, or a norm of this library."""
@@ -52,10 +53,14 @@ _QUERY_PARTS: Final = {"q", "k", "qk", "query", "key"}
 _HEAD_PARTS: Final = {"q", "k", "v", "qk", "query", "key", "value"}
 
 
-_FUNCTIONS: Final = {
-    getattr(functional, name): name
-    for name in ("layer_norm", "rms_norm", "batch_norm", "group_norm", "instance_norm")
+_FUNCTION_KINDS: Final[dict[str, Kind]] = {
+    "layer_norm": "layer",
+    "rms_norm": "rms",
+    "batch_norm": "batch",
+    "group_norm": "channel",
+    "instance_norm": "channel",
 }
+_FUNCTIONS: Final = {getattr(functional, name): name for name in _FUNCTION_KINDS}
 _OF_POSITIONS: Final = {("DebertaV2Encoder", "LayerNorm")}
 """Class and attribute of norms that see no tokens at all."""
 
@@ -120,6 +125,25 @@ class FoundNorm:
     def type_name(self) -> str:
         """The name of its class, or of the function that the module calls."""
         return f"F.{self.function}" if self.function else type(self.module).__name__
+
+    @property
+    def kind(self) -> str:
+        """What it computes, as in a `NormRow`."""
+        if self.function:
+            return _FUNCTION_KINDS[self.function]
+        if isinstance(self.module, Norm):
+            return short_name(self.module)
+        return "unknown" if self.reading is None else self.reading.kind
+
+    @property
+    def inner(self) -> tuple[str, nn.Module]:
+        """Name and module of what computes: of a wrapper around a BatchNorm1d the one inside."""
+        wrapped = wrapped_batch_norm(self.module)
+        if wrapped is None:
+            return self.names[0], self.module
+        parts = self.module._modules.items()
+        attribute = next(name for name, part in parts if part is wrapped)
+        return f"{self.names[0]}.{attribute}", wrapped
 
     @property
     def is_over_channels(self) -> bool:

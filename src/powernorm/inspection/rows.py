@@ -1,21 +1,92 @@
-"""Rows as a plain text table."""
+"""One row a norm: what every plan and report says of it, and how it is printed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
+
+Action = Literal["swap", "fold", "calibrate", "match", "remove", "keep"]
+
+_FIRST: Final = ("name", "kind", "action", "into", "mask")
+"""Columns in front of the measures; the reason comes behind them."""
+
+PERCENT: Final = {"percent": True}
+"""Metadata of a field that is a fraction and is printed in percent."""
+
+_SHOWN: Final = 2
+"""So many names a printed cell holds; `to_dict` gives all."""
 
 
-def format_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """A table with one line a row; columns that are empty everywhere are left out.
+@dataclass(frozen=True, kw_only=True)
+class NormRow:
+    """What is, or was, done with one norm of a model; measures are fields of subclasses.
 
-    >>> print(format_table([{"name": "norm", "action": "fold", "reason": ""}]))
-    name  action
-    norm  fold
+    Attributes:
+        name: its first dotted name in the model.
+        kind: what it computes: `layer`, `rms`, `batch`, `channel` or `unknown` for norms of other
+            libraries, else its short name.
+        action: what is done with it.
+        into: what takes its place or takes it up: the short name of a new norm, `multiply-add`
+            where one per feature is left, the parameters that it is folded into.
+        mask: the argument, of the model or a module in it, that tells the norm about padding.
+        reason: why it is not, or not wholly, what was asked for.
+    """
+
+    name: str
+    kind: str
+    action: Action
+    into: tuple[str, ...] = ()
+    mask: str | None = None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values by name."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def format_rows(rows: Sequence[NormRow], columns: Sequence[str] | None = None) -> str:
+    """Return a plain text table with one line a norm.
+
+    Args:
+        rows: of one class.
+        columns: which fields, in this order; None means all. Those that are empty everywhere are
+            left out.
+
+    >>> print(format_rows([NormRow(name="norm", kind="bn", action="fold", into=("head.weight",))]))
+    name  kind  action  into
+    norm  bn    fold    head.weight
     """
     if not rows:
         return "(no rows)"
-    columns = [name for name in rows[0] if any(str(row[name]) for row in rows)]
-    lines = [columns, *([str(row[name]) for name in columns] for row in rows)]
+    known = {item.name: item for item in fields(rows[0])}
+    if columns is None:
+        measures = [name for name in known if name not in (*_FIRST, "reason")]
+        columns = [*_FIRST, *measures, "reason"]
+    percents = {name for name in columns if known[name].metadata.get("percent")}
+    headings = {name: f"{name} %" if name in percents else name for name in columns}
+    return _table(
+        [
+            {headings[name]: _cell(getattr(row, name), name in percents) for name in columns}
+            for row in rows
+        ]
+    )
+
+
+def _cell(value: object, percent: bool) -> str:
+    if value is None:
+        return ""
+    if percent and isinstance(value, float):
+        return f"{100 * value:.2f}"
+    if isinstance(value, tuple):
+        more = len(value) - _SHOWN
+        return ", ".join(value[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    lines = [columns, *([row[name] for name in columns] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

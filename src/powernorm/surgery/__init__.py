@@ -6,7 +6,7 @@ Each verb is a plan that can be read, `apply()`, and `undo()`.
 from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.selection import Where
 from powernorm.surgery.calibration import CalibrationReport, calibrate
-from powernorm.surgery.folding import FoldPlan, FoldReport, FoldRow, fold, plan_fold
+from powernorm.surgery.folding import FoldPlan, FoldReport, fold, plan_fold
 from powernorm.surgery.freezing import (
     StatisticsFreezing,
     freeze_statistics,
@@ -20,7 +20,6 @@ __all__ = [
     "CalibrationReport",
     "FoldPlan",
     "FoldReport",
-    "FoldRow",
     "MaskWarning",
     "MatchReport",
     "StatisticsFreezing",

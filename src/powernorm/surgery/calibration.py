@@ -17,6 +17,7 @@ from powernorm.inspection.batches import (
 )
 from powernorm.inspection.modules import Names, choose_layers
 from powernorm.inspection.observer import NormCall
+from powernorm.inspection.rows import NormRow, format_rows
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_function
 from powernorm.norms.preserved_state import preserved_state
@@ -38,55 +39,34 @@ Way = Literal["layer_by_layer", "one_pass"]
 """How the statistics of one layer come by those of the layers below, see `calibrate`."""
 
 
-@dataclass(frozen=True, slots=True)
-class CalibratedLayer:
+@dataclass(frozen=True, kw_only=True)
+class CalibrationRow(NormRow):
     """What calibration did to one layer.
 
     Attributes:
-        layer: its name in the model.
-        norm: short name of the norm.
         tokens: valid tokens that the statistics are of, of all processes.
         mean_shift: mean over features of |μ_new - μ_old|/σ_new; None for a layer without a mean.
-        std_shift: mean over features of |σ_new - σ_old|/σ_new (ψ without centring); σ includes eps.
+        std_shift: mean over features of |σ_new - σ_old|/σ_new (ψ without centering); σ includes
+            eps.
     """
 
-    layer: str
-    norm: str
     tokens: int
     mean_shift: float | None
     std_shift: float
-
-    def to_row(self) -> dict[str, str | int | float | None]:
-        """The values by name."""
-        return {
-            "layer": self.layer,
-            "norm": self.norm,
-            "tokens": self.tokens,
-            "mean_shift": self.mean_shift,
-            "std_shift": self.std_shift,
-        }
 
 
 @dataclass(frozen=True)
 class CalibrationReport:
     """How far the statistics of each layer moved, in the order in which the model calls them."""
 
-    layers: Sequence[CalibratedLayer]
+    rows: Sequence[CalibrationRow]
 
-    def to_rows(self) -> list[dict[str, str | int | float | None]]:
-        """One dictionary a layer: layer, norm, tokens, mean_shift, std_shift."""
-        return [layer.to_row() for layer in self.layers]
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the table as dictionaries, one a layer."""
+        return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
-        width = max(len("layer"), *(len(layer.layer) for layer in self.layers))
-        lines = [f"{'layer':<{width}}  {'norm':<9}  {'tokens':>9}  {'|Δμ|/σ':>9}  {'|Δσ|/σ':>9}"]
-        for row in self.layers:
-            mean = "-" if row.mean_shift is None else f"{row.mean_shift:.4g}"
-            lines.append(
-                f"{row.layer:<{width}}  {row.norm:<9}  {row.tokens:>9}  {mean:>9}  "
-                f"{row.std_shift:>9.4g}"
-            )
-        return "\n".join(lines)
+        return format_rows(self.rows)
 
 
 def calibrate(
@@ -160,7 +140,7 @@ def calibrate(
 
     >>> model = torch.nn.Sequential(powernorm.BatchNorm(4))
     >>> report = calibrate(model, [torch.randn(8, 4) for _ in range(3)])
-    >>> report.layers[0].tokens
+    >>> report.rows[0].tokens
     24
     """
     if way not in ("layer_by_layer", "one_pass"):
@@ -292,7 +272,7 @@ def _length(batches: Iterable[Any]) -> int:
 
 def _row(
     name: str, layer: BatchStatisticsNorm, population: Moments, new: Buffers
-) -> CalibratedLayer:
+) -> CalibrationRow:
     *mean, square = new  # names of the buffers; only centred layers have a mean
     deviation, before = (
         (values + layer.eps).sqrt() for values in (new[square], layer.get_buffer(square).double())
@@ -302,4 +282,11 @@ def _row(
         difference = new[mean[0]] - layer.get_buffer(mean[0]).double()
         mean_shift = (difference.abs() / deviation).mean().item()
     std_shift = ((deviation - before).abs() / deviation).mean().item()
-    return CalibratedLayer(name, short_name(layer), int(population.count), mean_shift, std_shift)
+    return CalibrationRow(
+        name=name,
+        kind=short_name(layer),
+        action="calibrate",
+        tokens=int(population.count),
+        mean_shift=mean_shift,
+        std_shift=std_shift,
+    )

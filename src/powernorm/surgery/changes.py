@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -38,6 +38,25 @@ class Changes:
         self._undo.append(lambda: setattr(target, name, before))
         setattr(target, name, value)
 
+    def leave_fast_path(self, model: nn.Module, norms: Iterable[nn.Module]) -> None:
+        """Switch torch's fused Transformer layers off where they would pass one of the norms by.
+
+        In evaluation without gradients `nn.TransformerEncoderLayer` computes LayerNorm by the
+        weights of whatever stands in `norm1` and `norm2`, and `nn.TransformerEncoder` hands its
+        layers a nested tensor and no mask. The attributes travel with copies of the model.
+        """
+        wanted = {id(norm) for norm in norms}
+        for module in model.modules():
+            if isinstance(module, nn.TransformerEncoderLayer):
+                attribute, off = "activation_relu_or_gelu", 0
+            elif isinstance(module, nn.TransformerEncoder):
+                attribute, off = "use_nested_tensor", False
+            else:
+                continue
+            uses_path = getattr(module, attribute, off) != off
+            if uses_path and any(id(part) in wanted for part in module.modules()):
+                self.set_attribute(module, attribute, off)
+
     def on_undo(self, step: Callable[[], None]) -> None:
         """Also do this when everything is put back."""
         self._undo.append(step)
@@ -47,14 +66,18 @@ class Changes:
         """Was everything put back?"""
         return self._done
 
+    def check_not_undone(self) -> None:
+        """Raise an InputError if everything was put back already."""
+        if self._done:
+            raise InputError("undo was called already: there is nothing left to be put back")
+
     def undo(self) -> None:
         """Put everything back, last change first.
 
         Raises:
             InputError: it was put back already.
         """
-        if self._done:
-            raise InputError("undo was called already: there is nothing left to be put back")
+        self.check_not_undone()
         self._done = True
         for step in reversed(self._undo):
             step()

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
+import torch
 from torch import nn
 
-from powernorm.norms import Norm
+from powernorm.errors import InputError
+from powernorm.inspection.finder import FoundNorm
+from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.feature_dims import LAST
-from powernorm.surgery.examples import Examples
 from powernorm.surgery.relations import Affine, Normed, Relations, relate
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
-from powernorm.surgery.static_layers import (
-    feature_axis,
-    has_own_ways,
-    hides_padding,
-    norms_of,
-    static_of,
-    why_not_static,
-)
 from powernorm.surgery.structure import Rest, Structure
 from powernorm.surgery.tracing import MARK, Trace, trace
+from powernorm.surgery.verification import Examples
 from powernorm.surgery.weight_updates import Editor, Replacement, Slots, can_shift
 
 Tied = Literal["untie", "keep"]
@@ -60,29 +55,40 @@ class Folding:
                     norms[name] = "multiply-add" if gone in self.affines else "nothing"
                     if gone in self.affines:
                         features[name] = len(self.affines[gone].scale)
-                        if feature_axis(module) != LAST:
-                            dims[name] = feature_axis(module)
+                        if _feature_axis(module) != LAST:
+                            dims[name] = _feature_axis(module)
         made = {r.names[0]: r.size for r in self.replacements if r.size is not None}
         untied = tuple(name for r in self.replacements if r.unties for name in r.names)
         return Structure(norms, features, made, untied, dims)
 
 
-def work_out(
-    model: nn.Module, statics: Mapping[str, Static], examples: Examples, tied: Tied
+def solve_fold(
+    model: nn.Module,
+    found: Sequence[FoundNorm],
+    statics: Mapping[str, Static],
+    examples: Examples,
+    tied: Tied,
 ) -> Folding:
     """Trace the model and find the changes that fold as many norms as possible.
 
     Every norm that stands in the way of the others stays as a multiply-add per feature, which
     makes what is before and what is behind it independent; then it is solved again.
+
+    Args:
+        model: in evaluation mode.
+        found: its norms.
+        statics: those among them that are static, by the name of what computes.
+        examples: arguments to trace it with.
+        tied: see `powernorm.plan_fold`.
     """
     names = list(statics)
     modules = dict(model.named_modules())
     norms = [modules[name] for name in names]
     graph = trace(model, {norm: i for i, norm in enumerate(norms)}, examples.args, examples.kwargs)
-    relations = relate(graph, [feature_axis(norm) for norm in norms])
+    relations = relate(graph, [_feature_axis(norm) for norm in norms])
     solver = _Solver(graph, relations, list(statics.values()), norms, Slots(model), tied)
     solver.run()
-    return _Summary(model, names, solver).folding()
+    return _Summary(found, names, solver).folding()
 
 
 class _Solver:
@@ -117,14 +123,14 @@ class _Solver:
                 self.reasons[index] = "the model does not use it on the example inputs"
                 self.bound.add(index)
         for node in graph.graph.nodes:
-            if node.target is MARK and node.args[2] and hides_padding(self.norms[node.args[1]]):
+            if node.target is MARK and node.args[2] and _hides_padding(self.norms[node.args[1]]):
                 self._leave_alone(
                     node.args[1],
                     "variant='released' sets padding to 0 in evaluation, which is no affine map "
                     "of its input where a mask is given",
                 )
         for index, norm in enumerate(self.norms):
-            if has_own_ways(norm):
+            if _does_more(norm):
                 self._leave_alone(index, "it has hooks or a forward of its own")
             elif index in graph.worked_on and index not in self.bound:
                 self._leave(
@@ -173,8 +179,8 @@ def _uses(relations: Relations) -> dict[int, list[Normed]]:
 class _Summary:
     """Puts names to what the solver found."""
 
-    def __init__(self, model: nn.Module, names: Sequence[str], solver: _Solver) -> None:
-        self.model = model
+    def __init__(self, found: Sequence[FoundNorm], names: Sequence[str], solver: _Solver) -> None:
+        self.found = found
         self.names = names
         self.solver = solver
 
@@ -191,9 +197,10 @@ class _Summary:
             for index, name in enumerate(self.names)
             if index not in solver.bound or name in folding.affines
         )
-        for place in norms_of(self.model):
-            if place.found.function or static_of(place.module) is None:
-                folding.reasons[place.name] = why_not_static(place)
+        for found in self.found:
+            name, _ = found.inner
+            if static_of(found) is None:
+                folding.reasons[name] = _why_not_static(found)
         changed = {name for replacement in solver.replacements for name in replacement.names}
         for index, uses in solver.uses.items():
             if index not in solver.bound:
@@ -242,3 +249,82 @@ class _Summary:
         name = relation.operation.weight.name
         slot = self.solver.slots.read_at(name, relation.operation.path)
         return [slot] if slot in changed else []
+
+
+_TORCH_BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def statics_of(norms: Iterable[FoundNorm]) -> dict[str, Static]:
+    """Return what the static norms among these compute, by the name of what computes.
+
+    Raises:
+        InputError: one of them has never seen a batch, or its scales are not finite.
+    """
+    statics = {}
+    for found in norms:
+        static = static_of(found)
+        if static is None:
+            continue
+        name, norm = found.inner
+        tracked = getattr(norm, "num_batches_tracked", None)
+        if tracked is not None and int(tracked) == 0:
+            raise InputError(
+                f"the statistics of {name!r} ({type(norm).__name__}) have never seen a batch: "
+                "train the model, or call powernorm.calibrate(model, batches) first"
+            )
+        for what, value in (("scale", static.scale), ("shift", static.shift)):
+            wrong = int((~value.isfinite()).sum())
+            if wrong:
+                raise InputError(
+                    f"the {what} of {name!r} ({type(norm).__name__}) is not finite in {wrong} of "
+                    f"{len(value)} features: its weights or statistics are broken, calibrate or "
+                    "train again"
+                )
+        statics[name] = static
+    return statics
+
+
+def static_of(found: FoundNorm) -> Static | None:
+    """Return scale and shift of a static norm in evaluation, None for everything else."""
+    _, norm = found.inner
+    if found.function:
+        return None
+    if isinstance(norm, Norm):
+        if not norm.is_static:
+            return None
+        scale, shift = norm.affine()
+        return Static(scale.detach().cpu(), shift.detach().cpu())
+    if isinstance(norm, _TORCH_BATCH_NORMS) and norm.running_var is not None:
+        assert norm.running_mean is not None
+        scale = torch.rsqrt(norm.running_var.double() + norm.eps)
+        if norm.weight is not None:
+            scale = scale * norm.weight.double()
+        shift = -scale * norm.running_mean.double()
+        if norm.bias is not None:
+            shift = shift + norm.bias.double()
+        return Static(scale.detach().cpu(), shift.detach().cpu())
+    return None
+
+
+def _why_not_static(found: FoundNorm) -> str:
+    """Say why a norm is no affine map per feature."""
+    if found.function:
+        return f"{found.reason.partition(':')[0]}, which depends on each token in evaluation"
+    if isinstance(found.inner[1], (*_TORCH_BATCH_NORMS, nn.InstanceNorm1d)):
+        return "without running statistics it depends on the batch in evaluation"
+    return "it depends on each token in evaluation"
+
+
+def _feature_axis(norm: nn.Module) -> int:
+    """The dimension of the features in the input of a norm that may be static."""
+    return norm.feature_dim if isinstance(norm, Norm) else 1
+
+
+def _does_more(norm: nn.Module) -> bool:
+    """Whether a call of the norm does more than its class says."""
+    return bool("forward" in norm.__dict__ or norm._forward_hooks or norm._forward_pre_hooks)
+
+
+def _hides_padding(norm: nn.Module) -> bool:
+    """Whether the norm sets padding to 0 in evaluation: with a mask that is no affine map."""
+    return isinstance(norm, BatchStatisticsNorm) and norm.floor

@@ -2,70 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.inspection.rows import format_table
+from powernorm.inspection.finder import FoundNorm, find_norms
+from powernorm.inspection.rows import NormRow, format_rows
 from powernorm.surgery.changes import Changes, parameter_like, slot_of
-from powernorm.surgery.examples import Examples, as_call
-from powernorm.surgery.fold_solver import Folding, Tied, work_out
+from powernorm.surgery.fold_solver import (
+    Folding,
+    Tied,
+    solve_fold,
+    static_of,
+    statics_of,
+)
 from powernorm.surgery.solution import Static
-from powernorm.surgery.static_layers import norms_of, static_of, statics_of
 from powernorm.surgery.storage import save_folded
 from powernorm.surgery.structure import Structure, build_structure
-from powernorm.surgery.verification import Errors, check, compare
+from powernorm.surgery.verification import Errors, Examples, as_call, check, compare
 from powernorm.surgery.weight_updates import Replacement, compute
-
-Action = Literal["fold", "multiply-add", "stay"]
-
-
-@dataclass(frozen=True)
-class FoldRow:
-    """What happens to one norm.
-
-    Args:
-        name: of the module.
-        norm: its class.
-        action: `fold`: nothing is left; `multiply-add`: one per feature is left; `stay`.
-        into: the parameters that take it up.
-        reason: why it does not fold; empty where it does.
-    """
-
-    name: str
-    norm: str
-    action: Action
-    into: tuple[str, ...] = ()
-    reason: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        """The cells by column."""
-        return {
-            "name": self.name,
-            "norm": self.norm,
-            "action": self.action,
-            "into": ", ".join(self.into),
-            "reason": self.reason,
-        }
-
-
-_SHOWN: Final = 2
-"""Parameters named in a cell of the printed table; `to_rows` names all."""
-
-
-def _table(rows: tuple[FoldRow, ...]) -> str:
-    cells = []
-    for row in rows:
-        more = len(row.into) - _SHOWN
-        into = ", ".join(row.into[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        cells.append({**row.to_dict(), "into": into})
-    return format_table(cells)
 
 
 @dataclass(frozen=True)
@@ -74,23 +35,24 @@ class FoldReport:
 
     Args:
         model: the folded model.
-        rows: one a norm.
+        rows: one a norm: `fold`, nothing is left, into these parameters; `swap`, a multiply-add per
+            feature is left in its place; `keep`. The reason says why it did not fold.
         errors: differences from the original on the example inputs, one a type.
         structure: how the modules differ from the original's.
     """
 
     model: nn.Module
-    rows: tuple[FoldRow, ...]
+    rows: tuple[NormRow, ...]
     errors: tuple[Errors, ...]
     structure: Structure
     _changes: Changes = field(repr=False)
 
-    def to_rows(self) -> list[dict[str, str]]:
-        """The table as dicts: name, norm, action, into, reason."""
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the table as dictionaries, one a norm."""
         return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
-        return "\n".join([_table(self.rows), *map(str, self.errors)])
+        return "\n".join([format_rows(self.rows), *map(str, self.errors)])
 
     def save(self, path: str | Path, settings: Mapping[str, Any] | None = None) -> None:
         """Write the folded model; `powernorm.load_folded` reads it.
@@ -130,19 +92,19 @@ class FoldPlan:
     """
 
     model: nn.Module
-    rows: tuple[FoldRow, ...]
+    rows: tuple[NormRow, ...]
     replacements: tuple[Replacement, ...]
     structure: Structure
     affines: Mapping[str, Static]
     statics: Mapping[str, Static]
     examples: Examples
 
-    def to_rows(self) -> list[dict[str, str]]:
-        """The table as dicts: name, norm, action, into, reason."""
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the table as dictionaries, one a norm."""
         return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
-        return _table(self.rows)
+        return format_rows(self.rows)
 
     def apply(self, *, inplace: bool = True, verify: bool = True) -> FoldReport:
         """Fold.
@@ -171,7 +133,7 @@ class FoldPlan:
                 f"the model is in training mode ({training[0] or 'the model itself'!r}) since the "
                 "fold was planned: call model.eval() first"
             )
-        now = statics_of(self.model)
+        now = statics_of(find_norms(self.model))
         for name, static in self.statics.items():
             other = now.get(name)
             if other is None or not static.equals(other):
@@ -250,11 +212,12 @@ def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie")
             inputs that fail, no static norm, or a model that torch.export cannot trace.
     """
     examples = as_call(example_inputs)
-    statics = _check(model, examples)
-    folding = work_out(model, statics, examples, tied)
+    found = find_norms(model)
+    statics = _check(model, found, examples)
+    folding = solve_fold(model, found, statics, examples, tied)
     return FoldPlan(
         model,
-        _rows(model, folding),
+        tuple(_row(norm, folding) for norm in found),
         folding.replacements,
         folding.structure(model),
         folding.affines,
@@ -298,14 +261,16 @@ def fold(
     return plan_fold(model, example_inputs, tied=tied).apply(inplace=inplace, verify=verify)
 
 
-def _check(model: nn.Module, examples: Examples) -> Mapping[str, Static]:
+def _check(
+    model: nn.Module, found: Sequence[FoundNorm], examples: Examples
+) -> Mapping[str, Static]:
     """The static norms by name, of a model that can be folded."""
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise InputError(
             f"{type(model).__name__} is on the meta device and has no values to fold: load its "
             "weights first"
         )
-    if static_of(model) is not None:
+    if any("" in norm.names and static_of(norm) is not None for norm in found):
         raise InputError(
             f"the model is itself a norm ({type(model).__name__}): there is nothing around it to "
             "fold it into; its scale and shift are model.affine()"
@@ -316,9 +281,9 @@ def _check(model: nn.Module, examples: Examples) -> Mapping[str, Static]:
             f"the model is in training mode ({training[0] or 'the model itself'!r}): a norm is "
             "static in evaluation only, call model.eval() first"
         )
-    statics = statics_of(model)
+    statics = statics_of(found)
     if not statics:
-        present = sorted({place.found.type_name for place in norms_of(model)})
+        present = sorted({norm.type_name for norm in found})
         raise InputError(
             f"the model holds no static norm to fold (it holds {', '.join(present) or 'none'}): "
             "see powernorm.swap, and `static` in powernorm.NORMS"
@@ -332,14 +297,13 @@ def _check(model: nn.Module, examples: Examples) -> Mapping[str, Static]:
     return statics
 
 
-def _rows(model: nn.Module, folding: Folding) -> tuple[FoldRow, ...]:
-    rows = []
-    for place in norms_of(model):
-        name, shown, kind = place.name, place.found.names[0], place.found.type_name
-        if name in folding.reasons:
-            left: Action = "multiply-add" if name in folding.affines else "stay"
-            into, reason = folding.into.get(name, ()), folding.reasons[name]
-            rows.append(FoldRow(shown, kind, left, into, reason))
-        else:
-            rows.append(FoldRow(shown, kind, "fold", folding.into.get(name, ())))
-    return tuple(rows)
+def _row(found: FoundNorm, folding: Folding) -> NormRow:
+    name, _ = found.inner
+    reason = folding.reasons.get(name, "")
+    row = NormRow(name=found.names[0], kind=found.kind, action="keep", reason=reason)
+    into = folding.into.get(name, ())
+    if not reason:
+        return replace(row, action="fold", into=into)
+    # The norm is gone even so, where something simpler could be put in its place.
+    is_simpler = name in folding.affines
+    return replace(row, action="swap", into=("multiply-add", *into)) if is_simpler else row

@@ -14,11 +14,12 @@ from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, Progress, call_model, check_repeatable
 from powernorm.inspection.modules import Names, choose_layers, listed, modules_by_name
 from powernorm.inspection.observer import NormCall, observe
-from powernorm.inspection.rows import format_table
+from powernorm.inspection.rows import NormRow, format_rows
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.feature_dims import features_last, has_dim
 from powernorm.norms.preserved_state import preserved_state
+from powernorm.norms.registry import short_name
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.surgery.populations import (
@@ -34,18 +35,16 @@ _CONSTANT: Final = 1e-6
 """A feature whose deviation is below this share of its mean is constant up to rounding."""
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedLayer:
+@dataclass(frozen=True, kw_only=True)
+class MatchRow(NormRow):
     """How well an affine map per feature reproduces a teacher's norm.
 
     Attributes:
-        layer: its name in both models.
         tokens: valid tokens that it was fitted to, of all processes.
         explained: share of the variance of the teacher's outputs that the map explains, over all
             features; 1 is exact.
     """
 
-    layer: str
     tokens: int
     explained: float
 
@@ -54,19 +53,14 @@ class MatchedLayer:
 class MatchReport:
     """One row a layer, in the order in which they were fitted."""
 
-    layers: tuple[MatchedLayer, ...]
+    rows: tuple[MatchRow, ...]
 
-    def to_rows(self) -> list[dict[str, str | int | float]]:
-        """One dictionary a layer: layer, tokens, explained."""
-        return [
-            {"layer": row.layer, "tokens": row.tokens, "explained": row.explained}
-            for row in self.layers
-        ]
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the table as dictionaries, one a layer."""
+        return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
-        return format_table(
-            [{**row, "explained": f"{row['explained']:.4f}"} for row in self.to_rows()]
-        )
+        return format_rows(self.rows)
 
 
 def match_teacher(
@@ -115,7 +109,7 @@ def match_teacher(
     >>> teacher = torch.nn.Sequential(torch.nn.LayerNorm(4))
     >>> model = torch.nn.Sequential(powernorm.BatchNorm(4))
     >>> report = match_teacher(model, teacher, [torch.randn(64, 4) for _ in range(3)])
-    >>> report.layers[0].tokens
+    >>> report.rows[0].tokens
     192
     """
     layers = choose_layers(model, names, "to match")
@@ -145,7 +139,14 @@ def match_teacher(
     for name, fit in fitted.items():
         _adopt(layers[name], fit)
     rows = [
-        MatchedLayer(name, int(fit.moments.count), fit.explained) for name, fit in fitted.items()
+        MatchRow(
+            name=name,
+            kind=short_name(layers[name]),
+            action="match",
+            tokens=int(fit.moments.count),
+            explained=fit.explained,
+        )
+        for name, fit in fitted.items()
     ]
     return MatchReport(tuple(rows))
 

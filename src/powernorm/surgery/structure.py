@@ -1,4 +1,4 @@
-"""How the modules of a folded model differ from those of the original one."""
+"""How the modules of a folded model differ from those of the original one, and what they hold."""
 
 from __future__ import annotations
 
@@ -7,15 +7,81 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.finder import find_norms
 from powernorm.inspection.masking import retire_owners
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_of
-from powernorm.surgery.fast_paths import restore, without_fast_path
-from powernorm.surgery.folded import FeatureAffine, FoldedNorm
-from powernorm.surgery.static_layers import norms_of
+
+
+class FoldedNorm(nn.Module):
+    """Where a norm was folded into its neighbours: gives its input, and takes a norm's arguments.
+
+    Shape:
+        x (..., C), output as x; with a residual (x + residual, x + residual), as every norm.
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The input itself, or its sum with the residual, twice."""
+        del padding_mask
+        if residual is None:
+            return x
+        total = x + residual
+        return total, total
+
+
+class FeatureAffine(nn.Module):
+    """One multiply-add per feature, for a static norm that no neighbour could take up.
+
+    Args:
+        num_features: C.
+        feature_dim: the dimension of x that holds the features.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        x (..., C), output as x; with a residual (y, x + residual), as every norm.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        feature_dim: int = LAST,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.feature_dim = feature_dim
+        self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype))
+
+    def forward(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """`weight ⊙ x + bias`."""
+        del padding_mask
+        total = x if residual is None else x + residual
+        beyond = (-1 if self.feature_dim < 0 else total.ndim - 1) - self.feature_dim
+        weight, bias = (part.view(-1, *(1,) * beyond) for part in (self.weight, self.bias))
+        y = torch.addcmul(bias, total, weight).to(total.dtype)
+        return y if residual is None else (y, total)
+
+    def extra_repr(self) -> str:
+        """Number of features, and their dimension."""
+        dim = "" if self.feature_dim == LAST else f", feature_dim={self.feature_dim}"
+        return f"{self.weight.shape[0]}{dim}"
+
 
 Rest = Literal["nothing", "multiply-add"]
 
@@ -70,8 +136,7 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
     """
     changes = Changes()
     _check(model, structure)
-    switches = without_fast_path(model, [model.get_submodule(name) for name in structure.norms])
-    changes.on_undo(lambda: restore(switches))
+    changes.leave_fast_path(model, [model.get_submodule(name) for name in structure.norms])
     made: dict[int, nn.Module] = {}
     for name, rest in structure.norms.items():
         parent, attribute = slot_of(model, name)
@@ -125,7 +190,7 @@ def _check(model: nn.Module, structure: Structure) -> None:
             f"{type(model).__name__} has no module {missing[0]!r}, which the folded model was made "
             "from: build the model with the same configuration"
         )
-    norms = {id(place.module) for place in norms_of(model) if not place.found.function}
+    norms = {id(found.inner[1]) for found in find_norms(model) if not found.function}
     for name in structure.norms:
         if id(modules[name]) not in norms:
             raise InputError(

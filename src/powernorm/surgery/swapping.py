@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.masking import Stake, mask_sources, own_masks
+from powernorm.inspection.masking import mask_sources, own_masks
 from powernorm.inspection.modules import is_compiled
-from powernorm.inspection.rows import format_table
+from powernorm.inspection.rows import NormRow, format_rows
 from powernorm.inspection.selection import (
     Role,
     Selection,
@@ -25,7 +25,8 @@ from powernorm.inspection.selection import (
     stacks,
 )
 from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, check_norm_options, norm_info
-from powernorm.surgery.fast_paths import Switch, restore, without_fast_path
+from powernorm.norms.arguments import check_model
+from powernorm.surgery.changes import Changes
 from powernorm.surgery.successors import (
     a_tensor,
     follow,
@@ -48,25 +49,25 @@ _HOOKS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class SwapRow:
-    """One norm of the model and what the plan does with it."""
+@dataclass(frozen=True, kw_only=True)
+class SwapRow(NormRow):
+    """One norm of the model and what the plan does with it: `swap` or `keep`.
 
-    name: str
-    from_class: str
-    to: str
-    features: int | None
+    Attributes:
+        type_name: of its class, or of the function that is called in a forward.
+        num_features: C; None where that cannot be read.
+        role: what it belongs to.
+        side: of an encoder-decoder.
+        layer: number of its layer, 0 next to the input; None outside.
+        shared: its other names, where one module stands in several places.
+    """
+
+    type_name: str
+    num_features: int | None
     role: Role
     side: Side | None
     layer: int | None
-    action: Literal["swap", "skip"]
-    mask: str | None = None
-    """The argument, of the model or a module in it, that tells the new norm about padding; None
-    where it needs no mask or the model has none for it."""
-    reason: str = ""
-    """Why it is skipped."""
     shared: tuple[str, ...] = ()
-    """Its other names, where one module stands in several places."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,14 @@ class SwapPlan:
     _found: Mapping[str, FoundNorm] = field(repr=False, compare=False)
     _sides: Mapping[str, Side] = field(repr=False, compare=False)
 
-    def to_rows(self) -> list[dict[str, object]]:
-        """The table as dictionaries, one a norm."""
-        return [asdict(row) for row in self.rows]
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the table as dictionaries, one a norm."""
+        return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
         """The table as text, and how many norms change."""
         swapped = sum(row.action == "swap" for row in self.rows)
-        table = format_table([_cells(row) for row in self.rows])
-        return f"{table}\n{swapped} of {len(self.rows)} norms change to {self.to}"
+        return f"{format_rows(self.rows)}\n{swapped} of {len(self.rows)} norms change to {self.to}"
 
     def apply(self) -> Swap:
         """Put the new norms in place, all of them or, where one cannot be built, none.
@@ -131,23 +131,22 @@ class Swap:
         self.plan = plan
         self.model = plan.model
         self._replacements = replacements
-        self._undone = False
+        self._changes = Changes()
         self._kinds = [kind_of(one.new, plan.model) for one in replacements]
         self._hooks_before = [_hook_ids(one.found.module) for one in replacements]
         for one in replacements:
             _share_hooks(one.found.module, one.new)
             for slot in one.found.slots:
-                slot.put(one.new)
-        self._switches: tuple[Switch, ...] = without_fast_path(
-            plan.model, [one.new for one in replacements]
-        )
+                self._changes.set_module(slot.parent, slot.attribute, one.new)
+        self._changes.leave_fast_path(plan.model, [one.new for one in replacements])
         masked = [
             name
             for one in replacements
             for name in one.found.names
             if isinstance(one.new, BatchStatisticsNorm)
         ]
-        self._stakes: tuple[Stake, ...] = own_masks(plan.model, masked, plan._sides)
+        for stake in own_masks(plan.model, masked, plan._sides):
+            self._changes.on_undo(stake.withdraw)
 
     @property
     def norms(self) -> dict[str, Norm]:
@@ -163,8 +162,7 @@ class Swap:
         Raises:
             InputError: undone already, or something else stands where the swap put its norms.
         """
-        if self._undone:
-            raise InputError("this swap is undone already")
+        self._changes.check_not_undone()
         for one in self._replacements:
             if not all(slot.holds(one.new) for slot in one.found.slots):
                 raise InputError(
@@ -173,19 +171,14 @@ class Swap:
                 )
         for one, kind in zip(self._replacements, self._kinds, strict=True):
             follow(one.found.module, kind, kind_of(one.new, self.model))
-        for stake in self._stakes:
-            stake.withdraw()
+        self._changes.undo()
         for one, before in zip(self._replacements, self._hooks_before, strict=True):
             _drop_later_hooks(one.found.module, before)
             one.found.module.train(mode_of(one.new))
-            for slot in one.found.slots:
-                slot.put(one.found.module)
-        restore(self._switches)
-        self._undone = True
 
     def __repr__(self) -> str:
         """How many norms changed to what."""
-        state = ", undone" if self._undone else ""
+        state = ", undone" if self._changes.is_undone else ""
         return f"Swap({len(self._replacements)} norms to {self.plan.to}{state})"
 
 
@@ -211,8 +204,7 @@ def plan_swap(
     >>> [row.name for row in plan_swap(layer, to="bn").rows]
     ['norm1', 'norm2']
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+    check_model(model)
     _check_options(to, norm_options)
     _check_untouched(model)
     found = find_norms(model)
@@ -268,37 +260,22 @@ def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_opti
     return plan_swap(model, to, where, **norm_options).apply()
 
 
-def _cells(row: SwapRow) -> dict[str, object]:
-    shared = f"also {', '.join(row.shared)}" if row.shared else ""
-    cells: dict[str, object | None] = {
-        "name": row.name,
-        "from": row.from_class,
-        "to": row.to if row.action == "swap" else None,
-        "features": row.features,
-        "role": row.role,
-        "side": row.side,
-        "layer": row.layer,
-        "mask": row.mask,
-        "remark": "; ".join(part for part in (row.reason, shared) if part),
-    }
-    return {key: "" if value is None else value for key, value in cells.items()}
-
-
 def _row(site: Site, to: str, selected: bool, mask: str | None) -> SwapRow:
     reading = site.norm.reading
     reason = _why_not_selected(site) if not selected else site.norm.reason
     return SwapRow(
-        site.name,
-        site.type_name,
-        to,
-        None if reading is None else reading.num_features,
-        site.role,
-        site.side,
-        site.layer,
-        "skip" if reason else "swap",
-        None if reason else mask,
-        reason,
-        site.norm.names[1:],
+        name=site.name,
+        kind=site.norm.kind,
+        action="keep" if reason else "swap",
+        into=() if reason else (to,),
+        mask=None if reason else mask,
+        reason=reason,
+        type_name=site.type_name,
+        num_features=None if reading is None else reading.num_features,
+        role=site.role,
+        side=site.side,
+        layer=site.layer,
+        shared=site.norm.names[1:],
     )
 
 

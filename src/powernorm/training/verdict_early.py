@@ -167,9 +167,9 @@ def _mean_nll(model: nn.Module, batch: Batch) -> tuple[float, int]:
 
 
 def _of_layer_norm(report: Diagnosis) -> Quantities:
-    mean = [layer.mean_tid for layer in report.layers]
-    var = [layer.var_tid for layer in report.layers]
-    pn = [layer.pn_tid for layer in report.layers]
+    mean = [layer.mean_tid for layer in report.rows]
+    var = [layer.var_tid for layer in report.rows]
+    pn = [layer.pn_tid for layer in report.rows]
     total = [None if m is None or v is None else m + v for m, v in zip(mean, var, strict=True)]
     quantities: Quantities = {}
     for name, values in (("mean", mean), ("var", var), ("total", total), ("pn", pn)):

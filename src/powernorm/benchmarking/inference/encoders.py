@@ -13,7 +13,7 @@ from powernorm.benchmarking.inference.cases import Size
 from powernorm.errors import InputError
 from powernorm.models.layers import NormFactory, TransformerLayer
 from powernorm.surgery import FoldReport, calibrate, fold
-from powernorm.surgery.folded import FeatureAffine
+from powernorm.surgery.structure import FeatureAffine
 
 Kind = Literal["folded", "identity", "LayerNorm", "RMSNorm", "BatchNorm"]
 KINDS: Final[tuple[Kind, ...]] = ("folded", "identity", "LayerNorm", "RMSNorm", "BatchNorm")
