@@ -60,6 +60,7 @@ class BatchStatisticsNorm(AffineNorm):
     """Rows of the (C,) sums over a batch that move the running statistics, see `absorb`."""
 
     checks_itself = True
+    reads_mask = True
     centered: bool = True
     variant: Variant = "paper"
     is_frozen: bool = False

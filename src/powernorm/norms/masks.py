@@ -123,7 +123,7 @@ def _innermost(*, observing: bool = False) -> _Frame | None:
 
 
 def current_padding_mask(
-    x: Tensor | None = None, norm: object = None, *, observing: bool = False
+    x: Tensor | None = None, norm: object = None, *, observing: bool = False, strict: bool = True
 ) -> Tensor | None:
     """The mask of the innermost `padding_mask` scope of this thread, or None.
 
@@ -132,15 +132,17 @@ def current_padding_mask(
             opens it, the mask is then the one that fits, in the shape of the input's tokens.
         norm: whose input it is, for the error.
         observing: an onlooker asks, who also sees scopes that the norms do not.
+        strict: whether a model's own masks have to fit the input; else there is none where they do
+            not, as in evaluation with a cache, where masks are longer than the input.
 
     Raises:
-        InputError: none of the model's own masks fits the input.
+        InputError: none of the model's own masks fits the input, and one has to.
     """
     frame = _innermost(observing=observing)
     masks = frame.masks if frame is not None else ()
     if not masks:
         return None
-    return masks[0].mask if x is None else _fitting(masks, x, norm)
+    return masks[0].mask if x is None else _fitting(masks, x, norm, strict)
 
 
 def users_padding_mask() -> Tensor | None:
@@ -150,7 +152,7 @@ def users_padding_mask() -> Tensor | None:
     return masks[0].mask if masks and masks[0].source is None else None
 
 
-def _fitting(masks: tuple[ScopedMask, ...], x: Tensor, norm: object) -> Tensor | None:
+def _fitting(masks: tuple[ScopedMask, ...], x: Tensor, norm: object, strict: bool) -> Tensor | None:
     shape = x.shape[:-1]
     for mask, source, batch_dim in masks:
         if source is None or mask.shape == shape:
@@ -160,7 +162,9 @@ def _fitting(masks: tuple[ScopedMask, ...], x: Tensor, norm: object) -> Tensor |
                 return mask.reshape(-1)
             if mask.shape[batch_dim] == shape[0]:
                 return None  # one vector a sequence: what was padded has been pooled away
-    raise _misfit(masks[0], x, norm)
+    if strict:
+        raise _misfit(masks[0], x, norm)
+    return None
 
 
 def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:

@@ -11,7 +11,7 @@ from powernorm.errors import InputError
 from powernorm.norms.base import BatchStatisticsNorm
 from powernorm.norms.contract import Norm
 from powernorm.norms.feature_dims import features_last
-from powernorm.norms.registry import NORMS
+from powernorm.norms.registry import NORMS, REGISTERED
 from powernorm.ops.moments import Moments
 from powernorm.ops.reference.batch import in_backward
 
@@ -100,14 +100,16 @@ def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
 
 def short_name(layer: Norm) -> str:
     """The layer's short name; of names for one class, the one whose options fit most closely."""
+    if layer.registered_as:
+        return layer.registered_as
     fitting = [
         info
-        for info in NORMS.values()
+        for info in (*NORMS.values(), *REGISTERED.values())
         if info.layer is type(layer)
         and all(getattr(layer, option, None) == value for option, value in info.presets.items())
     ]
     if not fitting:
-        return type(layer).__name__
+        return layer.class_name
     return max(fitting, key=lambda info: len(info.presets)).name
 
 
