@@ -93,6 +93,11 @@ class Norm(nn.Module):
         return self
 
     @property
+    def wants_mask(self) -> bool:
+        """Would a forward in the present mode look for the mask of a scope?"""
+        return self.reads_mask
+
+    @property
     def is_static(self) -> bool:
         """Is the layer in evaluation an affine map per feature, which can be folded away?"""
         return False

@@ -10,6 +10,7 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms, wrapped_batch_norm
 from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.norms.adapted import AdaptedNorm
 from powernorm.surgery.solution import Static
 
 TORCH_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -48,6 +49,10 @@ def why_not_static(place: Place) -> str:
         return f"{place.found.reason.partition(':')[0]}, which depends on each token in evaluation"
     if isinstance(place.module, (*TORCH_BATCH_NORMS, nn.InstanceNorm1d)):
         return "without running statistics it depends on the batch in evaluation"
+    if isinstance(place.module, AdaptedNorm):
+        return (
+            "it does not say that it is an affine map per feature in evaluation (is_static = True)"
+        )
     return "it depends on each token in evaluation"
 
 
@@ -68,7 +73,8 @@ def statics_of(model: nn.Module) -> dict[str, Static]:
         static = None if place.found.function else static_of(norm)
         if static is None:
             continue
-        tracked = getattr(norm, "num_batches_tracked", None)
+        counted = norm.layer if isinstance(norm, AdaptedNorm) else norm
+        tracked = getattr(counted, "num_batches_tracked", None)
         if tracked is not None and int(tracked) == 0:
             raise InputError(
                 f"the statistics of {name!r} ({type(norm).__name__}) have never seen a batch: "
