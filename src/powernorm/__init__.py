@@ -47,6 +47,7 @@ __all__ = [
     "penalty",
     "plan_fold",
     "plan_swap",
+    "register_norm",
     "rescale_backward_statistics",
     "save_folded",
     "swap",
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
         build_norm,
         padding_mask,
         penalty,
+        register_norm,
         rescale_backward_statistics,
     )
     from powernorm.ops import Moments

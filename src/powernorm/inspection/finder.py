@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from powernorm.errors import InputError
 from powernorm.norms import Norm
+from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST, features_back, features_last
 from powernorm.norms.registry import short_name
 
@@ -124,7 +125,17 @@ class FoundNorm:
     @property
     def type_name(self) -> str:
         """The name of its class, or of the function that the module calls."""
-        return f"F.{self.function}" if self.function else type(self.module).__name__
+        if self.function:
+            return f"F.{self.function}"
+        norm = self.module
+        return norm.class_name if isinstance(norm, Norm) else type(norm).__name__
+
+    def is_a(self, cls: type[nn.Module]) -> bool:
+        """Whether it is a norm of a class, or one that such a module became."""
+        if self.function:
+            return False
+        layer = self.module.layer if isinstance(self.module, AdaptedNorm) else self.module
+        return isinstance(layer, cls) or isinstance(self.module, cls)
 
     @property
     def kind(self) -> str:
@@ -326,7 +337,7 @@ def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
 def read_norm(module: nn.Module) -> Reading | str:
     """What a norm computes, or the reason why it cannot be replaced by one over tokens."""
     if isinstance(module, Norm):
-        weight, bias = (_parameter(module, (name,)) for name in ("weight", "bias"))
+        weight, bias = (_parameter(module.affine_part, (name,)) for name in ("weight", "bias"))
         return Reading(
             "own",
             module.num_features,

@@ -31,7 +31,7 @@ from powernorm.inspection.mask_arguments import (
 )
 from powernorm.inspection.mask_checks import MaskChecks, Taker
 from powernorm.inspection.selection import Side
-from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms import Norm
 from powernorm.norms.masks import ScopedMask, close_scope, innermost_scope, open_scope
 from powernorm.ops.reference.batch import in_backward
 
@@ -142,9 +142,7 @@ class MaskOwner:
         In evaluation masks do not matter to most norms, and those of a generation with a cache are
         longer than its input.
         """
-        return self.is_observed or any(
-            norm.training or norm.variant == "released" for norm in batch_norms(self.reach)
-        )
+        return self.is_observed or any(norm.wants_mask for norm in batch_norms(self.reach))
 
     @property
     def is_only_observed(self) -> bool:
@@ -221,9 +219,9 @@ class MaskOwner:
             handle.remove()
 
 
-def batch_norms(module: nn.Module) -> Iterable[BatchStatisticsNorm]:
+def batch_norms(module: nn.Module) -> Iterable[Norm]:
     """The norms in a module that need masks."""
-    return (part for part in module.modules() if isinstance(part, BatchStatisticsNorm))
+    return (part for part in module.modules() if isinstance(part, Norm) and part.reads_mask)
 
 
 def retire_owners(model: nn.Module) -> Callable[[], None]:

@@ -74,9 +74,7 @@ class Where:
         ):
             return False
         if self.types is not None and not any(
-            fnmatchcase(site.type_name, kind)
-            if isinstance(kind, str)
-            else isinstance(site.norm.module, kind) and not site.norm.function
+            fnmatchcase(site.type_name, kind) if isinstance(kind, str) else site.norm.is_a(kind)
             for kind in _kinds(self.types)
         ):
             return False

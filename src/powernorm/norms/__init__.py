@@ -8,7 +8,14 @@ from powernorm.norms.models import accumulated_statistics, penalty, rescale_back
 from powernorm.norms.moving_average import MovingAverageBatchNorm, center_weight
 from powernorm.norms.pointwise import DynamicTanh, Identity
 from powernorm.norms.power import PowerNorm
-from powernorm.norms.registry import NORMS, NormInfo, build_norm, check_norm_options, norm_info
+from powernorm.norms.registry import (
+    NORMS,
+    NormInfo,
+    build_norm,
+    check_norm_options,
+    norm_info,
+    register_norm,
+)
 from powernorm.norms.regularized import RegularizedBatchNorm
 from powernorm.norms.renorm import BatchRenorm
 from powernorm.norms.token import (
@@ -49,5 +56,6 @@ __all__ = [
     "norm_info",
     "padding_mask",
     "penalty",
+    "register_norm",
     "rescale_backward_statistics",
 ]

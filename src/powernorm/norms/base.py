@@ -46,6 +46,10 @@ class Norm(nn.Module):
     """Does the layer take an input that is not contiguous as it is?"""
     checks_itself: bool = False
     """Does `normalise` look at its input's shape, once it knows the mask of the scope?"""
+    reads_mask: bool = False
+    """Does the layer look for the mask of a scope? `powernorm.swap` then hands it the model's."""
+    registered_as: str = ""
+    """Short name that a layer of a user's own was built by."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -79,6 +83,21 @@ class Norm(nn.Module):
         """The layer's work: normalise (..., C), whatever `feature_dim` is."""
 
     @property
+    def class_name(self) -> str:
+        """What errors and tables call the layer."""
+        return type(self).__name__
+
+    @property
+    def affine_part(self) -> nn.Module:
+        """The module whose parameters `weight` and `bias`, where it has them, are γ and β."""
+        return self
+
+    @property
+    def wants_mask(self) -> bool:
+        """Would a forward in the present mode look for the mask of a scope?"""
+        return self.reads_mask
+
+    @property
     def is_static(self) -> bool:
         """Is the layer in evaluation an affine map per feature, which can be folded away?"""
         return False
@@ -90,7 +109,7 @@ class Norm(nn.Module):
             InputError: the layer is not static.
         """
         raise InputError(
-            f"{type(self).__name__} depends on each token in evaluation: it is no affine map per "
+            f"{self.class_name} depends on each token in evaluation: it is no affine map per "
             "feature and cannot be folded"
         )
 
@@ -107,12 +126,12 @@ class Norm(nn.Module):
         if not -ndim <= dim < ndim or x.shape[dim] != self.num_features:
             where = "the last dimension" if dim == LAST else f"dimension {dim} (feature_dim)"
             raise InputError(
-                f"{type(self).__name__} was built for {self.num_features} features in {where}, "
+                f"{self.class_name} was built for {self.num_features} features in {where}, "
                 f"got an input of shape {tuple(x.shape)}{self._advice(x)}"
             )
         if not x.is_floating_point():
             raise InputError(
-                f"{type(self).__name__} got an input of dtype {x.dtype}, expected a floating "
+                f"{self.class_name} got an input of dtype {x.dtype}, expected a floating "
                 "point type: convert with x.float()"
             )
         if padding_mask is not None:

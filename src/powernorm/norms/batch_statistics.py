@@ -60,6 +60,7 @@ class BatchStatisticsNorm(AffineNorm):
     """Rows of the (C,) sums over a batch that move the running statistics, see `absorb`."""
 
     checks_itself = True
+    reads_mask = True
     centered: bool = True
     variant: Variant = "paper"
     is_frozen: bool = False
@@ -102,6 +103,11 @@ class BatchStatisticsNorm(AffineNorm):
         )
 
     @property
+    def wants_mask(self) -> bool:
+        """In training; the released variants in evaluation, too."""
+        return self.training or self.variant == "released"
+
+    @property
     def is_static(self) -> bool:
         """True without GroupScaling."""
         return self.groups is None
@@ -141,8 +147,7 @@ class BatchStatisticsNorm(AffineNorm):
         if mask is None:
             # Evaluation needs no mask but in the released variants: a model's own, which may be
             # longer than the input there, is left alone.
-            reads = self.training or self.variant == "released"
-            mask = current_padding_mask(x, self) if reads else users_padding_mask()
+            mask = current_padding_mask(x, self) if self.wants_mask else users_padding_mask()
         plain = mask is None and residual is None
         if not (plain and x.shape[-1:] == (self.num_features,) and x.is_floating_point()):
             dim = self.feature_dim

@@ -123,7 +123,7 @@ def _innermost(*, observing: bool = False) -> _Frame | None:
 
 
 def current_padding_mask(
-    x: Tensor | None = None, norm: object = None, *, observing: bool = False
+    x: Tensor | None = None, norm: object = None, *, observing: bool = False, strict: bool = True
 ) -> Tensor | None:
     """The mask of the innermost `padding_mask` scope of this thread, or None.
 
@@ -132,9 +132,11 @@ def current_padding_mask(
             opens it, the mask is then the one that fits, in the shape of the input's tokens.
         norm: whose input it is, for the error.
         observing: an onlooker asks, who also sees scopes that the norms do not.
+        strict: whether a model's own masks have to fit the input; else there is none where they do
+            not, as in evaluation with a cache, where masks are longer than the input.
 
     Raises:
-        InputError: none of the model's own masks fits the input.
+        InputError: none of the model's own masks fits the input, and one has to.
     """
     frame = _innermost(observing=observing)
     masks = frame.masks if frame is not None else ()
@@ -143,7 +145,7 @@ def current_padding_mask(
     if x is None:
         return masks[0].mask
     mask, fits = _fitting(masks, x.shape[:-1])
-    if not fits:
+    if not fits and strict:
         raise _misfit(masks[0], x, norm)
     return mask
 

@@ -1,19 +1,35 @@
-"""Short names: the same in the API, the command line, run folders and reports."""
+"""Short names: the same in the API, the command line, run folders and reports.
+
+The norms of this library are in `NORMS`. A user's own get a name by `register_norm`, by an entry
+point of an installed package, or are called `module:Class`, which is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
+
+from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.norms import pointwise, token
+from powernorm.norms.arguments import feature_count
 from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.moving_average import MovingAverageBatchNorm
+from powernorm.norms.named_layers import imported_layer, packaged_layer, packaged_names
+from powernorm.norms.own_layers import (
+    build_own,
+    check_layer,
+    check_own_options,
+    is_same_layer,
+    shown,
+)
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
 from powernorm.norms.renorm import BatchRenorm
@@ -25,7 +41,7 @@ class NormInfo:
 
     name: str
     title: str
-    layer: Callable[..., Norm]
+    layer: Callable[..., nn.Module]
     averages_over: str
     static: bool
     """Is it an affine map per feature in evaluation, with its default options?"""
@@ -115,55 +131,151 @@ _ROWS: Final = (
 )
 
 NORMS: Final[Mapping[str, NormInfo]] = {row.name: row for row in _ROWS}
-"""The table of norms by short name."""
+"""The table of this library's norms by short name."""
+
+REGISTERED: Final[dict[str, NormInfo]] = {}
+"""Those that users, or packages whose names were asked for, have registered in this process."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+"""What a name may be: it becomes part of a folder's name, and stands in lists between commas."""
+_UNKNOWN: Final = "-"
+"""Of a norm that is not ours."""
+
+
+def register_norm(
+    name: str, layer: Callable[..., nn.Module], *, presets: Mapping[str, Any] | None = None
+) -> None:
+    """Make a norm of one's own a short name, as those of `NORMS`, in this process.
+
+    From then on `build_norm(name, C)`, `powernorm.swap(model, to=name)` and comparisons take it.
+    Without registering, `module:Class` is taken wherever a short name is (`powernorm compare lm
+    --norms ln,my.module:MyNorm`): that imports the module, which runs its code. A package makes
+    its norms known by entry points of the group `powernorm.norms`.
+
+    Args:
+        name: letters, digits, dots, underscores and hyphens.
+        layer: `layer(num_features, **options)` gives a module whose forward takes (..., C), with
+            or without a `padding_mask` beside it, and keeps the shape: any torch module, which
+            `AdaptedNorm` then puts under the contract of `Norm` (residual, `feature_dim`, mask of
+            the scope), or a subclass of `powernorm.Norm`, which is used as it is. `device`,
+            `dtype` and `feature_dim` are handed to it only where it takes them.
+        presets: options that the name stands for, overridable.
+
+    Raises:
+        InputError: a name that is taken or does not fit, nothing that can be called with a number
+            of features, a preset that the layer does not take. Registering the same class again,
+            as a notebook does whose cell is run twice, replaces it.
+
+    >>> class Doubled(nn.LayerNorm):
+    ...     def forward(self, x):
+    ...         return 2 * super().forward(x)
+    >>> register_norm("doubled", Doubled)
+    >>> build_norm("doubled", 8)(torch.randn(2, 3, 8)).shape
+    torch.Size([2, 3, 8])
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(
+            f"name is {name!r}, expected letters, digits, dots, underscores and hyphens, the first "
+            "a letter or digit: it becomes part of a folder's name"
+        )
+    # Where file systems do not tell cases apart, neither would the folders of runs.
+    taken = {known.lower(): info for known, info in _known().items()}.get(name.lower())
+    if taken is not None and (
+        taken.name in NORMS or taken.name != name or not is_same_layer(taken.layer, layer)
+    ):
+        raise InputError(f"the name {name!r} is taken by {shown(taken.layer)}: choose another")
+    if not isinstance(presets, Mapping | None):
+        raise InputError(f"presets is {presets!r}, expected options by their names, or None")
+    REGISTERED[name] = _own_row(name, layer, presets or {})
 
 
 def norm_info(name: str) -> NormInfo:
-    """The row of a short name.
+    """The row of a short name, or of a `module:Class`.
+
+    A module is imported, which runs its code.
 
     Raises:
-        InputError: unknown name; lists the known ones.
+        InputError: unknown name; lists the known ones. Or a module or class that cannot be loaded.
     """
-    if name not in NORMS:
-        near = difflib.get_close_matches(name, NORMS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"unknown norm {name!r}, known are {', '.join(NORMS)}{hint}")
-    return NORMS[name]
+    if not isinstance(name, str):
+        raise InputError(f"norm is {name!r}, expected a short name, as 'rbn'")
+    info = _known().get(name)
+    if info is not None:
+        return info
+    if ":" in name:
+        return _own_row(name, imported_layer(name), {})
+    layer = packaged_layer(name)
+    if layer is None:
+        raise _unknown(name)
+    register_norm(name, layer)
+    return REGISTERED[name]
 
 
 def build_norm(name: str, num_features: int | tuple[int, ...], **options: Any) -> Norm:
     """Build a norm by short name.
 
     Args:
-        name: one of `NORMS`.
+        name: one of `NORMS`, one of your own (`register_norm`) or `module:Class`.
         num_features: C.
         options: keyword arguments of the layer, over those that the name stands for.
 
     Raises:
-        InputError: unknown name (lists the known ones), unknown option (lists the layer's).
+        InputError: unknown name (lists the known ones), unknown option (lists the layer's); of
+            your own norms also a layer that cannot be built.
 
     >>> build_norm("pn-only", 8).is_static
     True
     """
     info = norm_info(name)
-    check_norm_options(name, options)
-    return info.layer(num_features, **{**info.presets, **options})
+    _check_options(info, options)
+    chosen = {**info.presets, **options}
+    if name in NORMS:
+        return cast(Norm, info.layer(num_features, **chosen))
+    return build_own(name, info.layer, feature_count(num_features), chosen)
 
 
 def check_norm_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise an InputError unless the norm takes these options with values of these types."""
-    info = norm_info(name)
+    _check_options(norm_info(name), options)
+
+
+def _known() -> Mapping[str, NormInfo]:
+    return {**NORMS, **REGISTERED}
+
+
+def _unknown(name: str) -> InputError:
+    known = list(dict.fromkeys([*_known(), *packaged_names()]))
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = (
+        f"did you mean {near[0]!r}?" if near else "your own are my.module:MyNorm, or register_norm"
+    )
+    return InputError(f"unknown norm {name!r}, known are {', '.join(known)}; {hint}")
+
+
+def _own_row(name: str, layer: object, presets: Mapping[str, Any]) -> NormInfo:
+    """The row of a norm that is not ours, after a look at its layer."""
+    checked = check_layer(name, layer)
+    check_own_options(name, checked, presets)
+    is_static = getattr(checked, "is_static", False) is True
+    title = getattr(checked, "__name__", name)
+    return NormInfo(name, title, checked, _UNKNOWN, is_static, _UNKNOWN, dict(presets))
+
+
+def _check_options(info: NormInfo, options: Mapping[str, Any]) -> None:
+    if info.name not in NORMS:
+        check_own_options(info.name, info.layer, options)
+        return
     parameters = inspect.signature(info.layer).parameters
     known = [key for key in parameters if key != "num_features"]
     for key, value in options.items():
         if key not in known:
             raise InputError(
-                f"{info.title} ({name}) has no option {key!r}, it takes {', '.join(known)}"
+                f"{info.title} ({info.name}) has no option {key!r}, it takes {', '.join(known)}"
             )
         annotation = str(parameters[key].annotation)
         if not _fits(value, annotation):
             raise InputError(
-                f"option {key} of {name} is {value!r} ({type(value).__name__}), expected "
+                f"option {key} of {info.name} is {value!r} ({type(value).__name__}), expected "
                 f"{annotation}"
             )
 
@@ -186,12 +298,14 @@ def _fits(value: Any, annotation: str) -> bool:
 
 def short_name(layer: Norm) -> str:
     """The layer's short name; of names for one class, the one whose options fit most closely."""
+    if layer.registered_as:
+        return layer.registered_as
     fitting = [
         info
-        for info in NORMS.values()
+        for info in (*NORMS.values(), *REGISTERED.values())
         if info.layer is type(layer)
         and all(getattr(layer, option, None) == value for option, value in info.presets.items())
     ]
     if not fitting:
-        return type(layer).__name__
+        return layer.class_name
     return max(fitting, key=lambda info: len(info.presets)).name

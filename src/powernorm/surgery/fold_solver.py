@@ -12,6 +12,7 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
 from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.relations import Affine, Normed, Relations, relate
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
@@ -266,7 +267,8 @@ def statics_of(norms: Iterable[FoundNorm]) -> dict[str, Static]:
         if static is None:
             continue
         name, norm = found.inner
-        tracked = getattr(norm, "num_batches_tracked", None)
+        counted = norm.layer if isinstance(norm, AdaptedNorm) else norm
+        tracked = getattr(counted, "num_batches_tracked", None)
         if tracked is not None and int(tracked) == 0:
             raise InputError(
                 f"the statistics of {name!r} ({type(norm).__name__}) have never seen a batch: "
@@ -312,6 +314,10 @@ def _why_not_static(found: FoundNorm) -> str:
         return f"{found.reason.partition(':')[0]}, which depends on each token in evaluation"
     if isinstance(found.inner[1], (*_TORCH_BATCH_NORMS, nn.InstanceNorm1d)):
         return "without running statistics it depends on the batch in evaluation"
+    if isinstance(found.module, AdaptedNorm):
+        return (
+            "it does not say that it is an affine map per feature in evaluation (is_static = True)"
+        )
     return "it depends on each token in evaluation"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, Reading
 from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, norm_info
+from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
 
 _STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
@@ -44,7 +46,7 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
         new = build_norm(to, reading.num_features, **{**carried, **given})
     _take_over(new, "weight", reading.scale(), reading.weight)
     _take_over(new, "bias", reading.bias, reading.bias)
-    beta = new._parameters.get("bias")
+    beta = new.affine_part._parameters.get("bias")
     if beta is not None and reading.bias is None and reading.weight is not None:
         beta.requires_grad_(reading.weight.requires_grad)
     if _keeps_statistics(new, reading.statistics):
@@ -58,7 +60,9 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
 def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
     """Options that the old norm was built with and that its successor keeps."""
     old = reading.statistics
-    same = type(old) is type(new) if reading.kind == "own" else _SAME.get(reading.kind) == to
+    same = _SAME.get(reading.kind) == to
+    if reading.kind == "own":
+        same = _class_of(old) is _class_of(new)
     if not (same or _have_the_same(new, old)):
         return {}
     carried: dict[str, Any] = {}
@@ -68,11 +72,18 @@ def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
     # Except where the new name says that there are none.
     if groups is not None and hasattr(new, "groups") and "groups" not in norm_info(to).presets:
         carried["groups"] = groups
-    return carried
+    # A class of a user's own may have no such argument.
+    taken = inspect.signature(norm_info(to).layer).parameters
+    return {name: value for name, value in carried.items() if name in taken}
+
+
+def _class_of(norm: nn.Module | None) -> type:
+    return type(norm.layer if isinstance(norm, AdaptedNorm) else norm)
 
 
 def _kept_names(new: Norm) -> list[str]:
-    return [name for name in _STATISTICS if _has(new, name)]
+    is_ours = isinstance(new, BatchStatisticsNorm)
+    return [name for name in _STATISTICS if is_ours and _has(new, name)]
 
 
 def _has(module: nn.Module, name: str) -> bool:
@@ -93,7 +104,8 @@ def _keeps_statistics(new: Norm, old: nn.Module | None) -> bool:
 
 def _take_over(new: Norm, name: str, value: Tensor | None, old: nn.Parameter | None) -> None:
     """Give γ or β to a norm that has it: the very same parameter where nothing is to convert."""
-    own = new._parameters.get(name)
+    part = new.affine_part
+    own = part._parameters.get(name)
     if own is None or value is None or old is None:
         return
     same = value is old and (own.shape, own.dtype, own.device) == (
@@ -102,7 +114,7 @@ def _take_over(new: Norm, name: str, value: Tensor | None, old: nn.Parameter | N
         old.device,
     )
     if same:
-        new._parameters[name] = old
+        part._parameters[name] = old
         return
     with torch.no_grad():
         own.copy_(value.reshape(own.shape))

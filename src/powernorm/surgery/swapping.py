@@ -24,7 +24,7 @@ from powernorm.inspection.selection import (
     select,
     stacks,
 )
-from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, check_norm_options, norm_info
+from powernorm.norms import Norm, build_norm, check_norm_options
 from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.successors import (
@@ -139,12 +139,7 @@ class Swap:
             for slot in one.found.slots:
                 self._changes.set_module(slot.parent, slot.attribute, one.new)
         self._changes.leave_fast_path(plan.model, [one.new for one in replacements])
-        masked = [
-            name
-            for one in replacements
-            for name in one.found.names
-            if isinstance(one.new, BatchStatisticsNorm)
-        ]
+        masked = [name for one in replacements for name in one.found.names if one.new.reads_mask]
         for stake in own_masks(plan.model, masked, plan._sides):
             self._changes.on_undo(stake.withdraw)
 
@@ -189,7 +184,8 @@ def plan_swap(
 
     Args:
         model: a model of torch, Hugging Face, timm, x-transformers, this library or your own.
-        to: short name of the new norm, one of `powernorm.NORMS`.
+        to: short name of the new norm, one of `powernorm.NORMS` or of your own, or `module:Class`;
+            see `powernorm.register_norm`.
         where: which norms: a glob over dotted names or several, a function of (name, module), a
             `Where`, or None for all, of an encoder-decoder those of the encoder (Shen et al. 2020,
             App. A; Wang et al. 2022, App. A); norms over channels, as BatchNorm2d, are among them
@@ -215,10 +211,12 @@ def plan_swap(
         )
     sites = place(model, found)
     chosen = select(sites, where)
-    _check_possible([site for site in sites if site.name in chosen], sites, to, norm_options)
+    reads_mask = _check_possible(
+        [site for site in sites if site.name in chosen], sites, to, norm_options
+    )
     sides = stacks(model, [name for norm in found for name in norm.names])
     masks = {}
-    if norm_info(to).needs_batch_statistics:
+    if reads_mask:
         masks = mask_sources(model, sorted(chosen), sides)
     rows = tuple(_row(site, to, site.name in chosen, masks.get(site.name)) for site in sites)
     by_name = {site.name: site.norm for site in sites}
@@ -287,13 +285,17 @@ def _why_not_selected(site: Site) -> str:
 
 def _check_possible(
     chosen: Sequence[Site], sites: Sequence[Site], to: str, options: Mapping[str, Any]
-) -> None:
+) -> bool:
+    """Build what would come for nothing; returns whether the new norms look for a mask."""
     readings = [site.norm.reading for site in chosen if site.norm.reading is not None]
     if not readings:
         reasons = "; ".join(f"{site.name}: {site.norm.reason}" for site in chosen[:3])
         raise InputError(f"none of the selected norms can change ({reasons}); {inventory(sites)}")
-    for num_features in {reading.num_features for reading in readings}:
+    built = [
         build_norm(to, num_features, **{**options, "device": "meta"})
+        for num_features in {reading.num_features for reading in readings}
+    ]
+    return any(norm.reads_mask for norm in built)
 
 
 def _check_options(to: str, options: Mapping[str, Any]) -> None:

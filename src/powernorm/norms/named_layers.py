@@ -1,0 +1,80 @@
+"""Layers of users by name: `module:Class`, and the names that installed packages give theirs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, Final
+
+from powernorm.errors import InputError
+
+GROUP: Final = "powernorm.norms"
+"""Entry points of packages: `mine = "my.module:MyNorm"` makes `mine` a short name."""
+
+
+def imported_layer(name: str) -> Any:
+    """The object that `module:attribute` names; importing the module runs its code.
+
+    The module is looked for as by `python -m`, in the working directory first (unless Python was
+    told by `-P` to stay out of it).
+
+    Raises:
+        InputError: not of that form, no such module, one that fails, or no such attribute.
+    """
+    module_name, _, attribute = name.partition(":")
+    parts = [*module_name.split("."), *attribute.split(".")]
+    if not all(part.isidentifier() for part in parts):
+        raise InputError(f"norm {name!r} is not of the form my.module:MyNorm")
+    if module_name.endswith(".py"):
+        raise InputError(
+            f"norm {name!r} names a file: name its module, {module_name.removesuffix('.py')}:"
+            f"{attribute}"
+        )
+    if not sys.flags.safe_path and "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever a user's module raises
+        advice = ""
+        if isinstance(error, ModuleNotFoundError):
+            advice = ": start in the folder that holds it, or put that on PYTHONPATH"
+        raise InputError(
+            f"norm {name!r} cannot be loaded ({type(error).__name__}: {error}){advice}"
+        ) from error
+    return found
+
+
+def packaged_names() -> list[str]:
+    """Short names that installed packages give."""
+    from importlib.metadata import entry_points
+
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def packaged_layer(name: str) -> Any | None:
+    """What an installed package gives this short name, None where no package does.
+
+    Raises:
+        InputError: several packages give it, or what the one names cannot be loaded.
+    """
+    # Not above: a name that is known costs no look at the installed packages.
+    from importlib.metadata import entry_points
+
+    points = [*entry_points(group=GROUP, name=name)]
+    if not points:
+        return None
+    owners = sorted({point.dist.name if point.dist is not None else "?" for point in points})
+    if len({point.value for point in points}) > 1:
+        raise InputError(
+            f"norm {name!r} is of several packages ({', '.join(owners)}): name one of "
+            f"{' and '.join(sorted({point.value for point in points}))}"
+        )
+    try:
+        return points[0].load()
+    except Exception as error:  # whatever the package raises
+        raise InputError(
+            f"norm {name!r} of the package {owners[0]} cannot be loaded ({type(error).__name__}: "
+            f"{error})"
+        ) from error

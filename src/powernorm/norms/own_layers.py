@@ -1,0 +1,209 @@
+"""What users give as a layer of their own: looked at, and built under the contract of all norms."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import UnionType
+from typing import Any, Final, Union, get_args, get_origin
+
+import torch
+from torch import nn
+
+from powernorm.errors import InputError
+from powernorm.norms.adapted import AdaptedNorm
+from powernorm.norms.base import Norm
+from powernorm.norms.feature_dims import LAST, check_feature_dim
+
+FOR_ALL: Final = ("device", "dtype", "feature_dim")
+"""Options of every norm, also of one whose own layer does not take them."""
+_PLAIN: Final = frozenset({"int", "float", "bool", "str", "None"})
+_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+Layer = Callable[..., nn.Module]
+"""Gives a module for a number of features, and options by keyword."""
+
+
+def check_layer(name: str, layer: object) -> Layer:
+    """A layer that a user gives, as it is.
+
+    Raises:
+        InputError: nothing that builds a module for a number of features.
+    """
+    if isinstance(layer, nn.Module):
+        raise InputError(
+            f"the layer of {name!r} is a {type(layer).__name__} that is built already: give its "
+            "class, or a function of num_features"
+        )
+    if not callable(layer) or (isinstance(layer, type) and not issubclass(layer, nn.Module)):
+        raise InputError(
+            f"the layer of {name!r} is {shown(layer)}, expected a class of torch.nn.Module or a "
+            "function that builds one"
+        )
+    parameters_of(name, layer)
+    return layer
+
+
+def parameters_of(name: str, layer: Layer) -> dict[str, inspect.Parameter]:
+    """What a layer takes besides the number of features.
+
+    Raises:
+        InputError: it does not say, or takes nothing by position.
+    """
+    try:
+        parameters = inspect.signature(layer).parameters
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"what the layer of {name!r} takes cannot be read ({error}): give a function of "
+            "num_features"
+        ) from error
+    first = next(iter(parameters.values()), None)
+    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        raise InputError(
+            f"the layer of {name!r} takes no number of features: its first argument has to be that"
+        )
+    more = list(parameters) if first.kind is first.VAR_POSITIONAL else list(parameters)[1:]
+    return {key: parameters[key] for key in more}
+
+
+def check_own_options(name: str, layer: Layer, options: Mapping[str, Any]) -> None:
+    """Raise an InputError unless the layer takes these options; types as far as they are plain."""
+    parameters = parameters_of(name, layer)
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    known = [key for key, one in parameters.items() if one.kind not in _VARIABLE]
+    for key, value in options.items():
+        if key in known:
+            expected = _plain_types(parameters[key])
+            if not _fits(value, expected):
+                raise InputError(
+                    f"option {key} of {name} is {value!r} ({type(value).__name__}), expected "
+                    f"{' | '.join(expected)}"
+                )
+        elif not takes_any and key not in FOR_ALL:
+            raise InputError(
+                f"{shown(layer)} ({name}) has no option {key!r}, it takes "
+                f"{', '.join(known) or 'none'}"
+            )
+
+
+def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, Any]) -> Norm:
+    """Build a user's norm; what is no `Norm` becomes one as `AdaptedNorm`.
+
+    Args:
+        name: short name, or `module:Class`.
+        layer: of `check_layer`.
+        num_features: C.
+        options: of `check_own_options`, and those of every norm.
+
+    Raises:
+        InputError: it lacks an argument, raises, or gives something else than such a module.
+    """
+    parameters = parameters_of(name, layer)
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    # On the meta device nothing shows what its parameters begin as: it goes there afterwards.
+    later = {"device"} if _is_meta(options.get("device")) else set()
+    given = {
+        key: value
+        for key, value in options.items()
+        if key not in later and (key in parameters or (takes_any and key not in FOR_ALL))
+    }
+    missing = [
+        key
+        for key, one in parameters.items()
+        if one.default is one.empty and one.kind not in _VARIABLE and key not in given
+    ]
+    if missing:
+        raise InputError(
+            f"{shown(layer)} ({name}) also needs {', '.join(missing)}: give it as an option, by "
+            "presets= of register_norm, or a default"
+        )
+    norm = _as_norm(name, _built(name, layer, num_features, given), num_features, options, given)
+    norm.registered_as = name
+    left: dict[str, Any] = {k: options.get(k) for k in ("device", "dtype") if k not in given}
+    return norm.to(**left) if any(value is not None for value in left.values()) else norm
+
+
+def is_same_layer(known: object, layer: object) -> bool:
+    """Whether it is the very same, or the same definition that was run again, as in a notebook."""
+    places = [
+        (getattr(one, "__module__", 0), getattr(one, "__qualname__", "<")) for one in (known, layer)
+    ]
+    return known is layer or (places[0] == places[1] and "<" not in places[0][1])
+
+
+def shown(layer: object) -> str:
+    """A layer's name for a message."""
+    return getattr(layer, "__qualname__", None) or repr(layer)
+
+
+def _is_meta(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "meta"
+
+
+def _built(name: str, layer: Layer, num_features: int, given: Mapping[str, Any]) -> nn.Module:
+    try:
+        module: object = layer(num_features, **given)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's constructor raises
+        raise InputError(
+            f"{shown(layer)} ({name}) cannot be built for {num_features} features: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"{shown(layer)} ({name}) gave a {type(module).__name__}, expected a torch.nn.Module"
+        )
+    return module
+
+
+def _as_norm(
+    name: str,
+    module: nn.Module,
+    num_features: int,
+    options: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> Norm:
+    dim = check_feature_dim(options.get("feature_dim", LAST))
+    if not isinstance(module, Norm):
+        return AdaptedNorm(
+            module, num_features, feature_dim=dim, looks_along="feature_dim" in given
+        )
+    if module.num_features != num_features:
+        raise InputError(
+            f"{name} gave a norm of {module.num_features} features where {num_features} were asked "
+            "for"
+        )
+    if "feature_dim" in options:
+        module.feature_dim = dim
+    return module
+
+
+def _plain_types(parameter: inspect.Parameter) -> tuple[str, ...]:
+    """The plain types that a parameter is for, empty where it is for others too, or does not say.
+
+    Without an annotation its default says it.
+    """
+    annotation, default = parameter.annotation, parameter.default
+    if annotation is parameter.empty:
+        kinds = {bool: ("bool",), int: ("int", "float"), float: ("int", "float"), str: ("str",)}
+        return (*kinds[type(default)], "None") if type(default) in kinds else ()
+    parts: tuple[object, ...] = (annotation,)
+    if isinstance(annotation, str):
+        parts = tuple(part.strip() for part in annotation.split("|"))
+    elif get_origin(annotation) in (Union, UnionType):
+        parts = get_args(annotation)
+    names = tuple(part if isinstance(part, str) else _type_name(part) for part in parts)
+    return names if _PLAIN.issuperset(names) else ()
+
+
+def _type_name(annotation: object) -> str:
+    return "None" if annotation is type(None) else getattr(annotation, "__name__", "")
+
+
+def _fits(value: Any, expected: tuple[str, ...]) -> bool:
+    if not expected:
+        return True
+    return ("None" if value is None else type(value).__name__) in expected or (
+        type(value) is int and "float" in expected
+    )
