@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.diagnosis.targets import find_targets
-from powernorm.inspection.finder import FoundNorm, Reading, find_norms, read_norm
+from powernorm.inspection.finder import FoundNorm, find_norms
+from powernorm.inspection.reading import Reading, read_norm
 from powernorm.inspection.selection import Site, place
 from powernorm.surgery import folding
 from powernorm.surgery.fold_solver import Folding

@@ -10,10 +10,11 @@ from typing import Final
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.inspection.finder import FoundNorm, Reading, find_norms
+from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.masking import own_masks
 from powernorm.inspection.modules import name_without_compile
 from powernorm.inspection.observer import NormCall, observe
+from powernorm.inspection.reading import Reading
 from powernorm.inspection.selection import (
     Selection,
     Site,

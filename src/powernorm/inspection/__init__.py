@@ -3,7 +3,8 @@
 One finder for surgery and diagnosis, so that their tables name the same norms.
 """
 
-from powernorm.inspection.finder import FoundNorm, Reading, declare_norm, find_norms
+from powernorm.inspection.finder import FoundNorm, find_norms
+from powernorm.inspection.reading import Reading, declare_norm
 from powernorm.inspection.selection import Where
 
 __all__ = ["FoundNorm", "Reading", "Where", "declare_norm", "find_norms"]

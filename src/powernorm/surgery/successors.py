@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.inspection.finder import FoundNorm, Reading
+from powernorm.inspection.finder import FoundNorm
+from powernorm.inspection.reading import Reading
 from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, norm_info
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
