@@ -8,6 +8,7 @@ on the meta device. `declare_norm` tells what cannot be seen.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from dataclasses import dataclass, replace
@@ -180,6 +181,11 @@ def _read_channel_norm(norm: nn.Module) -> Reading | str:
     """What torch computes with the features in the second dimension."""
     if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
         return "has not seen an input yet: its number of features is not known"
+    if does_more_than_torch(norm):
+        return (
+            f"{type(norm).__name__} does more than {_torch_class(norm).__name__} of torch: make "
+            "the rest of it, such as an activation, a module of its own"
+        )
     if isinstance(norm, nn.modules.batchnorm._BatchNorm):
         return replace(_read_batch_norm(norm), feature_dim=_CHANNELS)
     if not isinstance(norm, nn.GroupNorm | nn.modules.instancenorm._InstanceNorm):
@@ -187,6 +193,44 @@ def _read_channel_norm(norm: nn.Module) -> Reading | str:
     size = norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
     weight, bias = (_parameter(norm, (name,)) for name in ("weight", "bias"))
     return Reading("channel", size, weight, bias, eps=norm.eps, feature_dim=_CHANNELS)
+
+
+def does_more_than_torch(norm: nn.Module) -> bool:
+    """Whether a subclass of torch's norm computes something else, as one with an activation.
+
+    Found by running a copy in evaluation, with random parameters and statistics.
+    """
+    base = _torch_class(norm)
+    if type(norm).forward is base.forward:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    values = {
+        id(tensor): torch.rand(tensor.shape, generator=generator, device="cpu") + 0.5
+        for tensor in (*norm.parameters(), *norm.buffers())
+        if tensor.is_floating_point()
+    }
+    shadow = copy.copy(norm)
+    shadow.__dict__["_parameters"] = {
+        name: None if p is None else nn.Parameter(values[id(p)], requires_grad=False)
+        for name, p in norm._parameters.items()
+    }
+    shadow.__dict__["_buffers"] = {name: values.get(id(b), b) for name, b in norm._buffers.items()}
+    shadow.__dict__["training"] = False
+    num_channels = getattr(norm, "num_features", getattr(norm, "num_channels", 8))
+    ndim = 3 if isinstance(norm, nn.BatchNorm1d | nn.InstanceNorm1d) else 4
+    ndim = 5 if isinstance(norm, nn.BatchNorm3d | nn.InstanceNorm3d) else ndim
+    x = torch.randn(2, num_channels, *(3,) * (ndim - 2), generator=generator, device="cpu")
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            own, torchs = type(norm).forward(shadow, x), base.forward(shadow, x)
+    except Exception:  # whatever a foreign forward raises, it is not torch's
+        return True
+    return not (isinstance(own, Tensor) and own.shape == x.shape and torch.allclose(own, torchs))
+
+
+def _torch_class(norm: nn.Module) -> type[nn.Module]:
+    """The class of torch that a norm is of, or that its class comes from."""
+    return next(cls for cls in type(norm).__mro__ if cls.__module__.startswith("torch."))
 
 
 def _read_batch_norm(norm: nn.modules.batchnorm._BatchNorm) -> Reading:

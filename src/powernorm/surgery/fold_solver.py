@@ -11,6 +11,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
+from powernorm.inspection.reading import CHANNEL_NORMS, does_more_than_torch
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
@@ -296,7 +297,9 @@ def static_of(found: FoundNorm) -> Static | None:
             return None
         scale, shift = norm.affine()
         return Static(scale.detach().cpu(), shift.detach().cpu())
-    if isinstance(norm, _TORCH_BATCH_NORMS) and norm.running_var is not None:
+    if not isinstance(norm, _TORCH_BATCH_NORMS) or does_more_than_torch(norm):
+        return None
+    if norm.running_var is not None:
         assert norm.running_mean is not None
         scale = torch.rsqrt(norm.running_var.double() + norm.eps)
         if norm.weight is not None:
@@ -312,7 +315,10 @@ def _why_not_static(found: FoundNorm) -> str:
     """Say why a norm is no affine map per feature."""
     if found.function:
         return f"{found.reason.partition(':')[0]}, which depends on each token in evaluation"
-    if isinstance(found.inner[1], (*_TORCH_BATCH_NORMS, nn.InstanceNorm1d)):
+    norm = found.inner[1]
+    if isinstance(norm, CHANNEL_NORMS) and does_more_than_torch(norm):
+        return found.reason
+    if isinstance(norm, (*_TORCH_BATCH_NORMS, nn.InstanceNorm1d)):
         return "without running statistics it depends on the batch in evaluation"
     if isinstance(found.module, AdaptedNorm):
         return (
