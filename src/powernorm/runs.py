@@ -347,7 +347,12 @@ class ComparisonResults(TypedDict):
 def run_name(norm: str, placement: str, seed: int) -> str:
     """The folder name of a run.
 
+    The colon of `module:Class`, which not every file system takes, becomes a plus, which no name of
+    a norm has.
+
     >>> run_name("pn", "pre", 1)
     'pn-pre-seed1'
+    >>> run_name("my.module:MyNorm", "pre", 1)
+    'my.module+MyNorm-pre-seed1'
     """
-    return f"{norm}-{placement}-seed{seed}"
+    return f"{norm.replace(':', '+')}-{placement}-seed{seed}"

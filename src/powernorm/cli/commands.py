@@ -56,7 +56,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME,…",
-            help="Short names (see `powernorm norms`), or labels of the "
+            help="Short names (see `powernorm norms`), module:Class of your own, or labels of the "
             "preset's variants; else the preset's.",
         ),
     ] = None,

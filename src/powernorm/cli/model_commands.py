@@ -20,7 +20,10 @@ def swap(
         ),
     ],
     to: Annotated[
-        str, typer.Option(metavar="NORM", help="Short name, see `powernorm norms`.")
+        str,
+        typer.Option(
+            metavar="NORM", help="Short name, see `powernorm norms`, or module:Class of your own."
+        ),
     ] = "rbn",
     names: Annotated[
         list[str] | None,

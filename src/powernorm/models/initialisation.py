@@ -1,11 +1,13 @@
 """Initial weights that depend on the seed and the architecture alone, never on the norms."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.models.choices import Initialisation
+from powernorm.norms import Norm
 
 
 def initialise(
@@ -24,12 +26,19 @@ def initialise(
         The generator, for what is still to be drawn.
     """
     generator = torch.Generator().manual_seed(seed)
-    for module in model.modules():
+    for module in outside_norms(model):
         if isinstance(module, nn.Linear):
             _initialise_linear(module, initialisation, generator)
         elif isinstance(module, nn.Embedding):
             initialise_table(module.weight, generator)
     return generator
+
+
+def outside_norms(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a model in their order, each once, without norms and what is in them."""
+    norms = [module for module in model.modules() if isinstance(module, Norm)]
+    inside = {part for norm in norms for part in norm.modules()}
+    return (module for module in model.modules() if module not in inside)
 
 
 def initialise_table(table: Tensor, generator: torch.Generator) -> None:

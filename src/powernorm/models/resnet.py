@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.models.image_input import check_channels, check_pixels
-from powernorm.models.initialisation import initialise
+from powernorm.models.initialisation import initialise, outside_norms
 from powernorm.models.layers import NormFactory
 
 RESNET20: Final = ((16, 3), (32, 3), (64, 3))
@@ -75,7 +75,7 @@ class ResNet(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(width, num_classes)
         generator = initialise(self, seed, "kaiming")
-        for module in self.modules():
+        for module in outside_norms(self):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(
                     module.weight, mode="fan_out", nonlinearity="relu", generator=generator

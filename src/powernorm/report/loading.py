@@ -168,7 +168,7 @@ def _read_run(folder: Path) -> Run:
     config = folder / CONFIG_FILE
     written = read_object(config, _MEND).values if config.exists() else {}
     return Run(
-        norm=str(written.get("norm", match["norm"])),
+        norm=str(written.get("norm", match["norm"].replace("+", ":"))),
         label=str(written.get("label", "")),
         placement=match["placement"],
         seed=int(match["seed"]),

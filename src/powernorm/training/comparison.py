@@ -135,12 +135,13 @@ def check_norms(config: ComparisonConfig) -> None:
     Raises:
         InputError: an unknown norm, an unknown option, or one that does not fit the model.
     """
-    for norm in dict.fromkeys([*chosen_norms(config), *config.norm_options]):
-        norm_options(config, norm, task_of(config).norm_widths(config))
-    for line in lines_of(config):
-        task = task_of(line.config)
-        norm_options(line.config, line.norm, task.norm_widths(line.config))
-        task.check(line.config, line.norm)
+    with torch.random.fork_rng(devices=[]):  # a user's norm may draw what it begins with
+        for norm in dict.fromkeys([*chosen_norms(config), *config.norm_options]):
+            norm_options(config, norm, task_of(config).norm_widths(config))
+        for line in lines_of(config):
+            task = task_of(line.config)
+            norm_options(line.config, line.norm, task.norm_widths(line.config))
+            task.check(line.config, line.norm)
 
 
 @contextmanager

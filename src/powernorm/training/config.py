@@ -201,7 +201,7 @@ class ComparisonConfig:
     task: str
     preset: str
     norms: tuple[str, ...] = ("ln", "bn")
-    """Short names of the norms, in the order of the table."""
+    """Short names of the norms, or `module:Class`, in the order of the table."""
     seeds: tuple[int, ...] = (0,)
     """Equal seeds give equal initial weights and equal batches to all norms."""
     data: DataConfig = field(default_factory=DataConfig)

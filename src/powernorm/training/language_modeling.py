@@ -14,7 +14,8 @@ from powernorm.models.adaptive_output import AdaptiveLanguageModel
 from powernorm.models.language_model import LanguageModel
 from powernorm.models.layers import NormFactory
 from powernorm.models.tensorized_attention import TensorizedShape
-from powernorm.norms import build_norm, check_norm_options, penalty
+from powernorm.norms import NORMS, Norm, build_norm, check_norm_options, penalty
+from powernorm.norms.adapted import check_output
 from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig, OptimizerConfig, options_of
 from powernorm.training.evaluation import word_perplexity
@@ -98,8 +99,27 @@ def norm_options(
             "features is up to the model; leave it out."
         )
     for width in widths or [config.model.num_features]:
-        build_norm(norm, width, **options)
+        built = build_norm(norm, width, **options)
+        if norm not in NORMS:
+            _try_out(built)
     return options
+
+
+def _try_out(norm: Norm) -> None:
+    """Run a user's norm once, so that what is wrong shows before the first run is trained.
+
+    Raises:
+        InputError: its output is no tensor, or has another shape than its input.
+    """
+    x = torch.zeros(2, 3, norm.num_features)
+    try:
+        with torch.no_grad():
+            y = norm.eval()(x)
+    except InputError:
+        raise
+    except Exception:  # it may want another device or more dimensions, which the run gives it
+        return
+    check_output(norm, y, x)
 
 
 class LanguageModeling(pl.LightningModule):

@@ -78,13 +78,13 @@ def _assign(config: ComparisonConfig, key: str, text: str) -> ComparisonConfig:
 
 
 def _assign_option(config: ComparisonConfig, key: str, text: str) -> ComparisonConfig:
-    parts = key.split(".")
-    if len(parts) != 3 or not all(parts):
+    # The norm may have dots itself, as my.module:MyNorm; the option has none.
+    norm, _, option = key.removeprefix(f"{FREE_SECTION}.").rpartition(".")
+    if not (norm and option.isidentifier()):
         raise InputError(
             f"{key!r} does not name an option of a norm: write {FREE_SECTION}.NORM.OPTION=value, "
             f"e.g. {FREE_SECTION}.pn.warmup_steps=100."
         )
-    _, norm, option = parts
     options = {name: dict(chosen) for name, chosen in config.norm_options.items()}
     options.setdefault(norm, {})[option] = _scalar(text)
     return replace(config, norm_options=options)

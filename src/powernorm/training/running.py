@@ -249,7 +249,10 @@ class RunTrainer:
 
     def _build(self) -> TaskModel:
         run = self.run
-        model = self._task.build(run.config, run.norm, self._sizes, run.seed)
+        with torch.random.fork_rng(devices=[]):
+            # Our models draw by generators of their own; a user's norm may draw by torch's.
+            torch.default_generator.manual_seed(run.seed)
+            model = self._task.build(run.config, run.norm, self._sizes, run.seed)
         self._task.start(model, run.encoded)
         return model
 
