@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from powernorm.data.batch import AnyBatch
 from powernorm.errors import InputError
+from powernorm.integrations.trainers import process_penalty
 from powernorm.models.adaptive_output import AdaptiveLanguageModel
 from powernorm.models.language_model import LanguageModel
 from powernorm.models.layers import NormFactory
@@ -22,7 +23,6 @@ from powernorm.training.losses import outputs_nll, training_losses
 from powernorm.training.processes import num_processes, summed
 from powernorm.training.schedules import rate_factor
 from powernorm.training.sharding import shard_weights
-from powernorm.training.trainers import process_penalty
 
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 CAUSAL_TASKS: Final = ("lm",)

@@ -1,19 +1,18 @@
-"""Lightning callbacks around the norms: their statistics on record, ν in the units of the loss."""
+"""A Lightning callback that puts the statistics of the norms on record."""
 
 import math
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from torch import nn
 
 from powernorm.diagnosis import NormMonitor
-from powernorm.norms import rescale_backward_statistics
+from powernorm.integrations.lightning import scaler_of
+from powernorm.integrations.trainers import log_entries, loss_scale
 from powernorm.runs import NORMS_COLUMNS, NORMS_FILE
 from powernorm.training.logs import CsvLog
 from powernorm.training.processes import is_main, num_processes
-from powernorm.training.trainers import log_entries, loss_scale
 
 
 class NormLog(pl.Callback):
@@ -93,45 +92,3 @@ class NormLog(pl.Callback):
         if self._csv is not None:
             self._csv.close()
         self._monitor = self._csv = None
-
-
-def scaler_of(trainer: pl.Trainer) -> Any:
-    """The GradScaler of float16 training, None elsewhere."""
-    return getattr(trainer.precision_plugin, "scaler", None)
-
-
-class LossScaleFollower(pl.Callback):
-    """Keeps ν of PowerNorm and MABN in the units of the scaled loss in float16 training.
-
-    ν averages gradients of the loss times the scale; when the scale doubles, the next gradient is
-    twice as large and ν has to be so too.
-
-    Args:
-        model: holds the norms.
-        scaler: of the precision plugin.
-    """
-
-    def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler) -> None:
-        self._model = model
-        self._scaler = scaler
-        self._scale: float | None = None
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the scale, that of the checkpoint for a run that goes on."""
-        del trainer, pl_module
-        self._scale = self._scaler.get_scale()
-
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Rescale where the scale has changed."""
-        del trainer, pl_module, outputs, batch, batch_idx
-        scale = self._scaler.get_scale()
-        if self._scale is not None and scale != self._scale:
-            rescale_backward_statistics(self._model, scale / self._scale)
-        self._scale = scale

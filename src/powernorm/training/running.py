@@ -18,6 +18,7 @@ from powernorm.data.batch import AnyBatch
 from powernorm.data.corpus import Split
 from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
+from powernorm.integrations.lightning import LossScaleFollower
 from powernorm.norms.observation import observed_layers
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
@@ -45,7 +46,7 @@ from powernorm.training.config import ComparisonConfig, Variant, early_step
 from powernorm.training.evaluation import evaluate, finite_or_none
 from powernorm.training.events import Listener, RunScored, RunStarted
 from powernorm.training.language_modeling import LanguageModeling
-from powernorm.training.monitoring import LossScaleFollower, NormLog
+from powernorm.training.monitoring import NormLog
 from powernorm.training.processes import (
     RunningProcesses,
     is_main,

@@ -14,21 +14,25 @@ LightningModule; make the scaler yourself, so that Lightning and it have the sam
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 
 from powernorm.diagnosis import NormMonitor, Schedule
 from powernorm.errors import InputError
-from powernorm.norms.models import Reduction
-from powernorm.norms.observation import check_function, check_model
-from powernorm.training.monitoring import LossScaleFollower, scaler_of
-from powernorm.training.trainers import (
+from powernorm.integrations.extras import needed_for
+from powernorm.integrations.trainers import (
     count_labels,
     forget_penalties,
     log_entries,
     loss_scale,
     process_penalty,
 )
+from powernorm.norms import rescale_backward_statistics
+from powernorm.norms.models import Reduction
+from powernorm.norms.observation import check_function, check_model
+
+with needed_for("powernorm.integrations.lightning"):
+    import lightning.pytorch as pl
 
 __all__ = ["LossScaleFollower", "NormCallback", "NumTokens", "PenaltyCallback"]
 
@@ -59,7 +63,7 @@ class PenaltyCallback(pl.Callback):
             optimisation; a batch without that key.
 
     Distributed:
-        See `powernorm.training.trainers.process_penalty`: each process gives the tokens of its
+        See `powernorm.integrations.trainers.process_penalty`: each process gives the tokens of its
         own batch.
     """
 
@@ -112,7 +116,7 @@ class PenaltyCallback(pl.Callback):
         if added is None:
             return
         added = added / trainer.accumulate_grad_batches
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaler = scaler_of(trainer)
         if scaler is not None:
             added = scaler.scale(added)
         loss.add_(added.to(loss))
@@ -238,3 +242,45 @@ class NormCallback(pl.Callback):
         else:  # it may be compiled by now, and could not be attached to again
             self._monitor.cancel_step()
             self._update = None
+
+
+class LossScaleFollower(pl.Callback):
+    """Keeps ν of PowerNorm and MABN in the units of the scaled loss in float16 training.
+
+    ν averages gradients of the loss times the scale; when the scale doubles, the next gradient is
+    twice as large and ν has to be so too.
+
+    Args:
+        model: holds the norms.
+        scaler: of the precision plugin.
+    """
+
+    def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+        self._model = model
+        self._scaler = scaler
+        self._scale: float | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the scale, that of the checkpoint for a run that goes on."""
+        del trainer, pl_module
+        self._scale = self._scaler.get_scale()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Rescale where the scale has changed."""
+        del trainer, pl_module, outputs, batch, batch_idx
+        scale = self._scaler.get_scale()
+        if self._scale is not None and scale != self._scale:
+            rescale_backward_statistics(self._model, scale / self._scale)
+        self._scale = scale
+
+
+def scaler_of(trainer: pl.Trainer) -> Any:
+    """The GradScaler of float16 training, None elsewhere."""
+    return getattr(trainer.precision_plugin, "scaler", None)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import powernorm
 from norms.processes import run_processes
 from powernorm.errors import InputError
+from powernorm.integrations.trainers import count_labels, log_entries, process_penalty
 from powernorm.norms import RegularizedBatchNorm, build_norm
-from powernorm.training.trainers import count_labels, log_entries, process_penalty
 
 
 def data() -> list[Batch]:

@@ -26,12 +26,12 @@ from torch.utils.data import DataLoader
 import powernorm
 from powernorm.diagnosis import Schedule
 from powernorm.errors import InputError
-from powernorm.norms import BatchNorm
-from powernorm.training.lightning_callbacks import (
+from powernorm.integrations.lightning import (
     LossScaleFollower,
     NormCallback,
     PenaltyCallback,
 )
+from powernorm.norms import BatchNorm
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Found 2 module.* in eval mode"),
