@@ -161,7 +161,7 @@ def test_an_encoder_that_keeps_a_norm_is_not_timed(monkeypatch: pytest.MonkeyPat
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "EXTRA", ("onnx", "no_such_library"))
+    monkeypatch.setattr(engines, "EXTRAS", {"export": ("onnx", "no_such_library")})
     with pytest.raises(powernorm.InputError, match=r"needs .*no_such_library.*powernorm\[export\]"):
         engines.check_extra()
 

@@ -157,6 +157,18 @@ def test_run_folder_follows_its_contract(whole: tuple[ComparisonConfig, Path]) -
     assert json.loads((folder / "config.json").read_text())["norm"] == "rbn"
 
 
+def test_the_penalty_is_trained_with(configure: Configure, tmp_path: Path) -> None:
+    """A run whose callback was left out would be one of batch normalization."""
+    losses = []
+    for strength in (0.0, 30.0):
+        options = {"rbn": {"mean_penalty": strength, "var_penalty": strength}}
+        out = tmp_path / str(strength)
+        compare(configure(norms=("rbn",), norm_options=options), out)
+        losses.append([row["train_loss"] for row in rows(out / "rbn-pre-seed0" / "metrics.csv")])
+    (_, *without), (_, *with_it) = losses
+    assert all(one != other for one, other in zip(without, with_it, strict=True))
+
+
 def test_learning_rates_on_record_are_those_of_the_schedule(
     whole: tuple[ComparisonConfig, Path],
 ) -> None:

@@ -1,4 +1,4 @@
-"""The diagnosis of runs that were trained, and of folders in Hugging Face's layout."""
+"""The diagnosis of runs that were trained."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.runs import CHECKPOINTS_FOLDER
 from powernorm.training.comparison import compare
-from powernorm.training.pretrained_diagnosis import diagnose_pretrained, is_pretrained
 from powernorm.training.run_diagnosis import diagnose_run
 from powernorm.training.trained_models import load_trained, run_text, training_batches
 
@@ -70,41 +69,3 @@ def test_bad_input(runs: Path, tmp_path: Path) -> None:
         diagnose_run(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
         diagnose_run(runs / "ln-pre-seed0", data=str(tmp_path / "missing.txt"))
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random BERT and a tokenizer of whole words."""
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    names = ["[PAD]", "[UNK]", *(f"{a}{b}" for a in ("wa", "pe", "to") for b in ("r", "ace"))]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    folder = tmp_path_factory.mktemp("encoder")
-    config = transformers.BertConfig(
-        vocab_size=len(names), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=64,
-    )  # fmt: skip
-    transformers.BertModel(config).save_pretrained(folder)
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
-    )
-    fast.save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_pretrained_model(encoder: Path, text: Path, runs: Path, tmp_path: Path) -> None:
-    assert is_pretrained(encoder)
-    assert not is_pretrained(runs / "bn-pre-seed0")
-    report = diagnose_pretrained(encoder, data=str(text), num_batches=3, batch_size=4, length=6)
-    assert (report.num_batches, report.num_tokens) == (3, 3 * 4 * 6)
-    assert report.model.startswith("BertModel in encoder")
-    with pytest.raises(InputError, match="fewer than two batches of 5000"):
-        diagnose_pretrained(encoder, data=str(text), batch_size=5000)
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(InputError, match="holds no model and tokenizer"):
-        diagnose_pretrained(broken, data=str(text))

@@ -15,22 +15,6 @@ from powernorm.errors import InputError
 BAD_INPUT: Final = 2
 """Exit code after an InputError or a wrong option."""
 
-EXTRA: Final = "powernorm[train]"
-_EXTRA_PACKAGES: Final = frozenset(
-    {
-        "lightning",
-        "matplotlib",
-        "rich",
-        "sacrebleu",
-        "sacremoses",
-        "safetensors",
-        "tensorboard",
-        "tokenizers",
-        "torchmetrics",
-        "typer",
-    }
-)
-
 
 def main() -> NoReturn:
     """Runs the command line and exits: 0 done, 2 bad input, 130 interrupted."""
@@ -45,10 +29,16 @@ def main() -> NoReturn:
     except InputError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
+        from powernorm.integrations.extras import extra_of
+
         package = (error.name or "").partition(".")[0]
-        if package not in _EXTRA_PACKAGES:
+        extra = extra_of(package)
+        if extra is None:
             raise
-        _fail(f"this command needs the package {package}; install it with: pip install '{EXTRA}'")
+        _fail(
+            f"this command needs the package {package}; install it with: "
+            f"pip install 'powernorm[{extra}]'"
+        )
     sys.exit(0)
 
 

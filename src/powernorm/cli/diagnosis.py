@@ -11,16 +11,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from powernorm.data.readers import load_corpus
 from powernorm.diagnosis import Diagnosis
 from powernorm.errors import InputError
+from powernorm.integrations.pretrained import diagnose_pretrained, is_pretrained
 from powernorm.report.diagnosis_page import write_diagnosis_page
 from powernorm.report.diagnosis_words import evaluation_words
 from powernorm.runs import DIAGNOSIS_FILE
-from powernorm.training.pretrained_diagnosis import diagnose_pretrained, is_pretrained
 from powernorm.training.run_diagnosis import diagnose_run
 
 PAGE: Final = "diagnosis.html"
 _PASSES: Final = 2
+_TEXT: Final = "rt"
+"""For a pretrained model: sentences, documents of a length that a batch is made of."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Source:
         if is_pretrained(self.path):
             return diagnose_pretrained(
                 self.path,
-                data=self.data,
+                load_corpus(self.data or _TEXT).documents["train"],
                 num_batches=self.num_batches,
                 batch_size=self.sequences or 32,
                 length=self.length or 128,

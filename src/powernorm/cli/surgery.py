@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
-import torch
 from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.selection import Role, Side
+from powernorm.integrations.pretrained import build_from_config, is_configuration
 from powernorm.surgery import Where, plan_fold, plan_swap
 from powernorm.surgery.fold_solver import Tied
 from powernorm.training.overrides import parse_options
 
-_CONFIG: Final = "config.json"
 _FOLDED: Final = (".safetensors", ".pt")
 
 
@@ -95,9 +93,8 @@ def build_model(source: str) -> nn.Module:
     Raises:
         InputError: the source gives none.
     """
-    path = Path(source)
-    if path.name == _CONFIG or (path / _CONFIG).is_file():
-        return _from_config(path)
+    if is_configuration(Path(source)):
+        return build_from_config(Path(source))
     module_name, colon, name = source.partition(":")
     if not colon or not name:
         raise InputError(
@@ -129,32 +126,3 @@ def _called(build: Any, source: str) -> object:
             f"{source}() failed ({type(error).__name__}: {error}): name a function without "
             "arguments that builds the model"
         ) from error
-
-
-def _from_config(path: Path) -> nn.Module:
-    """The architecture of a Hugging Face configuration, without memory for its weights."""
-    folder = path.parent if path.name == _CONFIG else path
-    file = folder / _CONFIG
-    try:
-        described = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}") from error
-    if not isinstance(described, dict) or "model_type" not in described:
-        raise InputError(f"{file} has no model_type: it is no Hugging Face configuration")
-    try:
-        import transformers
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "a Hugging Face configuration needs the package transformers: pip install "
-            "'powernorm[hf]'"
-        ) from error
-    try:
-        config = transformers.AutoConfig.from_pretrained(str(folder))
-        kind = getattr(transformers, (config.architectures or [""])[0], None)
-        with torch.device("meta"):
-            build: Any = kind or transformers.AutoModel.from_config
-            built = build(config)
-    except Exception as error:  # whatever a damaged configuration makes the library raise
-        raise InputError(f"{file} gives no model: {type(error).__name__}: {error}") from error
-    assert isinstance(built, nn.Module)
-    return built

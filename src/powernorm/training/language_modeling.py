@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from powernorm.data.batch import AnyBatch
 from powernorm.errors import InputError
+from powernorm.integrations.lightning import PenaltyCallback
 from powernorm.models.adaptive_output import AdaptiveLanguageModel
 from powernorm.models.language_model import LanguageModel
 from powernorm.models.layers import NormFactory
 from powernorm.models.tensorized_attention import TensorizedShape
-from powernorm.norms import NORMS, Norm, build_norm, check_norm_options, penalty
+from powernorm.norms import NORMS, Norm, build_norm, check_norm_options
 from powernorm.norms.adapted import check_output
 from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig, OptimizerConfig, options_of
@@ -23,7 +24,6 @@ from powernorm.training.losses import outputs_nll, training_losses
 from powernorm.training.processes import num_processes, summed
 from powernorm.training.schedules import rate_factor
 from powernorm.training.sharding import shard_weights
-from powernorm.training.trainers import process_penalty
 
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 CAUSAL_TASKS: Final = ("lm",)
@@ -122,14 +122,27 @@ def _try_out(norm: Norm) -> None:
     check_output(norm, y, x)
 
 
-class LanguageModeling(pl.LightningModule):
-    """Trains a model by its mean negative log-likelihood, plus the penalty of RBN layers.
+def loss_tokens(batch: AnyBatch) -> float:
+    """Return what the summed loss of a batch is divided by.
 
-    The penalty belongs to a loss summed over tokens (SPEC of the norms' `penalty`), so here, where
-    the loss is a mean, it is divided by the number of tokens of the micro-batch. Lightning divides
-    what `training_step` returns by the number of accumulated micro-batches, so that an update sees
-    (Σ cross entropies + Σ penalties) / (tokens of the update). Where batches say by `loss_targets`
-    what to divide by, that is so for micro-batches of unequal sizes and over all processes, too.
+    Of one of several processes: its share of all targets, which may be below 1.
+    """
+    return batch.num_targets if batch.loss_targets is None else batch.loss_targets
+
+
+def penalty_callback() -> PenaltyCallback:
+    """Return what adds the penalty of RBN layers to the loss that `training_step` returns."""
+    # A tensor: no number of tokens is below 1, but the share of one process may be.
+    return PenaltyCallback(lambda batch: torch.tensor(loss_tokens(batch)))
+
+
+class LanguageModeling(pl.LightningModule):
+    """Trains a model by its mean negative log-likelihood.
+
+    Lightning divides what `training_step` returns by the number of accumulated micro-batches, so
+    that an update sees (Σ cross entropies) / (tokens of the update). Where batches say by
+    `loss_targets` what to divide by, that is so for micro-batches of unequal sizes and over all
+    processes, too. `penalty_callback` adds the penalty of RBN layers likewise.
 
     Args:
         model: gives logits, or what its own `nll` takes.
@@ -166,19 +179,11 @@ class LanguageModeling(pl.LightningModule):
         outputs = self.model(**batch.inputs())
         smoothing = self._config.training.label_smoothing
         minimised, plain = training_losses(self.model, outputs, batch.targets, smoothing)
-        if batch.loss_targets is None:
-            added = penalty(self.model, reduction="mean", num_tokens=batch.num_targets)
-            return {
-                "loss": minimised / batch.num_targets + added,
-                "cross_entropy": plain / batch.num_targets,
-            }
-        added_sum = process_penalty(self.model, "token_sum", None)
-        if added_sum is not None:
-            minimised = minimised + added_sum
+        tokens = loss_tokens(batch)
         return {
-            "loss": minimised / batch.loss_targets,
+            "loss": minimised / tokens,
             # Some minimise a mean over sentences and report one over words.
-            "cross_entropy": plain / getattr(batch, "logged_targets", batch.loss_targets),
+            "cross_entropy": plain / getattr(batch, "logged_targets", tokens),
         }
 
     def on_validation_epoch_start(self) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from powernorm.data.batch import AnyBatch
-from powernorm.runs import METRICS_COLUMNS, METRICS_FILE
+from powernorm.diagnosis import NormRow
+from powernorm.runs import METRICS_COLUMNS, METRICS_FILE, NORMS_COLUMNS, NORMS_FILE
 from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.evaluation import finite_or_none, gap_cells
@@ -24,7 +25,7 @@ from powernorm.training.throughput import Throughput
 
 
 class Recorder(pl.Callback):
-    """Fills metrics.csv and TensorBoard, tells the listener and keeps the run's history.
+    """Fills metrics.csv, norms.csv and TensorBoard, tells the listener and keeps the run's history.
 
     A run whose loss was NaN or infinite at every micro-batch between two rows of the log is
     stopped: single ones happen in float16, where the step is skipped, but broken weights stay.
@@ -60,6 +61,7 @@ class Recorder(pl.Callback):
         self._seconds_before = 0.0
         self._started = time.perf_counter()
         self._csv: CsvLog | None = None
+        self._norms_csv: CsvLog | None = None
         self._log: MergedLog | None = None
         self._losses: list[Tensor] = []
         self._tokens_per_second: float | None = None
@@ -116,13 +118,14 @@ class Recorder(pl.Callback):
         self._throughput.examples = state_dict.get("measured_examples", 0)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open the log; a run that goes on keeps the rows up to its checkpoint."""
+        """Open the logs; a run that goes on keeps the rows up to its checkpoint."""
         del pl_module
         if not is_main():
             return
-        step = trainer.global_step
-        self._csv = CsvLog(self._folder / METRICS_FILE, METRICS_COLUMNS, step if step else None)
+        step = trainer.global_step or None
+        self._csv = CsvLog(self._folder / METRICS_FILE, METRICS_COLUMNS, step)
         self._log = MergedLog(self._csv)
+        self._norms_csv = CsvLog(self._folder / NORMS_FILE, NORMS_COLUMNS, step)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: AnyBatch, batch_idx: int
@@ -184,8 +187,14 @@ class Recorder(pl.Callback):
         step = trainer.global_step
         self._listener(Validated(self._norm, self._seed, step, loss, perplexity, score))
 
+    def record_norms(self, rows: Sequence[NormRow]) -> None:
+        """Append what was seen of the norms to norms.csv."""
+        if self._norms_csv is not None:
+            for row in rows:
+                self._norms_csv.write(row)
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Close the log and count the tokens of all processes."""
+        """Close the logs and count the tokens of all processes."""
         del trainer, pl_module
         self._throughput.pause()
         speed, rows = self._throughput.tokens_per_second, self._throughput.examples_per_second
@@ -197,7 +206,7 @@ class Recorder(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Close the log with what there is."""
+        """Close the logs with what there is."""
         del trainer, pl_module, exception
         self._close()
 
@@ -233,4 +242,6 @@ class Recorder(pl.Callback):
         if self._log is not None and self._csv is not None:
             self._log.flush()
             self._csv.close()
-        self._log = self._csv = None
+        if self._norms_csv is not None:
+            self._norms_csv.close()
+        self._log = self._csv = self._norms_csv = None

@@ -1,7 +1,8 @@
 """One run: a norm and a seed, trained, evaluated and diagnosed in a folder of its own."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from powernorm.data.corpus import Split
 from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
+from powernorm.integrations.lightning import LossScaleFollower, NormCallback
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     SCALES_FILE,
@@ -44,8 +46,7 @@ from powernorm.training.checkpoints import (
 from powernorm.training.config import ComparisonConfig, Variant, early_step
 from powernorm.training.evaluation import evaluate, finite_or_none
 from powernorm.training.events import Listener, RunScored, RunStarted
-from powernorm.training.language_modeling import LanguageModeling
-from powernorm.training.monitoring import LossScaleFollower, NormLog
+from powernorm.training.language_modeling import LanguageModeling, penalty_callback
 from powernorm.training.processes import (
     RunningProcesses,
     is_main,
@@ -179,9 +180,9 @@ class RunTrainer:
         self._listener(
             RunStarted(run.label, run.seed, run.index, run.num_runs, training.max_steps, first_step)
         )
-        with quiet_lightning(), raised_interrupts():
+        with quiet_lightning(), raised_interrupts(), self._watched_norms() as watching:
             torch.manual_seed(run.seed + SEED_STRIDE * rank())
-            trainer = self._trainer(first_step)
+            trainer = self._trainer(first_step, watching)
             trainer.fit(
                 self.module,
                 datamodule=self.data,
@@ -196,7 +197,26 @@ class RunTrainer:
         check_weights(checkpoint, model_weights(content), self.model)
         return int(content["global_step"])
 
-    def _trainer(self, first_step: int) -> pl.Trainer:
+    @contextmanager
+    def _watched_norms(self) -> Iterator[list[pl.Callback]]:
+        """Give the callback that watches the norms, if they are watched, while the run trains."""
+        every = self.run.config.training.monitor_every
+        if not every:
+            yield []
+            return
+        callback = NormCallback(
+            every,
+            model=self.model,
+            on_rows=self.recorder.record_norms,
+            # Each process goes back from so many times its part of the loss of all.
+            loss_scale=num_processes(),
+        )
+        try:
+            yield [callback]
+        finally:
+            callback.detach()
+
+    def _trainer(self, first_step: int, watching: list[pl.Callback]) -> pl.Trainer:
         config = self.run.config
         precision = _precision_plugin(config, self.device)
         return pl.Trainer(
@@ -208,7 +228,7 @@ class RunTrainer:
                 version="",
                 purge_step=first_step or None,
             ),
-            callbacks=self._callbacks(precision),
+            callbacks=self._callbacks(precision, watching),
             max_steps=config.training.max_steps,
             max_epochs=1,
             val_check_interval=config.training.validate_every * config.optimizer.accumulation,
@@ -221,17 +241,10 @@ class RunTrainer:
             enable_model_summary=False,
         )
 
-    def _callbacks(self, precision: Precision) -> list[pl.Callback]:
+    def _callbacks(self, precision: Precision, watching: list[pl.Callback]) -> list[pl.Callback]:
         run, config = self.run, self.run.config
-        callbacks: list[pl.Callback] = [RandomState(self.model), self.recorder]
-        callbacks.append(
-            NormLog(
-                self.model,
-                run.folder,
-                every=config.training.monitor_every,
-                accumulation=config.optimizer.accumulation,
-            )
-        )
+        callbacks: list[pl.Callback] = [RandomState(self.model), self.recorder, *watching]
+        callbacks.append(penalty_callback())
         if isinstance(self.model, Remembering):
             callbacks.append(StreamState(self.model))
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from importlib.util import find_spec
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +14,11 @@ from powernorm.benchmarking.cases import DTYPES
 from powernorm.benchmarking.inference.cases import InferenceCase
 from powernorm.benchmarking.inference.encoders import Kind, with_multiply_adds
 from powernorm.errors import InputError
+from powernorm.integrations.extras import EXTRAS
+from powernorm.integrations.onnx import export
 
 Run = Callable[[], Tensor]
 """One call of a model on its input."""
-
-EXTRA: Final = ("onnx", "onnxscript", "onnxruntime")
 
 
 def check_extra() -> None:
@@ -29,7 +27,7 @@ def check_extra() -> None:
     Raises:
         InputError: names what is missing.
     """
-    missing = [name for name in EXTRA if find_spec(name) is None]
+    missing = [name for name in EXTRAS["export"] if find_spec(name) is None]
     if missing:
         raise InputError(
             f"the preset 'inference' needs {', '.join(missing)}: pip install 'powernorm[export]'"
@@ -59,7 +57,8 @@ def _torch_run(model: nn.Module, tokens: Tensor) -> Run:
 
 
 def _runtime_run(model: nn.Module, tokens: Tensor) -> Run:
-    session = _session(export(with_multiply_adds(deepcopy(model)), tokens))
+    program = export(with_multiply_adds(deepcopy(model)), tokens)
+    session = _session(program.model_proto.SerializeToString())
     name = session.get_inputs()[0].name
     given = {name: tokens.numpy()}
 
@@ -67,21 +66,6 @@ def _runtime_run(model: nn.Module, tokens: Tensor) -> Run:
         return torch.from_numpy(session.run(None, given)[0])
 
     return run
-
-
-def export(model: nn.Module, tokens: Tensor) -> bytes:
-    """The model as ONNX, for inputs of this shape."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)  # it tells of operators that other libraries have not registered
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(model, (tokens,), dynamo=True, verbose=False)
-    finally:
-        logger.setLevel(before)
-    assert program is not None
-    return cast(bytes, program.model_proto.SerializeToString())
 
 
 _POOLS: set[int] = set()

@@ -5,14 +5,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import IntervalStrategy
 
 from powernorm.diagnosis import NormMonitor, Schedule
 from powernorm.errors import InputError
-from powernorm.norms.models import check_num_tokens
-from powernorm.norms.preserved_state import preserved_state
-from powernorm.training.trainers import (
+from powernorm.integrations.extras import needed_for
+from powernorm.integrations.trainers import (
     count_labels,
     forget_penalties,
     log_entries,
@@ -20,6 +17,18 @@ from powernorm.training.trainers import (
     penalized_layers,
     process_penalty,
 )
+from powernorm.norms.models import check_num_tokens
+from powernorm.norms.preserved_state import preserved_state
+
+with needed_for("powernorm.integrations.huggingface"):
+    from transformers import (
+        Trainer,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
+    from transformers.trainer_utils import IntervalStrategy
 
 if TYPE_CHECKING:
     _Base = Trainer

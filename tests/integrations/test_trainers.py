@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import powernorm
 from norms.processes import run_processes
 from powernorm.errors import InputError
+from powernorm.integrations.trainers import count_labels, log_entries, process_penalty
 from powernorm.norms import RegularizedBatchNorm, build_norm
-from powernorm.training.trainers import count_labels, log_entries, process_penalty
 
 
 def data() -> list[Batch]:
@@ -61,6 +61,20 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
                 # Averaging makes (sum + penalty)/2 of a loss that is a sum on each process.
                 scale = tokens if reduction == "mean" else 2
                 torch.testing.assert_close(found * scale, parameter.grad, rtol=1e-9, atol=1e-9)
+
+
+def share_of_one(rank: int) -> float:
+    """Of a single token in all, of which each process has a half."""
+    model = Classifier()
+    losses(model, data()[rank])
+    added = process_penalty(model, "mean", torch.tensor(0.5))
+    assert added is not None
+    return added.item() - powernorm.penalty(model, "token_sum").item()
+
+
+@pytest.mark.distributed
+def test_a_share_below_one_token(tmp_path: Path) -> None:
+    assert run_processes(share_of_one, 2, tmp_path) == [0, 0]
 
 
 def unsynchronised(rank: int) -> float:
@@ -154,4 +168,6 @@ def test_does_not_warn_where_no_penalty_is_missed() -> None:
 
 def test_log_entries() -> None:
     row = {"step": 3, "layer": "a.b", "norm": "pn", "mean_tid": None, "var_tid": 0.5}
-    assert log_entries([row]) == {"norm/a.b/var_tid": 0.5}
+    broken = {"gradient_norm": float("inf"), "mean_distance": float("nan"), "nonfinite_input": 1}
+    found = log_entries([{**row, **broken}])
+    assert found == {"norm/a.b/var_tid": 0.5, "norm/a.b/nonfinite_input": 1.0}

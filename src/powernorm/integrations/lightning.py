@@ -11,24 +11,28 @@ LightningModule; make the scaler yourself, so that Lightning and it have the sam
     )
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 
-from powernorm.diagnosis import NormMonitor, Schedule
+from powernorm.diagnosis import NormMonitor, NormRow, Schedule
 from powernorm.errors import InputError
-from powernorm.norms.arguments import check_function, check_model
-from powernorm.norms.models import Reduction
-from powernorm.training.monitoring import LossScaleFollower, scaler_of
-from powernorm.training.trainers import (
+from powernorm.integrations.extras import needed_for
+from powernorm.integrations.trainers import (
     count_labels,
     forget_penalties,
     log_entries,
     loss_scale,
     process_penalty,
 )
+from powernorm.norms import rescale_backward_statistics
+from powernorm.norms.arguments import check_function, check_model, check_number
+from powernorm.norms.models import Reduction
+
+with needed_for("powernorm.integrations.lightning"):
+    import lightning.pytorch as pl
 
 __all__ = ["LossScaleFollower", "NormCallback", "NumTokens", "PenaltyCallback"]
 
@@ -59,7 +63,7 @@ class PenaltyCallback(pl.Callback):
             optimisation; a batch without that key.
 
     Distributed:
-        See `powernorm.training.trainers.process_penalty`: each process gives the tokens of its
+        See `powernorm.integrations.trainers.process_penalty`: each process gives the tokens of its
         own batch.
     """
 
@@ -112,7 +116,7 @@ class PenaltyCallback(pl.Callback):
         if added is None:
             return
         added = added / trainer.accumulate_grad_batches
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaler = _scaler_of(trainer)
         if scaler is not None:
             added = scaler.scale(added)
         loss.add_(added.to(loss))
@@ -151,9 +155,9 @@ class NormCallback(pl.Callback):
 
     Sends `norm/<layer>/<quantity>` for the quantities of `powernorm.runs.NORMS_COLUMNS` that the
     norm has (`mean_tid`, `gradient_norm`, …; see `powernorm.diagnosis.NormMonitor`) straight to
-    the loggers, at the number of the update. In between nothing is measured. Gradients are those
-    of the loss that Lightning goes back from: divided by `accumulate_grad_batches`, without the
-    loss scale of float16, before any clipping.
+    the loggers, at the number of the update; what is not finite is left out. In between nothing is
+    measured. Gradients are those of the loss that Lightning goes back from: divided by
+    `accumulate_grad_batches`, without the loss scale of float16, before any clipping.
 
     Args:
         every: updates from one observation to the next, ≥ 1, or `log`, `log:N` for N observations
@@ -161,20 +165,34 @@ class NormCallback(pl.Callback):
         model: what to watch, attached at once and until `detach`, over several trainings: needed
             where it is compiled before `fit`, because compiled code ignores later hooks. None
             watches the whole LightningModule from the start of each training to its end.
+        on_rows: is also told what was seen, whole: a row of `NORMS_COLUMNS` for each norm.
+        loss_scale: what a process goes back from is so many times the loss that the gradients
+            shall be of, such as the number of processes where each has its part of a sum over all
+            and the gradients are averaged.
 
     Raises:
-        InputError: `every` is no schedule; no model, or one that is compiled already.
+        InputError: `every` is no schedule; no model, or one that is compiled already; no function.
 
     Distributed:
         Belongs into every process; see `powernorm.diagnosis.NormMonitor`.
     """
 
     def __init__(
-        self, every: Schedule | int | str = 100, *, model: nn.Module | None = None
+        self,
+        every: Schedule | int | str = 100,
+        *,
+        model: nn.Module | None = None,
+        on_rows: Callable[[Sequence[NormRow]], object] | None = None,
+        loss_scale: float = 1.0,
     ) -> None:
         self._every = Schedule.of(every)
         if model is not None:
             check_model(model)
+        if on_rows is not None:
+            check_function("on_rows", on_rows)
+        check_number("loss_scale", loss_scale, above=0)
+        self._on_rows = on_rows
+        self._loss_scale = loss_scale
         self._model = model
         self._monitor = None if model is None else NormMonitor(model, self._every)
         self._update: int | None = None
@@ -193,8 +211,8 @@ class NormCallback(pl.Callback):
         del batch, batch_idx
         if self._monitor is not None and self._update is None:
             self._update = trainer.global_step + 1
-            scale = loss_scale(scaler_of(trainer), pl_module.device)
-            self._monitor.start_step(self._update, scale)
+            scale = loss_scale(_scaler_of(trainer), pl_module.device)
+            self._monitor.start_step(self._update, scale * self._loss_scale)
 
     def on_train_batch_end(
         self,
@@ -208,11 +226,14 @@ class NormCallback(pl.Callback):
         del pl_module, outputs, batch, batch_idx
         if self._monitor is None or self._update is None or trainer.global_step < self._update:
             return
-        values = log_entries(self._monitor.finish_step(self._update))
+        rows = self._monitor.finish_step(self._update)
         self._update = None
-        if values:
+        if rows:
+            if self._on_rows is not None:
+                self._on_rows(rows)
+            entries = log_entries(rows)
             for logger in trainer.loggers:
-                logger.log_metrics(values, step=trainer.global_step)
+                logger.log_metrics(entries, step=trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Detach from what the callback attached to by itself."""
@@ -238,3 +259,45 @@ class NormCallback(pl.Callback):
         else:  # it may be compiled by now, and could not be attached to again
             self._monitor.cancel_step()
             self._update = None
+
+
+class LossScaleFollower(pl.Callback):
+    """Keeps ν of PowerNorm and MABN in the units of the scaled loss in float16 training.
+
+    ν averages gradients of the loss times the scale; when the scale doubles, the next gradient is
+    twice as large and ν has to be so too.
+
+    Args:
+        model: holds the norms.
+        scaler: of the precision plugin.
+    """
+
+    def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+        self._model = model
+        self._scaler = scaler
+        self._scale: float | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the scale, that of the checkpoint for a run that goes on."""
+        del trainer, pl_module
+        self._scale = self._scaler.get_scale()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Rescale where the scale has changed."""
+        del trainer, pl_module, outputs, batch, batch_idx
+        scale = self._scaler.get_scale()
+        if self._scale is not None and scale != self._scale:
+            rescale_backward_statistics(self._model, scale / self._scale)
+        self._scale = scale
+
+
+def _scaler_of(trainer: pl.Trainer) -> Any:
+    """The GradScaler of float16 training, None elsewhere."""
+    return getattr(trainer.precision_plugin, "scaler", None)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
+from powernorm.integrations.huggingface import NormCallback as TrainerNormCallback
+from powernorm.integrations.lightning import NormCallback
 from powernorm.norms import BatchNorm
-from powernorm.training.huggingface import NormCallback as TrainerNormCallback
-from powernorm.training.lightning_callbacks import NormCallback
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

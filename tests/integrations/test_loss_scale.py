@@ -1,10 +1,12 @@
+"""ν of PowerNorm follows the loss scale of float16 training."""
+
 from typing import Any
 
 import torch
 from torch import nn
 
+from powernorm.integrations.lightning import LossScaleFollower
 from powernorm.norms import PowerNorm, build_norm
-from powernorm.training.monitoring import LossScaleFollower
 
 
 class Scaler:

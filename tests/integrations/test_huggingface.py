@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from powernorm.errors import InputError
+from powernorm.integrations.huggingface import NormCallback, PenaltyTrainerMixin, _follows
 from powernorm.norms import RegularizedBatchNorm
-from powernorm.training.huggingface import NormCallback, PenaltyTrainerMixin, _follows
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory"),

@@ -24,14 +24,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import powernorm
-from powernorm.diagnosis import Schedule
+from powernorm.diagnosis import NormRow, Schedule
 from powernorm.errors import InputError
-from powernorm.norms import BatchNorm
-from powernorm.training.lightning_callbacks import (
+from powernorm.integrations.lightning import (
     LossScaleFollower,
     NormCallback,
     PenaltyCallback,
 )
+from powernorm.norms import BatchNorm
+from powernorm.runs import NORMS_COLUMNS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Found 2 module.* in eval mode"),
@@ -347,6 +348,22 @@ def test_hooks_are_gone_after_an_exception(tmp_path: Path) -> None:
     assert not any(layer._forward_pre_hooks for layer in module.modules())
 
 
+def test_rows_go_to_a_function_too(tmp_path: Path) -> None:
+    seen: list[NormRow] = []
+    halves: list[NormRow] = []
+    for rows, scale in ((seen, 1.0), (halves, 2.0)):
+        callback = NormCallback(2, on_rows=rows.extend, loss_scale=scale)
+        fit(Module(Classifier()), [callback], batches(5), tmp_path)
+    assert [(row["step"], row["layer"]) for row in seen] == [
+        (step, f"model.{name}") for step in (2, 4) for name in ("lower", "upper")
+    ]
+    assert set(seen[0]) == set(NORMS_COLUMNS)
+    # Nothing below the lower one has a gradient.
+    for whole, half in zip(seen[1::2], halves[1::2], strict=True):
+        assert 2 * half["gradient_norm"] == pytest.approx(whole["gradient_norm"])  # type: ignore[operator]
+        assert half["mean_tid"] == whole["mean_tid"]
+
+
 class Manual(Module):
     def __init__(self, model: Classifier) -> None:
         super().__init__(model)
@@ -379,6 +396,10 @@ def test_bad_arguments() -> None:
     for every in (0, "often", 2.5, None):
         with pytest.raises(InputError, match=f"every is {every!r}, expected a number of steps"):
             NormCallback(every)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="on_rows is 3, expected a function"):
+        NormCallback(on_rows=3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="loss_scale is 0"):
+        NormCallback(loss_scale=0)
     with pytest.raises(InputError, match="model is 3"):
         NormCallback(model=3)  # type: ignore[arg-type]
 

@@ -1,7 +1,8 @@
 """What goes into foreign trainers: RBN's penalty in the units of a loss, a monitor's entries."""
 
+import math
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ def process_penalty(
         InputError: see `powernorm.penalty`; layers of several process groups.
 
     Distributed:
-        One exchange of a number for `mean` where layers share statistics.
+        One exchange of a number where layers share statistics.
     """
     layers = penalized_layers(model)
     if not layers:
@@ -68,13 +69,14 @@ def process_penalty(
             "common number of tokens: give all of them the same `process_group` and `sync`"
         )
     group, device = groups.pop(), layers[0].running_mean.device
-    own: int | Tensor = 1
-    if reduction == "mean" and num_tokens is not None:
-        own = check_num_tokens(num_tokens)
-    own = torch.as_tensor(own, dtype=torch.float64, device=device)
-    if reduction == "token_sum":
-        return penalty(model, "token_sum") / all_reduce_sum(own, group).to(torch.float32)
-    return penalty(model, "mean", None if num_tokens is None else all_reduce_sum(own, group))
+    if isinstance(num_tokens, Tensor) and not num_tokens.is_cpu:
+        num_tokens = num_tokens.to(device)  # of a model over several devices
+    if not group:
+        return penalty(model, reduction, num_tokens)
+    own = 1 if reduction == "token_sum" else check_num_tokens(cast(int | Tensor, num_tokens))
+    everywhere = all_reduce_sum(torch.as_tensor(own, dtype=torch.float64, device=device), group)
+    total = penalty(model, "token_sum")
+    return total / everywhere.clamp(min=1).to(total)
 
 
 def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
@@ -91,10 +93,13 @@ def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
 
 
 def log_entries(rows: Iterable[NormRow]) -> dict[str, float]:
-    """Rows of a monitor as `norm/<layer>/<quantity>`; cells that do not exist are left out."""
+    """Rows of a monitor as `norm/<layer>/<quantity>`, without cells that are empty or not finite.
+
+    Loggers and their pictures have no place for those; other cells count what was not finite.
+    """
     return {
         f"norm/{row['layer']}/{quantity}": float(value)
         for row in rows
         for quantity, value in row.items()
-        if isinstance(value, int | float) and quantity != "step"
+        if isinstance(value, int | float) and quantity != "step" and math.isfinite(value)
     }

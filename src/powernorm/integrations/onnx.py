@@ -1,0 +1,123 @@
+"""Models as ONNX: exported with errors that can be read, and held to torch in onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.onnx import ONNXProgram
+from torch.utils import _pytree
+
+from powernorm.errors import InputError
+from powernorm.integrations.extras import needed_for
+from powernorm.surgery.verification import as_call
+
+
+def export(model: nn.Module, example_inputs: object, *, dynamic_shapes: Any = None) -> ONNXProgram:
+    """Return a model as ONNX: `export(model, x).save("model.onnx")`.
+
+    Fold it first: most norms of this library are operators that ONNX does not know.
+
+    Args:
+        model: in evaluation mode.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        dynamic_shapes: dimensions that may vary, as `torch.export.export` takes them; None fixes
+            all to those of the example.
+
+    Raises:
+        InputError: the model is in training mode, torch.export cannot trace it, or it has
+            operators that ONNX does not know, each named by its module.
+        ModuleNotFoundError: onnx or onnxscript is missing.
+    """
+    with needed_for("the export to ONNX"):
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    if model.training:
+        raise InputError(f"{type(model).__name__} is in training mode: call model.eval() first")
+    call = as_call(example_inputs)
+    with _quiet(), torch.no_grad():
+        try:
+            traced = torch.export.export(
+                model, call.args, dict(call.kwargs), dynamic_shapes=dynamic_shapes
+            )
+        except Exception as error:  # whatever the model or the tracer raises
+            reason = str(error).strip().partition("\n")[0]
+            raise InputError(
+                f"torch.export cannot trace {type(model).__name__} on the example inputs: "
+                f"{type(error).__name__}: {reason}"
+            ) from error
+        _check_operators(traced)
+        program = torch.onnx.export(traced, dynamo=True, verbose=False)
+    assert program is not None
+    return program
+
+
+def largest_error(program: ONNXProgram, model: nn.Module, example_inputs: object) -> float:
+    """Return how far onnxruntime's outputs are from torch's.
+
+    The largest difference over all output tensors of floating point, relative to the largest
+    magnitude in each; infinite where NaN or infinity stands in one of them only. About 1e-6 is
+    rounding in float32.
+
+    Args:
+        program: what `export` returned.
+        model: of which.
+        example_inputs: of the shapes that were exported.
+
+    Raises:
+        ModuleNotFoundError: onnxruntime is missing.
+    """
+    with needed_for("the check of an exported model"):
+        import onnxruntime  # noqa: F401
+    call = as_call(example_inputs)
+    found = program(*call.args, **call.kwargs)
+    wanted = [leaf for leaf in _pytree.tree_leaves(call.call(model)) if isinstance(leaf, Tensor)]
+    errors = [
+        _relative_error(one, other)
+        for one, other in zip(found, wanted, strict=True)
+        if other.is_floating_point() and other.numel()
+    ]
+    return max(errors, default=0.0)
+
+
+def _relative_error(found: Tensor, wanted: Tensor) -> float:
+    wide, other = wanted.cpu().double(), found.double()
+    same = (wide == other) | (wide.isnan() & other.isnan())
+    gap = torch.where(same, 0.0, (wide - other).abs()).nan_to_num(nan=float("inf"))
+    return float(gap.max() / wide.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30))
+
+
+def _check_operators(traced: torch.export.ExportedProgram) -> None:
+    names = [
+        _module_of(node) for node in traced.graph.nodes if str(node.target).startswith("powernorm.")
+    ]
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise InputError(
+            f"ONNX does not know the norms {', '.join(names[:3])}{more}: fold them with "
+            "powernorm.fold first, or swap those that do not fold to ln"
+        )
+
+
+def _module_of(node: torch.fx.Node) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else str(node.target)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter tells of operators that other libraries have not registered."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,185 @@
+"""Pretrained models in folders of Hugging Face's layout: built, loaded, diagnosed on texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.diagnosis import Diagnosis, diagnose
+from powernorm.errors import InputError
+from powernorm.integrations.extras import needed_for
+
+_CONFIG: Final = "config.json"
+_TYPE: Final = "model_type"
+_WHAT: Final = "a Hugging Face model"
+
+
+@dataclass(frozen=True, eq=False)
+class Pretrained:
+    """What a folder holds."""
+
+    model: Any
+    """A `transformers.PreTrainedModel` without a head, in evaluation mode."""
+    tokenizer: Any
+    """Has a token for padding."""
+    missing: tuple[str, ...]
+    """Names of weights that the folder does not have; random ones stand there."""
+
+    def batches(
+        self, texts: Sequence[str], batch_size: int, length: int
+    ) -> list[dict[str, Tensor]]:
+        """Return texts as keyword arguments of the model's forward, in whole batches only.
+
+        Args:
+            texts: each makes a row.
+            batch_size: rows of a batch.
+            length: tokens of a row at most, where the model does not take fewer.
+        """
+        length = min(length, self._longest())
+        starts = range(0, len(texts) - batch_size + 1, batch_size)
+        return [self._batch(texts[start : start + batch_size], length) for start in starts]
+
+    def _batch(self, texts: Sequence[str], length: int) -> dict[str, Tensor]:
+        encoded = self.tokenizer(
+            list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt"
+        )
+        ids, mask = encoded["input_ids"], encoded["attention_mask"].to(torch.long)
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if self.model.config.is_encoder_decoder:
+            batch |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+        return batch
+
+    def _longest(self) -> int:
+        """How many tokens the model takes; what it does not say is no limit."""
+        config = self.model.config
+        limits = [self.tokenizer.model_max_length]
+        positions = getattr(config, "max_position_embeddings", None)
+        if isinstance(positions, int) and positions > 0:
+            # RoBERTa's and its relatives' first positions are those of the padding.
+            offset = (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
+            limits.append(positions - offset)
+        return int(min(limits))
+
+
+def is_pretrained(path: Path) -> bool:
+    """Return whether a folder has a configuration of Hugging Face's (a run's has no model type)."""
+    try:
+        found = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and _TYPE in found
+
+
+def is_configuration(path: Path) -> bool:
+    """Return whether a path is meant as a Hugging Face configuration, or as a folder with one."""
+    return path.name == _CONFIG or (path / _CONFIG).is_file()
+
+
+def build_from_config(path: Path) -> nn.Module:
+    """Build the architecture of a configuration on the meta device: no memory for its weights.
+
+    Args:
+        path: a config.json, or the folder that holds it.
+
+    Raises:
+        InputError: it cannot be read or gives no model.
+        ModuleNotFoundError: transformers is missing.
+    """
+    folder = path.parent if path.name == _CONFIG else path
+    file = folder / _CONFIG
+    try:
+        described = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    if not isinstance(described, dict) or _TYPE not in described:
+        raise InputError(f"{file} has no model_type: it is no Hugging Face configuration")
+    with needed_for(_WHAT):
+        import transformers
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder))
+        kind = getattr(transformers, (config.architectures or [""])[0], None)
+        with torch.device("meta"):
+            build: Any = kind or transformers.AutoModel.from_config
+            built = build(config)
+    except Exception as error:  # whatever a damaged configuration makes the library raise
+        raise InputError(f"{file} gives no model: {type(error).__name__}: {error}") from error
+    assert isinstance(built, nn.Module)
+    return built
+
+
+def load_pretrained(path: Path) -> Pretrained:
+    """Load model and tokenizer; nothing is downloaded.
+
+    Args:
+        path: a folder with config.json, weights and tokenizer.
+
+    Raises:
+        InputError: they cannot be loaded.
+        ModuleNotFoundError: transformers is missing.
+    """
+    with needed_for(_WHAT):
+        from transformers import AutoModel, AutoTokenizer
+    try:
+        model, info = AutoModel.from_pretrained(
+            str(path), local_files_only=True, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # whatever a damaged folder makes the library raise
+        raise InputError(
+            f"{path} holds no model and tokenizer that can be loaded: {type(error).__name__}: "
+            f"{error}"
+        ) from error
+    if tokenizer.pad_token is None:
+        # GPT-2 and its like were trained without padding; the mask says what is none.
+        anything = tokenizer.eos_token or tokenizer.unk_token
+        tokenizer.pad_token = anything or tokenizer.convert_ids_to_tokens(0)
+    return Pretrained(model.eval(), tokenizer, tuple(sorted(info["missing_keys"])))
+
+
+def diagnose_pretrained(
+    path: Path,
+    texts: Sequence[str],
+    *,
+    num_batches: int = 50,
+    batch_size: int = 32,
+    length: int = 128,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Diagnosis:
+    """Diagnose a pretrained model on texts.
+
+    Args:
+        path: a folder with config.json, weights and tokenizer.
+        texts: sentences or documents; the first are taken.
+        num_batches: batches in each pass at most, ≥ 2.
+        batch_size: texts in a batch.
+        length: tokens of a text at most.
+        on_progress: see `powernorm.diagnose`.
+
+    Raises:
+        InputError: model or tokenizer cannot be loaded, or there are too few texts.
+        ModuleNotFoundError: transformers is missing.
+    """
+    if num_batches < 2:
+        raise InputError(f"num_batches is {num_batches}, expected at least 2: TID compares batches")
+    if len(texts) < 2 * batch_size:
+        raise InputError(
+            f"there are {len(texts)} texts, fewer than two batches of {batch_size}: give more or "
+            "a smaller batch_size (--sequences)"
+        )
+    found = load_pretrained(path)
+    batches = found.batches(texts[: num_batches * batch_size], batch_size, length)
+    report = diagnose(found.model, batches, on_progress=on_progress)
+    notes = list(report.notes)
+    if found.missing:
+        notes.append(
+            f"the folder has no weights for {', '.join(found.missing[:3])}"
+            f"{' and others' if len(found.missing) > 3 else ''}: random ones stand there"
+        )
+    name = f"{type(found.model).__name__} in {path.resolve().name}"
+    return replace(report, model=name, notes=tuple(notes))

@@ -1,0 +1,68 @@
+"""A user's model as ONNX: right to rounding, or one sentence that says what to do."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import powernorm
+from powernorm.errors import InputError
+from powernorm.integrations.onnx import export, largest_error
+
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+# The exporter of torch 2.13 and torch itself.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+)
+
+
+class Scored(nn.Module):
+    """Two outputs, keyword arguments."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 8), norm, nn.ReLU())
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, shift: Tensor) -> dict[str, Tensor]:
+        hidden = self.inner(x + shift)
+        return {"logits": self.head(hidden), "hidden": hidden}
+
+
+def inputs(rows: int = 3) -> dict[str, Tensor]:
+    return {"x": torch.randn(rows, 4), "shift": torch.randn(4)}
+
+
+def test_a_folded_model(tmp_path: Path) -> None:
+    model = Scored(powernorm.BatchNorm(8)).eval()
+    powernorm.calibrate(model, [inputs(50), inputs(60)])
+    powernorm.fold(model, inputs())
+    batch = torch.export.Dim("batch", min=2)
+    program = export(model, inputs(), dynamic_shapes={"x": {0: batch}, "shift": None})
+    assert largest_error(program, model, inputs()) < 1e-5
+    assert largest_error(program, model, inputs(7)) < 1e-5
+    with torch.no_grad():
+        model.head.bias[0] += 1.0  # another model than was exported
+    assert largest_error(program, model, inputs()) > 1e-2
+    program.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert [given.name for given in session.get_inputs()] == ["x", "shift"]
+
+
+def test_norms_that_onnx_does_not_know_are_named() -> None:
+    model = Scored(powernorm.PowerNorm(8)).eval()
+    with pytest.raises(InputError, match=r"not know the norms inner\.1: fold them with"):
+        export(model, inputs())
+    with pytest.raises(InputError, match=r"norms 0, 1, 2 and 2 more: fold"):
+        export(nn.Sequential(*(powernorm.RMSNorm(4) for _ in range(5))).eval(), torch.randn(3, 4))
+
+
+def test_models_that_cannot_be_exported() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(InputError, match="Sequential is in training mode"):
+        export(model, torch.randn(2, 4))
+    with pytest.raises(InputError, match="cannot trace Sequential on the example inputs"):
+        export(model.eval(), torch.randn(2, 5))

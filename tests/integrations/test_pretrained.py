@@ -1,0 +1,78 @@
+"""Models in folders of Hugging Face's layout."""
+
+from pathlib import Path
+
+import pytest
+
+from powernorm.errors import InputError
+from powernorm.integrations.pretrained import (
+    build_from_config,
+    diagnose_pretrained,
+    is_pretrained,
+    load_pretrained,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+WORDS = tuple(f"{a}{b}" for a in ("wa", "pe", "to") for b in ("r", "ace"))
+TEXTS = [" ".join(WORDS[(start + 3 * i) % len(WORDS)] for i in range(8)) for start in range(40)]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random BERT and a tokenizer of whole words."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    names = ["[PAD]", "[UNK]", *WORDS]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path_factory.mktemp("encoder")
+    config = transformers.BertConfig(
+        vocab_size=len(names), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(folder)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
+def test_a_pretrained_model_is_diagnosed(encoder: Path, tmp_path: Path) -> None:
+    assert is_pretrained(encoder)
+    (tmp_path / "config.json").write_text('{"task": "lm"}')
+    assert not is_pretrained(tmp_path)
+    report = diagnose_pretrained(encoder, TEXTS, num_batches=3, batch_size=4, length=6)
+    assert (report.num_batches, report.num_tokens) == (3, 3 * 4 * 6)
+    assert report.model.startswith("BertModel in encoder")
+
+
+def test_what_cannot_be_diagnosed(encoder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there are 40 texts, fewer than two batches of 5000"):
+        diagnose_pretrained(encoder, TEXTS, batch_size=5000)
+    with pytest.raises(InputError, match="num_batches is 1"):
+        diagnose_pretrained(encoder, TEXTS, num_batches=1)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(InputError, match="holds no model and tokenizer"):
+        diagnose_pretrained(tmp_path, TEXTS, batch_size=4)
+
+
+def test_rows_end_where_the_models_positions_do(encoder: Path) -> None:
+    found = load_pretrained(encoder)
+    found.model.config.max_position_embeddings = 5
+    (batch, *others) = found.batches(TEXTS, 16, 128)
+    assert batch["input_ids"].shape == (16, 5)
+    assert len(others) == 1  # the last eight texts fill no batch
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "cannot be read"), ("{}", "has no model_type"), ('{"model_type": "no"}', "no model")],
+)
+def test_configurations_that_give_no_model(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match=words):
+        build_from_config(file)
