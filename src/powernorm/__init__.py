@@ -117,14 +117,14 @@ else:
     )
 
     def __getattr__(name):
-        """Load a public name from its room when it is first asked for."""
+        """Load a public name from its package when it is first asked for."""
         if name not in __all__:
             raise AttributeError(f"module 'powernorm' has no attribute {name!r}")
         from importlib import import_module
 
         if name == "ops":
             return import_module("powernorm.ops")
-        rooms = {
+        packages = {
             **dict.fromkeys(_SURGERY, "surgery"),
             "InputError": "errors",
             "Where": "inspection",
@@ -133,7 +133,7 @@ else:
             "diagnose": "diagnosis",
             "training_inference_discrepancy": "diagnosis",
         }
-        value = getattr(import_module(f"powernorm.{rooms.get(name, 'norms')}"), name)
+        value = getattr(import_module(f"powernorm.{packages.get(name, 'norms')}"), name)
         globals()[name] = value
         return value
 

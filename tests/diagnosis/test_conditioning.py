@@ -7,7 +7,7 @@ from powernorm.diagnosis.spectra import CovarianceSums, conditioning
 
 
 def test_equals_the_definition() -> None:
-    """κ_p = λ_1/λ_⌈p d⌉ by singular values of the centred tokens."""
+    """κ_p = λ_1/λ_⌈p d⌉ by singular values of the centered tokens."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randn(200, 10, generator=generator, dtype=torch.float64)
     tokens = tokens * torch.linspace(0.1, 3, 10, dtype=torch.float64) + 5
@@ -16,8 +16,8 @@ def test_equals_the_definition() -> None:
         sums.add(part)
     found = sums.conditioning()
     assert found is not None
-    centred = tokens - tokens.mean(0)
-    values = torch.linalg.svdvals(centred).square() / 200
+    centered = tokens - tokens.mean(0)
+    values = torch.linalg.svdvals(centered).square() / 200
     assert found.lambda_1 == pytest.approx(values[0].item(), rel=1e-10)
     for share, kappa in zip((0.2, 0.5, 0.8), found.kappas, strict=True):
         index = math.ceil(round(share * 10, 6))

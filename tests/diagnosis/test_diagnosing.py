@@ -112,9 +112,9 @@ def test_batch_sizes_equal_cutting_the_same_tokens(model: Plain) -> None:
         stds = [part.std(0, correction=0) for part in parts]
         means = [part.mean(0) for part in parts]
         var = torch.stack([((s - deviation).abs() / s).mean() for s in stds]).mean()
-        centre = [((m - mean).abs() / s).mean() for m, s in zip(means, stds, strict=True)]
+        center = [((m - mean).abs() / s).mean() for m, s in zip(means, stds, strict=True)]
         assert row["var_tid"] == pytest.approx(var.item(), rel=1e-9)
-        assert row["mean_tid"] == pytest.approx(torch.stack(centre).mean().item(), rel=1e-9)
+        assert row["mean_tid"] == pytest.approx(torch.stack(center).mean().item(), rel=1e-9)
 
 
 def test_permuted_tokens_and_scale_change_nothing() -> None:
@@ -280,7 +280,7 @@ def test_a_short_last_batch_does_not_rule() -> None:
 
 
 def test_length_first_batches_are_cut_by_sequence() -> None:
-    """torch's default layout: neighbours in a sequence stay neighbours in smaller batches."""
+    """torch's default layout: neighbors in a sequence stay neighbors in smaller batches."""
     torch.manual_seed(0)
     first = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     other = nn.TransformerEncoderLayer(8, 2, 16, batch_first=False)
@@ -297,7 +297,7 @@ def test_length_first_batches_are_cut_by_sequence() -> None:
 
 
 def test_a_part_of_the_norms_has_the_numbers_of_all() -> None:
-    """Batch norms in front normalise by the batch, also those that were not asked for."""
+    """Batch norms in front normalize by the batch, also those that were not asked for."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), build_norm("bn", 6), nn.Tanh(), build_norm("bn", 6))
     data = [x.float() for x, _ in batches()]

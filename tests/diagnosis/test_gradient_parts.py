@@ -63,7 +63,7 @@ def draw(seed: int, padding: bool) -> tuple[Tensor, Tensor | None, Tensor]:
     return x, mask if padding else None, cotangent
 
 
-def normalised(layer: BatchStatisticsNorm, x: Tensor, mask: Tensor | None) -> Tensor:
+def normalized(layer: BatchStatisticsNorm, x: Tensor, mask: Tensor | None) -> Tensor:
     """What stands at the batch norm's own input, (tokens, C), a leaf."""
     t = x.detach().clone()
     if mask is not None and layer.floor:
@@ -78,7 +78,7 @@ def parts_by_autograd(
     layer: BatchStatisticsNorm, x: Tensor, mask: Tensor | None, cotangent: Tensor
 ) -> tuple[Tensor, Tensor]:
     """g_μ and g_σ² of BatchNorm and its kin: the gradient less that with the statistic detached."""
-    t = normalised(layer, x, mask)
+    t = normalized(layer, x, mask)
     valid = torch.ones(len(t), dtype=torch.bool) if mask is None else ~mask.reshape(-1)
     gamma = torch.ones(FEATURES, dtype=torch.float64) if layer.weight is None else layer.weight
     gamma = gamma.detach()
@@ -107,7 +107,7 @@ def surrogate_by_autograd(
     """What the layer's backward takes off the direct path, from a twin without GroupScaling."""
     twin = copy.deepcopy(layer)
     twin.groups = None
-    t = normalised(layer, x, mask)
+    t = normalized(layer, x, mask)
     flat = None if mask is None else mask.reshape(-1)
     y = twin(t, flat)
     y.backward(cotangent.reshape(-1, FEATURES))
@@ -153,7 +153,7 @@ def test_cases_have_teeth() -> None:
     """Floors, ratios and bounds are active, and the surrogate's ν is not 0."""
     layer = layer_of("bn", {"variant": "released", "eps": 0.8})
     x, mask, cotangent = draw(0, True)
-    variances = normalised(layer, x, mask)[~mask.reshape(-1)].var(0, correction=0)
+    variances = normalized(layer, x, mask)[~mask.reshape(-1)].var(0, correction=0)
     assert variances.min() < 0.8 < variances.max()
     layer = layer_of("pn", {"warmup_steps": 0})
     for seed in range(2):

@@ -60,7 +60,7 @@ def test_batch_norm_by_hand() -> None:
 
 @pytest.mark.parametrize("norm", ["pn-only", "mabn", "brn"])
 def test_batch_rows_are_by_the_batch_also_after_the_warm_up(norm: str) -> None:
-    """These normalise by running statistics in training; here by those of the batch."""
+    """These normalize by running statistics in training; here by those of the batch."""
     warm = {"mabn": {"ratio_start": 0, "window": 2}, "brn": {"ramp_steps": 1}}
     torch.manual_seed(0)
     layer = build_norm(norm, 4, warmup_steps=0, **warm.get(norm, {}))
@@ -70,9 +70,9 @@ def test_batch_rows_are_by_the_batch_also_after_the_warm_up(norm: str) -> None:
     own = []
     for x in data:
         mean = x.mean(0) if layer.centered else 0.0
-        centred = x - mean
-        root = (centred.square().mean(0) + layer.eps).sqrt()
-        own.append(model[1](centred / root).square().mean().detach())
+        centered = x - mean
+        root = (centered.square().mean(0) + layer.eps).sqrt()
+        own.append(model[1](centered / root).square().mean().detach())
     assert rows["batch"] == pytest.approx(torch.stack(own).mean().item(), rel=1e-4)
 
 

@@ -2,18 +2,18 @@ import pytest
 import torch
 from torch import nn
 
-from powernorm.diagnosis.spectra import embedding_spectra, normalised_spectrum
+from powernorm.diagnosis.spectra import embedding_spectra, normalized_spectrum
 
 
 def test_equals_the_eigenvalues_of_the_gram_matrix() -> None:
     matrix = torch.randn(20, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     eigenvalues = torch.linalg.eigvalsh(matrix.T @ matrix).flip(0)
     expected = (eigenvalues / eigenvalues[0]).sqrt().tolist()
-    assert normalised_spectrum(matrix) == pytest.approx(expected)
+    assert normalized_spectrum(matrix) == pytest.approx(expected)
 
 
 def test_a_matrix_of_nothing() -> None:
-    assert normalised_spectrum(torch.zeros(4, 2)) == [0.0, 0.0]
+    assert normalized_spectrum(torch.zeros(4, 2)) == [0.0, 0.0]
 
 
 def test_large_embeddings_each_once() -> None:

@@ -116,7 +116,7 @@ def test_an_unknown_class_is_tried_out(device: str) -> None:
         (GatedRMSNorm(), "alone"),
         (OddNorm(), "neither LayerNorm nor RMSNorm"),
         (nn.LayerNorm((3, WIDTH)), "2 dimensions"),
-        (nn.LocalResponseNorm(2), "neighbouring channels"),
+        (nn.LocalResponseNorm(2), "neighboring channels"),
         (nn.LazyBatchNorm2d(), "has not seen an input yet"),
     ],
 )

@@ -104,15 +104,15 @@ def test_says_why_no_norm_can_be_watched() -> None:
     (warning,) = caught
     assert warning.filename == __file__
     message = str(warning.message)
-    assert "1: normalises over 2 dimensions" in message
-    assert "2: GroupNorm of torch normalises over several tokens" in message
+    assert "1: normalizes over 2 dimensions" in message
+    assert "2: GroupNorm of torch normalizes over several tokens" in message
     monitor.start_step(0)
     assert monitor.finish_step(0) == []
 
 
 def test_long_reasons_are_cut() -> None:
     model = nn.Sequential(*[nn.LayerNorm((4, 4)) for _ in range(10)])
-    with pytest.warns(RuntimeWarning, match=r"2: normalises over 2 dimensions; and 7 more\)"):
+    with pytest.warns(RuntimeWarning, match=r"2: normalizes over 2 dimensions; and 7 more\)"):
         NormMonitor(model, 1)
 
 
@@ -123,7 +123,7 @@ def test_says_nothing_where_a_norm_can_be_watched() -> None:
         NormMonitor(nn.Sequential(nn.Linear(4, 4)), 1)
 
 
-def test_cancelled_step_is_over() -> None:
+def test_canceled_step_is_over() -> None:
     model = model_of("bn")
     monitor = NormMonitor(model, 1)
     monitor.start_step(0)

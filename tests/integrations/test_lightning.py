@@ -332,7 +332,7 @@ def test_incomplete_last_update_is_logged_too(tmp_path: Path) -> None:
     fit(module, [NormCallback(1)], batches(5), tmp_path, logger=logger, accumulate_grad_batches=2)
     rows = logged(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3]
-    assert "norm/model.lower/mean_tid" not in rows[0]  # it does not centre
+    assert "norm/model.lower/mean_tid" not in rows[0]  # it does not center
 
 
 def test_hooks_are_gone_after_an_exception(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ class Manual(Module):
 @pytest.mark.parametrize(
     ("module", "num_tokens", "message"),
     [
-        (Manual, "labels", "Manual optimises manually"),
+        (Manual, "labels", "Manual optimizes manually"),
         (Module, "targets", "num_tokens is 'targets', but the batch, a dict, has no"),
     ],
 )

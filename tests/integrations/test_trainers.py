@@ -77,7 +77,7 @@ def test_a_share_below_one_token(tmp_path: Path) -> None:
     assert run_processes(share_of_one, 2, tmp_path) == [0, 0]
 
 
-def unsynchronised(rank: int) -> float:
+def unsynchronized(rank: int) -> float:
     model = Classifier()
     model.lower.sync = model.upper.sync = False
     losses(model, data()[rank])
@@ -88,7 +88,7 @@ def unsynchronised(rank: int) -> float:
 
 @pytest.mark.distributed
 def test_statistics_of_its_own_have_a_penalty_of_their_own(tmp_path: Path) -> None:
-    assert run_processes(unsynchronised, 2, tmp_path) == [0, 0]
+    assert run_processes(unsynchronized, 2, tmp_path) == [0, 0]
 
 
 def mixed(rank: int) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.norms.feature_dims import Call, Normalised
+from powernorm.norms.feature_dims import Call, Normalized
 
 
 class Bounded(nn.Module):
@@ -62,7 +62,7 @@ class Halved(powernorm.Norm):
         super().__init__(num_features, 1e-5)
         self.divisor = divisor
 
-    def normalise(self, call: Call) -> Normalised:
+    def normalize(self, call: Call) -> Normalized:
         total = call.x if call.residual is None else call.x + call.residual
         y = total / self.divisor
         return y if call.residual is None else (y, total)

@@ -55,7 +55,7 @@ def test_triton_serves_it_compiled_and_not(name: str) -> None:
         torch.testing.assert_close(dict(copied.named_buffers())[name], buffer)
 
 
-def test_no_synchronisation_with_the_host() -> None:
+def test_no_synchronization_with_the_host() -> None:
     """After the warm-up a step launches kernels and waits for nothing, mask or not."""
     norms = [powernorm.build_norm(name, 64).cuda() for name in ("bn", "rbn", "pnv", "adanorm")]
     norms += [powernorm.build_norm(name, 64, warmup_steps=0).cuda() for name in ("pn", "pn-static")]

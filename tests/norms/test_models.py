@@ -158,7 +158,7 @@ def test_unknown_names_and_options() -> None:
         (lambda: powernorm.PowerNorm(8, max_ratio=0.5), "max_ratio is 0.5"),
         (lambda: powernorm.PowerNorm(8, decay="no"), "decay is 'no'"),  # type: ignore[arg-type]
         (lambda: powernorm.PowerNorm(8, variant="new"), "variant is 'new'"),  # type: ignore[arg-type]
-        (lambda: powernorm.PowerNorm(8, variant="released", max_ratio=5.0), "cannot be stabilised"),
+        (lambda: powernorm.PowerNorm(8, variant="released", max_ratio=5.0), "cannot be stabilized"),
         (lambda: powernorm.RegularizedBatchNorm(8, mean_penalty=-1.0), "mean_penalty is -1.0"),
         (lambda: powernorm.BatchRenorm(8, 0.5, 1.0), "max_r is 0.5"),
         (lambda: powernorm.BatchRenorm(8, 2.0, -1.0), "max_d is -1.0"),
@@ -245,7 +245,7 @@ def test_converting_to_sync_batch_norm_leaves_ours_alone() -> None:
 
 
 @pytest.mark.parametrize("module", [nn.Linear(6, 4), nn.Conv1d(6, 4, 3)])
-def test_centred_weight(module: nn.Module) -> None:
+def test_centered_weight(module: nn.Module) -> None:
     center_weight(module)
     torch.testing.assert_close(module.weight.flatten(1).mean(1), torch.zeros(4))
     module.weight.square().sum().backward()

@@ -115,7 +115,7 @@ def test_compiled_equals_one_process(tmp_path: Path, names: tuple[str, ...]) -> 
         compare(case, whole(case, 2), [rank[index] for rank in ranks])
 
 
-def unsynchronised(rank: int) -> dict[str, Tensor]:
+def unsynchronized(rank: int) -> dict[str, Tensor]:
     norm = powernorm.BatchNorm(8, sync=False)
     x, mask, _ = batches(3)[0][rank]
     norm(x, mask)
@@ -124,7 +124,7 @@ def unsynchronised(rank: int) -> dict[str, Tensor]:
 
 @pytest.mark.distributed
 def test_sync_false_keeps_statistics_local(tmp_path: Path) -> None:
-    ranks = run_processes(unsynchronised, 3, tmp_path)
+    ranks = run_processes(unsynchronized, 3, tmp_path)
     for rank, state in enumerate(ranks):
         alone = powernorm.BatchNorm(8)
         x, mask, _ = batches(3)[0][rank]

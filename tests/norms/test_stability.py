@@ -1,4 +1,4 @@
-"""Plain PowerNorm without GroupScaling breaks down in training where the stabilised one does not.
+"""Plain PowerNorm without GroupScaling breaks down in training where the stabilized one does not.
 
 A small post-norm network on a task that LayerNorm learns to 0.08 nats. Now and then, as in real
 corpora, a batch is of another scale. Plain PowerNorm's running statistics do not fit that batch,
@@ -62,13 +62,13 @@ def train(name: str, **options: Any) -> Outcome:
     return Outcome(sum(losses[:20]) / 20, sum(losses[-50:]) / 50, largest)
 
 
-def test_plain_diverges_and_stabilised_trains() -> None:
+def test_plain_diverges_and_stabilized_trains() -> None:
     plain = train("pn-only", warmup_steps=50)
-    stabilised = train("pn-static", warmup_steps=50)
+    stabilized = train("pn-static", warmup_steps=50)
     assert not plain.last < plain.first
     assert plain.largest_gradient > 1e9
-    assert stabilised.last < 0.3 * stabilised.first
-    assert stabilised.largest_gradient < 1e3
+    assert stabilized.last < 0.3 * stabilized.first
+    assert stabilized.largest_gradient < 1e3
 
 
 def test_group_scaling_hides_the_trouble() -> None:

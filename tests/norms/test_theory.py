@@ -119,7 +119,7 @@ def largest_gradient_statistic(norm: powernorm.PowerNorm, batches: list[Tensor])
 
 
 @pytest.mark.parametrize("kind", ["spikes", "jumps", "heavy", "constant", "growing"])
-def test_stabilised_power_norm_is_bounded(kind: str) -> None:
+def test_stabilized_power_norm_is_bounded(kind: str) -> None:
     """Shen et al. 2020, Theorem 4, where plain PowerNorm does not have it."""
     batches = adversarial(kind, 300)
     both = powernorm.build_norm("pn-static", 8, warmup_steps=0, dtype=torch.float64)
@@ -131,7 +131,7 @@ def test_stabilised_power_norm_is_bounded(kind: str) -> None:
 
 
 def test_plain_power_norm_breaks_down_on_a_spike() -> None:
-    """The reason for the stabilised mode: one 100-fold batch in 20."""
+    """The reason for the stabilized mode: one 100-fold batch in 20."""
     plain = powernorm.build_norm("pn-only", 8, warmup_steps=0, dtype=torch.float64)
     assert largest_gradient_statistic(plain, adversarial("spikes", 300)) > 1e9
 
@@ -143,7 +143,7 @@ def test_plain_power_norm_is_bounded_on_bounded_input() -> None:
 
 
 def test_the_bounds_change_nothing_while_they_are_idle() -> None:
-    """On well-behaved input the stabilised layer is the plain one to the last bit."""
+    """On well-behaved input the stabilized layer is the plain one to the last bit."""
     layers = [
         powernorm.PowerNorm(8, groups=None, warmup_steps=2, **options)
         for options in ({}, {"decay": "floored"}, {"max_ratio": 5.0})

@@ -120,7 +120,7 @@ def test_several_processes(
         calls.append((group_name, tuple(tensor.shape)))
         if not group_name:
             return tensor
-        # An uncentred norm has no second row, the other processes neither.
+        # An uncentered norm has no second row, the other processes neither.
         absent = torch.arange(tensor.shape[0], device=DEVICE) == 1
         absent &= (tensor.shape[0] == 3) & (tensor[1] == 0).all()
         return tensor + torch.where(absent, 0.0, 1.5).to(tensor.dtype).unsqueeze(1)

@@ -74,7 +74,7 @@ def test_layer_by_layer_gives_the_statistics_of_the_evaluated_network(norm: str)
 
 
 @pytest.mark.parametrize("groups", [None, 2])
-def test_activations_are_standardised_at_every_norm(groups: int | None) -> None:
+def test_activations_are_standardized_at_every_norm(groups: int | None) -> None:
     torch.manual_seed(0)
     parts: list[nn.Module] = []
     for _ in range(4):
@@ -103,7 +103,7 @@ def test_one_pass_equals_training_mode_pooled(norm: str) -> None:
     reference = copy.deepcopy(model)
     data = batches(5)
     calibrate(model, data, way="one_pass")
-    # What the papers do: the layers normalise as in training, the rest as in evaluation.
+    # What the papers do: the layers normalize as in training, the rest as in evaluation.
     reference.eval()
     for layer in layers_of(reference):
         layer.train()
@@ -145,7 +145,7 @@ def test_layer_by_layer_does_not_depend_on_batching() -> None:
     calibrate(split, list(x.split(5)))
     for a, b in zip(layers_of(whole), layers_of(split), strict=True):
         torch.testing.assert_close(a.running_second_moment, b.running_second_moment)
-    # The other way does: its batches are normalised by themselves.
+    # The other way does: its batches are normalized by themselves.
     calibrate(whole, [x], way="one_pass")
     calibrate(split, list(x.split(5)), way="one_pass")
     assert not torch.allclose(whole.upper.running_second_moment, split.upper.running_second_moment)

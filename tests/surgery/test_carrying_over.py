@@ -206,7 +206,7 @@ def derived(norm: nn.Module) -> None:
         (lambda norm: prune.random_unstructured(norm, "weight", 0.3), "pruned"),
         (
             lambda norm: parametrize.register_parametrization(norm, "weight", nn.Identity()),
-            "parametris",
+            "parametriz",
         ),
         (replaced_forward, "forward was replaced"),
         (hooked, "accelerate"),

@@ -136,7 +136,7 @@ def operators(proto: Any) -> Counter[str]:
 
 
 def of_norms(found: Counter[str]) -> set[str]:
-    """Operators that normalise, whole or taken apart. Softmax is an operator of its own."""
+    """Operators that normalize, whole or taken apart. Softmax is an operator of its own."""
     parts = {"Sqrt", "Rsqrt", "Reciprocal", "Div"}
     return {
         name

@@ -150,7 +150,7 @@ class Unruly(powernorm.Norm):
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features, 1e-5)
 
-    def normalise(self, call: Any) -> Any:
+    def normalize(self, call: Any) -> Any:
         return None if call else call
 
 

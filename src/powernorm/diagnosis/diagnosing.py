@@ -44,14 +44,14 @@ def diagnose(
     Looks at the inputs of the norms over tokens: LayerNorm and RMSNorm of any library, and norms of
     this one. Hooks only: weights, buffers, modes, torch's random numbers and the model's outputs
     are the same afterwards, also after an exception. Everything runs as in evaluation (dropout
-    off), but norms with batch statistics, which normalise by the batch as in training.
+    off), but norms with batch statistics, which normalize by the batch as in training.
 
     The first pass over `batches` pools the population of each norm's valid tokens, the second takes
     the mean over batches of their distance from it: two-pass TID (Wang et al. 2022, Definition 1),
     for BatchNorm, PowerNormV and PowerNorm. Batches with less than a quarter of the average tokens,
     such as a loader's last, are left out of the mean, with a note. The second pass also cuts the
     same tokens into batches of other sizes. For a norm in front of which others already use batch
-    statistics, other sizes are an approximation: those in front keep normalising by the batches as
+    statistics, other sizes are an approximation: those in front keep normalizing by the batches as
     they come.
 
     The verdict compares the last norm's mean and var TID with limits (see `Limits`); the page
@@ -104,7 +104,7 @@ def diagnose(
         model, targets, batches, forward or call_model, sizes, check_flag("spectra", spectra),
         on_progress,
     )  # fmt: skip
-    # All that use batch statistics, frozen and unselected ones too, normalise by the batch.
+    # All that use batch statistics, frozen and unselected ones too, normalize by the batch.
     training = [part for part in model.modules() if isinstance(part, _BATCH_NORMS)]
     with preserved_state(model, training):
         survey.run()

@@ -84,9 +84,9 @@ def training_inference_discrepancy(
     """How far a batch's statistics lie from the population's, layer by layer.
 
     Wang et al. 2022, Definition 1: `mean_tid = E_B mean_c |μ_B - μ|/σ_B` and `var_tid = E_B mean_c
-    |σ_B - σ|/σ_B` with biased σ_B; layers that do not centre have `E_B mean_c |ψ_B - ψ|/ψ_B`
+    |σ_B - σ|/σ_B` with biased σ_B; layers that do not center have `E_B mean_c |ψ_B - ψ|/ψ_B`
     only. The first pass pools the population over all valid tokens, the second takes the
-    expectation over batches. In both the norm layers normalise as in training, and everything else
+    expectation over batches. In both the norm layers normalize as in training, and everything else
     as in evaluation (dropout off). Weights, buffers, modes and torch's random numbers are the same
     afterwards, also after an exception.
 

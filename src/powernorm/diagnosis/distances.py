@@ -24,7 +24,7 @@ SQUARES: Final = 1
 RAW_SQUARES: Final = 2
 SCALED_SQUARES: Final = 3
 NUM_SUMS: Final = 4
-"""Rows of the sums: Σu and Σu² of what the norm normalises (u = x but for norms with GroupScaling),
+"""Rows of the sums: Σu and Σu² of what the norm normalizes (u = x but for norms with GroupScaling),
 Σx², and Σ of the squares behind a GroupScaling with one group."""
 
 NUM_DISCREPANCIES: Final = 4
@@ -33,10 +33,10 @@ NUM_DISCREPANCIES: Final = 4
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What a layer normalises by, each (C,) in float64: running, or of a population.
+    """What a layer normalizes by, each (C,) in float64: running, or of a population.
 
     Attributes:
-        mean: None for a layer that does not centre.
+        mean: None for a layer that does not center.
         square: the biased or running variance; the quadratic mean ψ² where `mean` is None.
     """
 
@@ -64,7 +64,7 @@ def discrepancies(batch: Moments, reference: Statistics, eps: float) -> tuple[Te
     """TID of one batch: the mean over features of |μ_B - μ|/σ_B and of |σ_B - σ|/σ_B.
 
     Wang et al. 2022, Definition 1, before its expectation over batches; σ_B is biased. Without
-    centring the second is |ψ_B - ψ|/ψ_B. Where a feature is constant in the batch, so that σ_B
+    centering the second is |ψ_B - ψ|/ψ_B. Where a feature is constant in the batch, so that σ_B
     is 0 or rounding noise, sqrt(eps) stands in the denominator: what the layer divides by then.
 
     Args:
@@ -74,7 +74,7 @@ def discrepancies(batch: Moments, reference: Statistics, eps: float) -> tuple[Te
 
     Returns:
         (mean part, variance part), float64 fractions, 0-d or one a batch; the mean part of a layer
-        that does not centre is NaN.
+        that does not center is NaN.
     """
     centered = reference.mean is not None
     own = Statistics.of(batch, centered=centered)
@@ -88,9 +88,9 @@ def discrepancies(batch: Moments, reference: Statistics, eps: float) -> tuple[Te
 
 
 def fluctuations(batch: Moments, reference: Statistics) -> tuple[Tensor, Tensor]:
-    """Distances (1/d)·‖μ_B - μ‖ and (1/d)·‖σ²_B - σ²‖ (ψ² without centring), 0-d float64.
+    """Distances (1/d)·‖μ_B - μ‖ and (1/d)·‖σ²_B - σ²‖ (ψ² without centering), 0-d float64.
 
-    Shen et al. 2020, Figures 2 and 4; the first is NaN for a layer that does not centre.
+    Shen et al. 2020, Figures 2 and 4; the first is NaN for a layer that does not center.
     """
     own = Statistics.of(batch, centered=reference.mean is not None)
     size = own.square.shape[-1]
@@ -108,7 +108,7 @@ def sums_per_token(target: Target, x: Tensor) -> Tensor:
         x: (tokens, C).
     """
     tokens = x.double()
-    own = tokens if target.batch_layer is None else target.normalised(x).double()
+    own = tokens if target.batch_layer is None else target.normalized(x).double()
     squares = tokens.square()
     scaled = squares / (squares.mean(-1, keepdim=True) + target.eps)
     return torch.stack([own, own.square(), squares, scaled], dim=1)
@@ -139,7 +139,7 @@ def batch_discrepancies(
     """TID of one batch for each norm that might stand there: (NUM_DISCREPANCIES,) float64.
 
     Wang et al. 2022, Definition 1, before its expectation; NaN for the mean of a norm that does
-    not centre.
+    not center.
     """
     own, raw, scaled = _moments(count, sums)
     mean, var = discrepancies(own, population.own, target.eps)

@@ -127,7 +127,7 @@ def evaluation_gap(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Eval
     """The loss in evaluation by running statistics and by the batch's own.
 
     The second differs from the first in nothing but the statistics: PowerNorm and MABN, which
-    normalise by running statistics in training too, get those of the batch here, and dropout is
+    normalize by running statistics in training too, get those of the batch here, and dropout is
     off. Weights, buffers, modes and torch's random numbers are the same afterwards.
 
     Args:

@@ -97,10 +97,10 @@ class Calls:
     """What several calls of one layer left behind.
 
     Attributes:
-        moments: of what was normalised, over valid tokens of all processes: count (n, 1), sums
+        moments: of what was normalized, over valid tokens of all processes: count (n, 1), sums
             (n, C).
         state: what `state_of` gave before each call, (n, k, C).
-        products: Σ ∂L/∂y and Σ ∂L/∂y t over all positions, t what was normalised, (n, 2, C); None
+        products: Σ ∂L/∂y and Σ ∂L/∂y t over all positions, t what was normalized, (n, 2, C); None
             for a layer that `needs_products` says no of.
     """
 
@@ -154,7 +154,7 @@ def part_norms(layer: BatchStatisticsNorm, calls: Calls) -> tuple[Tensor | None,
         calls: with products, where the layer needs them.
 
     Returns:
-        (g_μ, g_σ²) or, for a layer that does not centre, (None, g_ψ²): (n,) each. PowerNorm's and
+        (g_μ, g_σ²) or, for a layer that does not center, (None, g_ψ²): (n,) each. PowerNorm's and
         MABN's g_ψ² is what their surrogate backward subtracts, `ν x̂/ψ`.
     """
     if isinstance(layer, PowerNorm):

@@ -65,7 +65,7 @@ class NormMonitor:
     Theorem 1), outliers (eq. 7), the first norm that sees something not finite. Columns:
     `powernorm.runs.NORMS_COLUMNS`.
 
-    Call `start_step` before the forward and `finish_step` after the optimiser's step, when the
+    Call `start_step` before the forward and `finish_step` after the optimizer's step, when the
     running statistics have moved. In observed steps operators around each norm keep sums on the
     device; `finish_step` fetches all of them in one transfer. In between the hooks only look at a
     flag. No weight, buffer, random number or output changes, except that `norm(x, mask, residual)`
@@ -126,7 +126,7 @@ class NormMonitor:
         """Gets ready for a step; observes it when it is due.
 
         Args:
-            step: number of the optimiser's step.
+            step: number of the optimizer's step.
             loss_scale: what the loss is multiplied by before the backward (float16 training); a
                 tensor is not waited for.
         """
@@ -147,7 +147,7 @@ class NormMonitor:
 
         Returns:
             One row a norm that was called, in the model's order, empty between observations.
-            Cells that do not exist (the mean of a norm that does not centre, a batch without valid
+            Cells that do not exist (the mean of a norm that does not center, a batch without valid
             tokens, gradients without a backward) are None.
         """
         if not self._observing:
@@ -235,7 +235,7 @@ def _warn_of(found: list[FoundNorm]) -> None:
     """Says why none of the norms of a model can be watched."""
     reasons = [
         f"{one.names[0] or 'the model itself'}: "
-        + (one.reason or f"{type(one.module).__name__} of torch normalises over several tokens")
+        + (one.reason or f"{type(one.module).__name__} of torch normalizes over several tokens")
         for one in found[:3]
     ]
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""

@@ -14,7 +14,7 @@ from powernorm.errors import InputError
 class Regrouping:
     """Cuts a stream of tokens into batches of several sizes and hands over the sums of each.
 
-    Tokens keep their order, so a batch of a small size is a few neighbouring sequences, as it
+    Tokens keep their order, so a batch of a small size is a few neighboring sequences, as it
     would be in training, and no token is in two batches of one size. What is left over at the end
     makes no batch. Memory is that of one row of sums a size.
 

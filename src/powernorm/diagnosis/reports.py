@@ -51,7 +51,7 @@ class DiagnosisRow(NormRow):
         uses_batch_statistics: whether it does so now.
         centered: whether it, or what is advised in its place first (bn), subtracts a mean.
         mean_tid: E_B mean_c |μ_B - μ|/σ_B (Wang et al. 2022, Definition 1) of what the norm
-            normalises; None for one with batch statistics that does not center.
+            normalizes; None for one with batch statistics that does not center.
         var_tid: E_B mean_c |σ_B - σ|/σ_B, or of ψ for such a norm.
         pnv_tid: E_B mean_c |ψ_B - ψ|/ψ_B of the input: what PowerNormV would see.
         pn_tid: the same behind a GroupScaling with one group: what PowerNorm would see.

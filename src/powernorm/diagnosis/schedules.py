@@ -70,7 +70,7 @@ class Schedule:
         """Whether this step is observed.
 
         Args:
-            step: number of the optimiser's step, ≥ 0.
+            step: number of the optimizer's step, ≥ 0.
         """
         if self.every is not None:
             return step % self.every == 0

@@ -58,7 +58,7 @@ def conditioning(
 class CovarianceSums:
     """Gathers the covariance of tokens over batches, up to `MAX_TOKENS` of them.
 
-    Numerics: products in float32 of tokens that are centred by the first batch's mean, sums in
+    Numerics: products in float32 of tokens that are centered by the first batch's mean, sums in
     float64, so that a large mean does not eat the digits.
     """
 
@@ -77,8 +77,8 @@ class CovarianceSums:
         tokens = tokens.to(dtype)
         if self._shift is None:
             self._shift = tokens.mean(0)
-        centred = tokens - self._shift
-        products, total = (centred.T @ centred).double(), centred.double().sum(0)
+        centered = tokens - self._shift
+        products, total = (centered.T @ centered).double(), centered.double().sum(0)
         if self._products is None or self._total is None:
             self._products, self._total = products, total
         else:
@@ -121,12 +121,12 @@ def embedding_spectra(model: nn.Module, notes: dict[str, None]) -> list[Spectrum
         if not bool(weight.isfinite().all()):
             notes[f"{name} holds NaN or infinite values: it has no spectrum"] = None
             continue
-        found.append(SpectrumRecord(name=name, values=normalised_spectrum(weight)))
+        found.append(SpectrumRecord(name=name, values=normalized_spectrum(weight)))
     return found
 
 
 @torch.no_grad()
-def normalised_spectrum(matrix: Tensor) -> list[float]:
+def normalized_spectrum(matrix: Tensor) -> list[float]:
     """Singular values of a matrix, the largest first, divided by it; zeros for a matrix of 0.
 
     Numerics: roots of the eigenvalues of its smaller Gram matrix in float64, so values below 1e-8

@@ -140,7 +140,7 @@ class Observed:
             self.padded.add(self._distance(padded_population, num_positions, padded_sums))
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Variance (quadratic mean without centring) of what is normalised, and mean x²; (C,)."""
+        """Variance (quadratic mean without centering) of what is normalized, and mean x²; (C,)."""
         mean = self.sums[TOTAL] / self.count
         square = self.sums[SQUARES] / self.count
         if self.target.centered:
@@ -154,7 +154,7 @@ class Observed:
     def _sequence_by_sequence(
         self, x: Tensor, padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """(batch, length, C) and its mask: neighbours in a sequence shall be neighbours here."""
+        """(batch, length, C) and its mask: neighbors in a sequence shall be neighbors here."""
         if not self._length_first or x.ndim != 3:
             return x, padding_mask
         return x.transpose(0, 1), None if padding_mask is None else padding_mask.T

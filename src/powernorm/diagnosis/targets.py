@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.masking import own_masks
+from powernorm.inspection.masking import attach_mask_owners
 from powernorm.inspection.modules import name_without_compile
 from powernorm.inspection.observer import NormCall, observe
 from powernorm.inspection.reading import Reading
@@ -60,7 +60,7 @@ class Target:
 
     @property
     def uses_batch_statistics(self) -> bool:
-        """Whether the norm itself normalises by statistics over tokens."""
+        """Whether the norm itself normalizes by statistics over tokens."""
         return self.batch_layer is not None or self.reading.kind == "batch"
 
     @property
@@ -78,7 +78,7 @@ class Target:
         """Short name of what it computes."""
         return name_of_norm(self.site.norm)
 
-    def normalised(self, x: Tensor) -> Tensor:
+    def normalized(self, x: Tensor) -> Tensor:
         """What batch statistics are taken of: x, behind the GroupScaling of a norm that has one."""
         return x if self.batch_layer is None else self.batch_layer.scaled(x)
 
@@ -161,12 +161,12 @@ def observing(
         if name in modules and name
     ]
     every = [name for target in targets for name in target.site.norm.names]
-    stakes = own_masks(model, foreign, stacks(model, every), observed=True)
+    uses = attach_mask_owners(model, foreign, stacks(model, every), observed=True)
     dims = {target.name: target.reading.feature_dim for target in targets}
     norms = {target.name: target.module for target in targets}
     try:
         with observe(norms, on_input=look, feature_dims=dims):
             yield
     finally:
-        for stake in stakes:
-            stake.withdraw()
+        for use in uses:
+            use.release()

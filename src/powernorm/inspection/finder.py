@@ -61,7 +61,7 @@ class Slot:
     attribute: str
 
     def put(self, module: nn.Module) -> None:
-        """Fill the place; the order among its neighbours stays."""
+        """Fill the place; the order among its neighbors stays."""
         self.parent._modules[self.attribute] = module
 
     def holds(self, module: nn.Module) -> bool:
@@ -225,7 +225,7 @@ def _elsewhere(slots: list[Slot]) -> str:
     """A reason if a library is known to give the norm something else than tokens."""
     for slot in slots:
         if (type(slot.parent).__name__, slot.attribute) in _OF_POSITIONS:
-            return "normalises the embeddings of relative positions, not the tokens of a stream"
+            return "normalizes the embeddings of relative positions, not the tokens of a stream"
     return ""
 
 
@@ -236,7 +236,7 @@ def _altered(module: nn.Module) -> str:
     if "forward" in module.__dict__:
         return "its forward was replaced in this instance"
     if nn.utils.parametrize.is_parametrized(module):
-        return "its parameters are parametrised: remove the parametrisation first"
+        return "its parameters are parametrized: remove the parametrization first"
     if any(name.endswith("_orig") for name in module._parameters):
         return "its parameters are pruned: make that permanent by torch.nn.utils.prune.remove"
     if any(isinstance(module.__dict__.get(name), Tensor) for name in (*SCALES, *SHIFTS)):
@@ -245,12 +245,12 @@ def _altered(module: nn.Module) -> str:
 
 
 def _head_norm(name: str) -> str:
-    """A reason if the name says that queries, keys or values are normalised, else empty."""
+    """A reason if the name says that queries, keys or values are normalized, else empty."""
     path, _, last = name.lower().rpartition(".")
     words = set(re.split(r"[_\W\d]+", last)) - {""}
     parts = words - _NORM_WORDS
     # Outside of what calls itself an attention "value_norm" and "key" may be anything.
     known = _HEAD_PARTS if "att" in path else _QUERY_PARTS
     if parts and parts <= known and ("att" in path or len(words) > len(parts)):
-        return "normalises queries, keys or values inside an attention, not the tokens of a stream"
+        return "normalizes queries, keys or values inside an attention, not the tokens of a stream"
     return ""

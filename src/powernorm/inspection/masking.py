@@ -50,8 +50,8 @@ _HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm",
 
 
 @dataclass(frozen=True, eq=False)
-class Stake:
-    """What one swap has in an owner; the owner stays for as long as some swap has one."""
+class MaskUse:
+    """One swap, or one observer, that needs an owner; the owner stays while somebody needs it."""
 
     owner: MaskOwner
     side: Side | None
@@ -61,10 +61,10 @@ class Stake:
     observed: bool = False
     """Whether somebody looks at the norms, who needs the mask in evaluation and for any norm."""
 
-    def withdraw(self) -> None:
-        """The swap is undone."""
-        self.owner.stakes = [stake for stake in self.owner.stakes if stake is not self]
-        if not self.owner.stakes:
+    def release(self) -> None:
+        """Need the owner no longer, as after an undo."""
+        self.owner.uses = [use for use in self.owner.uses if use is not self]
+        if not self.owner.uses:
             self.owner.remove()
 
 
@@ -89,7 +89,7 @@ class MaskOwner:
         self.argument = argument
         self.checks = checks
         self.reach = module if reach is None else reach
-        self.stakes: list[Stake] = []
+        self.uses: list[MaskUse] = []
         self.length_first = takes_length_first(module)
         self.turns_round = turns_round(module)
         # Unlike their numbers, pickled handles keep later hooks of another process from taking
@@ -113,7 +113,7 @@ class MaskOwner:
     @property
     def side(self) -> Side | None:
         """Which stack of an encoder-decoder the module is, as far as some swap has seen it."""
-        return next((stake.side for stake in self.stakes if stake.side is not None), None)
+        return next((use.side for use in self.uses if use.side is not None), None)
 
     def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the forward: offer its mask to the norms."""
@@ -146,13 +146,13 @@ class MaskOwner:
 
     @property
     def is_only_observed(self) -> bool:
-        """Whether nobody else has a stake: the norms below shall not notice."""
-        return all(stake.observed for stake in self.stakes)
+        """Whether nobody but observers needs it: the norms below shall not notice."""
+        return all(use.observed for use in self.uses)
 
     @property
     def is_observed(self) -> bool:
         """Whether somebody looks at the norms below."""
-        return any(stake.observed for stake in self.stakes)
+        return any(use.observed for use in self.uses)
 
     def _read(self, given: object, data: Tensor | None) -> Tensor | None:
         batch_dim = 1 if data is not None and self._transposed(data) else 0
@@ -185,7 +185,7 @@ class MaskOwner:
         # The scope of a model around this one is for other data, unless it was opened for norms in
         # here too, or this module was given a mask and is a part of that model.
         inside = set(self.reach.modules())
-        meant = any(parent in inside for stake in opener.stakes for parent in stake.parents)
+        meant = any(parent in inside for use in opener.uses for parent in use.parents)
         if not meant and unreadable:
             meant = any(part is self.module for part in opener.reach.modules())
         return masks if meant else ()
@@ -278,13 +278,13 @@ class _Need:
     norms: list[str]
 
 
-def own_masks(
+def attach_mask_owners(
     model: nn.Module,
     norm_names: Sequence[str],
     sides: Mapping[str, Side],
     *,
     observed: bool = False,
-) -> tuple[Stake, ...]:
+) -> tuple[MaskUse, ...]:
     """Put hooks on the owners of the masks that these norms need.
 
     Args:
@@ -303,7 +303,7 @@ def own_masks(
         for name, argument in owners:
             needs.setdefault(name, _Need(argument, side, [])).norms.append(norm_name)
     checks = MaskChecks.of(model)
-    stakes: list[Stake] = []
+    uses: list[MaskUse] = []
     for name, need in needs.items():
         parents = tuple({modules[norm.rpartition(".")[0]]: None for norm in need.norms})
         for module, argument, reach in (
@@ -311,9 +311,9 @@ def own_masks(
             (name, need.argument, name),
         ):
             owner = _owner(modules[module], argument, modules[reach], checks)
-            stakes.append(Stake(owner, need.side, parents, observed))
-            owner.stakes.append(stakes[-1])
-    return tuple(stakes)
+            uses.append(MaskUse(owner, need.side, parents, observed))
+            owner.uses.append(uses[-1])
+    return tuple(uses)
 
 
 def _owner(

@@ -164,7 +164,7 @@ def read_norm(module: nn.Module) -> Reading | str:
     if isinstance(module, CHANNEL_NORMS):
         return _read_channel_norm(module)
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) != 1:
-        return f"normalises over {len(module.normalized_shape)} dimensions"
+        return f"normalizes over {len(module.normalized_shape)} dimensions"
     return _read_token_norm(module)
 
 
@@ -189,7 +189,7 @@ def _read_channel_norm(norm: nn.Module) -> Reading | str:
     if isinstance(norm, nn.modules.batchnorm._BatchNorm):
         return replace(_read_batch_norm(norm), feature_dim=_CHANNELS)
     if not isinstance(norm, nn.GroupNorm | nn.modules.instancenorm._InstanceNorm):
-        return f"{type(norm).__name__} normalises over neighbouring channels"
+        return f"{type(norm).__name__} normalizes over neighboring channels"
     size = norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
     weight, bias = (_parameter(norm, (name,)) for name in ("weight", "bias"))
     return Reading("channel", size, weight, bias, eps=norm.eps, feature_dim=_CHANNELS)

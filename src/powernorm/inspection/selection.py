@@ -309,21 +309,21 @@ def _blocks_before(stack: nn.Module, sublayer: int) -> int:
 
 
 def _role_in_layer(steps: Sequence[_Step], first: int) -> Role:
-    """The role from what comes after the layer in a norm's name, and from its neighbours."""
+    """The role from what comes after the layer in a norm's name, and from its neighbors."""
     path = ".".join(step.attribute for step in steps[first:]).lower()
     last = steps[-1].attribute
-    neighbours = tuple(steps[-2].module._modules)
+    neighbors = tuple(steps[-2].module._modules)
     if last.startswith("post_attention") and "." not in path:
         # Llama's name says where it stands: after the attention, in front of the feed-forward
         # network. In Gemma 2, which has another norm there, it belongs to the attention.
-        own = any(name.startswith("pre_f") for name in neighbours)
+        own = any(name.startswith("pre_f") for name in neighbors)
         return "attention" if own else "feed-forward"
-    if last == "layer_norm" and "final_layer_norm" in neighbours:
+    if last == "layer_norm" and "final_layer_norm" in neighbors:
         return "attention"  # Wav2Vec2 names only one of the two
     parent = type(steps[-2].module).__name__.lower()
     if re.search(r"attention$|attn$", parent) or _ATTENTION.search(path):
         return "attention"
-    numbered = _by_number(last, neighbours)
+    numbered = _by_number(last, neighbors)
     if numbered is not None:
         return numbered
     if re.search(r"ff$|feedforward$|mlp$", parent) or _FEED_FORWARD.search(path):
@@ -331,14 +331,14 @@ def _role_in_layer(steps: Sequence[_Step], first: int) -> Role:
     return "other"
 
 
-def _by_number(name: str, neighbours: Sequence[str]) -> Role | None:
+def _by_number(name: str, neighbors: Sequence[str]) -> Role | None:
     """norm1, norm2, …: the last one belongs to the feed-forward network, the others do not."""
     match = re.fullmatch(r"(.*?)(\d+)", name)
     if match is None:
         return None
     numbers = [
         int(found.group(1))
-        for found in (re.fullmatch(re.escape(match[1]) + r"(\d+)", other) for other in neighbours)
+        for found in (re.fullmatch(re.escape(match[1]) + r"(\d+)", other) for other in neighbors)
         if found is not None
     ]
     if len(numbers) < 2:

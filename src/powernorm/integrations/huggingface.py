@@ -46,16 +46,16 @@ class PenaltyTrainerMixin(_Base):
 
     - A model that takes `num_items_in_batch`, the tokens of all micro-batches of the update, and
       divides the sum over its tokens by it (or a `compute_loss_func` that does): P_i is divided by
-      the same, and the update minimises `Σ_i (loss sum_i + P_i)/tokens`.
+      the same, and the update minimizes `Σ_i (loss sum_i + P_i)/tokens`.
     - A model that takes no such number, so that its loss is the mean over its micro-batch and the
       Trainer divides by k: P_i is divided by the tokens of the micro-batch (labels that are not
-      -100; a causal model has no use for the first of each row), and the update minimises
+      -100; a causal model has no use for the first of each row), and the update minimizes
       `(1/k) Σ_i (loss_i + P_i/tokens_i)`.
     - A model that takes `**kwargs` and with them the number, but ignores it (BERT, RoBERTa, T5,
       BART, Marian and more): the mean over its micro-batch, which the Trainer does *not* divide by
-      k, so that the update minimises `Σ_i (loss_i + P_i/tokens_i)`. Gradients are k times as large
+      k, so that the update minimizes `Σ_i (loss_i + P_i/tokens_i)`. Gradients are k times as large
       as in one large batch then, with this mixin or without; `loss_is_scaled_for_ga = False` in
-      your subclass mends that and makes it the second kind.
+      your subclass fixes that and makes it the second kind.
 
     The first and the third are told apart once, at the first micro-batch that has a loss: two
     forwards without gradients, in evaluation mode, with two different numbers of items; nothing
@@ -281,7 +281,7 @@ class NormCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure, once the optimiser has stepped."""
+        """Measure, once the optimizer has stepped."""
         del args, kwargs
         if self._monitor is None:
             return

@@ -44,7 +44,7 @@ class PenaltyCallback(pl.Callback):
     """Adds the penalty of RegularizedBatchNorm to the loss that `training_step` returned.
 
     λ of Wang et al. 2022 belongs to a cross entropy summed over tokens. With N tokens in the
-    micro-batch, k micro-batches in an update and a mean loss, the update minimises
+    micro-batch, k micro-batches in an update and a mean loss, the update minimizes
     `(1/k) Σ_i (loss_i + penalty_i/N_i)`, where penalty_i is that of micro-batch i; with
     `reduction="token_sum"` `(1/k) Σ_i (loss_i + penalty_i)`. It is added just before the backward,
     when Lightning has divided the loss by k and a GradScaler has scaled it, and it is divided and
@@ -60,7 +60,7 @@ class PenaltyCallback(pl.Callback):
 
     Raises:
         InputError: num_tokens is missing, superfluous or gives no number of at least 1; manual
-            optimisation; a batch without that key.
+            optimization; a batch without that key.
 
     Distributed:
         See `powernorm.integrations.trainers.process_penalty`: each process gives the tokens of its
@@ -94,7 +94,7 @@ class PenaltyCallback(pl.Callback):
         del trainer
         if not pl_module.automatic_optimization:
             raise InputError(
-                f"{type(pl_module).__name__} optimises manually, where no callback knows which "
+                f"{type(pl_module).__name__} optimizes manually, where no callback knows which "
                 "loss the penalty belongs to: leave out PenaltyCallback and add "
                 "powernorm.penalty(model, …) to the loss"
             )

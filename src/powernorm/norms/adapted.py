@@ -16,7 +16,7 @@ from powernorm.norms.checkpointing import CallRecords, Seen, may_replay
 from powernorm.norms.feature_dims import (
     LAST,
     Call,
-    Normalised,
+    Normalized,
     answer,
     features_back,
     features_last,
@@ -95,16 +95,16 @@ class AdaptedNorm(Norm):
 
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
-        """Normalise over `feature_dim`; see the class."""
+    ) -> Normalized:
+        """Normalize over `feature_dim`; see the class."""
         if padding_mask is None and self.reads_mask:
             padding_mask = self._mask_of_scope(x)
         if self._looks_along:
             self.check_input(x, padding_mask, residual)
-            return self.normalise(Call(x, padding_mask, residual))
+            return self.normalize(Call(x, padding_mask, residual))
         return super().forward(x, padding_mask, residual)
 
-    def normalise(self, call: Call) -> Normalised:
+    def normalize(self, call: Call) -> Normalized:
         """Call the module, with what it takes."""
         x, mask, residual = call
         total = x if residual is None else x + residual

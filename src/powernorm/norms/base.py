@@ -15,7 +15,7 @@ from powernorm.norms.arguments import check_flag, check_number, feature_count
 from powernorm.norms.feature_dims import (
     LAST,
     Call,
-    Normalised,
+    Normalized,
     check_feature_dim,
     over_dimension,
 )
@@ -24,9 +24,9 @@ from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
 
 
 class Norm(nn.Module):
-    """A normalisation of vectors of features: (..., C) in and out, same dtype.
+    """A normalization of vectors of features: (..., C) in and out, same dtype.
 
-    `norm(x, padding_mask)` gives y; `norm(x, padding_mask, residual)` normalises the sum and gives
+    `norm(x, padding_mask)` gives y; `norm(x, padding_mask, residual)` normalizes the sum and gives
     (y, x + residual), in one pass over the data where the norm has a kernel: the pre-norm pattern
     `y, stream = norm(branch, mask, stream)`.
 
@@ -45,7 +45,7 @@ class Norm(nn.Module):
     is_pointwise: bool = False
     """Does the layer take an input that is not contiguous as it is?"""
     checks_itself: bool = False
-    """Does `normalise` look at its input's shape, once it knows the mask of the scope?"""
+    """Does `normalize` look at its input's shape, once it knows the mask of the scope?"""
     reads_mask: bool = False
     """Does the layer look for the mask of a scope? `powernorm.swap` then hands it the model's."""
     registered_as: str = ""
@@ -68,19 +68,19 @@ class Norm(nn.Module):
 
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalised:
-        """Normalise over `feature_dim`; see the class."""
+    ) -> Normalized:
+        """Normalize over `feature_dim`; see the class."""
         call = Call(x, padding_mask, residual)
         is_last = self.feature_dim == LAST
         if not (is_last and self.checks_itself):
             self.check_input(x, padding_mask, residual)
         if is_last:
-            return self.normalise(call)
-        return over_dimension(self.normalise, call, self.feature_dim, self.is_pointwise)
+            return self.normalize(call)
+        return over_dimension(self.normalize, call, self.feature_dim, self.is_pointwise)
 
     @abstractmethod
-    def normalise(self, call: Call) -> Normalised:
-        """The layer's work: normalise (..., C), whatever `feature_dim` is."""
+    def normalize(self, call: Call) -> Normalized:
+        """The layer's work: normalize (..., C), whatever `feature_dim` is."""
 
     @property
     def class_name(self) -> str:

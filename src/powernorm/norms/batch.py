@@ -9,13 +9,13 @@ from torch import Tensor
 from powernorm.norms.arguments import Variant, check_variant
 from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.families import CenteredNorm, UncenteredNorm, Updates, move_forward
-from powernorm.norms.feature_dims import Call, Normalised, answer
+from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import batch_norm
 
 
 class BatchNorm(CenteredNorm):
-    """Batch normalisation over the valid tokens of a batch (Ioffe and Szegedy 2015).
+    """Batch normalization over the valid tokens of a batch (Ioffe and Szegedy 2015).
 
     In training `y = γ (x - μ_B)/sqrt(σ²_B + eps) + β`, with mean and biased variance per feature
     over all valid tokens (Shen et al. 2020, Algorithm 1; Wang et al. 2022, eq. 1-3) and the exact
@@ -28,7 +28,7 @@ class BatchNorm(CenteredNorm):
         momentum: weight of the new batch in the running statistics, in (0, 1].
         affine: learn γ and β.
         groups: GroupScaling with this many groups in front; None leaves it out.
-        variant: `paper`, or `released` for the behaviour of Wang et al.'s code: padding is set to
+        variant: `paper`, or `released` for the behavior of Wang et al.'s code: padding is set to
             0 before anything else, eps is a floor of the variance, the running variance divides
             by M (there with momentum 0.05).
         sync: statistics over all processes (as SyncBatchNorm).
@@ -46,7 +46,7 @@ class BatchNorm(CenteredNorm):
     State:
         running_mean, running_var (M - 1, as torch), num_batches_tracked, num_nonfinite_batches;
         moved in the training-mode forward, once a micro-batch, not by a recomputed forward. A
-        batch without valid tokens is normalised by the running statistics and moves nothing; a
+        batch without valid tokens is normalized by the running statistics and moves nothing; a
         feature whose statistics are not finite keeps its running ones.
 
     Numerics:
@@ -92,8 +92,8 @@ class BatchNorm(CenteredNorm):
         self.variant = check_variant(variant)
         self.add_statistics(device)
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C); see the class."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(call)
         call, seen = self.prepare(call)
@@ -186,8 +186,8 @@ class PowerNormV(UncenteredNorm):
         self.variant = check_variant(variant)
         self.add_statistic("running_second_moment", 1.0, device)
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C); see the class."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(call)
         call, seen = self.prepare(call)
@@ -212,7 +212,7 @@ class PowerNormV(UncenteredNorm):
     def _updates(self, statistics: Tensor) -> Updates:
         return ((self.running_second_moment, statistics[1], self.momentum),)
 
-    def absorb(self, sums: Tensor) -> None:
+    def update_running_stats(self, sums: Tensor) -> None:
         """One step of ψ² from (n, 0, Σx²)."""
         functions_for(sums).absorb_uncentered(
             *self.buffers_to_move("running_second_moment"),

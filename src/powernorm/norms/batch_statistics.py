@@ -57,7 +57,7 @@ class BatchStatisticsNorm(AffineNorm):
     """
 
     num_sums: int
-    """Rows of the (C,) sums over a batch that move the running statistics, see `absorb`."""
+    """Rows of the (C,) sums over a batch that move the running statistics."""
 
     checks_itself = True
     reads_mask = True
@@ -118,7 +118,7 @@ class BatchStatisticsNorm(AffineNorm):
         return group_name_of(self.process_group, self.sync)
 
     def batch_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
-        """Moments of what the layer normalises, over the valid tokens of this process.
+        """Moments of what the layer normalizes, over the valid tokens of this process.
 
         Args:
             x: the layer's input, features in `feature_dim`.
@@ -137,7 +137,7 @@ class BatchStatisticsNorm(AffineNorm):
         return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
 
     def prepare(self, call: Call, *state: Tensor) -> tuple[Call, Seen]:
-        """Check a call and give what to normalise and what to normalise it by.
+        """Check a call and give what to normalize and what to normalize it by.
 
         Args:
             call: the arguments of the forward.
@@ -164,7 +164,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     @property
     def stage(self) -> int:
-        """Which of its behaviours the layer is in; the warm-up of most comes first, as 0."""
+        """Which of its behaviors the layer is in; the warm-up of most comes first, as 0."""
         return 0
 
     @property
@@ -200,7 +200,7 @@ class BatchStatisticsNorm(AffineNorm):
         return *(buffers[name] for name in names), *counters
 
     @abstractmethod
-    def absorb(self, sums: Tensor) -> None:
+    def update_running_stats(self, sums: Tensor) -> None:
         """Move the running statistics by one step.
 
         Args:
@@ -256,7 +256,7 @@ class BatchStatisticsNorm(AffineNorm):
         """Move the running statistics by what was gathered, as one batch."""
         held, self._held = self._held, None
         if held is not None:
-            self.absorb(all_reduce_sum(held, self.group_name))
+            self.update_running_stats(all_reduce_sum(held, self.group_name))
 
     @torch.no_grad()
     def move_statistics(

@@ -37,10 +37,10 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     @property
     def thresholds(self) -> tuple[int, ...]:
-        """Numbers of tracked batches at which the layer's behaviour changes, ascending."""
+        """Numbers of tracked batches at which the layer's behavior changes, ascending."""
         return ()
 
-    def arm(self) -> None:
+    def register_hook(self) -> None:
         """Make the carrier and its hook; at the end of a subclass's constructor."""
         device = self.num_batches_tracked.device
         carrier = torch.zeros(
@@ -62,7 +62,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
         """
         if not torch.compiler.is_compiling():
             if self._carrier.device != x.device:
-                self.arm()
+                self.register_hook()
             else:
                 self._follow_counter()
         return self._carrier if self.training and torch.is_grad_enabled() else None
@@ -85,11 +85,11 @@ class BackwardStateNorm(BatchStatisticsNorm):
             self.gather(sums)
             return
         name = self.group_name
-        self.absorb(all_reduce_sum(sums, name) if name else sums)
+        self.update_running_stats(all_reduce_sum(sums, name) if name else sums)
         self.advance()
 
     def advance(self) -> None:
-        """Count one step in the mirror, after `absorb`."""
+        """Count one step in the mirror, after `update_running_stats`."""
         if self._stage == self._last_stage and self._counter is self.num_batches_tracked:
             return  # no threshold is left to be passed
         self._follow_counter(own_step=True)
@@ -126,7 +126,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        self.arm()
+        self.register_hook()
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -141,7 +141,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.arm()
+        self.register_hook()
 
 
 def _version_of(tensor: Tensor) -> int:

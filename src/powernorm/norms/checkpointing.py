@@ -1,7 +1,7 @@
 """What a checkpointed forward saw, for the forward that autograd runs again in the backward.
 
 Activation checkpointing runs a layer twice. The second run must see what the first one saw: the
-padding mask (its scope is closed by then) and, for layers that normalise by running statistics,
+padding mask (its scope is closed by then) and, for layers that normalize by running statistics,
 those statistics (another backward may have moved them in between).
 """
 
@@ -24,7 +24,7 @@ FINGERPRINT_SIZE = _NUM_SAMPLES + 1
 
 
 class Seen(NamedTuple):
-    """What a call normalises by, besides its input."""
+    """What a call normalizes by, besides its input."""
 
     padding_mask: Tensor | None
     stage: int
@@ -46,7 +46,7 @@ class CallRecords:
         self._records: deque[_Record] = deque(maxlen=_MAX_RECORDS)
 
     def replay(self, x: Tensor, seen: Seen) -> Seen:
-        """What this call shall normalise by: its own, or what the call that it repeats saw."""
+        """What this call shall normalize by: its own, or what the call that it repeats saw."""
         if in_backward():
             record = self._find(x)
             if record is None:

@@ -1,4 +1,4 @@
-"""What the centred and the uncentred batch-statistics norms share: buffers and evaluation."""
+"""What the centered and the uncentered batch-statistics norms share: buffers and evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from powernorm.norms.batch_statistics import BatchStatisticsNorm, rename_key
 from powernorm.norms.carrier import BackwardStateNorm
-from powernorm.norms.feature_dims import Call, Normalised, answer
+from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import BatchNormResult, static_norm
 from powernorm.ops.reference.arrays import reciprocal_root
@@ -17,8 +17,8 @@ from powernorm.ops.reference.batch import in_backward
 from powernorm.ops.reference.state import unbiased
 
 
-def evaluate(norm: BatchStatisticsNorm, call: Call, mean: Tensor | None, var: Tensor) -> Normalised:
-    """Normalise by given statistics."""
+def evaluate(norm: BatchStatisticsNorm, call: Call, mean: Tensor | None, var: Tensor) -> Normalized:
+    """Normalize by given statistics."""
     call, _ = norm.prepare(call)
     result = static_norm(
         call.x,
@@ -49,21 +49,21 @@ def move_forward(
         updates: makes those of `move_statistics` from the op's statistics, which hold for all
             processes; for compiled code and where there are several.
     """
-    fresh = result.fresh
-    if fresh is None:
+    has_tokens = result.has_tokens
+    if has_tokens is None:
         if in_backward():
             return
         if norm.is_holding:
             norm.gather(result.sums)
             return
         if not norm.group_name:
-            norm.absorb(result.sums)
+            norm.update_running_stats(result.sums)
             return
-        fresh = result.statistics[-1, 0] > 0
+        has_tokens = result.statistics[-1, 0] > 0
     if norm.is_holding:
-        norm.gather(torch.where(fresh, result.sums, 0.0))
+        norm.gather(torch.where(has_tokens, result.sums, 0.0))
     else:
-        norm.move_statistics(fresh, *updates(result.statistics.detach()))
+        norm.move_statistics(has_tokens, *updates(result.statistics.detach()))
 
 
 class CenteredNorm(BatchStatisticsNorm):
@@ -78,8 +78,8 @@ class CenteredNorm(BatchStatisticsNorm):
         self.add_statistic("running_mean", 0.0, device)
         self.add_statistic("running_var", 1.0, device)
 
-    def evaluate(self, call: Call) -> Normalised:
-        """Normalise by the running statistics."""
+    def evaluate(self, call: Call) -> Normalized:
+        """Normalize by the running statistics."""
         return evaluate(self, call, self.running_mean, self.running_var)
 
     def affine(self) -> tuple[Tensor, Tensor]:
@@ -96,7 +96,7 @@ class CenteredNorm(BatchStatisticsNorm):
         """What the running variance is fed: divided by M - 1, by M where M = 1 or released."""
         return var if self.variant == "released" else unbiased(var, count)
 
-    def absorb(self, sums: Tensor) -> None:
+    def update_running_stats(self, sums: Tensor) -> None:
         """One step of the running mean and variance from (n, Σx, Σx²)."""
         functions_for(sums).absorb_centered(
             *self.buffers_to_move("running_mean", "running_var"),
@@ -121,7 +121,7 @@ class CenteredNorm(BatchStatisticsNorm):
 
 
 class CenteredBackwardNorm(CenteredNorm, BackwardStateNorm):
-    """A centred norm whose training reads its running statistics, so they move in the backward."""
+    """A centered norm whose training reads its running statistics, so they move in the backward."""
 
 
 class UncenteredNorm(BatchStatisticsNorm):
@@ -130,7 +130,7 @@ class UncenteredNorm(BatchStatisticsNorm):
     centered = False
     running_second_moment: Tensor
 
-    def evaluate(self, call: Call) -> Normalised:
+    def evaluate(self, call: Call) -> Normalized:
         """Divide by the running quadratic mean."""
         return evaluate(self, call, None, self.running_second_moment)
 

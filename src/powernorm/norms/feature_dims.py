@@ -23,11 +23,11 @@ class Call(NamedTuple):
     residual: Tensor | None
 
 
-Normalised = Tensor | tuple[Tensor, Tensor]
+Normalized = Tensor | tuple[Tensor, Tensor]
 """What a forward returns: y, or (y, x + residual) where a residual was given."""
 
 
-def answer(result: tuple[Tensor, Tensor | None], residual: Tensor | None) -> Normalised:
+def answer(result: tuple[Tensor, Tensor | None], residual: Tensor | None) -> Normalized:
     """A forward's answer from (y, the sum with the residual)."""
     y, total = result
     return y if residual is None else (y, cast(Tensor, total))
@@ -69,15 +69,15 @@ def shape_without(shape: torch.Size, dim: int) -> tuple[int, ...]:
 
 
 def over_dimension(
-    normalise: Callable[[Call], Normalised], call: Call, dim: int, is_pointwise: bool
-) -> Normalised:
-    """Normalise over a dimension by what normalises over the last one.
+    normalize: Callable[[Call], Normalized], call: Call, dim: int, is_pointwise: bool
+) -> Normalized:
+    """Normalize over a dimension by what normalizes over the last one.
 
     Channels-last input is contiguous once its features are moved last, so that nothing is copied;
     other input is copied in and the results out. The results lie in memory as the input does.
 
     Args:
-        normalise: the layer's work, (..., C) in and out.
+        normalize: the layer's work, (..., C) in and out.
         call: input, mask and residual, checked.
         dim: the dimension of the features.
         is_pointwise: does the layer work as well, in place as it were, on a view that is not
@@ -90,7 +90,7 @@ def over_dimension(
         # Here and not in the ops: so the gradient that comes back is of a contiguous input, too.
         inputs = inputs.contiguous()
         others = None if others is None else others.contiguous()
-    result = normalise(Call(inputs, mask, others))
+    result = normalize(Call(inputs, mask, others))
     if isinstance(result, tuple):
         y, total = result
         return _laid_out(y, x, dim), _laid_out(total, x, dim)

@@ -245,7 +245,7 @@ def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None
         InputError: wrong type or shape.
     """
     if mask.dtype != torch.bool:
-        mend = (
+        fix = (
             "a float mask is usually added to attention scores, with -inf or a large negative "
             "number at padding: pass `mask < 0`, or `attention_mask == 0` if it holds 1 = keep"
             if mask.is_floating_point()
@@ -253,7 +253,7 @@ def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None
             "`attention_mask == 0`"
         )
         raise InputError(
-            f"padding_mask has dtype {mask.dtype}, expected torch.bool with True = padding; {mend}"
+            f"padding_mask has dtype {mask.dtype}, expected torch.bool with True = padding; {fix}"
         )
     expected = x.shape[:-1] if feature_dim == LAST else shape_without(x.shape, feature_dim)
     if mask.shape != expected:

@@ -91,7 +91,7 @@ def check_num_tokens(num_tokens: int | Tensor) -> int | Tensor:
 def accumulated_statistics(model: nn.Module) -> Iterator[None]:
     """Move running statistics once for all forwards and backwards inside, not once for each.
 
-    For gradient accumulation: put the micro-batches of one update inside. They are normalised as
+    For gradient accumulation: put the micro-batches of one update inside. They are normalized as
     without it, but the running statistics move by the moments of all their tokens together, and
     every warm-up counts one step. After an exception nothing has moved.
 

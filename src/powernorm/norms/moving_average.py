@@ -12,7 +12,7 @@ from powernorm.norms.arguments import check_count
 from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
-from powernorm.norms.feature_dims import Call, Normalised, answer
+from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.functions import token_norm
 from powernorm.ops.plain import refuse_transforms
 
@@ -25,7 +25,7 @@ class _CenteredWeight(nn.Module):
 
 
 def center_weight(module: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None:
-    """Centre the weight of a layer that feeds a MABN (Yan et al. 2020), in place and for good.
+    """Center the weight of a layer that feeds a MABN (Yan et al. 2020), in place and for good.
 
     Without a mean in the norm, this keeps the mean of its input small. The raw weight stays the
     trained parameter (`module.parametrizations.weight.original`); undo with
@@ -51,7 +51,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
     batches, this one included, and r the ratio of χ's root to the running root, clipped to
     [1/5, 5] and constant in the backward. Backward `∂L/∂x = (g r - z m)/sqrt(χ + eps)` with m the
     mean of mean(g r z) over the same window. In the first `window` steps and the warm-up the
-    batch's own statistics are used. Yan et al. also centre the weight of the layer that feeds the
+    batch's own statistics are used. Yan et al. also center the weight of the layer that feeds the
     norm: `center_weight(linear)`.
 
     Args:
@@ -121,7 +121,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         self.add_statistic("running_second_moment", 1.0, device)
         self.add_statistic("window_second_moment", 1.0, device, window)
         self.add_statistic("window_gradient_moment", 0.0, device, window)
-        self.arm()
+        self.register_hook()
 
     @property
     def thresholds(self) -> tuple[int, ...]:
@@ -129,8 +129,8 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         own = max(self.window, self.warmup_steps - 1)
         return own, max(own, self.ratio_start, self.warmup_steps)
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C); see the class."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(call)
         call, seen = self.prepare(
@@ -163,7 +163,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         )
         return scaled
 
-    def absorb(self, sums: Tensor) -> None:
+    def update_running_stats(self, sums: Tensor) -> None:
         """One step of windows and running ψ² from (n, Σx², Σ g r z)."""
         count, squares, products = sums.unbind()
         size = count.clamp(min=1)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from powernorm.norms.arguments import check_number
 from powernorm.norms.base import AffineNorm, Norm
-from powernorm.norms.feature_dims import Call, Normalised, answer
+from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.reference.token import dynamic_tanh
 
 
@@ -43,7 +43,7 @@ class DynamicTanh(AffineNorm):
         self.initial_alpha = check_number("alpha", alpha)
         self.alpha = nn.Parameter(torch.full((), alpha, device=device, dtype=dtype))
 
-    def normalise(self, call: Call) -> Normalised:
+    def normalize(self, call: Call) -> Normalized:
         """Squash (..., C)."""
         total = call.x if call.residual is None else call.x + call.residual
         y = dynamic_tanh(total, self.alpha, self.weight, self.bias)
@@ -61,7 +61,7 @@ class DynamicTanh(AffineNorm):
 
 
 class Identity(AffineNorm):
-    """No normalisation: `y = x`; the "w/o Norm" row of comparisons.
+    """No normalization: `y = x`; the "w/o Norm" row of comparisons.
 
     Args:
         num_features: C.
@@ -99,7 +99,7 @@ class Identity(AffineNorm):
         scale = ones if self.weight is None else self.weight.double()
         return scale, torch.zeros_like(scale) if self.bias is None else self.bias.double()
 
-    def normalise(self, call: Call) -> Normalised:
+    def normalize(self, call: Call) -> Normalized:
         """The input itself, or γ x + β."""
         total = call.x if call.residual is None else call.x + call.residual
         return answer((self.scale_and_shift(total), total), call.residual)

@@ -1,4 +1,4 @@
-"""PowerNorm: normalise by the running quadratic mean, in training too."""
+"""PowerNorm: normalize by the running quadratic mean, in training too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from powernorm.norms.arguments import (
 from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.families import UncenteredNorm
-from powernorm.norms.feature_dims import Call, Normalised, answer
+from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import power_norm
 from powernorm.ops.reference.state import next_gradient_moment
@@ -46,7 +46,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
             the learning rate. Make it a fraction of a short run.
         groups: GroupScaling with this many groups in front (the paper's layer-scale). None leaves
             it out: then the layer is static in evaluation, but plain PowerNorm can break down;
-            stabilise it with `max_ratio` or `decay="floored"`.
+            stabilize it with `max_ratio` or `decay="floored"`.
         max_ratio: keep the ψ used within [ψ_B/r, r ψ_B] (r = 5 as in MABN); costs a second pass
             and a collective in the forward. None leaves it unbounded.
         decay: `floored` keeps ν's factor 1 - m_b Γ at 0 or above, at no cost; `plain` is the
@@ -133,12 +133,12 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         self.decay = _check_decay(decay, max_ratio)
         if variant == "released" and (self.max_ratio is not None or self.decay == "floored"):
             raise InputError(
-                "variant='released' reproduces the published layer and cannot be stabilised: "
+                "variant='released' reproduces the published layer and cannot be stabilized: "
                 "drop max_ratio and decay, or take variant='paper'"
             )
         self.add_statistic("running_second_moment", 1.0, device)
         self.add_statistic("running_gradient_moment", 0.0, device)
-        self.arm()
+        self.register_hook()
 
     @property
     def floor(self) -> bool:
@@ -150,8 +150,8 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         """The end of the warm-up."""
         return (self.warmup_steps,)
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C); see the class."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(call)
         call, seen = self.prepare(
@@ -178,7 +178,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         )
         return answer(result, call.residual)
 
-    def absorb(self, sums: Tensor) -> None:
+    def update_running_stats(self, sums: Tensor) -> None:
         """One step of ψ² and ν from (n, Σx², n of the gradient sums, Σx̂², Σ g x̂)."""
         warmup = self.stage == 0
         if warmup and self.variant == "released":

@@ -61,5 +61,5 @@ def _restore(module: nn.Module, name: str, before: torch.Tensor) -> None:
     if now is None or now.shape != before.shape or now.dtype != before.dtype:
         module._buffers[name] = before
     else:
-        # In place: others (an optimiser, a data-parallel wrapper) may hold the very tensor.
+        # In place: others (an optimizer, a data-parallel wrapper) may hold the very tensor.
         now.copy_(before)

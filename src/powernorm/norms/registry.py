@@ -119,7 +119,7 @@ _ROWS: Final = (
     ),
     NormInfo(
         "pn-static",
-        "PowerNorm without GroupScaling, stabilised",
+        "PowerNorm without GroupScaling, stabilized",
         PowerNorm,
         "valid tokens of all batches so far",
         True,

@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_number, check_variant
 from powernorm.norms.families import CenteredBackwardNorm
-from powernorm.norms.feature_dims import Call, Normalised, answer
+from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.functions import batch_norm
 from powernorm.ops.reference.batch import in_backward
 
@@ -109,10 +109,10 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         self.var_penalty = check_number("var_penalty", var_penalty, at_least=0)
         self.add_statistics(device)
         self.forget_penalty()
-        self.arm()
+        self.register_hook()
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C); see the class."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(call)
         call, seen = self.prepare(call, self.running_mean, self.running_var)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from powernorm.norms.arguments import check_count, check_number
 from powernorm.norms.families import CenteredBackwardNorm
-from powernorm.norms.feature_dims import Call, Normalised, answer
+from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.functions import batch_norm
 
 
@@ -82,10 +82,10 @@ class BatchRenorm(CenteredBackwardNorm):
         self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
         self.ramp_steps = check_count("ramp_steps", ramp_steps, 0)
         self.add_statistics(device)
-        self.arm()
+        self.register_hook()
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C); see the class."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(call)
         call, seen = self.prepare(

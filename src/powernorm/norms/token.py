@@ -12,7 +12,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
 from powernorm.norms.base import AffineNorm, Norm
-from powernorm.norms.feature_dims import Call, Normalised, answer
+from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.functions import token_norm
 from powernorm.ops.reference.token import layer_norm
 
@@ -52,7 +52,7 @@ class _StandardizingNorm(AffineNorm):
         k: float = 0.0,
         detach_mean: bool = False,
         detach_std: bool = False,
-    ) -> Normalised:
+    ) -> Normalized:
         """Take out mean and standard deviation; settings as of `ops.functions.token_norm`."""
         result = token_norm(
             x,
@@ -105,8 +105,8 @@ class SimpleLayerNorm(_StandardizingNorm):
     ) -> None:
         super().__init__(num_features, eps, variant, affine, device, dtype, feature_dim)
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C)."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C)."""
         return self.standardize(call.x, call.residual)
 
 
@@ -151,8 +151,8 @@ class DetachNorm(_StandardizingNorm):
         self.detach_mean = detach_mean
         self.detach_std = detach_std
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C)."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C)."""
         return self.standardize(
             call.x, call.residual, detach_mean=self.detach_mean, detach_std=self.detach_std
         )
@@ -204,8 +204,8 @@ class AdaNorm(_StandardizingNorm):
         self.scale = check_number("scale", scale)
         self.k = check_number("k", k)
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C)."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C)."""
         return self.standardize(call.x, call.residual, scale=self.scale, k=self.k)
 
     def extra_repr(self) -> str:
@@ -242,8 +242,8 @@ class LayerNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine, bias, device, dtype, feature_dim)
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C)."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C)."""
         total = call.x if call.residual is None else call.x + call.residual
         return answer((layer_norm(total, self.weight, self.bias, self.eps), total), call.residual)
 
@@ -278,8 +278,8 @@ class RMSNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine, False, device, dtype, feature_dim)
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C)."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C)."""
         result = token_norm(call.x, call.residual, self.weight, None, centered=False, eps=self.eps)
         return answer(result, call.residual)
 
@@ -320,7 +320,7 @@ class GroupScaling(AffineNorm):
         super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
         self.groups = check_groups(groups, self.num_features)
 
-    def normalise(self, call: Call) -> Normalised:
+    def normalize(self, call: Call) -> Normalized:
         """Scale (..., C)."""
         affine = (self.weight, self.bias)
         result = token_norm(
@@ -334,7 +334,7 @@ class GroupScaling(AffineNorm):
 
 
 class GroupNorm(AffineNorm):
-    """GroupNorm over the features of one token (Wu and He 2018), not over its neighbours.
+    """GroupNorm over the features of one token (Wu and He 2018), not over its neighbors.
 
     Args:
         num_features: C.
@@ -363,8 +363,8 @@ class GroupNorm(AffineNorm):
         super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
         self.groups = check_groups(groups, self.num_features)
 
-    def normalise(self, call: Call) -> Normalised:
-        """Normalise (..., C)."""
+    def normalize(self, call: Call) -> Normalized:
+        """Normalize (..., C)."""
         result = token_norm(
             call.x, call.residual, self.weight, self.bias, groups=self.groups, eps=self.eps
         )

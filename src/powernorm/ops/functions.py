@@ -91,7 +91,7 @@ class BatchNormResult(NamedTuple):
     statistics: Tensor
     """(6, C): mean, var, 1/σ, r, d, number of valid tokens; differentiable in the first two."""
     sums: Tensor
-    fresh: Tensor | None
+    has_tokens: Tensor | None
     """May running statistics move? None in eager mode: ask `in_backward` and the count."""
 
 
@@ -110,7 +110,7 @@ def batch_norm(
     floor: bool,
     group_name: str,
 ) -> BatchNormResult:
-    """Normalise by batch statistics; arguments as of `reference.batch`.
+    """Normalize by batch statistics; arguments as of `reference.batch`.
 
     The `carrier` is a leaf that receives the sums as its gradient, (3, C) float64.
     """
@@ -123,8 +123,8 @@ def batch_norm(
         y, total, *statistics = _BatchNorm.apply_plain(*args, left)
         return BatchNormResult(y, total, statistics[0] if statistics else left[0], left[1], None)
     refuse_transforms()
-    y, total, _, statistics, sums, fresh = torch.ops.powernorm.batch_norm(*args)
-    return BatchNormResult(y, total, statistics, sums, fresh)
+    y, total, _, statistics, sums, has_tokens = torch.ops.powernorm.batch_norm(*args)
+    return BatchNormResult(y, total, statistics, sums, has_tokens)
 
 
 def power_norm(

@@ -58,7 +58,7 @@ def _type_of(tensor: Tensor | None) -> torch.dtype | None:
 
 
 # ---- batch_norm: x, residual, mask, weight, bias, mean, var, carrier, limits, groups, eps, floor,
-# ---- group_name -> y, total, scales, statistics, sums (and fresh, of the registered op)
+# ---- group_name -> y, total, scales, statistics, sums (and has_tokens, of the registered op)
 
 
 def batch_norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -56,8 +56,8 @@ def _batch_norm(*args: Any) -> tuple[Tensor, ...]:
     x, *rest = args
     outputs = functions_for(x).batch_norm(x, *rest[:6], *rest[7:])
     count = outputs[3][-1]
-    fresh = count[0] > 0 if not in_backward() else torch.zeros_like(count[0], dtype=torch.bool)
-    return (*_filled(x, *outputs), fresh)
+    has_tokens = count[0] > 0 if not in_backward() else torch.zeros_like(count[0], dtype=torch.bool)
+    return (*_filled(x, *outputs), has_tokens)
 
 
 def _batch_norm_fake(*args: Any) -> tuple[Tensor, ...]:

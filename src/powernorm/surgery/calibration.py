@@ -83,7 +83,7 @@ def calibrate(
     Running statistics are a moving average over the last batches of changing weights. This
     measures them anew over all valid tokens of `batches` (re-estimation; Wang et al. 2022, Table
     7), in units of each layer's evaluation: the variance divides by M - 1, by M in a `released`
-    variant; norms that do not centre get ψ². Everything else in the model runs as in evaluation
+    variant; norms that do not center get ψ². Everything else in the model runs as in evaluation
     (dropout off); padding does not count.
 
     - `way="layer_by_layer"`: the statistics of each layer are measured while all layers called
@@ -92,7 +92,7 @@ def calibrate(
       statistics nor the way in which the tokens are batched play a part. One pass over the data
       for each layer. The default, because it is right for every norm and for a LayerNorm model
       that was swapped to a static norm, and a few dozen batches suffice.
-    - `way="one_pass"`: all layers are measured in one pass in which every layer normalises by the
+    - `way="one_pass"`: all layers are measured in one pass in which every layer normalizes by the
       statistics of the batch, as the papers do. Cheap, and data that can be gone through once
       will do; but a layer sees inputs that the evaluated network never produces, and the more so
       the smaller the batches and the deeper the layer.
@@ -123,7 +123,7 @@ def calibrate(
         Running statistics are written in place. A layer that has not seen a batch counts one
         (and MABN's window holds the new ψ²), so that it is no longer taken for untrained; other
         counters stay. A warm-up is not cut short: the gradient's statistics that it collects
-        are none of a forward, so a fresh PowerNorm trains on by batch statistics and its ψ²
+        are none of a forward, so a new PowerNorm trains on by batch statistics and its ψ²
         moves away from here; calibrate after training. Weights, modes, torch's random numbers,
         ν, `momentum` and pending penalties are as before.
 
@@ -198,7 +198,7 @@ class _Survey:
 
     def measure(self, way: Way) -> dict[str, Moments]:
         """The population of every layer over all processes, in the order of their calls."""
-        self._go_through(self._layers, normalise_by_batch=True)
+        self._go_through(self._layers, normalize_by_batch=True)
         order = order_of_calls(self._layers, self._pools, "no batch went")
         merged = {name: self._merged(name) for name in self._layers}
         if way == "one_pass":
@@ -207,7 +207,7 @@ class _Survey:
             return {name: merged[name] for name in order}
         for index, name in enumerate(order):
             if index:
-                self._go_through([name], normalise_by_batch=False)
+                self._go_through([name], normalize_by_batch=False)
                 merged[name] = self._merged(name)
             check_population(name, self._layers[name], merged[name])
             write_statistics(
@@ -222,16 +222,16 @@ class _Survey:
                     )
         return {name: merged[name] for name in order}
 
-    def _go_through(self, measured: Container[str], *, normalise_by_batch: bool) -> None:
+    def _go_through(self, measured: Container[str], *, normalize_by_batch: bool) -> None:
         self._pools = {}
 
         def measure(call: NormCall) -> None:
             if call.name in measured:
                 moments = call.moments()
                 self._add(call.name, moments)
-                if normalise_by_batch:
+                if normalize_by_batch:
                     # Evaluating by the batch's own statistics is what all norms have in common:
-                    # some normalise by running statistics in training too.
+                    # some normalize by running statistics in training too.
                     adopt_batch(self._layers[call.name], moments)
 
         with evaluating(self._layers, measure):
@@ -273,7 +273,7 @@ def _length(batches: Iterable[Any]) -> int:
 def _row(
     name: str, layer: BatchStatisticsNorm, population: Moments, new: Buffers
 ) -> CalibrationRow:
-    *mean, square = new  # names of the buffers; only centred layers have a mean
+    *mean, square = new  # names of the buffers; only centered layers have a mean
     deviation, before = (
         (values + layer.eps).sqrt() for values in (new[square], layer.get_buffer(square).double())
     )

@@ -210,7 +210,7 @@ class _Summary:
         return folding
 
     def _is_ours_and_bound(self, index: int) -> bool:
-        """Is it a norm of this library whose neighbours stay, so that it is a multiply-add?"""
+        """Is it a norm of this library whose neighbors stay, so that it is a multiply-add?"""
         solver = self.solver
         norm = solver.norms[index]
         return (
@@ -221,7 +221,7 @@ class _Summary:
         )
 
     def _affine(self, index: int) -> Static:
-        """Weight and bias of a norm that stays, between reparametrised values."""
+        """Weight and bias of a norm that stays, between reparametrized values."""
         solver = self.solver
         norm, use = solver.statics[index], solver.uses[index][0]
         scales, shifts = solver.solution.scales, solver.solution.shifts
@@ -237,8 +237,8 @@ class _Summary:
         seen = set(queue)
         while queue:
             place = queue.pop(0)
-            neighbours = [relations.producers.get(place), *relations.readers.get(place, ())]
-            for relation in neighbours:
+            neighbors = [relations.producers.get(place), *relations.readers.get(place, ())]
+            for relation in neighbors:
                 if isinstance(relation, Affine):
                     found.update(dict.fromkeys(self._names_of(relation, changed)))
                 elif relation is not None and not isinstance(relation, Normed):

@@ -192,7 +192,7 @@ def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie")
     A static norm is `y = a ⊙ x + c` in evaluation. Every value of the folded model stands for
     `A ⊙ s + B` of the original one, with A and B per feature such that each norm becomes the
     identity and the weights around take up the rest: pre-norm, Linear → norm, post-norm by a
-    reparametrised stream, through reshapes, dropout and residual sums, into linear maps,
+    reparametrized stream, through reshapes, dropout and residual sums, into linear maps,
     convolutions, embeddings and parameters.
 
     Args:
@@ -201,7 +201,7 @@ def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie")
             that the model takes. What it does with them is what is folded: other lengths and masks
             work afterwards, but where the model's Python code goes other ways for other shapes,
             arguments or values, give an example of the way that will be used (of more than one
-            token). Values inside the folded model are reparametrised, so that hidden states that
+            token). Values inside the folded model are reparametrized, so that hidden states that
             the example does not ask for are not the original's.
         tied: where one tensor is the embedding and the head and the two need different values,
             `untie` gives the head one of its own (memory for another table), `keep` leaves a

@@ -43,7 +43,7 @@ def evaluating(
 def evaluating_by_batches(layers: Mapping[str, BatchStatisticsNorm]) -> Iterator[None]:
     """In the block all layers evaluate, each call by its own statistics, whatever the norm.
 
-    Training mode would not do: some norms normalise by running statistics in training too. The
+    Training mode would not do: some norms normalize by running statistics in training too. The
     layers' buffers are written, the caller restores them.
     """
 

@@ -239,8 +239,8 @@ def nearest_norm(problem: Problem, place: Place) -> int:
     while queue:
         here = queue.popleft()
         producer = relations.producers.get(here)
-        neighbours = [producer] if producer is not None else []
-        for relation in (*neighbours, *relations.readers.get(here, ())):
+        neighbors = [producer] if producer is not None else []
+        for relation in (*neighbors, *relations.readers.get(here, ())):
             if isinstance(relation, Affine):
                 continue
             if isinstance(relation, Normed):
@@ -255,7 +255,7 @@ def nearest_norm(problem: Problem, place: Place) -> int:
 
 
 class _Shifts:
-    """Forward through the graph, then mended where a shift must not be."""
+    """Forward through the graph, then fixed where a shift must not be."""
 
     def __init__(self, problem: Problem, scales: Mapping[Place, Tensor]) -> None:
         self.problem = problem

@@ -17,7 +17,7 @@ from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_
 
 
 class FoldedNorm(nn.Module):
-    """Where a norm was folded into its neighbours: gives its input, and takes a norm's arguments.
+    """Where a norm was folded into its neighbors: gives its input, and takes a norm's arguments.
 
     Shape:
         x (..., C), output as x; with a residual (x + residual, x + residual), as every norm.
@@ -38,7 +38,7 @@ class FoldedNorm(nn.Module):
 
 
 class FeatureAffine(nn.Module):
-    """One multiply-add per feature, for a static norm that no neighbour could take up.
+    """One multiply-add per feature, for a static norm that no neighbor could take up.
 
     Args:
         num_features: C.

@@ -11,7 +11,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.masking import mask_sources, own_masks
+from powernorm.inspection.masking import attach_mask_owners, mask_sources
 from powernorm.inspection.modules import is_compiled
 from powernorm.inspection.rows import NormRow, format_rows
 from powernorm.inspection.selection import (
@@ -140,8 +140,8 @@ class Swap:
                 self._changes.set_module(slot.parent, slot.attribute, one.new)
         self._changes.leave_fast_path(plan.model, [one.new for one in replacements])
         masked = [name for one in replacements for name in one.found.names if one.new.reads_mask]
-        for stake in own_masks(plan.model, masked, plan._sides):
-            self._changes.on_undo(stake.withdraw)
+        for use in attach_mask_owners(plan.model, masked, plan._sides):
+            self._changes.on_undo(use.release)
 
     @property
     def norms(self) -> dict[str, Norm]:
@@ -279,7 +279,7 @@ def _row(site: Site, to: str, selected: bool, mask: str | None) -> SwapRow:
 
 def _why_not_selected(site: Site) -> str:
     if site.norm.is_over_channels:
-        return "not selected: normalises over channels beside norms over tokens, name it in where="
+        return "not selected: normalizes over channels beside norms over tokens, name it in where="
     return "not selected"
 
 

@@ -17,7 +17,7 @@ from powernorm.surgery.tracing import Trace
 
 @dataclass(frozen=True)
 class Change:
-    """New weights of an operation whose input and output are reparametrised.
+    """New weights of an operation whose input and output are reparametrized.
 
     `W' = diag(1/A_out) W diag(A_in)`, `b' = (b + W B_in - B_out) / A_out`. Names of parts are those
     of the slots that the operation reads.

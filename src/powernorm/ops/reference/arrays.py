@@ -17,7 +17,7 @@ def tokens_of(x: Tensor) -> Tensor:
 
 
 def add_residual(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(what is normalised, the sum as an output): the output is empty without a residual."""
+    """(what is normalized, the sum as an output): the output is empty without a residual."""
     if residual is None:
         return x, x.new_empty(0)
     total = x + residual
@@ -112,7 +112,7 @@ def _through_scaling(gradient: Tensor, scaled: Tensor, scales: Tensor) -> Tensor
 def finish_gradient(
     gradient: Tensor, scaled: Tensor, scales: Tensor, grad_total: Tensor | None, like: Tensor
 ) -> Tensor:
-    """From the gradient of what was normalised to that of the op's input.
+    """From the gradient of what was normalized to that of the op's input.
 
     Back through GroupScaling, `s (t - x̃ mean_group(t x̃))`, and the residual stream's own gradient.
 

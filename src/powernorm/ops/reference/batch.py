@@ -37,7 +37,7 @@ class BatchNormOutput(NamedTuple):
     scales: Tensor
     """GroupScaling's factors, (tokens, groups); empty without groups."""
     statistics: Tensor
-    """(6, C): mean (running without valid tokens, 0 if uncentred), biased variance or quadratic
+    """(6, C): mean (running without valid tokens, 0 if uncentered), biased variance or quadratic
     mean, 1/sqrt(var + eps), BatchRenorm's r and d (1 and 0 without), number of valid tokens; over
     all processes of the group."""
     sums: Tensor
@@ -58,7 +58,7 @@ def batch_norm(
     floor: bool,
     group_name: str,
 ) -> BatchNormOutput:
-    """Normalise by the batch's statistics (Shen et al. 2020, Algorithm 1; Ioffe 2017).
+    """Normalize by the batch's statistics (Shen et al. 2020, Algorithm 1; Ioffe 2017).
 
     Args:
         x: (..., C).
@@ -66,8 +66,8 @@ def batch_norm(
         padding_mask: bool, `x.shape[:-1]`, True = padding.
         weight: γ, (C,).
         bias: β, (C,).
-        running_mean: (C,); None means uncentred (PowerNormV).
-        running_var: (C,): running variance, or running ψ² if uncentred.
+        running_mean: (C,); None means uncentered (PowerNormV).
+        running_var: (C,): running variance, or running ψ² if uncentered.
         limits: (r_max, d_max) of BatchRenorm, shape (2,).
         groups: GroupScaling before the statistics; 0 leaves it out.
         eps: added inside the root, or its floor.
@@ -182,7 +182,7 @@ def batch_norm_backward(
         grad_y: as y.
         grad_total: gradient of the sum with the residual; None without.
         grad_statistics: (6, C), of which the first two rows count; None for zeros.
-        inputs: what was normalised: x, or the sum with the residual.
+        inputs: what was normalized: x, or the sum with the residual.
         padding_mask: as in the forward.
         weight: γ.
         scales: the forward's.

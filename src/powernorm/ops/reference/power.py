@@ -65,7 +65,7 @@ def power_norm(
         gradient_moment: running ν, (C,).
         groups: GroupScaling in front; 0 leaves it out.
         eps: added inside the root.
-        use_batch: normalise by ψ_B of this batch (warm-up).
+        use_batch: normalize by ψ_B of this batch (warm-up).
         max_ratio: keep the ψ used within [ψ_B / r, r ψ_B]; 0 = unbounded.
         released: divide the gradient by the batch's ψ_B in every step.
         group_name: process group of `processes.group_name_of`.
@@ -113,7 +113,7 @@ def power_norm_backward(
     Args:
         grad_y: as y.
         grad_total: gradient of the sum with the residual; None without.
-        inputs: what was normalised: x, or the sum with the residual.
+        inputs: what was normalized: x, or the sum with the residual.
         padding_mask: as in the forward.
         weight: γ.
         scales: the forward's.

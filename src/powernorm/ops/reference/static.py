@@ -28,7 +28,7 @@ class StaticNormOutput(NamedTuple):
     scales: Tensor
     """GroupScaling's factors, (tokens, groups); empty without groups."""
     statistics: Tensor
-    """(2, C): the mean (0 if uncentred) and 1/σ that were used."""
+    """(2, C): the mean (0 if uncentered) and 1/σ that were used."""
 
 
 def static_norm(
@@ -49,8 +49,8 @@ def static_norm(
         residual: added to x first, same shape.
         weight: γ, (C,).
         bias: β, (C,).
-        mean: μ, (C,); None means uncentred.
-        var: σ², or ψ² if uncentred, (C,).
+        mean: μ, (C,); None means uncentered.
+        var: σ², or ψ² if uncentered, (C,).
         groups: GroupScaling in front; 0 leaves it out.
         eps: added inside the root, or its floor.
         floor: use max(var, eps) instead of var + eps.
@@ -59,7 +59,7 @@ def static_norm(
     tokens, scales = scale_groups(tokens_of(inputs), groups, eps)
     rstd = reciprocal_root(var.to(tokens.dtype), eps, floor)
     center = torch.zeros_like(rstd) if mean is None else mean.to(tokens.dtype)
-    # Centred before it is scaled: a x + c cancels where |mean| >> std.
+    # Centered before it is scaled: a x + c cancels where |mean| >> std.
     normalized = tokens * rstd if mean is None else (tokens - center) * rstd
     y = scale_and_shift(normalized, weight, bias).to(x.dtype).reshape(x.shape).contiguous()
     return StaticNormOutput(y, total, scales, torch.stack([center, rstd]))
@@ -78,7 +78,7 @@ def static_norm_backward(
     Args:
         grad_y: as y.
         grad_total: gradient of the sum with the residual; None without.
-        inputs: what was normalised: x, or the sum with the residual.
+        inputs: what was normalized: x, or the sum with the residual.
         weight: γ.
         scales: the forward's.
         statistics: the forward's.

@@ -25,7 +25,7 @@ class TokenNormOutput(NamedTuple):
     total: Tensor
     """x + residual; empty without a residual."""
     statistics: Tensor
-    """(2, tokens, groups): mean (0 if uncentred) and 1/σ."""
+    """(2, tokens, groups): mean (0 if uncentered) and 1/σ."""
 
 
 def token_norm(
@@ -91,7 +91,7 @@ def token_norm_backward(
     Args:
         grad_y: as y.
         grad_total: gradient of the sum with the residual; None without.
-        inputs: what was normalised: x, or the sum with the residual.
+        inputs: what was normalized: x, or the sum with the residual.
         weight: γ.
         statistics: the forward's.
         centered: as in the forward.

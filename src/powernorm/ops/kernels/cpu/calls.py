@@ -56,7 +56,7 @@ def _functions() -> ctypes.CDLL:
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """The input as (tokens, C) with neighbouring features; a view wherever that is possible."""
+    """The input as (tokens, C) with neighboring features; a view wherever that is possible."""
     if x.ndim == 2 and x.stride(1) == 1:
         return x
     if x.stride(-1) == 1 or x.shape[-1] == 1:

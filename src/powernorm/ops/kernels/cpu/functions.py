@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from powernorm.ops.kernels.cpu import tasks
-from powernorm.ops.kernels.cpu.calls import absorb, backward_task, forward_task, run, vector
+from powernorm.ops.kernels.cpu.calls import (
+    absorb,
+    backward_task,
+    forward_task,
+    run,
+    vector,
+)
 from powernorm.ops.kernels.cpu.tasks import FINISH, MEASURE, State
 from powernorm.ops.plain import PLAIN_TYPES
 from powernorm.ops.processes import all_reduce_sum

@@ -33,7 +33,7 @@ class Measured(NamedTuple):
     """What a measuring pass leaves."""
 
     inputs: Tensor
-    """What is normalised: x, or the sum with the residual."""
+    """What is normalized: x, or the sum with the residual."""
     total: Tensor
     scales: Tensor
     partials: Tensor
@@ -52,7 +52,7 @@ def measure(
     centered: bool,
     normalize: tuple[Tensor | None, Tensor | None, Tensor] | None = None,
 ) -> Measured:
-    """One pass over x that measures, and normalises where the divisor is known.
+    """One pass over x that measures, and normalizes where the divisor is known.
 
     Args:
         x: (..., C).
@@ -93,13 +93,13 @@ def normalize(
     centered: bool = False,
     renorm: bool = False,
 ) -> Tensor:
-    """The second pass: normalise what was measured.
+    """The second pass: normalize what was measured.
 
     Args:
         measured: of `measure`.
         weight: γ.
         bias: β.
-        statistics: (·, C), the mean in row 0 if centred, r and d in rows 3 and 4.
+        statistics: (·, C), the mean in row 0 if centered, r and d in rows 3 and 4.
         root_row: the row of 1/σ.
         centered: subtract the mean.
         renorm: apply r and d.

@@ -66,12 +66,12 @@ def mask_rows(padding_mask: Tensor | None) -> Tensor | None:
 
 
 def like(x: Tensor) -> Tensor:
-    """An uninitialised contiguous tensor of the same shape and type."""
+    """An uninitialized contiguous tensor of the same shape and type."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def accumulators(x: Tensor, *shape: int) -> Tensor:
-    """An uninitialised tensor in the accumulation type."""
+    """An uninitialized tensor in the accumulation type."""
     return torch.empty(shape, dtype=accumulation_dtype(x), device=x.device)
 
 

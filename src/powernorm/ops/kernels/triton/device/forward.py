@@ -1,4 +1,4 @@
-"""Forward over tiles: measure (and normalise by what is known), normalise by what was measured."""
+"""Forward over tiles: measure (and normalize by what is known), normalize by what was measured."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _add_shifted(values, valid, counts, pivots, sums, squares):
 
 @triton.jit
 def _merge(counts, pivots, sums, squares):
-    """Over a tile's rows by Chan's formula, one row each: (base, mean - base, centred squares)."""
+    """Over a tile's rows by Chan's formula, one row each: (base, mean - base, centered squares)."""
     filled = (counts > 0).to(counts.dtype)
     base = tl.sum(pivots / tl.maximum(tl.sum(filled, 0, keep_dims=True), 1.0), 0, keep_dims=True)
     size = tl.maximum(counts, 1.0)
@@ -81,7 +81,7 @@ def measure_kernel(
 ):
     """Each program's part of the statistics: as of `_merge`, or Σ x²; then its valid tokens.
 
-    With `y_ptr` also normalise, by the running second moment in `moment_ptr` (PowerNorm).
+    With `y_ptr` also normalize, by the running second moment in `moment_ptr` (PowerNorm).
     """
     features, exists = own_features(FEATURES, SIZE, BLOCK_G, BLOCK_S)
     eps = tl.full((1, 1, 1), eps, ACC)

@@ -62,7 +62,7 @@ def load_inputs(
     FEATURES: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """What is normalised: x, or the sum with the residual, rounded to its type and written."""
+    """What is normalized: x, or the sum with the residual, rounded to its type and written."""
     values = load_tile(x_ptr, rows, x_stride, features, inside, ACC)
     if residual_ptr is not None:
         values += load_tile(residual_ptr, rows, residual_stride, features, inside, ACC)
