@@ -146,7 +146,9 @@ def test_options_of_every_norm_need_not_be_taken(layer: type[nn.Module]) -> None
 
 def test_options_of_every_norm_are_handed_to_who_takes_them() -> None:
     class Along(nn.Module):
-        def __init__(self, size: int, *, feature_dim: int, dtype: torch.dtype) -> None:
+        def __init__(
+            self, size: int, *, feature_dim: int = 1, dtype: torch.dtype | None = None
+        ) -> None:
             super().__init__()
             self.dim = feature_dim
             self.weight = nn.Parameter(torch.ones(size, dtype=dtype))
@@ -159,6 +161,8 @@ def test_options_of_every_norm_are_handed_to_who_takes_them() -> None:
     x = torch.randn(2, 8, 5)
     torch.testing.assert_close(norm(x), x - x.mean(1, keepdim=True))
     assert norm.weight.dtype == torch.float64
+    # Its own default is another dimension than that of all norms.
+    torch.testing.assert_close(build(Along)(x.mT), (x - x.mean(1, keepdim=True)).mT)
 
 
 def test_a_norm_of_the_contract_is_used_as_it_is() -> None:

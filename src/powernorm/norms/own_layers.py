@@ -107,6 +107,9 @@ def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, 
         for key, value in options.items()
         if key not in later and (key in parameters or (takes_any and key not in FOR_ALL))
     }
+    if "feature_dim" in parameters and not _is_contract(layer):
+        # Told in any case: its default may be another one than that of all norms.
+        given.setdefault("feature_dim", LAST)
     missing = [
         key
         for key, one in parameters.items()
@@ -117,7 +120,9 @@ def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, 
             f"{shown(layer)} ({name}) also needs {', '.join(missing)}: give it as an option, by "
             "presets= of register_norm, or a default"
         )
-    norm = _as_norm(name, _built(name, layer, num_features, given), num_features, options, given)
+    module = _built(name, layer, num_features, given)
+    dim = options.get("feature_dim")
+    norm = _as_norm(name, module, num_features, dim, looks_along="feature_dim" in given)
     norm.registered_as = name
     left: dict[str, Any] = {k: options.get(k) for k in ("device", "dtype") if k not in given}
     return norm.to(**left) if any(value is not None for value in left.values()) else norm
@@ -134,6 +139,10 @@ def is_same_layer(known: object, layer: object) -> bool:
 def shown(layer: object) -> str:
     """A layer's name for a message."""
     return getattr(layer, "__qualname__", None) or repr(layer)
+
+
+def _is_contract(layer: object) -> bool:
+    return isinstance(layer, type) and issubclass(layer, Norm)
 
 
 def _is_meta(device: Any) -> bool:
@@ -158,24 +167,18 @@ def _built(name: str, layer: Layer, num_features: int, given: Mapping[str, Any])
 
 
 def _as_norm(
-    name: str,
-    module: nn.Module,
-    num_features: int,
-    options: Mapping[str, Any],
-    given: Mapping[str, Any],
+    name: str, module: nn.Module, num_features: int, dim: int | None, *, looks_along: bool
 ) -> Norm:
-    dim = check_feature_dim(options.get("feature_dim", LAST))
     if not isinstance(module, Norm):
-        return AdaptedNorm(
-            module, num_features, feature_dim=dim, looks_along="feature_dim" in given
-        )
+        dim = LAST if dim is None else dim
+        return AdaptedNorm(module, num_features, feature_dim=dim, looks_along=looks_along)
     if module.num_features != num_features:
         raise InputError(
             f"{name} gave a norm of {module.num_features} features where {num_features} were asked "
             "for"
         )
-    if "feature_dim" in options:
-        module.feature_dim = dim
+    if dim is not None:
+        module.feature_dim = check_feature_dim(dim)
     return module
 
 
