@@ -26,7 +26,7 @@ from torch import nn
 
 import powernorm
 from powernorm.benchmarking.steps import TranslationModel, make_batch
-from powernorm.cli.bench import ALLOCATOR
+from powernorm.cli.machine import ALLOCATOR
 from powernorm.diagnosis import NormMonitor
 from powernorm.models.language_model import LanguageModel
 from powernorm.norms import build_norm

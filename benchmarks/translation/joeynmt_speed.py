@@ -26,7 +26,7 @@ from pairs import open_pairs, write_for_joeynmt, write_text
 from shapes import SHAPES, Search, Shape
 
 from powernorm.benchmarking.rows import describe_machine
-from powernorm.cli.bench import ALLOCATOR
+from powernorm.cli.machine import ALLOCATOR
 
 FOLDER: Final = Path(__file__).parent
 BASELINE: Final = "joeynmt"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tiny_encoder import TEXTS, write_encoder
 
 from powernorm.errors import InputError
 from powernorm.integrations.pretrained import (
@@ -14,30 +15,10 @@ from powernorm.integrations.pretrained import (
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-WORDS = tuple(f"{a}{b}" for a in ("wa", "pe", "to") for b in ("r", "ace"))
-TEXTS = [" ".join(WORDS[(start + 3 * i) % len(WORDS)] for i in range(8)) for start in range(40)]
-
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random BERT and a tokenizer of whole words."""
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    names = ["[PAD]", "[UNK]", *WORDS]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    folder = tmp_path_factory.mktemp("encoder")
-    config = transformers.BertConfig(
-        vocab_size=len(names), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=64,
-    )  # fmt: skip
-    transformers.BertModel(config).save_pretrained(folder)
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
-    )
-    fast.save_pretrained(folder)
-    return folder
+    return write_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 def test_a_pretrained_model_is_diagnosed(encoder: Path, tmp_path: Path) -> None:

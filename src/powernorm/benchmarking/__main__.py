@@ -42,7 +42,7 @@ def run(settings: dict[str, Any]) -> None:
     """One benchmark.
 
     Args:
-        settings: of `powernorm.cli.bench`: preset, norms, device, threads, seconds, rounds, eager,
+        settings: of `powernorm bench`: preset, norms, device, threads, seconds, rounds, eager,
             compiled, out, plot, show.
     """
     console, notes = Console(), Console(stderr=True)

@@ -1,10 +1,8 @@
 """One command in several processes of this machine, each with a device of its own."""
 
-import logging
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +47,8 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
     Returns:
         The exit code: 0; 1 where a process was lost or failed, 2 for bad input, 130 after Ctrl-C.
     """
+    import uuid
+
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -119,6 +119,8 @@ def first_to_fail(failures: Mapping[int, "ProcessFailure"]) -> int:
 
 def _silence(package: str) -> None:
     """Log nothing of what is said by a package: in many lines what `launch` says in one."""
+    import logging
+
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(package):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -25,7 +25,7 @@ from powernorm.data.sets.catalogue import SETS
 from powernorm.data.treebanks import TREEBANKS, load_treebank
 from powernorm.errors import InputError
 
-FAKES = Path(__file__).parent / "data" / "fake_wheels.py"
+FAKES = Path(__file__).parents[1] / "data" / "fake_wheels.py"
 SECONDS = 60
 
 
@@ -304,7 +304,7 @@ def test_the_catalogue_holds_what_the_readers_know(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_names_every_data_set() -> None:
-    page = " ".join((Path(__file__).parents[1] / "docs" / "data.md").read_text().split())
+    page = " ".join((Path(__file__).parents[2] / "docs" / "data.md").read_text().split())
     for entry in SETS.values():
         assert f"| `{entry.name}` |" in page
         assert entry.licence in page

@@ -1,4 +1,4 @@
-"""`powernorm results`, `fluctuation` and `curves`: pages and pictures of what was measured."""
+"""`powernorm report`, `results`, `fluctuation`, `curves`: pages and pictures of measurements."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,10 +7,27 @@ import typer
 
 from powernorm.errors import InputError
 
-app = typer.Typer()
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUNS…", help="Folders of comparisons, of single runs, or several."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The page; else report.html in the folder, of several in the folder that holds "
+            "them all, or in the current one where that is a comparison.",
+        ),
+    ] = None,
+) -> None:
+    """Build report.html again from the run folders alone."""
+    from powernorm.report import write_reports
+
+    typer.echo(f"report: {write_reports(folders, out)}")
 
 
-@app.command()
 def results(
     folders: Annotated[
         list[Path],
@@ -37,7 +54,6 @@ def results(
     typer.echo(f"written: {into}")
 
 
-@app.command()
 def fluctuation(
     runs: Annotated[
         list[str],
@@ -64,7 +80,6 @@ def fluctuation(
     typer.echo(f"written: {draw_fluctuation(named, out)}")
 
 
-@app.command()
 def curves(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder of a comparison, with its runs.")

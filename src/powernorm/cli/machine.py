@@ -1,0 +1,210 @@
+"""`powernorm norms`, `doctor` and `bench`: the layers, and how this machine computes them."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import typer
+
+from powernorm.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from powernorm.ops.inspection import Health
+
+ALLOCATOR: Final = {
+    # glibc gives large blocks back at every free, and the page faults of the next allocation cost
+    # more than a norm. The same for all providers.
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+}
+
+
+def norms() -> None:
+    """Show the table of norms."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from powernorm.norms import NORMS
+
+    # No frame: its strokes would cost the columns that break lines at 80 characters. A fixed width,
+    # for rich would rather break a class name in two than the sentences beside it.
+    table = Table(box=None, pad_edge=False)
+    widest = max(len(word) for info in NORMS.values() for word in info.title.split())
+    table.add_column("name", overflow="fold", no_wrap=True)
+    table.add_column("layer", overflow="fold", width=widest)
+    for heading in ("averages over", "static", "paper"):
+        table.add_column(heading, overflow="fold")
+    for info in NORMS.values():
+        static = "yes" if info.static else "no"
+        table.add_row(info.name, info.title, info.averages_over, static, info.paper)
+    console = Console()
+    console.print(table)
+    console.print("static: an affine map per feature in evaluation, which can be folded away.")
+
+
+def doctor() -> None:
+    """Show which kernels this machine has, why not the rest, and whether they compute right."""
+    import torch
+    from rich.console import Console
+
+    from powernorm.ops.dispatch import explain
+    from powernorm.ops.inspection import describe_environment, inspect_backends
+
+    console = Console()
+    for name, value in describe_environment().items():
+        console.print(f"{name}: {value}", highlight=False)
+    found = inspect_backends()
+    for health in found:
+        _print_backend(console, health)
+    console.print()
+    served = explain(torch.empty(1, 1), "batch_norm")[0].backend
+    console.print(f"on the CPU your models use: {served}", highlight=False)
+    console.print(
+        "which backend serves one input, and why: powernorm.ops.explain(x)", highlight=False
+    )
+    if any(health.failures for health in found):
+        raise typer.Exit(1)
+
+
+def _print_backend(console: "Console", health: "Health") -> None:
+    console.print()
+    if not health.available:
+        console.print(f"{health.backend}: not available: {health.detail}", highlight=False)
+        return
+    console.print(f"{health.backend}: {health.detail}", highlight=False)
+    for dtype in dict.fromkeys(dtype for dtype, _ in health.errors):
+        errors = {op: error for (kind, op), error in health.errors.items() if kind == dtype}
+        worst = max(errors, key=lambda op: errors[op])
+        failed = [op for kind, op in health.failures if kind == dtype]
+        verdict = f"WRONG: {', '.join(failed)}" if failed else "right"
+        console.print(
+            f"  {dtype}: {verdict} (largest error against float64: {errors[worst]:.1e}, {worst})",
+            highlight=False,
+        )
+
+
+def bench(
+    preset: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What to measure: quick, targets, rivals, grid, gpu, step (a training step), or "
+            "inference (folded encoders).",
+        ),
+    ] = "quick",
+    norms: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Only these norms; else all with kernels.")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to run.")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Threads; else torch's default.")
+    ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(min=0.1, metavar="S", help="Time for each case, all providers together."),
+    ] = 5.0,
+    rounds: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Steps of each norm, with --preset step.")
+    ] = 8,
+    with_eager: Annotated[
+        bool, typer.Option("--eager/--no-eager", help="Measure the eager reference too.")
+    ] = False,
+    with_compiled: Annotated[
+        bool, typer.Option("--compiled/--no-compiled", help="Measure torch.compile of it too.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the rows there, one JSON a line.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw them there, as SVG or PNG.")
+    ] = None,
+    show: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measure nothing: show (and draw) the rows of FILE."),
+    ] = None,
+) -> None:
+    """Measure the norms against torch's, as ratios to LayerNorm in the same run.
+
+    Nothing is timed that does not agree with the float64 reference first.
+    """
+    settings = {
+        "preset": preset,
+        "norms": norms.split(",") if norms else None,
+        "device": device,
+        "threads": threads,
+        "seconds": seconds,
+        "rounds": rounds,
+        "eager": with_eager,
+        "compiled": with_compiled,
+        "out": None if out is None else str(out),
+        "plot": None if plot is None else str(plot),
+        "show": None if show is None else str(show),
+    }
+    _check_benchmark(settings)
+    _start_benchmark(settings)
+
+
+def _start_benchmark(settings: dict[str, Any]) -> NoReturn:
+    """Replace this process by one with an allocator that does not stand in the way.
+
+    Args:
+        settings: of `powernorm.benchmarking.__main__.run`.
+    """
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "powernorm.benchmarking", json.dumps(settings)]
+    os.execve(sys.executable, command, os.environ | ALLOCATOR)
+
+
+def _check_benchmark(settings: dict[str, Any]) -> None:
+    """Raise before anything is run.
+
+    Raises:
+        InputError: an unknown preset, norm or device.
+    """
+    import torch
+
+    from powernorm.benchmarking.cases import GRIDS
+    from powernorm.benchmarking.providers import NORMS as BENCHMARKED
+    from powernorm.benchmarking.steps import STEP_NORMS
+    from powernorm.norms import NORMS
+
+    if settings["show"]:
+        if settings["out"]:
+            raise InputError("--show measures nothing, so there are no rows for --out: drop one")
+        return
+    preset, norms = settings["preset"], settings["norms"] or []
+    presets = (*GRIDS, "step", "inference")
+    if preset not in presets:
+        raise InputError(f"preset is {preset!r}, expected one of {', '.join(presets)}")
+    if preset == "inference":
+        _check_inference(settings)
+        return
+    known = NORMS if preset == "step" else BENCHMARKED
+    for norm in norms:
+        if norm not in known:
+            raise InputError(f"norm {norm!r} has no benchmark; those that have: {', '.join(known)}")
+    if preset == "step" and settings["device"] != "cpu":
+        raise InputError(f"the preset 'step' ({', '.join(STEP_NORMS)}) runs on the CPU only")
+    if settings["device"] == "cuda" and not torch.cuda.is_available():
+        raise InputError("device is 'cuda', but torch sees no CUDA device: use --device cpu")
+    if settings["device"] not in ("cpu", "cuda"):
+        raise InputError(f"device is {settings['device']!r}, expected cpu or cuda")
+
+
+def _check_inference(settings: dict[str, Any]) -> None:
+    from powernorm.benchmarking.inference.encoders import KINDS
+    from powernorm.benchmarking.inference.engines import check_extra
+
+    given = [name for name in ("norms", "eager", "compiled") if settings[name]]
+    if given:
+        raise InputError(
+            f"the preset 'inference' compares {', '.join(KINDS)}: drop --{given[0]}, which it "
+            "does not take"
+        )
+    if settings["device"] != "cpu":
+        raise InputError("the preset 'inference' runs on the CPU only: drop --device")
+    check_extra()

@@ -1,0 +1,150 @@
+"""`powernorm compare` with a study or the verdict, and `recipes`, as a user starts them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from commands import SMALL, powernorm
+from powernorm.recipes import RECIPES
+from powernorm.recipes.studies import STUDIES
+
+SHORT = (
+    *("--set", "training.max_steps=4"),
+    *("--set", "training.validate_every=2"),
+    *("--set", "training.monitor_every=0"),
+)
+"""For tests of the command, not of what comes of a study."""
+
+
+def test_study_ends_in_its_figure(tmp_path: Path, text_file: Path) -> None:
+    options = ("compare", "lm", "--study", "lowest-layers", "--preset", "smoke", *SMALL, *SHORT)
+    outcome = powernorm(tmp_path, *options, "--data", text_file)
+    assert outcome.code == 0, outcome.err
+    folder = tmp_path / "runs" / "lm-lowest-layers-smoke"
+    assert outcome.out.endswith("report: runs/lm-lowest-layers-smoke/report.html\n")
+    for label in ("ln", "bn-1of2", "bn-2of2"):
+        assert label in outcome.out
+        assert f"{label} seed 0" in outcome.err
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert results["study"]["source"] == "Wang et al. 2022, Figure 3"
+    assert [(run["label"], run["x"]) for run in results["runs"]] == [
+        ("ln", 0.0),
+        ("bn-1of2", 1.0),
+        ("bn-2of2", 2.0),
+    ]
+    page = folder / "report.html"
+    assert b'<section id="study">' in page.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--study", "alpha"], "no study 'alpha': choose one of micro-batches, lowest-layers"),
+        (["--study", "alphas", "--preset", "big"], "no preset 'big'"),
+        (["--study", "alphas", "--norms", "bn"], "no variant of bn; choose from ln, pn"),
+        (["--study", "alphas", "--set", "norm_options.pn.momentum=0.3"], "has no effect"),
+        (["--study", "lowest-layers", "--set", "model.num_layers=0"], "model.num_layers=0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_of_a_study(tmp_path: Path, options: list[str], message: str) -> None:
+    refusal = powernorm(tmp_path, "compare", "lm", *options).refused()
+    assert re.search(message, refusal), refusal
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help_lists_the_studies(tmp_path: Path) -> None:
+    text = powernorm(tmp_path, "compare", "--help").out
+    for name in ("micro-batches", "lowest-layers", "penalties", "alphas", "scales"):
+        assert name in text
+    assert "layernorm-parts" in " ".join(text.split())
+
+
+@pytest.mark.slow
+def test_the_study_is_trained_measured_and_reported(tmp_path: Path) -> None:
+    small = (*SMALL, "--set", "training.max_steps=10", "--set", "model.num_layers=1")
+    whole = ("compare", "verdict", "--preset", "smoke", "--out", "runs", *small)
+    done = powernorm(tmp_path, *whole)
+    assert done.code == 0, done.err
+    assert "[4/4] tag-turkish-post-64x6-8rows: ln, bn, seed 0" in done.err
+    assert done.out.startswith("4 settings, preset smoke.")
+    assert "report: runs/report.html" in done.out
+    results = json.loads((tmp_path / "runs" / "verdict.json").read_text())
+    assert [setting["task"] for setting in results["settings"]] == ["lm", "lm", "tag", "tag"]
+
+    again = powernorm(tmp_path, *whole, "--resume")
+    assert again.code == 0, again.err
+    assert "bn seed 0" not in again.err
+    (tmp_path / "runs" / "report.html").unlink()
+    assert powernorm(tmp_path, "report", "runs").code == 0
+    assert "Does the verdict hold?" in (tmp_path / "runs" / "report.html").read_text()
+
+
+def test_options_that_the_study_chooses_itself_are_refused(tmp_path: Path) -> None:
+    line = powernorm(tmp_path, "compare", "verdict", "--norms", "ln", "--data", "rt").refused()
+    assert "leave out --norms, --data" in line
+    assert (
+        "no preset 'big'" in powernorm(tmp_path, "compare", "verdict", "--preset", "big").refused()
+    )
+
+
+def test_an_embedded_text_is_data(tmp_path: Path) -> None:
+    small = (*SMALL, "--set", "training.max_steps=5")
+    done = powernorm(
+        tmp_path, "compare", "lm", "--preset", "smoke", "--data", "rt", "--out", "r", *small
+    )
+    assert done.code == 0, done.err
+    results = json.loads((tmp_path / "r" / "results.json").read_text())
+    assert results["data"]["name"] == "rt"
+
+
+def test_all_recipes_are_listed_and_fit_a_terminal(tmp_path: Path) -> None:
+    outcome = powernorm(tmp_path, "recipes", fresh=True)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    first_words = [line.split()[0] for line in lines if line.strip()]
+    for presets in RECIPES.values():
+        assert set(presets) <= set(first_words)
+    assert set(STUDIES) <= set(first_words)
+    # Every number of files is explained, and every explanation has its row.
+    used = {found[1] for line in lines if (found := re.search(r"(?<=.)\bfiles (\d+)\b", line))}
+    explained = {found[1] for line in lines if (found := re.match(r"files (\d+): ", line))}
+    assert used == explained == {str(number + 1) for number in range(len(explained))}
+    assert "prepare-iwslt14.sh" in outcome.out
+
+
+@pytest.mark.parametrize("task", ["lm", "translation"])
+def test_recipes_of_one_task(tmp_path: Path, task: str) -> None:
+    outcome = powernorm(tmp_path, "recipes", task)
+    assert outcome.code == 0
+    for other, presets in RECIPES.items():
+        assert (f"powernorm compare {other} --preset" in outcome.out) == (other == task)
+        if other == task:
+            assert all(preset in outcome.out for preset in presets)
+
+
+def test_unknown_task(tmp_path: Path) -> None:
+    line = powernorm(tmp_path, "recipes", "mt").refused()
+    assert "'mt'" in line
+    assert "choose one of lm, mlm, tag, translation" in line
+
+
+def test_unknown_preset_lists_the_known_ones(tmp_path: Path) -> None:
+    line = powernorm(tmp_path, "compare", "translation", "--preset", "full").refused()
+    assert "no preset 'full': choose one of smoke, demo, verses-small" in line
+
+
+def test_placement_of_another_preset_is_refused(tmp_path: Path) -> None:
+    arguments = ("compare", "translation", "--preset", "iwslt14-wang2022-pre", "--placement")
+    line = powernorm(tmp_path, *arguments, "post").refused()
+    assert "use --preset iwslt14-wang2022-post" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_ones_own_are_asked_for(tmp_path: Path) -> None:
+    line = powernorm(tmp_path, "compare", "translation", "--preset", "iwslt15-xu2019").refused()
+    assert "iwslt15_en_vi does not exist" in line
+    assert "--data FOLDER" in line
