@@ -356,6 +356,22 @@ def test_compiled_forwards_without_a_backward_do_not_pile_up(dynamic: bool | Non
     assert counter.frame_count <= 4  # not once for every number of forwards
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own
+def test_eager_checkpoint_around_a_compiled_norm_counts_its_penalty_once() -> None:
+    eager, net = (powernorm.RegularizedBatchNorm(8, mean_penalty=1.0) for _ in range(2))
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    for t in range(3):
+        results = []
+        for norm, call in ((eager, eager), (net, compiled)):
+            x = torch.randn(5, 8, generator=torch.Generator().manual_seed(t)).requires_grad_()
+            y = checkpoint(lambda x, call=call: call(x.tanh()).tanh(), x, use_reentrant=False)
+            loss = y.square().sum() + norm.penalty()
+            loss.backward()
+            assert not norm.has_penalty
+            results.append((loss, x.grad))
+        torch.testing.assert_close(*results)
+
+
 @pytest.mark.parametrize("case", COMPILED, ids=case_id)
 def test_export(case: Case) -> None:
     norm = case.build().eval()

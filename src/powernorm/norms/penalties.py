@@ -94,6 +94,8 @@ class Pending:
     def __init__(self) -> None:
         self._terms: list[weakref.ref[_Term]] = []
         self._compiled = _NONE_COMPILED
+        self._before: tuple[Tensor | None, ...] | None = None
+        """The compiled ones before the backward that goes on."""
         self._last: Measured | None = None
         """Of the last forward but compiled ones, without its graph."""
         self.is_blind = False
@@ -165,6 +167,10 @@ class Pending:
             # Who asks first, perhaps a logger under inference_mode, leaves it usable for others.
             with torch.inference_mode(False), torch.enable_grad():
                 total = self._total(evaluate)
+                if self._compiled[0] is not None and total.requires_grad:
+                    # On a node of its own: that of the forward runs late in its backward.
+                    total = total.clone()
+                    total.register_hook(_Start(self))
         self._is_read = self.is_asked = True
         return total
 
@@ -186,7 +192,7 @@ class Pending:
         waits = self.is_asked and not self._is_read
         terms = [ref for ref in self._terms if (term := ref()) is not None and not term.is_over]
         compiled = [value for value in self._compiled if value is not None] if waits else []
-        later = [value for value in compiled if not _is_spent(value)]
+        later = [value for value in compiled if self._was_before(value) and not _is_spent(value)]
         # Else a later forward is waiting: forward A, penalty, forward B, backward A.
         if not waits or len(terms) < len(self._terms) or len(later) < len(compiled):
             self.is_blind = False
@@ -194,7 +200,32 @@ class Pending:
                 self._last, self._is_read = None, False
         self._terms = terms
         self._compiled = (*later, *_NONE_COMPILED[len(later) :])
+        self._before = None
         self.is_asked = False
+
+    def start_backward(self) -> None:
+        """Know what came before a backward.
+
+        A checkpoint around a compiled region runs it again in the backward, and no compiled code
+        can tell that it does.
+        """
+        self._before = self._compiled
+
+    def _was_before(self, value: Tensor) -> bool:
+        return self._before is None or any(value is other for other in self._before)
+
+
+class _Start:
+    """A hook on a penalty, which every backward from it comes through first."""
+
+    def __init__(self, pending: Pending) -> None:
+        # Weakly: a penalty's node may hang on to the very one that is pending.
+        self._pending = weakref.ref(pending)
+
+    def __call__(self, _grad: Tensor) -> None:
+        pending = self._pending()
+        if pending is not None:
+            pending.start_backward()
 
 
 def _is_spent(value: Tensor) -> bool:
