@@ -119,7 +119,7 @@ def make_static(
     """Swap, fit and freeze one norm after the other; yields each with the variance explained."""
     for name in norms_of(teacher):
         powernorm.swap(student, to=norm, where=name)
-        (row,) = powernorm.match_teacher(student, teacher, batches, names=name).layers
+        (row,) = powernorm.match_teacher(student, teacher, batches, names=name).rows
         powernorm.freeze_statistics(student, name)
         yield name, row.explained
 

@@ -6,12 +6,15 @@ stateful norm is tested under inductor itself.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+import torch._dynamo.testing
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -259,6 +262,114 @@ def test_eager_checkpoint_around_a_compiled_batch_norm_moves_statistics_once() -
     x = torch.randn(2, 5, 8, requires_grad=True)
     checkpoint(compiled, x, use_reentrant=False).sum().backward()
     assert int(norm.num_batches_tracked) == 1
+
+
+class Penalized(nn.Module):
+    """A model that gives its loss, the penalty in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into = nn.Linear(8, 8)
+        self.norm = powernorm.RegularizedBatchNorm(8, mean_penalty=1.0, var_penalty=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.into(x)) + self.norm(self.into(2 * x))
+        return y.square().mean() + powernorm.penalty(self, num_tokens=5)
+
+
+def gradients(model: nn.Module) -> list[Tensor | None]:
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_a_step_with_its_penalty_in_one_graph() -> None:
+    eager, net = Penalized(), Penalized()
+    compiled = torch.compile(net, fullgraph=True)
+    for t in range(3):
+        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(t))
+        expected, loss = eager(x), compiled(x)
+        torch.testing.assert_close(loss, expected)
+        expected.backward()
+        loss.backward()
+    torch.testing.assert_close(gradients(net), gradients(eager))
+    torch.testing.assert_close(dict(net.named_buffers()), dict(eager.named_buffers()))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own
+def test_a_compiled_loss_behind_an_eager_norm() -> None:
+    eager, net = (powernorm.RegularizedBatchNorm(8, mean_penalty=1.0) for _ in range(2))
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    def loss_of(norm: powernorm.RegularizedBatchNorm, y: Tensor) -> Tensor:
+        return y.square().mean() + norm.penalty()
+
+    compiled = torch.compile(loss_of, fullgraph=True, backend=counter)
+    for t in range(4):
+        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(t))
+        own, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        loss_of(eager, eager(own)).backward()
+        compiled(net, net(other)).backward()
+        torch.testing.assert_close(other.grad, own.grad)
+        assert not net.has_penalty
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_forwards_before_their_backwards(asks: bool, order: tuple[int, int], backend: str) -> None:
+    eager, net = (powernorm.RegularizedBatchNorm(8, mean_penalty=1.0) for _ in range(2))
+    xs = [torch.randn(5, 8, generator=torch.Generator().manual_seed(t)) for t in range(2)]
+    results = []
+    for norm, call in ((eager, eager), (net, torch.compile(net, backend=backend))):
+        inputs = [x.clone().requires_grad_() for x in xs]
+        losses = []
+        for x in inputs:
+            loss = call(x).square().mean()
+            losses.append(loss + norm.penalty() if asks else loss)
+        for index in order:
+            losses[index].backward()
+        results.append(([x.grad for x in inputs], dict(norm.named_buffers())))
+        assert not norm.has_penalty
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_compiled_forwards_without_a_backward_do_not_pile_up(dynamic: bool | None) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), powernorm.RegularizedBatchNorm(8))
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, dynamic=dynamic)
+    graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+    for _ in range(64):
+        graphs.add(compiled(torch.randn(5, 8)).grad_fn)
+    assert powernorm.penalty(model, "token_sum").requires_grad  # the uses of one step
+    for _ in range(90):
+        graphs.add(compiled(torch.randn(5, 8)).grad_fn)
+    gc.collect()
+    assert len(graphs) == 65
+    with pytest.raises(powernorm.InputError, match=r"more than 64 compiled .*forget_penalty"):
+        powernorm.penalty(model, "token_sum")
+    model.train()
+    loss = compiled(torch.randn(5, 8)).sum() + powernorm.penalty(model, "token_sum")
+    loss.backward()
+    assert not model[1].has_penalty
+    assert counter.frame_count <= 4  # not once for every number of forwards
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own
+def test_eager_checkpoint_around_a_compiled_norm_counts_its_penalty_once() -> None:
+    eager, net = (powernorm.RegularizedBatchNorm(8, mean_penalty=1.0) for _ in range(2))
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    for t in range(3):
+        results = []
+        for norm, call in ((eager, eager), (net, compiled)):
+            x = torch.randn(5, 8, generator=torch.Generator().manual_seed(t)).requires_grad_()
+            y = checkpoint(lambda x, call=call: call(x.tanh()).tanh(), x, use_reentrant=False)
+            loss = y.square().sum() + norm.penalty()
+            loss.backward()
+            assert not norm.has_penalty
+            results.append((loss, x.grad))
+        torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("case", COMPILED, ids=case_id)

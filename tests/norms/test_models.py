@@ -18,7 +18,7 @@ def test_penalty_is_the_formula() -> None:
     torch.manual_seed(0)
     norm = powernorm.RegularizedBatchNorm(8, mean_penalty=0.3, var_penalty=0.2, momentum=0.1)
     x = torch.randn(4, 5, 8, dtype=torch.float64).float().requires_grad_()
-    norm(x)
+    y = norm(x)
     flat = x.reshape(-1, 8)
     mean, var = flat.mean(0), flat.var(0, unbiased=False)
     target_mean = (0.1 * mean).detach()
@@ -28,6 +28,8 @@ def test_penalty_is_the_formula() -> None:
     (expected_grad,) = torch.autograd.grad(expected, x)
     torch.testing.assert_close(norm.penalty(), expected)
     torch.testing.assert_close(ours_grad, expected_grad)
+    (both,) = torch.autograd.grad(y.sum() + norm.penalty(), x)
+    torch.testing.assert_close(both, expected_grad, atol=1e-5, rtol=0)  # a sum of y is constant
 
 
 def test_penalty_targets_are_the_buffers_after_the_step() -> None:
@@ -95,7 +97,8 @@ def test_penalty_of_a_shared_layer_and_of_micro_batches() -> None:
     norm(b)
     second = norm.penalty()  # asked in between: only what came since
     both = powernorm.RegularizedBatchNorm(8)
-    both(a), both(b)  # two uses, asked once
+    y = both(a) + both(b)  # two uses, asked once
+    assert y.requires_grad
     torch.testing.assert_close(both.penalty(), first + second)
     (norm(a).sum() + norm.penalty()).backward()
     with pytest.raises(powernorm.InputError, match="no training-mode forward"):
@@ -105,9 +108,9 @@ def test_penalty_of_a_shared_layer_and_of_micro_batches() -> None:
 def test_no_penalty_without_valid_tokens() -> None:
     norm = powernorm.RegularizedBatchNorm(8)
     x = torch.randn(2, 3, 8, requires_grad=True)
-    norm(x, torch.ones(2, 3, dtype=torch.bool))
+    y = norm(x, torch.ones(2, 3, dtype=torch.bool))
     assert norm.penalty().item() == 0
-    (grad,) = torch.autograd.grad(norm.penalty(), x)
+    (grad,) = torch.autograd.grad(norm.penalty() + 0 * y.sum(), x)
     assert not grad.any()
 
 

@@ -58,7 +58,7 @@ def test_run_is_scored_and_its_checkpoint_loads(
     assert measured.loss == pytest.approx(run["metrics"]["test_loss"], rel=1e-5)
     # An untrained model is near the uniform distribution, which this has left.
     assert measured.loss < math.log(encoded.vocabulary_size)
-    assert diagnose_run(folder, num_batches=3).layers
+    assert diagnose_run(folder, num_batches=3).rows
 
 
 def test_adaptive_softmax_is_trained_by_its_own_likelihood(configure: Configure) -> None:

@@ -101,10 +101,10 @@ def declare_norm(
     ...     def forward(self, x, speed):
     ...         return self.gamma * x * x.square().mean(-1, keepdim=True).rsqrt()
     >>> model = nn.Sequential(Scaled(8))
-    >>> find_norms(model)
+    >>> powernorm.inspection.find_norms(model)
     ()
     >>> declare_norm(Scaled, kind="rms")
-    >>> find_norms(model)[0].reading.kind
+    >>> powernorm.inspection.find_norms(model)[0].kind
     'rms'
     """
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):

@@ -28,10 +28,11 @@ def penalty(
     λ of Wang et al. 2022 belongs to a cross entropy *summed* over tokens. Added to a mean it has
     to be divided by the number of tokens: at 4,096 tokens λ = 60 is 0.015.
 
-    The backward ends what a penalty is of. A loop that leaves out a backward (because a loss is
-    not finite) has to call `model.train()` before it goes on, once a step at best: that drops what
-    is pending, which the next penalty would contain otherwise, NaN and graph included. A single
-    layer drops its own by `layer.forget_penalty()`.
+    The backward ends what a penalty is of, and so does dropping the forward's result. A loop that
+    leaves out a backward (because a loss is not finite) and still has that loss has to call
+    `model.train()` before it goes on, once a step at best: that drops what is pending, which the
+    next penalty would contain otherwise, NaN and graph included. A single layer drops its own by
+    `layer.forget_penalty()`.
 
     Args:
         model: any module; layers that appear twice count once, layers in evaluation mode and
@@ -46,7 +47,8 @@ def penalty(
 
     Raises:
         InputError: `mean` without num_tokens, or with what is no such number; no training-mode
-            forward before; a forward inside reentrant activation checkpointing.
+            forward before; a forward inside reentrant activation checkpointing; more than 64
+            compiled forwards of a layer without a backward.
     """
     check_model(model)
     if reduction not in ("mean", "token_sum"):

@@ -8,25 +8,17 @@ from typing import Final, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_number, check_variant
 from powernorm.norms.families import CenteredBackwardNorm
 from powernorm.norms.feature_dims import Call, Normalized, answer
+from powernorm.norms.penalties import MOST_COMPILED, Measured, Pending
 from powernorm.ops.functions import batch_norm
 from powernorm.ops.reference.batch import in_backward
 
-_MOVES: Final = ("CloneBackward0", "PermuteBackward0")
-"""What autograd calls the way from `feature_dim` to the last dimension."""
-
 _PATIENCE: Final = 100
 """Backwards without anybody asking for the penalty before a layer warns: a few are no sign."""
-
-
-def _input_of(node: Node | None) -> Node | None:
-    """What autograd goes on to from a node, by its first input."""
-    return node.next_functions[0][0] if node is not None and node.next_functions else None
 
 
 class RegularizedBatchNorm(CenteredBackwardNorm):
@@ -65,11 +57,9 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     >>> (loss + norm.penalty()).backward()
     """
 
-    _pending: Tensor | None
-    _unsettled: list[tuple[Tensor, Tensor, Tensor]]
-    _without_gradient: bool
-    _read: bool
-    _asked: bool
+    _pending: Pending
+    _is_fed_leaf: bool = True
+    """Was the last eager input nothing that a model computed?"""
     _num_unasked: int = 0
     """Backwards before which nobody asked; -1 once somebody has."""
     _has_warned: bool = False
@@ -111,6 +101,14 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         self.forget_penalty()
         self.register_hook()
 
+    def forward(
+        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Normalized:
+        """Normalize over `feature_dim`; see the class."""
+        if not torch.compiler.is_compiling() and self.training and self._num_unasked >= 0:
+            self._is_fed_leaf = x.is_leaf
+        return super().forward(x, padding_mask, residual)
+
     def normalize(self, call: Call) -> Normalized:
         """Normalize (..., C); see the class."""
         if not self.training:
@@ -132,14 +130,15 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             self.floor,
             self.group_name,
         )
+        y = result.y
         if self._is_penalized():
-            self._note(result.statistics, running_mean, running_var)
-        return answer((result.y, result.total), call.residual)
+            y = self._note(y, (result.statistics, running_mean, running_var))
+        return answer((y, result.total), call.residual)
 
     @property
     def has_penalty(self) -> bool:
         """Was there a training-mode forward whose penalty `penalty()` would give?"""
-        return self._pending is not None or bool(self._unsettled)
+        return not self._pending.is_empty
 
     def penalty(self) -> Tensor:
         """The penalty of the training-mode forwards since it was last asked for, 0-d.
@@ -147,38 +146,43 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         A layer used several times in one step gives the sum over its uses. Asked again without a
         forward in between it gives the same value. `forget_penalty` and `train()` drop it.
 
+        The layer does not keep the graph of a forward: one whose result (with all that was computed
+        from it) has been dropped is no part of the sum. Where that holds for all of them, this is
+        the value of the last, without a gradient. Compiled forwards are kept, up to 64 of them.
+
         Raises:
-            InputError: no training-mode forward came before, or one ran without gradients, as
-                inside reentrant activation checkpointing, where the penalty would silently do
-                nothing.
+            InputError: no training-mode forward came before; one ran without gradients, as inside
+                reentrant activation checkpointing, where the penalty would silently do nothing;
+                more than 64 compiled ones came without a backward.
         """
         if not self._is_penalized():
             return self.running_mean.new_zeros(())
-        self._settle()
-        if self._pending is None:
+        if self._pending.is_empty:
             raise InputError(
                 "penalty() has no training-mode forward to speak of: call it after the model's "
                 "forward and before the backward, in training mode"
             )
-        if self._without_gradient and torch.is_grad_enabled():
+        if self._pending.is_blind and torch.is_grad_enabled():
             raise InputError(
                 "a training-mode forward of the layer ran without gradients, so its penalty would "
                 "do nothing: under activation checkpointing pass use_reentrant=False; after a "
                 "pass of your own under no_grad call forget_penalty() or model.train()"
             )
-        self._read = self._asked = True
-        return self._pending
+        if self._pending.is_overfull:
+            raise InputError(
+                f"more than {MOST_COMPILED} compiled training-mode forwards of the layer came "
+                "without a backward, so that the penalty of the first is lost: ask for penalty() "
+                "more often; after passes of your own call forget_penalty() or model.train()"
+            )
+        return self._pending.read(self._evaluate)
 
     def forget_penalty(self) -> None:
         """Drop what `penalty()` would give."""
-        self._pending = None
-        self._unsettled = []
-        self._without_gradient = self._read = self._asked = False
+        self._pending = Pending()
 
     def transient_state(self) -> dict[str, object]:
         """What `penalty()` would give, and whether it has been asked for."""
-        names = ("_pending", "_without_gradient", "_read", "_asked")
-        return {**{name: getattr(self, name) for name in names}, "_unsettled": [*self._unsettled]}
+        return {"_pending": self._pending.copy(), "_is_fed_leaf": self._is_fed_leaf}
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; the penalty of earlier forwards is dropped."""
@@ -188,80 +192,67 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     def _is_penalized(self) -> bool:
         return bool(self.mean_penalty or self.var_penalty)
 
-    def _note(self, statistics: Tensor, running_mean: Tensor, running_var: Tensor) -> None:
-        """Keep a forward for the penalty that may be asked for."""
-        if torch.compiler.is_compiling():
-            # Computed in a repetition too, which has to save the same tensors as the first run.
-            self._remember(self._penalty_of(statistics, running_mean, running_var))
-        elif not in_backward():
-            # Else the forward that activation checkpointing runs again: it has been counted.
-            # Ten small operations, put off until somebody asks. The buffers may have moved by then.
-            if torch.is_grad_enabled():
-                if self._read:
-                    self._pending, self._without_gradient, self._read = None, False, False
-                state = (running_mean.detach().clone(), running_var.detach().clone())
-                self._unsettled.append((statistics, *state))
-            else:
-                self._settle()
-                self._remember(self._penalty_of(statistics, running_mean, running_var))
+    def _note(self, y: Tensor, measured: Measured) -> Tensor:
+        """Keep what the penalty that may be asked for is computed from; gives y."""
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and in_backward():
+            return y  # the forward that activation checkpointing runs again: it has been counted
+        statistics, running_mean, running_var = measured
+        # The buffers may have moved when somebody asks. Through `snapshot`, an opaque op: a
+        # compiled backward must not read them again after the hook has moved them.
+        keep = torch.ops.powernorm.snapshot if is_compiling else torch.clone
+        measured = (statistics, keep(running_mean), keep(running_var))
+        if not torch.is_grad_enabled():
+            self._pending.add_blind(measured)
+        elif is_compiling:
+            # In a repetition too, which has to save the same tensors as the first run.
+            self._pending.add_compiled(self._sum(*self._gaps(*measured)))
+        else:
+            return self._pending.add(y, measured)
+        return y
 
-    def _settle(self) -> None:
-        """Compute what was put off."""
-        if not self._unsettled:
-            return
-        unsettled, self._unsettled = self._unsettled, []
-        # Whoever asks first, perhaps a logger under inference_mode, leaves it usable for others.
-        with torch.inference_mode(False), torch.enable_grad():
-            for noted in unsettled:
-                self._remember(self._penalty_of(*noted))
-
-    def _penalty_of(self, statistics: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
+    def _gaps(
+        self, statistics: Tensor, running_mean: Tensor, running_var: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(μ_run - μ_B, σ²_run - σ²_B) after this step's update, which is a constant."""
         mean, var, count = statistics[0], statistics[1], statistics[-1].detach()
-        # Through `snapshot`, an opaque op: a compiled backward must not read the buffer again
-        # after the hook has moved it.
-        snapshot = torch.ops.powernorm.snapshot
         weight = (count > 0).to(mean.dtype) * self.momentum
-        old_mean, old_var = snapshot(running_mean), snapshot(running_var)
-        new_mean = old_mean + weight * (mean.detach() - old_mean)
-        new_var = old_var + weight * (self.running_target(var.detach(), count) - old_var)
-        mean_term = self.mean_penalty * (new_mean - mean).square().sum()
-        var_term = self.var_penalty * (new_var - var).abs().sum()
-        total: Tensor = mean_term + var_term
+        new_mean = running_mean + weight * (mean.detach() - running_mean)
+        target = self.running_target(var.detach(), count)
+        new_var = running_var + weight * (target - running_var)
+        return new_mean - mean, new_var - var
+
+    def _sum(self, mean_gap: Tensor, var_gap: Tensor) -> Tensor:
+        mean_term = self.mean_penalty * mean_gap.square().sum()
+        total: Tensor = mean_term + self.var_penalty * var_gap.abs().sum()
         return total
 
-    def _remember(self, value: Tensor) -> None:
-        blind = not torch.is_grad_enabled()
-        if self._read:
-            self._pending, self._without_gradient = None, False
-        # Uses without gradients replace each other: a pass over the data must not add up.
-        earlier = None if blind or self._without_gradient else self._pending
-        self._pending = value if earlier is None else earlier + value
-        self._without_gradient = self._without_gradient or blind
-        self._read = False
+    def _evaluate(
+        self, statistics: Tensor, running_mean: Tensor, running_var: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The penalty of a forward and its gradient by the statistics; see `Evaluation`."""
+        mean_gap, var_gap = self._gaps(statistics, running_mean, running_var)
+        gradient = torch.zeros_like(statistics)
+        gradient[0] = mean_gap * (-2 * self.mean_penalty)
+        gradient[1] = var_gap.sign() * -self.var_penalty
+        return self._sum(mean_gap, var_gap), gradient
 
     def receive(self, sums: Tensor) -> None:
         """The end of a backward: what the penalty was of is over."""
         is_missed = self._num_unasked >= 0 and self._is_missed()
-        # Else a later forward is waiting: forward A, penalty, forward B, backward A.
-        if self._read or not self._asked or self._is_spent():
-            self.forget_penalty()
-        self._asked = False
+        self._pending.end_backward()
         super().receive(sums)
         if is_missed:
             self._warn_of_penalty()
 
     def _is_missed(self) -> bool:
         """Count the backwards before which nobody asked for the penalty; are they too many?"""
-        if self._asked:
+        if self._pending.is_asked:
             self._num_unasked = -1
             return False
-        # A compiled forward has none here: it is not worth a look into its graph.
-        node = self._unsettled[-1][0].grad_fn if self._unsettled else None
-        below = _input_of(node)
-        while below is not None and below.name() in _MOVES:
-            below = _input_of(below)
-        # A leaf is what tests and benchmarks go backward to, a thousand times if need be.
-        if below is None or below.name().endswith("AccumulateGrad"):
+        # A leaf is what tests and benchmarks go backward to, a thousand times if need be. Compiled
+        # forwards have not been looked at.
+        if self._is_fed_leaf or not self._pending.is_eager:
             return False
         self._num_unasked += 1
         return self._num_unasked == _PATIENCE
@@ -278,25 +269,9 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             stacklevel=2,
         )
 
-    def _is_spent(self) -> bool:
-        """Has the backward of the last forward run? Then its node has let go of what it saved."""
-        last = self._unsettled[-1][0] if self._unsettled else self._pending
-        if last is None or last.grad_fn is None:
-            return False
-        try:
-            # Not `saved_tensors`, which would set off the recomputation of a checkpoint.
-            last.grad_fn._raw_saved_tensors  # type: ignore[attr-defined] # noqa: B018
-        except AttributeError:
-            return False
-        except RuntimeError:
-            return True
-        return False
-
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()
-        state.update(
-            _pending=None, _unsettled=[], _without_gradient=False, _read=False, _asked=False
-        )
+        state["_pending"] = Pending()
         return state
 
     def extra_repr(self) -> str:

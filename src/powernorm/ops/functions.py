@@ -21,13 +21,16 @@ from powernorm.ops.reference.token import differentiable_token_norm
 # and what nobody differentiates is no output, for autograd wraps each.
 
 
-class _PlainFunction(torch.autograd.Function):
+class PlainFunction(torch.autograd.Function):
+    """A function that is applied without what `Function.apply` does for torch.func."""
+
     @classmethod
     def apply_plain(cls, *args: Any) -> Any:
+        """Apply it; outside transforms of torch.func."""
         return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
 
-class _BatchNorm(_PlainFunction):
+class _BatchNorm(PlainFunction):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
         x, *rest, left = args
@@ -46,7 +49,7 @@ class _BatchNorm(_PlainFunction):
         return *grads, None
 
 
-class _PowerNorm(_PlainFunction):
+class _PowerNorm(PlainFunction):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
         x, *rest = args
@@ -57,7 +60,7 @@ class _PowerNorm(_PlainFunction):
     backward = staticmethod(gradients.power_norm_gradient)
 
 
-class _TokenNorm(_PlainFunction):
+class _TokenNorm(PlainFunction):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
         output = functions_for(args[0]).token_norm(*args[:10])
@@ -67,7 +70,7 @@ class _TokenNorm(_PlainFunction):
     backward = staticmethod(gradients.token_norm_gradient)
 
 
-class _StaticNorm(_PlainFunction):
+class _StaticNorm(PlainFunction):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
         output = functions_for(args[0]).static_norm(*args)

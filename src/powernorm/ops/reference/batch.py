@@ -84,7 +84,8 @@ def batch_norm(
     if limits is not None:
         normalized = normalized * r + d
     y = scale_and_shift(normalized, weight, bias).to(x.dtype).reshape(x.shape).contiguous()
-    return BatchNormOutput(y, total, scales, statistics, sums)
+    # Detached: autograd forbids to change a view in place that one of its functions gives.
+    return BatchNormOutput(y.detach(), total, scales, statistics, sums)
 
 
 def in_backward() -> bool:
