@@ -1,8 +1,68 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from powernorm.diagnosis.spectra import embedding_spectra, normalized_spectrum
+from powernorm.diagnosis.spectra import (
+    CovarianceSums,
+    conditioning,
+    embedding_spectra,
+    normalized_spectrum,
+)
+
+
+def test_conditioning_equals_the_definition() -> None:
+    """κ_p = λ_1/λ_⌈p d⌉ by singular values of the centered tokens."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randn(200, 10, generator=generator, dtype=torch.float64)
+    tokens = tokens * torch.linspace(0.1, 3, 10, dtype=torch.float64) + 5
+    sums = CovarianceSums()
+    for part in tokens.split([50, 1, 149]):
+        sums.add(part)
+    found = sums.conditioning()
+    assert found is not None
+    centered = tokens - tokens.mean(0)
+    values = torch.linalg.svdvals(centered).square() / 200
+    assert found.lambda_1 == pytest.approx(values[0].item(), rel=1e-10)
+    for share, kappa in zip((0.2, 0.5, 0.8), found.kappas, strict=True):
+        index = math.ceil(round(share * 10, 6))
+        assert kappa == pytest.approx((values[0] / values[index - 1]).item(), rel=1e-9)
+
+
+def test_a_large_mean_does_not_eat_the_digits() -> None:
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randn(500, 4, generator=generator)
+    shifted = CovarianceSums()
+    shifted.add(tokens + 4096)
+    plain = CovarianceSums()
+    plain.add(tokens)
+    one, other = shifted.conditioning(), plain.conditioning()
+    assert one is not None
+    assert other is not None
+    assert one.lambda_1 == pytest.approx(other.lambda_1, rel=1e-3)
+
+
+def test_scale_changes_lambda_and_not_kappa() -> None:
+    generator = torch.Generator().manual_seed(3)
+    covariance = torch.randn(30, 8, generator=generator, dtype=torch.float64).T.cov()
+    one, other = conditioning(covariance), conditioning(9 * covariance)
+    assert other.lambda_1 == pytest.approx(9 * one.lambda_1)
+    assert other.kappas == pytest.approx(one.kappas)
+
+
+def test_degenerate_covariance_is_infinite() -> None:
+    covariance = torch.diag(torch.tensor([4.0, 2.0, 0.0, 0.0, 0.0]))
+    found = conditioning(covariance)
+    assert found.lambda_1 == 4
+    assert found.kappas == (1.0, math.inf, math.inf)
+
+
+def test_too_few_tokens_have_no_conditioning() -> None:
+    sums = CovarianceSums()
+    assert sums.conditioning() is None
+    sums.add(torch.ones(1, 3))
+    assert sums.conditioning() is None
 
 
 def test_equals_the_eigenvalues_of_the_gram_matrix() -> None:

@@ -1,4 +1,4 @@
-"""Will batch statistics work here? Measuring, apart from drawing."""
+"""Diagnosis of the norms of a model: measures, verdict and monitor; plots are made elsewhere."""
 
 from powernorm.diagnosis.diagnosing import diagnose
 from powernorm.diagnosis.discrepancy import (

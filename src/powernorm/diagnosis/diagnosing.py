@@ -1,4 +1,4 @@
-"""`powernorm.diagnose`: what batch statistics would see in a model, and whether they would do."""
+"""`powernorm.diagnose`: measure batch statistics at the norms of a model, and judge them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from powernorm.norms.preserved_state import preserved_state
 from powernorm.runs import BatchSizeRow, ScaleRecord
 
 BATCH_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
-"""Tokens in a batch to which the same tokens are regrouped."""
+"""Batch sizes, in tokens, into which the same tokens are regrouped."""
 
 _BATCH_NORMS: Final = (BatchStatisticsNorm, nn.modules.batchnorm._BatchNorm)
 
@@ -39,38 +39,37 @@ def diagnose(
     spectra: bool = True,
     on_progress: Progress | None = None,
 ) -> Diagnosis:
-    """Would batch statistics work here? What they would see at every norm, and a verdict.
+    """Measure batch statistics at every norm of a model, and judge whether they would work.
 
-    Looks at the inputs of the norms over tokens: LayerNorm and RMSNorm of any library, and norms of
-    this one. Hooks only: weights, buffers, modes, torch's random numbers and the model's outputs
-    are the same afterwards, also after an exception. Everything runs as in evaluation (dropout
-    off), but norms with batch statistics, which normalize by the batch as in training.
+    The statistics are those of the inputs of the norms over tokens: LayerNorm and RMSNorm of any
+    library, and norms of this one. They are read by hooks: weights, buffers, modes, torch's random
+    numbers and the model's outputs are unchanged afterwards, also after an exception. Everything
+    runs as in evaluation (dropout off), except norms with batch statistics, which normalize by the
+    batch as in training.
 
-    The first pass over `batches` pools the population of each norm's valid tokens, the second takes
+    The first pass over `batches` pools the population of each norm's valid tokens. The second takes
     the mean over batches of their distance from it: two-pass TID (Wang et al. 2022, Definition 1),
     for BatchNorm, PowerNormV and PowerNorm. Batches with less than a quarter of the average tokens,
     such as a loader's last, are left out of the mean, with a note. The second pass also cuts the
-    same tokens into batches of other sizes. For a norm in front of which others already use batch
-    statistics, other sizes are an approximation: those in front keep normalizing by the batches as
-    they come.
+    same tokens into batches of other sizes. Where earlier norms already use batch statistics, other
+    sizes are an approximation: the earlier norms still normalize by the batches as given.
 
     The verdict compares the last norm's mean and var TID with limits (see `Limits`); the page
-    "Diagnosis" of the documentation says how often it was right in an experiment.
+    "Diagnosis" of the documentation reports how often it was right in an experiment.
 
     Args:
         model: any module; compiled parts run uncompiled.
-        batches: gone through twice, so no generator; tensors, tuples or keyword mappings that the
-            model takes, on its device, made as in training: TID is about batches of that size.
+        batches: read twice, so not a generator; tensors, tuples or keyword mappings that the model
+            takes, on its device, made as in training: TID depends on the batch size.
         forward: runs the model on a batch. None calls `model(batch)` for a tensor,
             `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
-        where: which norms, as in `powernorm.swap`; None means all. The verdict for the model is
-            about those of them that `powernorm.swap` would change: of an encoder-decoder the
-            encoder's.
-        batch_sizes: numbers of tokens, multiples of the smallest; sizes of which the data make
+        where: which norms, as in `powernorm.swap`; None means all. The verdict for the model covers
+            those that `powernorm.swap` would change: the encoder's in an encoder-decoder.
+        batch_sizes: numbers of tokens, multiples of the smallest; sizes for which the data give
             fewer than two batches are left out. Empty for none.
         limits: of the verdict.
-        spectra: also look at covariances and embeddings, which takes time and memory that grow
-            with C² for each norm (134 MB at 4,096 features, above which none is taken).
+        spectra: also compute the spectra of covariances and embeddings, which takes time and memory
+            that grow with C² for each norm (134 MB at 4,096 features; none is computed above).
         on_progress: called after every batch with (batches done, batches in all); the second is
             0 in the first pass.
 
@@ -78,13 +77,13 @@ def diagnose(
         A report; `to_rows()`, `write_csv`, `write_json`, `print`.
 
     Raises:
-        InputError: a model without such norms, batches that can be gone through only once, none,
-            or of different structure, a norm's input that is not finite (layer and batch are
-            named), no valid token, batch sizes that cannot be made.
+        InputError: a model without such norms; batches that can be read only once, that are empty
+            or that differ in structure; a norm's input that is not finite (the message names layer
+            and batch); no valid token; batch sizes that cannot be made.
 
     Distributed:
-        Looks at this process's batches; a model whose norms share statistics exchanges them, so
-        every process has to call this with equally many batches.
+        Only the batches of this process are measured. Norms that share statistics still exchange
+        them, so every process must call this with the same number of batches.
 
     >>> import torch
     >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -96,7 +95,7 @@ def diagnose(
     check_repeatable(batches, "two")
     check_function("forward", forward)
     check_function("on_progress", on_progress)
-    # `()` and `[]` ask for none.
+    # `()` and `[]` mean no other sizes.
     sizes = () if batch_sizes in ((), []) else check_sizes(batch_sizes)
     if limits is not None and not isinstance(limits, Limits):
         raise InputError(f"limits is a {type(limits).__name__}, expected a powernorm Limits")
@@ -104,7 +103,7 @@ def diagnose(
         model, targets, batches, forward or call_model, sizes, check_flag("spectra", spectra),
         on_progress,
     )  # fmt: skip
-    # All that use batch statistics, frozen and unselected ones too, normalize by the batch.
+    # All norms with batch statistics normalize by the batch, frozen and unselected ones too.
     training = [part for part in model.modules() if isinstance(part, _BATCH_NORMS)]
     with preserved_state(model, training):
         survey.run()
@@ -138,7 +137,7 @@ def _report(
         evaluation=(),
         notes=tuple(notes),
         num_batches=survey.num_batches,
-        # A module that several layers share is called several times for a batch.
+        # A module that several layers share is called several times per batch.
         num_tokens=round(most.count * min(1.0, survey.num_batches / most.num_calls)),
         padding=1 - most.count / most.num_positions,
     )

@@ -23,7 +23,7 @@ from powernorm.runs import TID
 
 @dataclass(frozen=True, kw_only=True)
 class DiscrepancyRow(NormRow):
-    """TID of one layer as fractions; no mean part for a layer that does not center."""
+    """TID of one layer, as fractions; `mean_tid` is None for a layer that does not center."""
 
     mean_tid: float | None = field(metadata=PERCENT)
     var_tid: float = field(metadata=PERCENT)
@@ -34,15 +34,15 @@ class DiscrepancyReport:
     """TID of every layer that was called, in the order of the model.
 
     Attributes:
-        rows: one a layer.
-        unobserved: names of layers with batch statistics that no batch went through.
+        rows: one per layer.
+        unobserved: names of layers with batch statistics that were never called.
     """
 
     rows: Sequence[DiscrepancyRow]
     unobserved: Sequence[str] = ()
 
     def summary(self) -> TID | None:
-        """The last layer and the average over layers (W22, Tables 1, 4, 6); None without layers."""
+        """Return the last layer's TID and the mean over layers (W22, Tables 1, 4, 6), if any."""
         if not self.rows:
             return None
         last = self.rows[-1]
@@ -55,7 +55,7 @@ class DiscrepancyReport:
         )
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one a layer."""
+        """Return the table as dictionaries, one per layer."""
         return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class DiscrepancyReport:
 
 
 class _Expectation:
-    """Pass 2: the mean over batches of the distance to the population."""
+    """Second pass: the mean over batches of the distance to the population."""
 
     def __init__(self, layer: BatchStatisticsNorm, population: Moments) -> None:
         self.eps = layer.eps
@@ -73,7 +73,7 @@ class _Expectation:
     def add(self, batch: Moments) -> None:
         parts = torch.stack(discrepancies(batch, self.population, self.eps))
         present = batch.count > 0
-        # A batch without valid tokens has no statistics and is no part of the expectation.
+        # A batch without valid tokens has no statistics, so the expectation leaves it out.
         self.sums[:2] += torch.where(present, parts, 0.0)
         self.sums[2] += present
 
@@ -81,28 +81,28 @@ class _Expectation:
 def training_inference_discrepancy(
     model: nn.Module, batches: Iterable[Any], forward: Forward | None = None
 ) -> DiscrepancyReport:
-    """How far a batch's statistics lie from the population's, layer by layer.
+    """Measure how far batch statistics are from the population's, layer by layer.
 
     Wang et al. 2022, Definition 1: `mean_tid = E_B mean_c |μ_B - μ|/σ_B` and `var_tid = E_B mean_c
     |σ_B - σ|/σ_B` with biased σ_B; layers that do not center have `E_B mean_c |ψ_B - ψ|/ψ_B`
     only. The first pass pools the population over all valid tokens, the second takes the
-    expectation over batches. In both the norm layers normalize as in training, and everything else
-    as in evaluation (dropout off). Weights, buffers, modes and torch's random numbers are the same
-    afterwards, also after an exception.
+    expectation over batches. In both, the norm layers normalize as in training, and everything else
+    runs as in evaluation (dropout off). Weights, buffers, modes and torch's random numbers are
+    unchanged afterwards, also after an exception.
 
     Args:
-        model: holds layers of `BatchStatisticsNorm`; without any the report is empty.
-        batches: gone through twice, so no generator; each batch on the model's device.
+        model: has layers of `BatchStatisticsNorm`; without any the report is empty.
+        batches: read twice, so not a generator; each batch on the model's device.
         forward: runs the model on a batch. None calls `model(batch)` for a tensor,
             `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
 
     Raises:
-        InputError: batches that can be gone through only once, no batch, no valid token, or a
-            forward that calls none of the layers.
+        InputError: batches that can be read only once, no batch, no valid token, or a forward that
+            calls none of the layers.
 
     Distributed:
-        Statistics are those of this process's batches; layers that share statistics still
-        exchange them, so every process has to call this with equally many batches.
+        Only the batches of this process are measured. Layers that share statistics still exchange
+        them, so every process must call this with the same number of batches.
     """
     layers = batch_layers(model)
     if not layers:

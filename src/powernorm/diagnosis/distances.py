@@ -1,6 +1,7 @@
-"""How far a batch's statistics lie from others: TID and plain distances, per layer.
+"""Distances of a batch's statistics from reference statistics, per layer: TID and plain norms.
 
-From the moments of a batch, or from sums over tokens that give the statistics of every norm.
+Both come from the moments of a batch, or from sums over tokens that give the statistics of every
+norm.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ SQUARES: Final = 1
 RAW_SQUARES: Final = 2
 SCALED_SQUARES: Final = 3
 NUM_SUMS: Final = 4
-"""Rows of the sums: Σu and Σu² of what the norm normalizes (u = x but for norms with GroupScaling),
-Σx², and Σ of the squares behind a GroupScaling with one group."""
+"""Rows of the sums: Σu and Σu² of what the norm normalizes (u = x except with GroupScaling), Σx²,
+and Σ of the squares behind a GroupScaling with one group."""
 
 NUM_DISCREPANCIES: Final = 4
 """mean_tid, var_tid, pnv_tid, pn_tid."""
@@ -33,7 +34,7 @@ NUM_DISCREPANCIES: Final = 4
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What a layer normalizes by, each (C,) in float64: running, or of a population.
+    """Statistics that a layer normalizes by, running or of a population; each (C,) in float64.
 
     Attributes:
         mean: None for a layer that does not center.
@@ -45,7 +46,7 @@ class Statistics:
 
     @classmethod
     def running(cls, layer: BatchStatisticsNorm) -> Statistics:
-        """The layer's running statistics as they are now."""
+        """Return the current running statistics of a layer."""
         if layer.centered:
             return cls(
                 layer.get_buffer("running_mean").double(), layer.get_buffer("running_var").double()
@@ -54,27 +55,27 @@ class Statistics:
 
     @classmethod
     def of(cls, moments: Moments, *, centered: bool) -> Statistics:
-        """The statistics of a set of tokens."""
+        """Return the statistics of a set of tokens."""
         if centered:
             return cls(moments.mean, moments.var)
         return cls(None, moments.second_moment)
 
 
 def discrepancies(batch: Moments, reference: Statistics, eps: float) -> tuple[Tensor, Tensor]:
-    """TID of one batch: the mean over features of |μ_B - μ|/σ_B and of |σ_B - σ|/σ_B.
+    """Return the TID of one batch: the means over features of |μ_B - μ|/σ_B and |σ_B - σ|/σ_B.
 
     Wang et al. 2022, Definition 1, before its expectation over batches; σ_B is biased. Without
     centering the second is |ψ_B - ψ|/ψ_B. Where a feature is constant in the batch, so that σ_B
-    is 0 or rounding noise, sqrt(eps) stands in the denominator: what the layer divides by then.
+    is 0 or rounding noise, the denominator is sqrt(eps), which is what the layer divides by.
 
     Args:
-        batch: of the valid tokens of a batch, or of several, each a row.
+        batch: moments of the valid tokens of a batch, or of several, one per row.
         reference: running or population statistics.
         eps: the layer's.
 
     Returns:
-        (mean part, variance part), float64 fractions, 0-d or one a batch; the mean part of a layer
-        that does not center is NaN.
+        (mean part, variance part), float64 fractions, 0-d or one per batch; the mean part of a
+        layer that does not center is NaN.
     """
     centered = reference.mean is not None
     own = Statistics.of(batch, centered=centered)
@@ -88,7 +89,7 @@ def discrepancies(batch: Moments, reference: Statistics, eps: float) -> tuple[Te
 
 
 def fluctuations(batch: Moments, reference: Statistics) -> tuple[Tensor, Tensor]:
-    """Distances (1/d)·‖μ_B - μ‖ and (1/d)·‖σ²_B - σ²‖ (ψ² without centering), 0-d float64.
+    """Return (1/d)·‖μ_B - μ‖ and (1/d)·‖σ²_B - σ²‖ (ψ² without centering), 0-d float64.
 
     Shen et al. 2020, Figures 2 and 4; the first is NaN for a layer that does not center.
     """
@@ -101,10 +102,10 @@ def fluctuations(batch: Moments, reference: Statistics) -> tuple[Tensor, Tensor]
 
 
 def sums_per_token(target: Target, x: Tensor) -> Tensor:
-    """The terms of the sums, (tokens, NUM_SUMS, C) in float64.
+    """Return the terms of the sums, (tokens, NUM_SUMS, C) in float64.
 
     Args:
-        target: whose input it is.
+        target: the norm whose input x is.
         x: (tokens, C).
     """
     tokens = x.double()
@@ -116,7 +117,7 @@ def sums_per_token(target: Target, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """Statistics that a batch's are compared with, for each norm that might stand there."""
+    """Reference statistics for a batch, for each norm that could take the target's place."""
 
     own: Statistics
     raw: Statistics
@@ -124,7 +125,7 @@ class Population:
 
     @classmethod
     def of(cls, target: Target, count: Tensor, sums: Tensor) -> Population:
-        """From sums over tokens, (NUM_SUMS, C)."""
+        """Return the population from sums over its tokens, (NUM_SUMS, C)."""
         own, raw, scaled = _moments(count, sums)
         return cls(
             Statistics.of(own, centered=target.centered),
@@ -136,7 +137,7 @@ class Population:
 def batch_discrepancies(
     target: Target, population: Population, count: Tensor, sums: Tensor
 ) -> Tensor:
-    """TID of one batch for each norm that might stand there: (NUM_DISCREPANCIES,) float64.
+    """Return one batch's TID for each norm that could stand there: (NUM_DISCREPANCIES,) float64.
 
     Wang et al. 2022, Definition 1, before its expectation; NaN for the mean of a norm that does
     not center.

@@ -1,4 +1,4 @@
-"""How a trained model fares by other statistics: re-estimated ones, and the batch's own."""
+"""Loss of a trained model under other statistics: re-estimated ones, and the batch's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from powernorm.surgery.calibration import calibrate
 from powernorm.surgery.populations import evaluating_by_batches
 
 Loss = Callable[[nn.Module, Any], Tensor | float | tuple[Tensor | float, int]]
-"""Runs the model on a batch and gives its mean loss, or (mean loss, number of tokens)."""
+"""Function that runs the model on a batch; returns its mean loss, or (mean loss, tokens)."""
 
 RUNNING: Final = "running"
 REESTIMATED: Final = "re-estimated"
@@ -28,7 +28,7 @@ BATCH: Final = "batch"
 
 
 def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:
-    """The loss over all batches, weighted by their tokens where `loss` tells them.
+    """Return the mean loss over all batches, weighted by their tokens where `loss` returns them.
 
     Raises:
         InputError: no batch, or no token in any.
@@ -53,31 +53,31 @@ def evaluate_statistics(
     forward: Forward | None = None,
     by_batch: Mapping[int, Iterable[Any]] | None = None,
 ) -> tuple[EvaluationRow, ...]:
-    """Losses of a trained model by running, re-estimated and batch statistics.
+    """Return the losses of a trained model by running, re-estimated and batch statistics.
 
     Wang et al. 2022, Tables 7 and 8: if a model is much better by the statistics of test batches
-    than by its running ones, the gap between training and evaluation is in the statistics; how much
-    of it re-estimation closes says whether the running ones were badly estimated or the batches
-    differ. Re-estimated: by `powernorm.calibrate`, layer by layer (the network as it evaluates) and
-    in one pass (as the paper does). Everything else runs as in evaluation. Weights, buffers, modes
-    and torch's random numbers are the same afterwards.
+    than by its running ones, the gap between training and evaluation comes from the statistics. The
+    share that re-estimation closes shows whether the running statistics were badly estimated or the
+    batches differ. `powernorm.calibrate` re-estimates, layer by layer (the network as it evaluates)
+    and in one pass (as the paper does). Everything else runs as in evaluation. Weights, buffers,
+    modes and torch's random numbers are unchanged afterwards.
 
     Args:
-        model: holds layers with batch statistics.
+        model: has layers with batch statistics.
         loss: of the model on a batch of `evaluation`, see `Loss`.
-        population: training batches to re-estimate from, as `powernorm.calibrate` takes them; gone
-            through several times.
-        evaluation: batches of held-out data; gone through several times.
+        population: training batches to re-estimate from, as `powernorm.calibrate` takes them; read
+            several times.
+        evaluation: batches of held-out data; read several times.
         forward: runs the model on a batch of `population`; see `powernorm.calibrate`.
         by_batch: the held-out data in batches of several sizes, by their number of tokens. None
             takes `evaluation` as it is.
 
     Returns:
-        Rows `running`, `re-estimated`, `re-estimated in one pass`, and `batch`, one a size.
+        Rows `running`, `re-estimated`, `re-estimated in one pass`, and one `batch` per size.
 
     Raises:
-        InputError: no layer with batch statistics, data that can be gone through only once, or
-            see `powernorm.calibrate`.
+        InputError: no layer with batch statistics, data that can be read only once, or as in
+            `powernorm.calibrate`.
     """
     check_model(model)
     layers = batch_layers(model)
@@ -110,8 +110,8 @@ class EvaluationGap:
     """Mean losses of the same batches in evaluation.
 
     Attributes:
-        running_loss: by the running statistics.
-        batch_loss: by those of each batch.
+        running_loss: with the running statistics.
+        batch_loss: with those of each batch.
     """
 
     running_loss: float
@@ -119,31 +119,32 @@ class EvaluationGap:
 
     @property
     def gap(self) -> float:
-        """What the running statistics add to the loss."""
+        """Amount that the running statistics add to the loss."""
         return self.running_loss - self.batch_loss
 
 
 def evaluation_gap(model: nn.Module, batches: Iterable[Any], loss: Loss) -> EvaluationGap | None:
-    """The loss in evaluation by running statistics and by the batch's own.
+    """Return the losses in evaluation by running statistics and by the batch's own.
 
-    The second differs from the first in nothing but the statistics: PowerNorm and MABN, which
-    normalize by running statistics in training too, get those of the batch here, and dropout is
-    off. Weights, buffers, modes and torch's random numbers are the same afterwards.
+    The two differ in the statistics only: PowerNorm and MABN, which normalize by running statistics
+    in training too, use those of the batch here, and dropout is off. Weights, buffers, modes and
+    torch's random numbers are unchanged afterwards.
 
     Args:
         model: in any mode.
-        batches: gone through twice.
-        loss: gives the mean loss of the model on a batch, or (mean loss, number of tokens), by
-            which batches are then weighted.
+        batches: read twice.
+        loss: returns the mean loss of the model on a batch, or (mean loss, number of tokens), which
+            then weights the batches.
 
     Returns:
         None for a model without batch statistics.
 
     Raises:
-        InputError: no batches, batches that can be gone through only once, no function.
+        InputError: no batches, batches that can be read only once, or a loss that is not a
+            function.
 
     Distributed:
-        The statistics of this process's batches; nothing is exchanged.
+        The statistics are those of this process's batches; nothing is exchanged.
     """
     check_model(model)
     check_function("loss", loss)
@@ -155,20 +156,21 @@ def evaluation_gap(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Eval
     check_repeatable(batches, "two")
     with preserved_state(model, ()):
         running = mean_loss(model, batches, loss)
-    # Swapped models hand their mask to norms only where some of them count as in training.
+    # A swapped model passes its mask to its norms only while some of them train.
     with preserved_state(model, layers.values()), evaluating_by_batches(layers):
         return EvaluationGap(running, mean_loss(model, batches, loss))
 
 
 def closed_share(rows: Iterable[EvaluationRow]) -> float | None:
-    """How much of the gap between running and batch statistics re-estimation closes.
+    """Return the share of the gap between running and batch statistics that re-estimation closes.
 
-    (running - re-estimated) / (running - batch), of the largest batches; above 1 where re-estimated
-    statistics are better than the batches', below 0 where they are worse than the running ones.
+    It is (running - re-estimated) / (running - batch), of the largest batches: above 1 where
+    re-estimated statistics are better than the batches', below 0 where they are worse than the
+    running ones.
 
     Returns:
-        None without a gap to speak of: batch statistics are not better by 0.1 % of the loss, or a
-        loss is not finite.
+        None without a gap: batch statistics are not better by 0.1 % of the loss, or a loss is not
+        finite.
     """
     losses = {row["statistics"]: row["loss"] for row in rows}
     running, new, batch = (losses.get(name) for name in (RUNNING, REESTIMATED, BATCH))

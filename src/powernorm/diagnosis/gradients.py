@@ -1,15 +1,15 @@
-"""What a norm does to the gradient that goes back through it.
+"""Effect of a norm on the gradient that flows back through it.
 
-Of each token by itself (Xu et al. 2019): Theorem 1 says what each norm does to the mean and the
-variance over features of a token's gradient; equation 7 is the share of normalized values above
-1/k, which AdaNorm assumes to be small.
+Per token (Xu et al. 2019): Theorem 1 says what each norm does to the mean and the variance over
+features of a token's gradient; equation 7 is the share of normalized values above 1/k, which
+AdaNorm assumes to be small.
 
-Of a batch (Shen et al. 2020, eq. 3 and Figures 3, 4), the parts that go through its statistics, as
-Frobenius norms. With g = γ ∂L/∂y a BatchNorm's input gradient is
-`(1/σ_B)(g_i - mean_j g_j - x̂_i mean_j(g_j x̂_j))`: the middle term is g_μ, the last g_σ². Both are
-the same for all tokens but for x̂_i, so that their norms follow from sums per feature: of the
-input, its square, ∂L/∂y and ∂L/∂y times the input. No token is looked at again, and the sums of
-several processes add up. Those are float64 on the host; a leading dimension counts calls.
+Per batch (Shen et al. 2020, eq. 3 and Figures 3, 4): the parts that flow through its statistics,
+as Frobenius norms. With g = γ ∂L/∂y a BatchNorm's input gradient is
+`(1/σ_B)(g_i - mean_j g_j - x̂_i mean_j(g_j x̂_j))`: the middle term is g_μ, the last g_σ². Except
+for x̂_i both are the same for all tokens, so their norms follow from sums per feature: of the
+input, its square, ∂L/∂y and ∂L/∂y times the input. No token is read again, and the sums of several
+processes add up. They are float64 on the host; a leading dimension counts calls.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PAPERS_K: Final = 0.1
 
 
 def wide(x: Tensor) -> Tensor:
-    """Half precision as float32."""
+    """Return half precision as float32, other types as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def gradient_sums(gradient: Tensor) -> Tensor:
-    """Σ of squares, Σ over tokens of the mean and of the variance over features, (3,) float64.
+    """Return Σ of squares and Σ over tokens of mean and variance over features, (3,) float64.
 
     Args:
         gradient: (..., C).
@@ -52,12 +52,15 @@ def gradient_sums(gradient: Tensor) -> Tensor:
 
 
 def input_sums(module: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Tokens, a sum that is finite if all values are, outliers and values that could be: (4,).
+    """Return sums over the valid tokens of a norm's input, (4,) float64.
+
+    They are the number of tokens, the sum of all values (finite if all values are), the number of
+    outliers, and the number of values that could be outliers.
 
     Args:
         module: the norm.
-        x: what it gets, (..., C).
-        padding_mask: True = padding, which is not looked at.
+        x: its input, (..., C).
+        padding_mask: True = padding, which is ignored.
     """
     tokens = wide(x).reshape(-1, x.shape[-1])
     size = tokens.shape[-1]
@@ -77,7 +80,7 @@ def input_sums(module: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Ten
 
 
 def _above(module: nn.Module, tokens: Tensor, total: Tensor) -> Tensor | None:
-    """How many |y| of each token are above 1/k, (tokens,); None for norms without the question."""
+    """Return how many |y| of each token are above 1/k, (tokens,); None for norms without a k."""
     if not isinstance(module, AdaNorm | SimpleLayerNorm):
         return None
     k = module.k if isinstance(module, AdaNorm) else _PAPERS_K
@@ -94,14 +97,14 @@ def _above(module: nn.Module, tokens: Tensor, total: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class Calls:
-    """What several calls of one layer left behind.
+    """Records of several calls of one layer.
 
     Attributes:
-        moments: of what was normalized, over valid tokens of all processes: count (n, 1), sums
+        moments: of the normalized values, over valid tokens of all processes: count (n, 1), sums
             (n, C).
-        state: what `state_of` gave before each call, (n, k, C).
-        products: Σ ∂L/∂y and Σ ∂L/∂y t over all positions, t what was normalized, (n, 2, C); None
-            for a layer that `needs_products` says no of.
+        state: result of `state_of` before each call, (n, k, C).
+        products: Σ ∂L/∂y and Σ ∂L/∂y t over all positions, with t the values that the layer
+            normalizes, (n, 2, C); None where `needs_products` is False.
     """
 
     moments: Moments
@@ -115,12 +118,12 @@ class Calls:
 
 
 def needs_products(layer: BatchStatisticsNorm) -> bool:
-    """Whether the parts depend on the gradient of the output, as all but PowerNorm's do."""
+    """Return whether the parts depend on the output's gradient, as all but PowerNorm's do."""
     return not isinstance(layer, PowerNorm)
 
 
 def state_of(layer: BatchStatisticsNorm) -> Tensor:
-    """What a forward that comes now will use besides its input, (k, C) float64 on the device."""
+    """Return what the next forward uses besides its input, (k, C) float64 on the device."""
     if isinstance(layer, PowerNorm):
         rows = [
             layer.running_second_moment,
@@ -147,11 +150,11 @@ def _filled(layer: BatchStatisticsNorm, value: float) -> Tensor:
 
 
 def part_norms(layer: BatchStatisticsNorm, calls: Calls) -> tuple[Tensor | None, Tensor]:
-    """Squared norms of the parts over the tokens of each call.
+    """Return the squared norms of the parts over the tokens of each call.
 
     Args:
         layer: only its settings are read.
-        calls: with products, where the layer needs them.
+        calls: with products where the layer needs them.
 
     Returns:
         (g_μ, g_σ²) or, for a layer that does not center, (None, g_ψ²): (n,) each. PowerNorm's and
@@ -168,7 +171,7 @@ def part_norms(layer: BatchStatisticsNorm, calls: Calls) -> tuple[Tensor | None,
 def _exact(
     layer: BatchStatisticsNorm, calls: Calls, products: Tensor
 ) -> tuple[Tensor | None, Tensor]:
-    """BatchNorm, RegularizedBatchNorm (without its penalty), BatchRenorm, PowerNormV."""
+    """Return the parts of BatchNorm, RegularizedBatchNorm (no penalty), BatchRenorm, PowerNormV."""
     count = calls.count
     square = calls.moments.var if layer.centered else calls.moments.second_moment
     rstd = reciprocal_root(square, layer.eps, layer.floor)

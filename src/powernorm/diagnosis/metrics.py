@@ -1,7 +1,8 @@
-"""What a monitor keeps of a norm's calls in a step, and the numbers that come of it.
+"""Records that a monitor keeps of a norm's calls in a step, and the metrics computed from them.
 
-Observers turn what they see into `Record`s of float64 sums on the device, without waiting for it.
-At the end of a step one transfer brings the records to the host, where they become cells of a row.
+Observers reduce inputs and gradients to `Record`s of float64 sums on the device, without
+synchronizing with it. At the end of a step one transfer copies the records to the host, where they
+become cells of a row.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ Kind = Literal["input", "input gradient", "output gradient"]
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What one call of a norm left behind, forward or backward.
+    """Record of one call of a norm, forward or backward.
 
     Attributes:
-        layer: number of the norm in the model.
-        kind: what was seen.
-        sums: add up over processes, float64.
-        own: the same on every process, or of no concern to others, float64.
-        is_finite: whether all that was seen was finite; known on the host only.
+        layer: index of the norm in the model.
+        kind: which tensor was observed.
+        sums: sums that add up over processes, float64.
+        own: values that are the same on every process or that only this one needs, float64.
+        is_finite: whether the whole tensor was finite; known on the host only.
     """
 
     layer: int
@@ -55,12 +56,12 @@ class Record:
 
 
 class TokenObserver(NormObserver):
-    """Keeps records of a norm that treats every token by itself.
+    """Observer of a norm that treats every token by itself.
 
     Args:
-        layer: number of the norm in the model.
+        layer: index of the norm in the model.
         module: the norm; it is not changed.
-        keep: gets the records in the order of events.
+        keep: called with each record, in the order of events.
         feature_dim: the dimension of the features in the norm's input.
     """
 
@@ -76,38 +77,38 @@ class TokenObserver(NormObserver):
         self._keep = keep
 
     def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Keep `input_sums`, and nothing else."""
+        """Record `input_sums` only."""
         sums = input_sums(self.module, x, padding_mask)
         self._keep(Record(self.layer, "input", sums, sums.new_empty(0)))
 
     def on_input_gradient(self, gradient: Tensor) -> None:
-        """Keep `gradient_sums`."""
+        """Record `gradient_sums`."""
         sums = gradient_sums(gradient)
         self._keep(Record(self.layer, "input gradient", sums, sums.new_empty(0)))
 
 
 class BatchObserver(TokenObserver):
-    """Keeps records of a norm with batch statistics."""
+    """Observer of a norm with batch statistics."""
 
     module: BatchStatisticsNorm
 
     def needs_output(self, x: Tensor) -> bool:
-        """Return whether parts of the gradient of x depend on the output's."""
+        """Return whether parts of the gradient of x depend on the gradient of the output."""
         return x.requires_grad and needs_products(self.module)
 
     def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Keep count, sums and sums of squares (3, C), fingerprint of x and the layer's state."""
+        """Record count, sums and sums of squares (3, C), a fingerprint of x, the layer's state."""
         tokens = wide(self.module.scaled(x)).reshape(-1, x.shape[-1])
         own = torch.cat([fingerprint(x), state_of(self.module).flatten()])
         self._keep(Record(self.layer, "input", _moment_sums(tokens, padding_mask), own))
 
     def on_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
-        """Keep Σ ∂L/∂y and Σ ∂L/∂y t, (2, C), with t what the layer normalizes."""
+        """Record Σ ∂L/∂y and Σ ∂L/∂y t, (2, C), with t the values that the layer normalizes."""
         tokens = wide(self.module.scaled(x)).reshape(-1, x.shape[-1])
         flat = wide(gradient).reshape(tokens.shape).to(tokens.dtype)
         shift = self._rough_mean(tokens)
         products = flat * (tokens - shift)
-        if masked:  # padding may hold infinities, to which no gradient comes
+        if masked:  # padding may hold infinities, which get no gradient
             products = torch.where(flat != 0, products, 0.0)
         total = flat.sum(0).double()
         along = products.sum(0).double() + shift.double() * total
@@ -115,7 +116,7 @@ class BatchObserver(TokenObserver):
         self._keep(Record(self.layer, "output gradient", sums, fingerprint(x)))
 
     def _rough_mean(self, tokens: Tensor) -> Tensor:
-        """Return anything near the mean: float32 products of large numbers lose digits."""
+        """Return an estimate of the mean, since float32 products of large numbers lose digits."""
         if not self.module.centered:
             return tokens.new_zeros(())
         mean = self.module.get_buffer("running_mean").to(tokens.dtype)
@@ -123,9 +124,9 @@ class BatchObserver(TokenObserver):
 
 
 def _moment_sums(tokens: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """(3, C) float64: n, Σt, Σt² over valid tokens, by two passes in the type of the tokens.
+    """Return n, Σt and Σt² over valid tokens, (3, C) float64, in two passes in the tokens' type.
 
-    A conversion of all tokens to float64 would take five times as long.
+    Converting all tokens to float64 would take five times as long.
     """
     if padding_mask is None:
         count = tokens.new_full((), float(tokens.shape[0]), dtype=torch.float64)
@@ -153,15 +154,15 @@ _STATISTICS: Final = ("mean_tid", "var_tid", "mean_distance", "var_distance")
 
 
 def merge(records: Sequence[Record], groups: Mapping[int, str]) -> list[Record]:
-    """The records with sums over the processes of each group; one collective a group.
+    """Return the records summed over the processes of each group, with one collective per group.
 
     Args:
-        records: of this process, the same calls on every process of a group.
+        records: of this process; every process of a group has the same calls.
         groups: name of the process group of each layer, `""` for none.
     """
     merged = list(records)
     for group in sorted(set(groups.values()) - {""}):
-        # Autograd may serve devices in another order elsewhere; that of a layer's calls is fixed.
+        # Autograd's order may differ between processes; that of one layer's calls is fixed.
         members = [i for i, one in enumerate(records) if groups.get(one.layer) == group]
         members.sort(key=lambda i: (records[i].layer, records[i].kind, i))
         if not members:
@@ -175,7 +176,7 @@ def merge(records: Sequence[Record], groups: Mapping[int, str]) -> list[Record]:
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors on the host in float64, in one transfer."""
+    """Return the tensors on the host in float64, copied in one transfer."""
     device = tensors[0].device
     flat = torch.cat([tensor.reshape(-1).to(device, torch.float64) for tensor in tensors]).cpu()
     parts = flat.split([tensor.numel() for tensor in tensors])
@@ -185,7 +186,7 @@ def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
 def fetch_records(
     records: Sequence[Record], more: Sequence[Tensor]
 ) -> tuple[list[Record], list[Tensor]]:
-    """Records and other tensors on the host."""
+    """Return records and other tensors on the host, copied in one transfer."""
     host = fetch([*(one.sums for one in records), *(one.own for one in records), *more])
     number = len(records)
     fetched = [
@@ -197,12 +198,14 @@ def fetch_records(
 
 
 def gradient_cells(records: Iterable[Record], num_tokens: float, scale: float) -> Cells:
-    """Norm of the whole input gradient, mean and variance of a token's (Xu et al., Theorem 1).
+    """Return the norm of the whole input gradient, and mean and variance of a token's.
+
+    The latter are those of Xu et al. 2019, Theorem 1.
 
     Args:
-        records: the input gradients of a layer.
-        num_tokens: that went into it.
-        scale: that the loss was multiplied by.
+        records: of one layer.
+        num_tokens: number of tokens that it was called with.
+        scale: factor that the loss was multiplied by.
     """
     found = [one.sums for one in records if one.kind == "input gradient"]
     names = ("gradient_norm", "token_gradient_mean", "token_gradient_var")
@@ -221,13 +224,13 @@ def _powers(scale: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class BatchStep:
-    """What a step showed of a layer with batch statistics.
+    """Records of one step of a layer with batch statistics.
 
     Args:
         layer: only its settings are read.
         records: of the step, on the host.
         running: the running statistics after the step, on the host.
-        scale: that the loss was multiplied by.
+        scale: factor that the loss was multiplied by.
     """
 
     layer: BatchStatisticsNorm
@@ -237,16 +240,16 @@ class BatchStep:
 
     @property
     def inputs(self) -> list[Record]:
-        """Of the calls that had tokens."""
+        """Input records of the calls that had tokens."""
         return [one for one in self.records if one.kind == "input" and not _is_empty(one)]
 
     @property
     def num_tokens(self) -> float:
-        """Valid tokens of all calls."""
+        """Number of valid tokens of all calls."""
         return sum(float(one.sums[0, 0]) for one in self.inputs)
 
     def cells(self) -> Cells:
-        """TID, distances and parts of the gradient; None for what does not exist."""
+        """Return TID, distances and parts of the gradient; None for what does not exist."""
         cells: Cells = dict.fromkeys((*_STATISTICS, "mean_gradient_norm", "var_gradient_norm"))
         inputs = self.inputs
         if not inputs:
@@ -293,9 +296,9 @@ def _moments(inputs: Sequence[Record]) -> Moments:
 
 
 def _paired(records: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """Each output gradient with the forward of the same input, by the fingerprints of both.
+    """Return each forward with the output gradient of the same input, matched by fingerprint.
 
-    The nearest is taken; among equals the latest, for backwards come in the reverse order.
+    The nearest fingerprint is taken; of equal ones the latest call, as backwards run in reverse.
     """
     left = [one for one in records if one.kind == "input"]
     pairs = []

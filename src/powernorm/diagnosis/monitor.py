@@ -1,4 +1,4 @@
-"""Watching the norms of a model while it trains, at a cost that does not show."""
+"""Monitor of the norms of a model in training, at a negligible cost."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from powernorm.norms.registry import short_name
 from powernorm.runs import NORMS_COLUMNS
 
 NormRow = Mapping[str, str | int | float | None]
-"""One layer at one step, by `powernorm.runs.NORMS_COLUMNS`."""
+"""Values of one layer at one step, keyed by `powernorm.runs.NORMS_COLUMNS`."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Watched:
-    """A norm of the model."""
+    """A norm under observation."""
 
     name: str
     norm: str
@@ -51,54 +51,54 @@ class _Watched:
 
     @property
     def group_name(self) -> str:
-        """Of the processes that it shares its statistics with."""
+        """Name of the process group that it shares its statistics with, `""` for none."""
         return "" if self.batch_norm is None else self.batch_norm.group_name
 
 
 class NormMonitor:
-    """Statistics, gradients and non-finite values of every norm, while training.
+    """Monitor of the statistics, gradients and non-finite values of every norm in training.
 
-    Norms with batch statistics: online TID (Wang et al. 2022, Fig. 4), fluctuations of the
-    statistics (Shen et al. 2020, Fig. 2, 4 left) and norms of the parts of the input gradient that
-    go through them (Fig. 3, 4 right). All norms, torch's and other libraries' LayerNorm and
-    RMSNorm too: norm of the whole input gradient, its mean and variance per token (Xu et al. 2019,
-    Theorem 1), outliers (eq. 7), the first norm that sees something not finite. Columns:
-    `powernorm.runs.NORMS_COLUMNS`.
+    For norms with batch statistics it measures online TID (Wang et al. 2022, Fig. 4), fluctuations
+    of the statistics (Shen et al. 2020, Fig. 2, 4 left) and norms of the parts of the input
+    gradient that flow through them (Fig. 3, 4 right). For all norms, torch's and other libraries'
+    LayerNorm and RMSNorm included, it measures the norm of the whole input gradient, its mean and
+    variance per token (Xu et al. 2019, Theorem 1) and outliers (eq. 7), and it names the first norm
+    with a value that is not finite. The columns are `powernorm.runs.NORMS_COLUMNS`.
 
     Call `start_step` before the forward and `finish_step` after the optimizer's step, when the
-    running statistics have moved. In observed steps operators around each norm keep sums on the
-    device; `finish_step` fetches all of them in one transfer. In between the hooks only look at a
-    flag. No weight, buffer, random number or output changes, except that `norm(x, mask, residual)`
-    adds its arguments before its kernel instead of inside it.
+    running statistics have been updated. In observed steps, operators around each norm keep sums on
+    the device, and `finish_step` copies all of them in one transfer. In all other steps the hooks
+    only check a flag. No weight, buffer, random number or output changes, except that
+    `norm(x, mask, residual)` adds its arguments before its kernel instead of inside it.
 
     Attach before `torch.compile`; the compiled code has a variant for observed steps. A copy of the
-    model (EMA, mean teacher, pickle) is not watched.
+    model (EMA, mean teacher, pickle) is not observed.
 
-    What the numbers are of: TID and distances are means over the calls of a step (micro-batches,
-    shared modules). Norms of gradients are over the tokens of all calls, as of one matrix, each
-    call's parts with its own statistics; the loss is what was gone back from, divided by
-    `loss_scale`, so a trainer that divides it by the number of accumulated micro-batches divides
-    these too. Clipping comes later and does not touch them. Gradients at padded positions count
-    as far as the loss looks at those; means over tokens divide by the valid ones. With
-    GroupScaling in front (`groups`) the parts are those at the batch norm's own input, behind it;
-    the whole is at the layer's. RegularizedBatchNorm's penalty is in the whole alone. Evaluation
-    in the middle of a step is not seen.
+    TID and distances are means over the calls of a step (micro-batches, shared modules). Norms of
+    gradients are over the tokens of all calls, as of one matrix, with each call's parts from its
+    own statistics. They are gradients of the loss that the backward starts from, divided by
+    `loss_scale`, so a trainer that divides the loss by the number of accumulated micro-batches
+    divides them too. Clipping comes later and does not change them. Gradients at padded positions
+    count as far as the loss depends on them; means over tokens divide by the valid ones. With
+    GroupScaling in front (`groups`) the parts are those at the batch norm's own input, behind the
+    scaling; the whole gradient is that at the layer's input. RegularizedBatchNorm's penalty is in
+    the whole gradient only. Evaluation in the middle of a step is not observed.
 
     Distributed:
         Layers that share their statistics are measured over all processes of their group, in one
-        collective a report: attach the monitor on every one of these, or on none. All else is of
-        this process. Gradients are those of the processes' own losses, before they are averaged.
+        collective per report: attach the monitor on all of these processes or on none. All else is
+        of this process. Gradients are those of each process's own loss, before averaging.
 
     Args:
-        model: whose norms are watched; without any there are no rows.
-        every: steps from one observation to the next, or `log`, `log:N` for N observations a
+        model: the model to observe; without norms there are no rows.
+        every: steps from one observation to the next, or `log`, `log:N` for N observations per
             decade; see `Schedule`.
 
     Raises:
         InputError: no schedule, or a model that is compiled already.
 
     Warns:
-        RuntimeWarning: the model has norms, but none of them can be watched.
+        RuntimeWarning: the model has norms, but none of them can be observed.
     """
 
     def __init__(self, model: nn.Module, every: Schedule | int | str) -> None:
@@ -111,24 +111,24 @@ class NormMonitor:
         if self._watched:
             check_not_compiled(model, "the NormMonitor")
         self.first_nonfinite: str | None = None
-        """Name of the first norm, by time, that saw something not finite in the last observed
-        step: forward in the order of the calls, then backward, from the loss down."""
+        """Name of the first norm in time with a value that is not finite in the last observed
+        step: the forward in the order of the calls, then the backward, from the loss down."""
         self._handles: list[RemovableHandle] = []
         for one in self._watched:
             self._handles += one.observer.register_hooks(lambda: self._observing)
 
     @property
     def layers(self) -> dict[str, nn.Module]:
-        """The norms that are watched, by name."""
+        """Norms under observation, by name."""
         return {one.name: one.observer.module for one in self._watched}
 
     def start_step(self, step: int, loss_scale: float | Tensor = 1.0) -> None:
-        """Gets ready for a step; observes it when it is due.
+        """Prepare for a step, which is observed if it is due.
 
         Args:
             step: number of the optimizer's step.
-            loss_scale: what the loss is multiplied by before the backward (float16 training); a
-                tensor is not waited for.
+            loss_scale: factor of the loss before the backward (float16 training); a tensor causes
+                no synchronization with the device.
         """
         self._records.clear()
         self._scale = loss_scale
@@ -136,17 +136,17 @@ class NormMonitor:
 
     @property
     def is_observing(self) -> bool:
-        """Whether the step that has been started is due."""
+        """Whether the current step is observed."""
         return self._observing
 
     def finish_step(self, step: int) -> list[NormRow]:
-        """Compares what was seen with the running statistics as they are now.
+        """Return what was observed, compared with the current running statistics.
 
         Args:
             step: as given to `start_step`.
 
         Returns:
-            One row a norm that was called, in the model's order, empty between observations.
+            One row per norm that was called, in the model's order; empty between observations.
             Cells that do not exist (the mean of a norm that does not center, a batch without valid
             tokens, gradients without a backward) are None.
         """
@@ -161,12 +161,12 @@ class NormMonitor:
             return self._report(step, records)
 
     def cancel_step(self) -> None:
-        """Gives up the step that has been started, if there is one, as after an exception."""
+        """Abandon the current step, if there is one, for example after an exception."""
         self._records.clear()
         self._observing = False
 
     def detach(self) -> None:
-        """Removes the hooks; the model is as before."""
+        """Remove the hooks, which leaves the model as it was before."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -187,7 +187,7 @@ class NormMonitor:
         return watched
 
     def _take(self, record: Record) -> None:
-        # A backward that comes after `finish_step`, or through a graph of an earlier step.
+        # A backward may run after `finish_step`, or through the graph of an earlier step.
         if self._observing:
             self._records.append(record)
 
@@ -217,7 +217,7 @@ class NormMonitor:
         return rows
 
     def _warn_once(self, step: int) -> None:
-        # Frozen layers are none in training; nothing is wrong where all of them are.
+        # Frozen layers do not train, so a model in which all are frozen needs no warning.
         norms = [one.batch_norm for one in self._watched]
         trains = any(norm is None or not norm.is_frozen for norm in norms)
         if trains and not self._warned:
@@ -232,7 +232,7 @@ class NormMonitor:
 
 
 def _warn_of(found: list[FoundNorm]) -> None:
-    """Says why none of the norms of a model can be watched."""
+    """Warn why none of the norms of a model can be observed."""
     reasons = [
         f"{one.names[0] or 'the model itself'}: "
         + (one.reason or f"{type(one.module).__name__} of torch normalizes over several tokens")
@@ -248,18 +248,18 @@ def _warn_of(found: list[FoundNorm]) -> None:
 
 
 def _watched_name(module: nn.Module, found: FoundNorm | None) -> str | None:
-    """The short name of a norm to be watched, else None."""
+    """Return the short name of a norm that can be observed, else None."""
     if isinstance(module, BatchStatisticsNorm):
         return short_name(module)
     if found is None or found.reading is None:
         return None
-    # torch's BatchNorm, GroupNorm and their like are its own business.
+    # torch's own BatchNorm, GroupNorm and similar norms are not observed.
     foreign = found.reading.kind in ("batch", "channel")
     return None if foreign else name_of_norm(found)
 
 
 def _feature_dim_of(module: nn.Module, found: FoundNorm | None) -> int:
-    """The dimension of the features in a norm's input."""
+    """Return the dimension of the features in a norm's input."""
     if isinstance(module, Norm):
         return module.feature_dim
     return LAST if found is None or found.reading is None else found.reading.feature_dim
@@ -270,7 +270,7 @@ def _num_now(layer: BatchStatisticsNorm | None) -> int:
 
 
 def _now(layer: BatchStatisticsNorm | None) -> list[Tensor]:
-    """Number of non-finite batches and running statistics at the end of the step."""
+    """Return the number of non-finite batches and the running statistics after the step."""
     if layer is None:
         return []
     running = Statistics.running(layer)

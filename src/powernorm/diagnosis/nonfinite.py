@@ -1,4 +1,4 @@
-"""Where NaN and infinity come from: the first module that makes them."""
+"""Source of NaN and infinity: the first module that produces them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from powernorm.norms.preserved_state import preserved_state
 
 
 def first_nonfinite(model: nn.Module, batch: Any, forward: Forward | None = None) -> str | None:
-    """The name of the first module whose output is not finite though what it got was.
+    """Return the name of the first module whose output is not finite although its input is.
 
     The model runs once, in the modes that its modules have, without gradients and uncompiled. Of
-    modules within each other the innermost is named, for it ends first. -∞ in what goes into a
-    module is let pass, as masks of attention hold it. Weights, buffers, modes and torch's random
-    numbers are the same afterwards. It waits for the device at every module: for looking into a
-    step that went wrong, not for every step.
+    nested modules the innermost is named, as it finishes first. -∞ in the input of a module is
+    accepted, because attention masks hold it. Weights, buffers, modes and torch's random numbers
+    are unchanged afterwards. The device is synchronized at every module, so use this to examine a
+    step that failed, not in every step.
 
     Args:
         model: any module.
@@ -29,11 +29,11 @@ def first_nonfinite(model: nn.Module, batch: Any, forward: Forward | None = None
         forward: runs the model on a batch; None calls it.
 
     Returns:
-        The dotted name, `""` for the model itself; None where all outputs are finite, or were so
-        no more than what went in: look at the batch then.
+        The dotted name, `""` for the model itself. None where all outputs are finite, or where
+        every output that is not finite has such an input: check the batch then.
 
     Raises:
-        InputError: no model, or a forward that is no function.
+        InputError: no model, or a forward that is not a function.
     """
     check_model(model)
     check_function("forward", forward)
@@ -58,7 +58,7 @@ def first_nonfinite(model: nn.Module, batch: Any, forward: Forward | None = None
 
 
 def _is_broken(value: Any, *, masks: bool = False) -> bool:
-    """Whether any number in it is not finite; with `masks`, -∞ is none of them."""
+    """Return whether any number in a value is not finite; with `masks`, -∞ is accepted."""
     for tensor in _tensors(value):
         bad = tensor.isnan() | tensor.isposinf() if masks else ~tensor.isfinite()
         if bool(bad.any()):

@@ -1,4 +1,4 @@
-"""Features and positions that are much louder than the others."""
+"""Features and positions with much larger magnitudes than the others."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 LOUD: Final = 6.0
-"""A feature is an outlier where its root mean square is above so many times the median
-feature's: a choice of this library, after the magnitude 6 of Dettmers et al. 2022."""
+"""Ratio of a feature's root mean square to the median feature's above which it is an outlier: a
+choice of this library, after the magnitude 6 of Dettmers et al. 2022."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoudFeatures:
-    """Features with a root mean square far above the median's."""
+    """Features whose root mean square is far above the median feature's."""
 
     num_outliers: int
     ratio: float
-    """Of the loudest to the median; infinite where more than half of the features are 0."""
+    """Ratio of the largest to the median; infinite where more than half of the features are 0."""
     feature: int
-    """Index of the loudest."""
+    """Index of the largest."""
 
 
 def loud_features(second_moment: Tensor) -> LoudFeatures:
-    """Compare the features' root mean squares, (C,)."""
+    """Count the outliers and find the largest feature, given mean squares, (C,)."""
     root = second_moment.sqrt()
     ratios = torch.nan_to_num(root / root.median(), nan=1.0, posinf=torch.inf)
     ratio, feature = ratios.max(dim=0)
@@ -35,15 +35,15 @@ def loud_features(second_moment: Tensor) -> LoudFeatures:
 class PositionEnergy:
     """Mean square of the tokens at each position of a sequence, counted from its first valid one.
 
-    Language models park large values in their first token (attention sinks): batch statistics are
-    then those of a few tokens.
+    Language models often hold large values in their first token (attention sinks). Batch statistics
+    are then dominated by a few tokens.
     """
 
     def __init__(self) -> None:
         self._sums = torch.zeros(2, 0, dtype=torch.float64)
 
     def add(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Take a batch of sequences; inputs of other shapes are left out.
+        """Add a batch of sequences; inputs of other shapes are ignored.
 
         Args:
             x: (batch, length, C).
@@ -64,9 +64,10 @@ class PositionEnergy:
         self._sums = sums
 
     def loudest(self) -> tuple[int, float] | None:
-        """The position with the largest mean square, and how many times the median position's.
+        """Return the position with the largest mean square, and its ratio to the median position's.
 
-        None where there are fewer than two positions.
+        Returns:
+            None where there are fewer than two positions.
         """
         total, count = self._sums
         known = count > 0

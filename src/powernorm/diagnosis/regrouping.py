@@ -1,4 +1,4 @@
-"""The same tokens in batches of other sizes."""
+"""Regrouping of the same tokens into batches of other sizes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from powernorm.errors import InputError
 
 
 class Regrouping:
-    """Cuts a stream of tokens into batches of several sizes and hands over the sums of each.
+    """Splitter of a stream of tokens into batches of several sizes, which passes on their sums.
 
-    Tokens keep their order, so a batch of a small size is a few neighboring sequences, as it
-    would be in training, and no token is in two batches of one size. What is left over at the end
-    makes no batch. Memory is that of one row of sums a size.
+    Tokens keep their order, so a small batch is a few neighboring sequences, as it would be in
+    training, and no token is in two batches of one size. Tokens left over at the end form no batch.
+    Memory is one row of sums per size.
 
     Args:
         sizes: tokens in a batch, multiples of the smallest.
-        receive: gets (size, sums), sums as they were given.
+        receive: called with (size, sums over the tokens of a batch).
 
     Raises:
-        InputError: no size, one below 2, or one that is no multiple of the smallest.
+        InputError: no size, one below 2, or one that is not a multiple of the smallest.
     """
 
     def __init__(self, sizes: Sequence[int], receive: Callable[[int, Tensor], None]) -> None:
@@ -36,7 +36,7 @@ class Regrouping:
         self._num_in_part = 0
 
     def add(self, terms: Tensor) -> None:
-        """Take the next tokens: their terms of the sums, (tokens, …)."""
+        """Add the next tokens by their terms of the sums, (tokens, …)."""
         start = self._fill_part(terms)
         whole = (terms.shape[0] - start) // self._unit * self._unit
         if whole:
@@ -48,7 +48,7 @@ class Regrouping:
             self._part, self._num_in_part = rest.sum(0), rest.shape[0]
 
     def _fill_part(self, terms: Tensor) -> int:
-        """Complete what an earlier call began; how many tokens that took."""
+        """Complete the unit that an earlier call began; return how many tokens that took."""
         if self._part is None:
             return 0
         taken = min(self._unit - self._num_in_part, terms.shape[0])
@@ -70,10 +70,10 @@ class Regrouping:
 
 
 def check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Sizes of batches that can be made from one unit, in order, each once.
+    """Return sizes of batches that can be made from one unit, in order, each once.
 
     Raises:
-        InputError: see `Regrouping`.
+        InputError: as in `Regrouping`.
     """
     given: object = sizes
     if not isinstance(given, Iterable) or isinstance(given, str | bytes):

@@ -1,4 +1,4 @@
-"""A diagnosis: one row a norm, and the whole as files and text."""
+"""Diagnosis report: one row per norm, and the whole as files and text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHOWN: Final = (
 
 
 KEEP: Final = "keep"
-"""The verdict for a norm that shall stay."""
+"""Verdict for a norm that should stay."""
 
 Cell = str | int | float | None
 
@@ -41,28 +41,29 @@ Cell = str | int | float | None
 class DiagnosisRow(NormRow):
     """One norm: two-pass TID (fractions), outliers, conditioning, verdict.
 
-    The verdict is the action, `keep`, or `swap` into what is advised; the reason has its numbers.
+    The verdict is the action: `keep`, or `swap` into the recommended norm. The reason gives its
+    numbers.
 
     Attributes:
-        norm: short name of what it computes, of other libraries' norms too; of their norms over
-            channels the class.
-        index: number of its Transformer layer, 0 next to the input; None outside.
+        norm: short name of what it computes, for other libraries' norms too; the class name for
+            their norms over channels.
+        index: number of its Transformer layer, 0 next to the input; None outside of layers.
         side: `encoder` or `decoder`, in a model that has both.
-        uses_batch_statistics: whether it does so now.
-        centered: whether it, or what is advised in its place first (bn), subtracts a mean.
+        uses_batch_statistics: whether it normalizes by batch statistics now.
+        centered: whether it, or the first candidate for its place (bn), subtracts a mean.
         mean_tid: E_B mean_c |μ_B - μ|/σ_B (Wang et al. 2022, Definition 1) of what the norm
             normalizes; None for one with batch statistics that does not center.
         var_tid: E_B mean_c |σ_B - σ|/σ_B, or of ψ for such a norm.
-        pnv_tid: E_B mean_c |ψ_B - ψ|/ψ_B of the input: what PowerNormV would see.
-        pn_tid: the same behind a GroupScaling with one group: what PowerNorm would see.
+        pnv_tid: E_B mean_c |ψ_B - ψ|/ψ_B of the input, as PowerNormV would see it.
+        pn_tid: the same behind a GroupScaling with one group, as PowerNorm would see it.
         padded_mean_tid: `mean_tid` with padding counted as tokens; None where nothing is padded.
         padded_var_tid: `var_tid` likewise.
-        num_outliers: features whose root mean square is above 6 times the median feature's.
-        outlier_ratio: of the loudest feature to the median one.
-        outlier_feature: its index.
+        num_outliers: number of features whose root mean square is above 6 times the median's.
+        outlier_ratio: root mean square of the largest feature, divided by the median feature's.
+        outlier_feature: index of the largest feature.
         top_position: position with the largest mean square, from the first valid token; None
-            where the input is no batch of sequences.
-        top_position_ratio: to the median position.
+            where the input is not a batch of sequences.
+        top_position_ratio: its mean square divided by the median position's.
         lambda_1: largest eigenvalue of the input's covariance (Wang et al. 2022, Fig. 7).
         kappa_20: λ_1/λ_⌈0.2 d⌉ (Fig. 6); infinite for a degenerate covariance.
         kappa_50: λ_1/λ_⌈0.5 d⌉.
@@ -92,7 +93,7 @@ class DiagnosisRow(NormRow):
 
     @property
     def verdict(self) -> str:
-        """`keep`, or the short name of a norm to swap to."""
+        """Verdict: `keep`, or the short name of a norm to swap to."""
         return self.into[0] if self.into else KEEP
 
     def judged(self, verdict: str, reason: str) -> DiagnosisRow:
@@ -103,18 +104,18 @@ class DiagnosisRow(NormRow):
 
     @property
     def total_tid(self) -> float:
-        """Mean and var TID together, as the verdict compares it."""
+        """Sum of mean and var TID, which the verdict compares."""
         return (self.mean_tid or 0.0) + self.var_tid
 
     @property
     def padded_total_tid(self) -> float | None:
-        """The same with padding counted; None where nothing is padded."""
+        """Sum of mean and var TID with padding counted; None where nothing is padded."""
         if self.padded_var_tid is None:
             return None
         return (self.padded_mean_tid or 0.0) + self.padded_var_tid
 
     def to_record(self) -> dict[str, Cell]:
-        """Return the values by the keys of `diagnosis.json`."""
+        """Return the values keyed as in `diagnosis.json`."""
         shared = {item.name for item in fields(NormRow)}
         measures = {
             item.name: getattr(self, item.name) for item in fields(self) if item.name not in shared
@@ -124,21 +125,21 @@ class DiagnosisRow(NormRow):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `powernorm.diagnose` found.
+    """Result of `powernorm.diagnose`.
 
     Attributes:
         model: class of the model.
-        rows: one a norm, in the order in which the model calls them.
+        rows: one per norm, in the order in which the model calls them.
         verdict: for the model.
         batch_sizes: TID of each norm for the same tokens in batches of other sizes.
         spectra: singular values of the embeddings (Shen et al. 2020, Fig. 6).
         scales: γ against the deviation of the data, for norms with batch statistics (App. B.1).
         evaluation: losses by running, re-estimated and batch statistics, where a loss was given.
-        notes: what a reader should know.
-        num_batches: gone through in each pass.
-        num_tokens: valid ones.
-        padding: share of positions that were none.
-        step: of the checkpoint, where that is known.
+        notes: remarks on the data and the measurement.
+        num_batches: number of batches in each pass.
+        num_tokens: number of valid tokens.
+        padding: share of positions that are padding.
+        step: step of the checkpoint, where it is known.
     """
 
     model: str
@@ -155,11 +156,11 @@ class Diagnosis:
     step: int | None = None
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one a norm."""
+        """Return the table as dictionaries, one per norm."""
         return [row.to_dict() for row in self.rows]
 
     def summary(self) -> TID:
-        """TID of the last norm and the average over norms (W22, Tables 1, 4, 6)."""
+        """Return the TID of the last norm and the mean over norms (W22, Tables 1, 4, 6)."""
         last = self.rows[-1]
         means = [layer.mean_tid for layer in self.rows if layer.mean_tid is not None]
         return TID(
@@ -170,7 +171,7 @@ class Diagnosis:
         )
 
     def to_json(self) -> DiagnosisRecord:
-        """The contents of a `diagnosis.json`."""
+        """Return the contents of a `diagnosis.json`."""
         return DiagnosisRecord(
             format=1,
             model=self.model,
@@ -186,7 +187,7 @@ class Diagnosis:
             evaluation=[row for row in self.evaluation if math.isfinite(row["loss"])],
             notes=[
                 *self.notes,
-                # JSON has no word for infinity.
+                # JSON cannot represent infinity.
                 *(
                     f"evaluated by {row['statistics']} statistics the loss is not finite"
                     for row in self.evaluation
@@ -196,7 +197,7 @@ class Diagnosis:
         )
 
     def write_json(self, path: str | Path) -> None:
-        """Write a `diagnosis.json`, from which `powernorm report` draws.
+        """Write a `diagnosis.json`, from which `powernorm report` makes its plots.
 
         Raises:
             InputError: the file cannot be written.
@@ -205,7 +206,7 @@ class Diagnosis:
         _write(Path(path), text + "\n")
 
     def write_csv(self, path: str | Path) -> None:
-        """Write the rows with a header; cells that do not exist are empty.
+        """Write the rows as CSV with a header; missing values are empty cells.
 
         Raises:
             InputError: the file cannot be written.
@@ -220,19 +221,19 @@ class Diagnosis:
             raise _unwritable(target, error) from error
 
     def __str__(self) -> str:
-        """The main columns, TID in percent, and the verdict in words."""
+        """Return the main columns, with TID in percent, and the verdict in words."""
         return "\n".join(
             [format_rows(self.rows, _SHOWN), *verdict_lines(self.verdict), *self.notes]
         )
 
 
 def verdict_lines(verdict: VerdictRecord) -> list[str]:
-    """A verdict in words: what to do, then why."""
+    """Return a verdict in words: the recommended action, then the reasons."""
     return [f"verdict: {advice(verdict)}", *(f"- {reason}" for reason in verdict["reasons"])]
 
 
 def advice(verdict: VerdictRecord) -> str:
-    """What to do.
+    """Return the recommended action in words.
 
     >>> advice({"action": "swap lowest", "norm": "bn", "lowest": 2, "reasons": [],
     ...     "thresholds": []})
@@ -252,7 +253,7 @@ def advice(verdict: VerdictRecord) -> str:
 
 
 def _without_infinity(record: dict[str, Cell]) -> dict[str, Cell]:
-    """Infinite values, for which JSON has no word, as None."""
+    """Return a record with None for infinite values, which JSON cannot represent."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in record.items()

@@ -1,4 +1,4 @@
-"""When a monitor looks: every so many steps, or at steps that lie evenly on a logarithmic axis."""
+"""Schedules of a monitor: every N steps, or at steps evenly spaced on a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _EXPECTED: Final = (
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps at which a monitor observes; exactly one of the two is set.
+    """Steps at which a monitor observes; exactly one of the two attributes is set.
 
     Attributes:
-        every: steps from one observation to the next, ≥ 1; those that it divides.
-        per_decade: observations from a step to the step ten times as late, ≥ 1: the whole numbers
-            nearest to 10^(i/per_decade), and step 0.
+        every: number of steps between observations, ≥ 1: its multiples are observed.
+        per_decade: number of observations per factor of ten in the step, ≥ 1: the integers nearest
+            to 10^(i/per_decade) are observed, and step 0.
 
     Raises:
         InputError: both or none are set, or one is below 1.
@@ -46,10 +46,10 @@ class Schedule:
 
     @classmethod
     def of(cls, value: Schedule | int | str) -> Schedule:
-        """What is meant by 10, "10", "log" (10 steps a decade), "log:20", or a schedule itself.
+        """Return the schedule for 10, "10", "log" (10 steps per decade), "log:20" or a schedule.
 
         Raises:
-            InputError: anything else.
+            InputError: the value is none of these.
         """
         if isinstance(value, Schedule):
             return value
@@ -67,7 +67,7 @@ class Schedule:
         return cls(every=given)
 
     def is_due(self, step: int) -> bool:
-        """Whether this step is observed.
+        """Return whether a step is observed.
 
         Args:
             step: number of the optimizer's step, ≥ 0.
@@ -82,7 +82,7 @@ class Schedule:
         return any(round(10 ** (i / self.per_decade)) == step for i in near)
 
     def __str__(self) -> str:
-        """As `of` reads it."""
+        """Return the schedule in the form that `of` reads."""
         return f"log:{self.per_decade}" if self.every is None else str(self.every)
 
 

@@ -1,4 +1,4 @@
-"""Spectra: of the covariance of what goes into a layer, and of the embeddings."""
+"""Spectra of the covariance of a layer's input, and of embeddings."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SHARES: Final = (0.2, 0.5, 0.8)
 """p of κ_p in Wang et al. 2022, Fig. 6."""
 
 MAX_TOKENS: Final = 16384
-"""Tokens that enter a covariance: more cost time and change little."""
+"""Largest number of tokens in a covariance: more cost time and change little."""
 MAX_FEATURES: Final = 4096
 
 _ROWS: Final = 4096
-"""So many rows of a table are converted at a time."""
+"""Rows of a table that are converted to float64 at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Conditioning:
 def conditioning(
     covariance: Tensor, shares: Sequence[float] = SHARES, *, rounding: float = 1e-14
 ) -> Conditioning:
-    """Wang et al. 2022, section 4.3, of a covariance (C, C).
+    """Return λ_1 and κ_p (Wang et al. 2022, section 4.3) of a covariance, (C, C).
 
     Args:
         covariance: symmetric.
@@ -48,7 +48,7 @@ def conditioning(
     largest = max(values[0].item(), 0.0)
     kappas = []
     for share in shares:
-        # Without the small number 0.2 · 5 and its like would be rounded up to the next index.
+        # Without the small number, products such as 0.2 · 5 would round up to the next index.
         index = max(math.ceil(share * values.shape[0] - 1e-9), 1) - 1
         value = values[index]
         kappas.append(largest / value.item() if value > rounding * largest else math.inf)
@@ -56,10 +56,10 @@ def conditioning(
 
 
 class CovarianceSums:
-    """Gathers the covariance of tokens over batches, up to `MAX_TOKENS` of them.
+    """Sums for the covariance of tokens over batches, up to `MAX_TOKENS` tokens.
 
-    Numerics: products in float32 of tokens that are centered by the first batch's mean, sums in
-    float64, so that a large mean does not eat the digits.
+    Numerics: products are taken in float32, of tokens that are centered by the first batch's mean,
+    and summed in float64, so that a large mean costs no precision.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class CovarianceSums:
         self._count = 0
 
     def add(self, tokens: Tensor) -> None:
-        """Take tokens, (tokens, C)."""
+        """Add tokens, (tokens, C)."""
         tokens = tokens[: MAX_TOKENS - self._count]
         if not tokens.shape[0] or tokens.shape[1] > MAX_FEATURES:
             return
@@ -86,14 +86,14 @@ class CovarianceSums:
         self._count += tokens.shape[0]
 
     def conditioning(self) -> Conditioning | None:
-        """Of the tokens so far; None of fewer than two."""
+        """Return the conditioning of the tokens so far; None for fewer than two tokens."""
         covariance = self.covariance()
         if covariance is None or self._shift is None:
             return None
         return conditioning(covariance, rounding=10 * torch.finfo(self._shift.dtype).eps)
 
     def covariance(self) -> Tensor | None:
-        """Biased covariance, (C, C) in float64; None of fewer than two tokens."""
+        """Return the biased covariance, (C, C) in float64; None for fewer than two tokens."""
         if self._products is None or self._total is None or self._count < 2:
             return None
         mean = self._total / self._count
@@ -101,13 +101,14 @@ class CovarianceSums:
 
 
 def embedding_spectra(model: nn.Module, notes: dict[str, None]) -> list[SpectrumRecord]:
-    """The spectrum of each large embedding, a shared one once (Shen et al. 2020, Fig. 6).
+    """Return the spectrum of each large embedding, a shared one once (Shen et al. 2020, Fig. 6).
 
-    Those with less than half of the rows of the largest are left out: positions, token types.
+    Tables with less than half of the rows of the largest, such as those of positions and token
+    types, are left out.
 
     Args:
         model: any module.
-        notes: receives a word on tables that hold NaN or infinity, which have no spectrum.
+        notes: receives a note for each table with NaN or infinity, which has no spectrum.
     """
     tables: dict[int, tuple[str, Tensor]] = {}
     for name, module in model.named_modules():
@@ -127,10 +128,12 @@ def embedding_spectra(model: nn.Module, notes: dict[str, None]) -> list[Spectrum
 
 @torch.no_grad()
 def normalized_spectrum(matrix: Tensor) -> list[float]:
-    """Singular values of a matrix, the largest first, divided by it; zeros for a matrix of 0.
+    """Return the singular values of a matrix in falling order, divided by the largest.
 
-    Numerics: roots of the eigenvalues of its smaller Gram matrix in float64, so values below 1e-8
-    of the largest are rounding.
+    All are 0 for a matrix of zeros.
+
+    Numerics: they are the roots of the eigenvalues of its smaller Gram matrix in float64, so values
+    below 1e-8 of the largest are rounding.
     """
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.T

@@ -1,4 +1,4 @@
-"""Two passes over the data: the population of every norm's input, then how far batches lie."""
+"""Two passes over the data: populations of the norms' inputs, then the distances of batches."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ from powernorm.inspection.mask_arguments import takes_length_first, turns_round
 from powernorm.inspection.observer import NormCall
 
 _FEWEST: Final = 2
-"""An expectation over fewer batches of a size is not worth printing."""
+"""Fewest batches of a size for which an expectation is reported."""
 
 _LEAST: Final = 0.25
-"""Batches with less than this part of the average tokens, as the last of a loader may be, are left
-out of the expectation: their own deviation, perhaps 0, would rule it."""
+"""Share of the average tokens below which a batch, such as the last of a loader, is left out of the
+expectation: its own deviation, perhaps 0, is in the denominator and would dominate the mean."""
 
 _CHUNK: Final = 1 << 20
-"""So many numbers of an input are looked at at a time, for the memory that their terms take."""
+"""Numbers of an input that are processed at a time, which limits the memory of their terms."""
 
 
 @dataclass(eq=False)
 class Expectation:
-    """The mean over batches of their discrepancies."""
+    """Mean over batches of their discrepancies."""
 
     total: Tensor
     count: int = 0
 
     @classmethod
     def empty(cls) -> Expectation:
-        """Of no batch."""
+        """Return the expectation of no batch."""
         return cls(torch.zeros(NUM_DISCREPANCIES, dtype=torch.float64))
 
     def add(self, values: Tensor) -> None:
-        """Take a batch's."""
+        """Add the discrepancies of a batch."""
         self.total += values.cpu()
         self.count += 1
 
     @property
     def values(self) -> list[float | None]:
-        """mean_tid, var_tid, pnv_tid, pn_tid; None where it does not exist."""
+        """Means of mean_tid, var_tid, pnv_tid and pn_tid; None where one does not exist."""
         if not self.count:
             return [None] * NUM_DISCREPANCIES
         return [value if value == value else None for value in (self.total / self.count).tolist()]
 
 
 class Observed:
-    """What was seen of one norm."""
+    """Measurements of one norm."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Observed:
         self.num_positions = 0
         self.num_calls = 0
         self.num_left_out = 0
-        """Calls with too few tokens to be compared."""
+        """Number of calls with too few tokens to be compared."""
         self.sums = torch.zeros(0)
         self.padded_sums = torch.zeros(0)
         self.energy = PositionEnergy()
@@ -94,11 +94,11 @@ class Observed:
 
     @property
     def has_padding(self) -> bool:
-        """Whether some position was padding."""
+        """Whether any position was padding."""
         return self.count < self.num_positions
 
     def pool(self, x: Tensor, padding_mask: Tensor | None) -> bool:
-        """First pass: add a call to the population; whether all of it was finite."""
+        """Add a call to the population (first pass); return whether all its values are finite."""
         x, padding_mask = self._sequence_by_sequence(x, padding_mask)
         if not self.num_calls:
             zeros = torch.zeros(NUM_SUMS, x.shape[-1], dtype=torch.float64, device=x.device)
@@ -118,7 +118,7 @@ class Observed:
         return bool((self.sums - before).isfinite().all())
 
     def compare(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Second pass: add a call's distance to the population."""
+        """Add the distance of a call from the population (second pass)."""
         x, padding_mask = self._sequence_by_sequence(x, padding_mask)
         population, padded_population = self._population()
         count, num_positions = 0, 0
@@ -140,7 +140,10 @@ class Observed:
             self.padded.add(self._distance(padded_population, num_positions, padded_sums))
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Variance (quadratic mean without centering) of what is normalized, and mean x²; (C,)."""
+        """Return the variance of what is normalized, and the mean of x², (C,) each.
+
+        Without centering the first is the quadratic mean.
+        """
         mean = self.sums[TOTAL] / self.count
         square = self.sums[SQUARES] / self.count
         if self.target.centered:
@@ -148,13 +151,13 @@ class Observed:
         return square, self.sums[RAW_SQUARES] / self.count
 
     def sizes(self) -> Mapping[int, Expectation]:
-        """The expectations for those sizes that had batches enough."""
+        """Return the expectations of the sizes with enough batches."""
         return {size: item for size, item in self.by_size.items() if item.count >= _FEWEST}
 
     def _sequence_by_sequence(
         self, x: Tensor, padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """(batch, length, C) and its mask: neighbors in a sequence shall be neighbors here."""
+        """Return (batch, length, C) and its mask, so that tokens of a sequence are adjacent."""
         if not self._length_first or x.ndim != 3:
             return x, padding_mask
         return x.transpose(0, 1), None if padding_mask is None else padding_mask.T
@@ -162,7 +165,7 @@ class Observed:
     def _chunks(
         self, x: Tensor, padding_mask: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The terms of the sums and which tokens are valid, some tokens at a time."""
+        """Yield the terms of the sums and which tokens are valid, some tokens at a time."""
         tokens = x.reshape(-1, x.shape[-1])
         valid = None if padding_mask is None else ~padding_mask.reshape(-1)
         size = max(1, _CHUNK // x.shape[-1])
@@ -190,16 +193,16 @@ class Observed:
 
 
 class Survey:
-    """Goes through the data twice and looks at the norms.
+    """Measurement of norms in two passes over the data.
 
     Args:
-        model: as it shall run, see `powernorm.norms.preserved_state`.
+        model: in the modes that it should run in, see `powernorm.norms.preserved_state`.
         targets: the norms.
         batches: the data.
         forward: runs the model on a batch.
-        sizes: of batches to regroup the tokens to; may be empty.
-        conditioning: whether covariances are gathered.
-        on_progress: is told about the batches.
+        sizes: batch sizes to regroup the tokens to; may be empty.
+        conditioning: whether to compute covariances.
+        on_progress: called after every batch.
     """
 
     def __init__(
@@ -221,15 +224,15 @@ class Survey:
         self._batch = 0
         self.num_batches = 0
         self.notes: dict[str, None] = {}
-        """What the reader should know, in order, each once."""
+        """Remarks for the report, in order, each once."""
         self._sizes = sizes
         self._length_first = takes_length_first(model) or turns_round(model)
         self._conditioning = conditioning
         self.observed: dict[Target, Observed] = {}
-        """In the order of the first calls."""
+        """Measurements by norm, in the order of the first calls."""
 
     def run(self) -> None:
-        """Both passes.
+        """Run both passes.
 
         Raises:
             InputError: fewer than two batches, batches of different structure, a value that is not
@@ -307,7 +310,7 @@ class Survey:
 
 
 def _tokens(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """The valid tokens, (tokens, C)."""
+    """Return the valid tokens, (tokens, C)."""
     return x.reshape(-1, x.shape[-1]) if padding_mask is None else x[~padding_mask]
 
 

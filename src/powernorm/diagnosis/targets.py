@@ -1,4 +1,4 @@
-"""The norms of a model that are looked at, and what goes into them."""
+"""Norms of a model under diagnosis, and the observation of their inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.arguments import check_model
 
 _EPS: Final = 1e-5
-"""Of what would take a norm's place, where the norm says nothing of its own."""
+"""Default eps of a norm that would take another's place, where that one has none."""
 
 _FOREIGN: Final = {"layer": "ln", "rms": "rms", "batch": "bn"}
 """Short names for norms of other libraries, by what they compute."""
@@ -36,26 +36,26 @@ _FOREIGN: Final = {"layer": "ln", "rms": "rms", "batch": "bn"}
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A norm under observation."""
+    """A norm under diagnosis."""
 
     site: Site
     reading: Reading
     in_scope: bool
-    """Whether `powernorm.swap` would change it by default: the encoder's of an encoder-decoder."""
+    """Whether `powernorm.swap` would change it by default (of an encoder-decoder the encoder's)."""
 
     @property
     def name(self) -> str:
-        """Its first dotted name, as it is without `torch.compile`."""
+        """First dotted name of the norm, as it is without `torch.compile`."""
         return name_without_compile(self.site.name)
 
     @property
     def module(self) -> nn.Module:
-        """The norm, or the wrapper that gives it tokens."""
+        """Module of the norm, or the wrapper that gives it tokens."""
         return self.site.norm.module
 
     @property
     def batch_layer(self) -> BatchStatisticsNorm | None:
-        """The norm, if it is one of this library's with batch statistics."""
+        """Module of the norm, if it is one of this library's with batch statistics."""
         return self.module if isinstance(self.module, BatchStatisticsNorm) else None
 
     @property
@@ -65,38 +65,38 @@ class Target:
 
     @property
     def centered(self) -> bool:
-        """Whether what is, or might be put, in its place subtracts a mean."""
+        """Whether it, or a norm that might take its place, subtracts a mean."""
         return self.batch_layer is None or self.batch_layer.centered
 
     @property
     def eps(self) -> float:
-        """Inside the root."""
+        """Constant that is added to the variance inside the root."""
         return self.reading.eps or _EPS
 
     @property
     def norm(self) -> str:
-        """Short name of what it computes."""
+        """Short name of what the norm computes."""
         return name_of_norm(self.site.norm)
 
     def normalized(self, x: Tensor) -> Tensor:
-        """What batch statistics are taken of: x, behind the GroupScaling of a norm that has one."""
+        """Return what batch statistics are taken of: x, behind the norm's GroupScaling if any."""
         return x if self.batch_layer is None else self.batch_layer.scaled(x)
 
 
 def name_of_norm(found: FoundNorm) -> str:
-    """Return the short name of what a norm of any library computes, as files have it."""
+    """Return the short name of what a norm of any library computes, as used in files."""
     if isinstance(found.module, Norm):
         return found.kind
     return _FOREIGN.get(found.kind, type(found.module).__name__)
 
 
 def find_targets(model: nn.Module, where: Selection = None) -> tuple[Target, ...]:
-    """The norms over tokens of a model, in its order.
+    """Return the norms over tokens of a model, in the order of the model.
 
     Args:
         model: any module; nothing in it is run or changed.
-        where: which norms, see `powernorm.swap`; None means all, or, of a model that has norms over
-            the last dimension, all of those.
+        where: which norms, see `powernorm.swap`; None means all norms, or, in a model with norms
+            over the last dimension, all of those.
 
     Raises:
         InputError: there is none, `where` selects none, or the model is on the meta device.
@@ -138,11 +138,11 @@ def observing(
     receive: Callable[[Target, NormCall], None],
     notes: dict[str, None],
 ) -> Iterator[None]:
-    """In the block, hand `receive` every input of the norms before they are called.
+    """In the block, pass every input of the norms to `receive` before they are called.
 
-    Padding is what the call says (`padding_mask`), the user's scope, or the model's own mask
-    argument. Where the model's own mask does not fit a norm's input, all positions count, and
-    `notes` says so.
+    Padding is given by the call (`padding_mask`), by the user's scope, or by the model's own mask
+    argument. Where the model's own mask does not fit a norm's input, all positions count, and a
+    note is added to `notes`.
     """
     by_name = {target.name: target for target in targets}
 

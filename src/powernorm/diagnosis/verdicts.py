@@ -1,4 +1,4 @@
-"""From numbers to a verdict: keep the norms, swap them, or swap only the lowest layers'."""
+"""Verdict from the measures: keep the norms, swap them, or swap those of the lowest layers."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _REGULARIZED_ITSELF: Final = (
 _CHOICE: Final = "a choice of this library: no paper gives one"
 
 _CANDIDATES: Final = ("bn", "rbn", "pn")
-"""In the order of preference: the plainest first."""
+"""Norms to swap to, in the order of preference: the simplest first."""
 
 _LOUD_POSITION: Final = 10.0
-"""A position whose mean square is so many times the median position's is worth a word."""
+"""Ratio of a position's mean square to the median position's above which a warning is given."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Up to which discrepancy a norm is advised.
+    """Largest discrepancies up to which a norm is recommended.
 
     Args:
-        bn: mean and var TID together, of what BatchNorm would see, or sees.
+        bn: mean plus var TID of what BatchNorm would see, or sees where it is in use.
         rbn: the same, for RegularizedBatchNorm in the place of another norm; at least `bn`.
-        rbn_itself: of a RegularizedBatchNorm that is there already.
+        rbn_itself: the same, for a RegularizedBatchNorm that is in use already.
         pn: TID of the quadratic mean, for PowerNorm: behind a GroupScaling in the place of another
-            norm, its own where it is there.
+            norm, its own where it is in use.
 
     Raises:
-        InputError: no finite fraction of at least 0, or `rbn` below `bn`.
+        InputError: a limit is not a finite number of at least 0, or `rbn` is below `bn`.
     """
 
     bn: float = 0.05
@@ -66,7 +66,7 @@ class Limits:
             )
 
     def to_records(self) -> list[ThresholdRecord]:
-        """The limits with what they are compared with and where they come from."""
+        """Return each limit with the quantity it applies to and its source."""
         total = "mean_tid + var_tid"
         return [
             ThresholdRecord(quantity=f"bn: {total}", limit=self.bn, source=_BATCH),
@@ -79,7 +79,7 @@ class Limits:
 
 
 def judge_layer(layer: DiagnosisRow, limits: Limits) -> tuple[str, str]:
-    """What would do in the place of one norm, and why.
+    """Return the recommended norm in the place of one norm, and the reason.
 
     Returns:
         (verdict, reason): `keep`, or the short name of a norm to swap to.
@@ -93,7 +93,7 @@ def judge_layer(layer: DiagnosisRow, limits: Limits) -> tuple[str, str]:
 
 
 def _judge_batch_norm(layer: DiagnosisRow, limits: Limits) -> tuple[str, str]:
-    """A norm with batch statistics stays where its own discrepancy is small enough for it."""
+    """Return verdict and reason for a norm with batch statistics, kept if its own TID is low."""
     own = limits.pn
     if layer.centered:
         own = limits.rbn_itself if layer.norm == "rbn" else limits.bn
@@ -130,11 +130,11 @@ def _reason(layer: DiagnosisRow, norm: str, limits: Limits) -> str:
 
 
 def judge_model(layers: Sequence[DiagnosisRow], limits: Limits) -> VerdictRecord:
-    """The verdict for a model, by its last norm (Wang et al. 2022) and by how far up all do.
+    """Return the verdict for a model, by its last norm (Wang et al. 2022) and its lowest layers.
 
     Args:
-        layers: those that a swap would change, judged, in the order of their calls.
-        limits: that they were judged by.
+        layers: rows of the norms that a swap would change, judged, in the order of their calls.
+        limits: the limits that they were judged by.
     """
     last = layers[-1]
     reasons = [f"last norm ({_name(last)}): {last.reason}"]
@@ -147,11 +147,11 @@ def judge_model(layers: Sequence[DiagnosisRow], limits: Limits) -> VerdictRecord
         if lowest is not None:
             action = "swap lowest"
             reasons.append(f"in the {lowest} lowest layers {norm} fits everywhere")
-    astray = [
+    unfit = [
         layer for layer in layers[:-1] if layer.uses_batch_statistics and layer.verdict != KEEP
     ]
-    if astray and action != "swap":
-        names = ", ".join(f"{_name(layer)} ({layer.verdict})" for layer in astray)
+    if unfit and action != "swap":
+        names = ", ".join(f"{_name(layer)} ({layer.verdict})" for layer in unfit)
         reasons.append(f"of the norms with batch statistics that are there, swap: {names}")
     verdict = VerdictRecord(
         action=action,
@@ -166,7 +166,7 @@ def judge_model(layers: Sequence[DiagnosisRow], limits: Limits) -> VerdictRecord
 
 
 def _sound_layers(layers: Sequence[DiagnosisRow], limits: Limits) -> tuple[int | None, str | None]:
-    """The largest number of lowest layers for all of whose norms one norm is fit, and that one."""
+    """Return the largest number of lowest layers in which one norm fits all, and that norm."""
     inside: list[DiagnosisRow] = []
     found: tuple[int | None, str | None] = (None, None)
     for number in range(len(layers)):

@@ -1,1 +1,1 @@
-"""powernorm inside other libraries: Hugging Face, Lightning, ONNX. Each module needs its extra."""
+"""Integrations with Hugging Face, Lightning and ONNX. Each module needs its extra."""

@@ -1,4 +1,4 @@
-"""Which extra of powernorm brings which package, and the error where one is missing."""
+"""Packages of the extras of powernorm, and the error where one is missing."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,23 +12,23 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "hf": ("accelerate", "datasets", "transformers"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
 }
-"""Packages by extra, as they are imported."""
+"""Packages of each extra, by their import names."""
 
 
 def extra_of(package: str) -> str | None:
-    """Return the extra that brings a package, None for a package of none."""
+    """Return the extra that installs a package, or None if no extra does."""
     return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
 
 
 @contextmanager
 def needed_for(what: str) -> Iterator[None]:
-    """Name the extra where a package that is imported inside is missing.
+    """In the block, raise an error that names the extra if an imported package is missing.
 
     Args:
-        what: needs the package; the subject of the sentence.
+        what: subject of the error message: what needs the package.
 
     Raises:
-        ModuleNotFoundError: with that sentence.
+        ModuleNotFoundError: a package of an extra is missing.
     """
     try:
         yield

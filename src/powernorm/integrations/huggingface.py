@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with the penalty of RBN in its loss and TID in its log."""
+"""Extensions of Hugging Face's Trainer: the penalty of RBN in its loss, TID in its log."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -37,41 +37,42 @@ else:
 
 
 class PenaltyTrainerMixin(_Base):
-    """Adds the penalty of RegularizedBatchNorm to the Trainer's loss, in its units.
+    """Mixin that adds the penalty of RegularizedBatchNorm to the Trainer's loss, in its units.
 
-    `class RegularizedTrainer(PenaltyTrainerMixin, Trainer): ...` is all it takes; the mixin works
-    in front of any subclass of Trainer. λ of Wang et al. 2022 belongs to a cross entropy summed
-    over tokens. The loss that the Trainer goes back from is one of these, with k micro-batches in
-    an update, and the penalty P_i of micro-batch i follows it:
+    Define `class RegularizedTrainer(PenaltyTrainerMixin, Trainer): ...`; the mixin works in front
+    of any subclass of Trainer. λ of Wang et al. 2022 belongs to a cross entropy summed over tokens.
+    With k micro-batches in an update, the loss that the backward starts from is one of three kinds,
+    and the penalty P_i of micro-batch i follows it:
 
     - A model that takes `num_items_in_batch`, the tokens of all micro-batches of the update, and
       divides the sum over its tokens by it (or a `compute_loss_func` that does): P_i is divided by
       the same, and the update minimizes `Σ_i (loss sum_i + P_i)/tokens`.
     - A model that takes no such number, so that its loss is the mean over its micro-batch and the
       Trainer divides by k: P_i is divided by the tokens of the micro-batch (labels that are not
-      -100; a causal model has no use for the first of each row), and the update minimizes
+      -100; a causal model does not use the first of each row), and the update minimizes
       `(1/k) Σ_i (loss_i + P_i/tokens_i)`.
     - A model that takes `**kwargs` and with them the number, but ignores it (BERT, RoBERTa, T5,
-      BART, Marian and more): the mean over its micro-batch, which the Trainer does *not* divide by
-      k, so that the update minimizes `Σ_i (loss_i + P_i/tokens_i)`. Gradients are k times as large
-      as in one large batch then, with this mixin or without; `loss_is_scaled_for_ga = False` in
-      your subclass fixes that and makes it the second kind.
+      BART, Marian and more): its loss is the mean over its micro-batch, which the Trainer does
+      *not* divide by k, so the update minimizes `Σ_i (loss_i + P_i/tokens_i)`. Gradients are then k
+      times as large as in one large batch, with or without this mixin;
+      `loss_is_scaled_for_ga = False` in your subclass fixes that and makes it the second kind.
 
-    The first and the third are told apart once, at the first micro-batch that has a loss: two
-    forwards without gradients, in evaluation mode, with two different numbers of items; nothing
-    in the model and no random number moves by that. `loss_is_scaled_for_ga`, where a subclass sets
-    it, says it instead: True for the first kind, False for a mean that the Trainer divides by k.
+    The first and the third kind are distinguished once, at the first micro-batch with a loss, by
+    two forwards without gradients, in evaluation mode, with two different numbers of items. These
+    change nothing in the model and no random number. If a subclass sets `loss_is_scaled_for_ga`,
+    that value decides instead: True for the first kind, False for a mean that the Trainer divides
+    by k.
 
-    What a batch leaves behind that is not gone back from is dropped. Evaluation adds nothing, and
-    a model without such layers is left alone.
+    The penalty of a batch that gets no backward is dropped. Evaluation adds nothing, and a model
+    without such layers is unchanged.
 
     Raises:
-        InputError: no labels to count, a loss of which it cannot be told whether it is divided by
-            the number of items, `nn.DataParallel` (several GPUs in one process).
+        InputError: there are no labels to count; the loss does not show whether it is divided by
+            the number of items; `nn.DataParallel` (several GPUs in one process) is in use.
     """
 
     _divides: bool | None = None
-    """Does the loss follow the number of items? None until a loss has shown it."""
+    """Whether the loss is divided by the number of items; None until a loss has shown it."""
 
     def compute_loss(
         self,
@@ -80,7 +81,7 @@ class PenaltyTrainerMixin(_Base):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The Trainer's loss plus the penalty; arguments and result are the Trainer's."""
+        """Return the Trainer's loss plus the penalty; arguments and result are the Trainer's."""
         # The Trainer takes the labels out of the inputs where it smooths them.
         own_inputs = dict(inputs)
         adds = model.training and bool(penalized_layers(model))
@@ -98,12 +99,12 @@ class PenaltyTrainerMixin(_Base):
         return (loss, outputs) if return_outputs else loss
 
     def count_loss_tokens(self, inputs: Mapping[str, Any]) -> int | Tensor:
-        """Number of tokens that the mean loss of a micro-batch is taken over.
+        """Return the number of tokens that the mean loss of a micro-batch is taken over.
 
-        Override it where the loss counts otherwise.
+        Override it if the loss counts tokens in another way.
 
         Args:
-            inputs: of the model, labels included.
+            inputs: inputs of the model, labels included.
 
         Raises:
             InputError: no labels.
@@ -122,7 +123,7 @@ class PenaltyTrainerMixin(_Base):
     def _process_tokens(
         self, inputs: Mapping[str, Any], num_items: Tensor | int | None, divides: bool
     ) -> int | Tensor:
-        """What the loss of this process is the mean of, once the Trainer has multiplied it."""
+        """Return the tokens that this process's loss, as the Trainer scales it, is divided by."""
         if divides and num_items is None:
             raise InputError(
                 "the loss is said to be divided by the tokens of the whole update, but the Trainer "
@@ -133,18 +134,18 @@ class PenaltyTrainerMixin(_Base):
         assert tokens is not None
         multiplies = self._tells_items(num_items) and self.args.average_tokens_across_devices
         num_copies = self.accelerator.num_processes // self.get_tp_size() if multiplies else 1
-        # Of all processes, or of a loss that has been multiplied by their number all the same.
+        # The Trainer multiplies the loss by num_copies, whichever tokens it is the mean of.
         return tokens if num_copies == 1 else torch.as_tensor(tokens) / num_copies
 
     def _tells_items(self, num_items: Tensor | int | None) -> bool:
-        """Does the model or the loss function get the number of items?"""
+        """Return whether the model or the loss function gets the number of items."""
         takes = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         return takes and num_items is not None
 
     def _is_divided(
         self, model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int | None
     ) -> bool:
-        """Is the loss a sum divided by the tokens of all micro-batches of the update?"""
+        """Return whether the loss is a sum divided by the tokens of the whole update."""
         if self.args.n_gpu > 1:
             raise InputError(
                 f"{self.args.n_gpu} GPUs in one process run copies of the model, whose penalty "
@@ -158,10 +159,10 @@ class PenaltyTrainerMixin(_Base):
             with preserved_state(model, ()):
                 once = self._loss_of(model, inputs, num_items)
                 twice = self._loss_of(model, inputs, 2 * num_items)
-            # All processes come to the same answer, those whose batch has no label too.
+            # All processes reach the same answer, also those whose batch has no label.
             pairs = self.accelerator.gather(torch.stack([once, twice]).float())
             self._divides = _follows(cast(Tensor, pairs).view(-1, 2))
-        # No loss, nothing to weigh: what the Trainer believes will do.
+        # Without a loss nothing depends on the answer, so the Trainer's assumption will do.
         return self._divides is not False
 
     def _loss_of(self, model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int) -> Tensor:
@@ -170,7 +171,7 @@ class PenaltyTrainerMixin(_Base):
 
 
 def _follows(losses: Tensor) -> bool | None:
-    """Does a loss halve when the number of items doubles?
+    """Return whether a loss halves when the number of items doubles.
 
     Args:
         losses: (processes, 2), with the number and with twice the number.
@@ -179,14 +180,14 @@ def _follows(losses: Tensor) -> bool | None:
         None where no loss is a finite number other than 0.
 
     Raises:
-        InputError: it neither halves nor stays.
+        InputError: the loss neither halves nor stays the same.
     """
     usable = losses[losses.isfinite().all(1) & losses[:, 0].ne(0)]
     if not len(usable):
         return None
     ratios = usable[:, 1] / usable[:, 0]
     for answer, expected in ((True, 0.5), (False, 1.0)):
-        # Part of a loss, such as the balance of experts, may go its own way.
+        # Part of a loss, such as the load balance of experts, may not be divided.
         if bool((ratios - expected).abs().max() < 0.1):
             return answer
     raise InputError(
@@ -197,34 +198,34 @@ def _follows(losses: Tensor) -> bool | None:
 
 
 class NormCallback(TrainerCallback):
-    """Logs what the norms do: batch statistics, gradients, values that are not finite.
+    """Callback that logs batch statistics, gradients and non-finite values of the norms.
 
-    `trainer.add_callback(NormCallback(trainer))` adds an entry with `norm/<layer>/<quantity>` for
-    the quantities of `powernorm.runs.NORMS_COLUMNS` that the norm has (`mean_tid`,
-    `gradient_norm`, …; see `powernorm.diagnosis.NormMonitor`) to the Trainer's log at every
-    logging step, right after that of the loss, or at the steps of a schedule. In between nothing
-    is measured. Gradients are those of the loss that the Trainer goes back from, without the loss
+    `trainer.add_callback(NormCallback(trainer))` adds an entry with `norm/<layer>/<quantity>` to
+    the Trainer's log, for the quantities of `powernorm.runs.NORMS_COLUMNS` that the norm has
+    (`mean_tid`, `gradient_norm`, …; see `powernorm.diagnosis.NormMonitor`). It does so at every
+    logging step, right after the entry of the loss, or at the steps of a schedule. Other steps are
+    not measured. Gradients are those of the loss that the backward starts from, without the loss
     scale of float16, before any clipping.
 
-    The hooks stay in the model after a training, for the next `train()`, and measure nothing until
-    then; `detach()` takes them out. From a model that the Trainer makes when training begins they
-    go at its end.
+    The hooks stay in the model after training, for the next `train()`, and measure nothing until
+    then; `detach()` removes them. From a model that the Trainer creates when training begins they
+    are removed when training ends.
 
-    The Trainer tells no callback of an exception in `train()`: if the step that failed was one to
-    be logged, the hooks go on measuring until the next `train()` or `detach()`.
-    Nor does it tell when a loss scale changes: in float16 training of PowerNorm or MABN call
+    The Trainer does not notify callbacks of an exception in `train()`: if the failed step was to be
+    logged, the hooks keep measuring until the next `train()` or `detach()`. Nor does it notify them
+    of a change of the loss scale: in float16 training of PowerNorm or MABN call
     `powernorm.rescale_backward_statistics` after a change of
     `trainer.accelerator.scaler.get_scale()`; bfloat16 has no such scale.
 
     Args:
-        trainer: whose model is watched, attached at once: the Trainer compiles it later, and
-            compiled code ignores hooks that come after.
-        every: updates from one observation to the next, or `log`, `log:N` for N observations a
-            decade; None is whenever the Trainer logs.
+        trainer: the Trainer whose model is observed. Hooks are attached at once, because the
+            Trainer compiles the model later, and compiled code ignores hooks attached afterwards.
+        every: updates from one observation to the next, or `log`, `log:N` for N observations per
+            decade; None observes whenever the Trainer logs.
 
     Raises:
         InputError: no Trainer; no schedule; the model is compiled already; without a schedule, a
-            logging strategy that does not go by steps (when training begins).
+            logging strategy that is not by steps (raised when training begins).
     """
 
     def __init__(self, trainer: Trainer, every: Schedule | int | str | None = None) -> None:
@@ -239,15 +240,15 @@ class NormCallback(TrainerCallback):
         self._model: nn.Module | None = None
         self._monitor: NormMonitor | None = None
         self._stays = True
-        """Whether the hooks stay in the model at the end of a training."""
+        """Whether the hooks stay in the model at the end of training."""
         self._entries: dict[str, float] = {}
-        if isinstance(trainer.model, nn.Module):  # else it is made when training begins
+        if isinstance(trainer.model, nn.Module):  # else the Trainer creates it when training begins
             self._attach(trainer.model)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attach, where that has not been done."""
+        """Attach to the model unless that has been done."""
         del state, control, kwargs
         strategy = IntervalStrategy(args.logging_strategy)
         if strategy != IntervalStrategy.STEPS and self._schedule is None:
@@ -267,7 +268,7 @@ class NormCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Get ready for a step that will be logged."""
+        """Start the observation of a step that will be logged."""
         del control, kwargs
         step = state.global_step + 1
         if self._schedule is not None:
@@ -281,20 +282,20 @@ class NormCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure, once the optimizer has stepped."""
+        """Measure after the optimizer's step."""
         del args, kwargs
         if self._monitor is None:
             return
         entries = log_entries(self._monitor.finish_step(state.global_step))
         if entries and self._schedule is not None and not control.should_log:
-            self._trainer.log(entries)  # nobody else logs at this step
+            self._trainer.log(entries)  # nothing else is logged at this step
         else:
             self._entries = entries
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Follow the Trainer's own entry; before it, ours would use up its turn to log."""
+        """Log after the Trainer's own entry, which would be skipped if ours came first."""
         del args, state, control, kwargs
         entries, self._entries = self._entries, {}
         if entries:
@@ -303,7 +304,7 @@ class NormCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take the hooks out of a model that was made for this training."""
+        """Remove the hooks from a model that was created for this training."""
         del args, state, control, kwargs
         if self._stays:
             self._stop()
@@ -316,13 +317,13 @@ class NormCallback(TrainerCallback):
         self._model = model
 
     def _stop(self) -> None:
-        """Measure nothing until the next step that is due."""
+        """Stop measuring until the next step that is due."""
         if self._monitor is not None:
             self._monitor.cancel_step()
         self._entries = {}
 
     def detach(self) -> None:
-        """Take the hooks out of the model; to be repeated freely."""
+        """Remove the hooks from the model; further calls have no effect."""
         if self._monitor is not None:
             self._monitor.detach()
         self._monitor = self._model = None

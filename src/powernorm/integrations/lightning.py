@@ -1,8 +1,8 @@
-"""Callbacks for anybody's LightningModule: the penalty of RBN, TID in the log, ν in float16.
+"""Callbacks for any LightningModule: the penalty of RBN, TID in the log, ν in float16.
 
-In float16 the gradients come times a loss scale, and so does ν of PowerNorm and MABN, which has to
-follow when the scale changes. `LossScaleFollower(model, scaler)` sees to that in any
-LightningModule; make the scaler yourself, so that Lightning and it have the same:
+In float16 the gradients are multiplied by a loss scale, and so is ν of PowerNorm and MABN, which
+must be rescaled when the scale changes. `LossScaleFollower(model, scaler)` does this in any
+LightningModule. Create the scaler yourself, so that Lightning and the callback share it:
 
     scaler = torch.amp.GradScaler("cuda")
     pl.Trainer(
@@ -37,20 +37,20 @@ with needed_for("powernorm.integrations.lightning"):
 __all__ = ["LossScaleFollower", "NormCallback", "NumTokens", "PenaltyCallback"]
 
 NumTokens = Callable[[Any], int | Tensor]
-"""Number of tokens in a batch that its loss is the mean of."""
+"""Function that returns the number of tokens that the loss of a batch is the mean of."""
 
 
 class PenaltyCallback(pl.Callback):
-    """Adds the penalty of RegularizedBatchNorm to the loss that `training_step` returned.
+    """Callback that adds the penalty of RegularizedBatchNorm to the loss of `training_step`.
 
     λ of Wang et al. 2022 belongs to a cross entropy summed over tokens. With N tokens in the
     micro-batch, k micro-batches in an update and a mean loss, the update minimizes
     `(1/k) Σ_i (loss_i + penalty_i/N_i)`, where penalty_i is that of micro-batch i; with
-    `reduction="token_sum"` `(1/k) Σ_i (loss_i + penalty_i)`. It is added just before the backward,
-    when Lightning has divided the loss by k and a GradScaler has scaled it, and it is divided and
-    scaled like the loss. The logged loss stays without it; evaluation never sees it, and a model
-    without such layers is left alone. What a batch leaves behind whose `training_step` returns None
-    is dropped.
+    `reduction="token_sum"` it minimizes `(1/k) Σ_i (loss_i + penalty_i)`. The penalty is added just
+    before the backward, after Lightning has divided the loss by k and a GradScaler has scaled it,
+    and it is divided and scaled like the loss. The logged loss does not include it, evaluation is
+    without it, and a model without such layers is unchanged. The penalty of a batch whose
+    `training_step` returns None is dropped.
 
     Args:
         num_tokens: number of tokens that the loss of a batch is the mean of: a function of the
@@ -59,11 +59,11 @@ class PenaltyCallback(pl.Callback):
         reduction: how `training_step` reduces its loss: `mean` over tokens, or `token_sum`.
 
     Raises:
-        InputError: num_tokens is missing, superfluous or gives no number of at least 1; manual
+        InputError: num_tokens is missing, superfluous or returns no number of at least 1; manual
             optimization; a batch without that key.
 
     Distributed:
-        See `powernorm.integrations.trainers.process_penalty`: each process gives the tokens of its
+        See `powernorm.integrations.trainers.process_penalty`: each process counts the tokens of its
         own batch.
     """
 
@@ -90,7 +90,7 @@ class PenaltyCallback(pl.Callback):
         self._batch: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse what cannot be right."""
+        """Raise an InputError for manual optimization."""
         del trainer
         if not pl_module.automatic_optimization:
             raise InputError(
@@ -102,7 +102,7 @@ class PenaltyCallback(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the batch, whose tokens are counted later; drop what a skipped one left behind."""
+        """Keep the batch, to count its tokens later; drop the penalty of a skipped batch."""
         del trainer, batch_idx
         forget_penalties(pl_module)
         self._batch = batch
@@ -110,7 +110,7 @@ class PenaltyCallback(pl.Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        """Add the penalty in place: Lightning hands over the tensor that it will go back from."""
+        """Add the penalty in place to the tensor that Lightning starts the backward from."""
         tokens = self._count() if self._reduction == "mean" else None
         added = process_penalty(pl_module, self._reduction, tokens)
         if added is None:
@@ -129,7 +129,7 @@ class PenaltyCallback(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Let go of the batch."""
+        """Release the batch."""
         del trainer, pl_module, outputs, batch, batch_idx
         self._batch = None
 
@@ -151,30 +151,32 @@ class PenaltyCallback(pl.Callback):
 
 
 class NormCallback(pl.Callback):
-    """Logs what the norms do: batch statistics, gradients, values that are not finite.
+    """Callback that logs batch statistics, gradients and non-finite values of the norms.
 
-    Sends `norm/<layer>/<quantity>` for the quantities of `powernorm.runs.NORMS_COLUMNS` that the
-    norm has (`mean_tid`, `gradient_norm`, …; see `powernorm.diagnosis.NormMonitor`) straight to
-    the loggers, at the number of the update; what is not finite is left out. In between nothing is
-    measured. Gradients are those of the loss that Lightning goes back from: divided by
-    `accumulate_grad_batches`, without the loss scale of float16, before any clipping.
+    It sends `norm/<layer>/<quantity>` directly to the loggers, for the quantities of
+    `powernorm.runs.NORMS_COLUMNS` that the norm has (`mean_tid`, `gradient_norm`, …; see
+    `powernorm.diagnosis.NormMonitor`), with the number of the update as step. Values that are not
+    finite are left out, and other steps are not measured. Gradients are those of the loss that the
+    backward starts from: divided by `accumulate_grad_batches`, without the loss scale of float16,
+    before any clipping.
 
     Args:
         every: updates from one observation to the next, ≥ 1, or `log`, `log:N` for N observations
-            a decade.
-        model: what to watch, attached at once and until `detach`, over several trainings: needed
-            where it is compiled before `fit`, because compiled code ignores later hooks. None
-            watches the whole LightningModule from the start of each training to its end.
-        on_rows: is also told what was seen, whole: a row of `NORMS_COLUMNS` for each norm.
-        loss_scale: what a process goes back from is so many times the loss that the gradients
-            shall be of, such as the number of processes where each has its part of a sum over all
-            and the gradients are averaged.
+            per decade.
+        model: the model to observe, attached at once and until `detach`, over several trainings:
+            needed if it is compiled before `fit`, because compiled code ignores later hooks. None
+            observes the whole LightningModule from the start of each training to its end.
+        on_rows: also called with all that was observed: a row of `NORMS_COLUMNS` for each norm.
+        loss_scale: the loss of the backward divided by the loss whose gradients are to be logged,
+            such as the number of processes where each has its part of a sum over all and the
+            gradients are averaged.
 
     Raises:
-        InputError: `every` is no schedule; no model, or one that is compiled already; no function.
+        InputError: `every` is not a schedule; `model` is not a model or is compiled already;
+            `on_rows` is not a function; `loss_scale` is not positive.
 
     Distributed:
-        Belongs into every process; see `powernorm.diagnosis.NormMonitor`.
+        Add it in every process; see `powernorm.diagnosis.NormMonitor`.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class NormCallback(pl.Callback):
         self._update: int | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Attach to the module."""
+        """Attach to the module unless a model is attached already."""
         del trainer
         if self._monitor is None:
             self._monitor = NormMonitor(self._model or pl_module, self._every)
@@ -207,7 +209,7 @@ class NormCallback(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Get ready at the first micro-batch of an update."""
+        """Start the observation at the first micro-batch of an update."""
         del batch, batch_idx
         if self._monitor is not None and self._update is None:
             self._update = trainer.global_step + 1
@@ -222,7 +224,7 @@ class NormCallback(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Log after the last micro-batch, which is when Lightning's own count has moved."""
+        """Log after the last micro-batch of an update, when Lightning has counted the step."""
         del pl_module, outputs, batch, batch_idx
         if self._monitor is None or self._update is None or trainer.global_step < self._update:
             return
@@ -236,19 +238,19 @@ class NormCallback(pl.Callback):
                 logger.log_metrics(entries, step=trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Detach from what the callback attached to by itself."""
+        """Detach from a LightningModule; stay attached to a given model."""
         del trainer, pl_module
         self._stop()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Detach from what the callback attached to by itself."""
+        """Detach from a LightningModule; stay attached to a given model."""
         del trainer, pl_module, exception
         self._stop()
 
     def detach(self) -> None:
-        """Take the hooks out of the model; to be repeated freely."""
+        """Remove the hooks from the model; further calls have no effect."""
         if self._monitor is not None:
             self._monitor.detach()
         self._monitor = self._update = None
@@ -256,20 +258,20 @@ class NormCallback(pl.Callback):
     def _stop(self) -> None:
         if self._model is None or self._monitor is None:
             self.detach()
-        else:  # it may be compiled by now, and could not be attached to again
+        else:  # by now it may be compiled, which would prevent attaching again
             self._monitor.cancel_step()
             self._update = None
 
 
 class LossScaleFollower(pl.Callback):
-    """Keeps ν of PowerNorm and MABN in the units of the scaled loss in float16 training.
+    """Callback that keeps ν of PowerNorm and MABN in the units of the scaled loss in float16.
 
-    ν averages gradients of the loss times the scale; when the scale doubles, the next gradient is
-    twice as large and ν has to be so too.
+    ν averages gradients of the loss times the scale: when the scale doubles, the next gradient is
+    twice as large, and ν must be doubled too.
 
     Args:
-        model: holds the norms.
-        scaler: of the precision plugin.
+        model: the model with the norms.
+        scaler: the GradScaler of the precision plugin.
     """
 
     def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler) -> None:
@@ -278,7 +280,7 @@ class LossScaleFollower(pl.Callback):
         self._scale: float | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the scale, that of the checkpoint for a run that goes on."""
+        """Store the scale, which in a resumed run is that of the checkpoint."""
         del trainer, pl_module
         self._scale = self._scaler.get_scale()
 
@@ -290,7 +292,7 @@ class LossScaleFollower(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Rescale where the scale has changed."""
+        """Rescale ν if the scale has changed."""
         del trainer, pl_module, outputs, batch, batch_idx
         scale = self._scaler.get_scale()
         if self._scale is not None and scale != self._scale:
@@ -299,5 +301,5 @@ class LossScaleFollower(pl.Callback):
 
 
 def _scaler_of(trainer: pl.Trainer) -> Any:
-    """The GradScaler of float16 training, None elsewhere."""
+    """Return the GradScaler of float16 training, or None."""
     return getattr(trainer.precision_plugin, "scaler", None)

@@ -1,4 +1,4 @@
-"""Models as ONNX: exported with errors that can be read, and held to torch in onnxruntime."""
+"""Export to ONNX with readable errors, and comparison of onnxruntime's outputs with torch's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from powernorm.surgery.verification import as_call
 def export(model: nn.Module, example_inputs: object, *, dynamic_shapes: Any = None) -> ONNXProgram:
     """Return a model as ONNX: `export(model, x).save("model.onnx")`.
 
-    Fold it first: most norms of this library are operators that ONNX does not know.
+    Fold the model first: most norms of this library are operators that ONNX does not support.
 
     Args:
         model: in evaluation mode.
@@ -31,7 +31,7 @@ def export(model: nn.Module, example_inputs: object, *, dynamic_shapes: Any = No
 
     Raises:
         InputError: the model is in training mode, torch.export cannot trace it, or it has
-            operators that ONNX does not know, each named by its module.
+            operators that ONNX does not support, each named by its module.
         ModuleNotFoundError: onnx or onnxscript is missing.
     """
     with needed_for("the export to ONNX"):
@@ -58,16 +58,16 @@ def export(model: nn.Module, example_inputs: object, *, dynamic_shapes: Any = No
 
 
 def largest_error(program: ONNXProgram, model: nn.Module, example_inputs: object) -> float:
-    """Return how far onnxruntime's outputs are from torch's.
+    """Return the largest relative difference between onnxruntime's and torch's outputs.
 
-    The largest difference over all output tensors of floating point, relative to the largest
-    magnitude in each; infinite where NaN or infinity stands in one of them only. About 1e-6 is
+    It is the largest difference over all floating-point output tensors, each relative to its
+    largest magnitude, and infinite where only one of the two holds NaN or infinity. About 1e-6 is
     rounding in float32.
 
     Args:
-        program: what `export` returned.
-        model: of which.
-        example_inputs: of the shapes that were exported.
+        program: the result of `export`.
+        model: the model that was exported.
+        example_inputs: inputs of the exported shapes.
 
     Raises:
         ModuleNotFoundError: onnxruntime is missing.
@@ -111,7 +111,7 @@ def _module_of(node: torch.fx.Node) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter tells of operators that other libraries have not registered."""
+    """Silence the exporter, which warns of operators that other libraries did not register."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

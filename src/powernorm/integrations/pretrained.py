@@ -1,4 +1,4 @@
-"""Pretrained models in folders of Hugging Face's layout: built, loaded, diagnosed on texts."""
+"""Pretrained models in Hugging Face folders: build, load and diagnose them on texts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _WHAT: Final = "a Hugging Face model"
 
 @dataclass(frozen=True, eq=False)
 class Pretrained:
-    """What a folder holds."""
+    """Model and tokenizer of a folder."""
 
     model: Any
-    """A `transformers.PreTrainedModel` without a head, in evaluation mode."""
+    """Model: a `transformers.PreTrainedModel` without a head, in evaluation mode."""
     tokenizer: Any
-    """Has a token for padding."""
+    """Tokenizer with a padding token."""
     missing: tuple[str, ...]
-    """Names of weights that the folder does not have; random ones stand there."""
+    """Names of weights that the folder does not have; they are random."""
 
     def batches(
         self, texts: Sequence[str], batch_size: int, length: int
@@ -37,9 +37,9 @@ class Pretrained:
         """Return texts as keyword arguments of the model's forward, in whole batches only.
 
         Args:
-            texts: each makes a row.
-            batch_size: rows of a batch.
-            length: tokens of a row at most, where the model does not take fewer.
+            texts: one per row.
+            batch_size: number of rows in a batch.
+            length: largest number of tokens in a row, unless the model takes fewer.
         """
         length = min(length, self._longest())
         starts = range(0, len(texts) - batch_size + 1, batch_size)
@@ -56,19 +56,19 @@ class Pretrained:
         return batch
 
     def _longest(self) -> int:
-        """How many tokens the model takes; what it does not say is no limit."""
+        """Return the largest number of tokens that model and tokenizer declare to accept."""
         config = self.model.config
         limits = [self.tokenizer.model_max_length]
         positions = getattr(config, "max_position_embeddings", None)
         if isinstance(positions, int) and positions > 0:
-            # RoBERTa's and its relatives' first positions are those of the padding.
+            # In RoBERTa and related models the first positions belong to padding.
             offset = (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
             limits.append(positions - offset)
         return int(min(limits))
 
 
 def is_pretrained(path: Path) -> bool:
-    """Return whether a folder has a configuration of Hugging Face's (a run's has no model type)."""
+    """Return whether a folder has a Hugging Face configuration (a run's has no model type)."""
     try:
         found = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -82,13 +82,13 @@ def is_configuration(path: Path) -> bool:
 
 
 def build_from_config(path: Path) -> nn.Module:
-    """Build the architecture of a configuration on the meta device: no memory for its weights.
+    """Build the architecture of a configuration on the meta device, without memory for weights.
 
     Args:
         path: a config.json, or the folder that holds it.
 
     Raises:
-        InputError: it cannot be read or gives no model.
+        InputError: the configuration cannot be read or gives no model.
         ModuleNotFoundError: transformers is missing.
     """
     folder = path.parent if path.name == _CONFIG else path
@@ -107,7 +107,7 @@ def build_from_config(path: Path) -> nn.Module:
         with torch.device("meta"):
             build: Any = kind or transformers.AutoModel.from_config
             built = build(config)
-    except Exception as error:  # whatever a damaged configuration makes the library raise
+    except Exception as error:  # a damaged configuration may raise anything
         raise InputError(f"{file} gives no model: {type(error).__name__}: {error}") from error
     assert isinstance(built, nn.Module)
     return built
@@ -120,7 +120,7 @@ def load_pretrained(path: Path) -> Pretrained:
         path: a folder with config.json, weights and tokenizer.
 
     Raises:
-        InputError: they cannot be loaded.
+        InputError: model or tokenizer cannot be loaded.
         ModuleNotFoundError: transformers is missing.
     """
     with needed_for(_WHAT):
@@ -130,13 +130,13 @@ def load_pretrained(path: Path) -> Pretrained:
             str(path), local_files_only=True, output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except Exception as error:  # whatever a damaged folder makes the library raise
+    except Exception as error:  # a damaged folder may raise anything
         raise InputError(
             f"{path} holds no model and tokenizer that can be loaded: {type(error).__name__}: "
             f"{error}"
         ) from error
     if tokenizer.pad_token is None:
-        # GPT-2 and its like were trained without padding; the mask says what is none.
+        # GPT-2 and similar models have no padding token; any token does, as the mask hides it.
         anything = tokenizer.eos_token or tokenizer.unk_token
         tokenizer.pad_token = anything or tokenizer.convert_ids_to_tokens(0)
     return Pretrained(model.eval(), tokenizer, tuple(sorted(info["missing_keys"])))
@@ -155,10 +155,10 @@ def diagnose_pretrained(
 
     Args:
         path: a folder with config.json, weights and tokenizer.
-        texts: sentences or documents; the first are taken.
-        num_batches: batches in each pass at most, ≥ 2.
-        batch_size: texts in a batch.
-        length: tokens of a text at most.
+        texts: sentences or documents; the first ones are used.
+        num_batches: largest number of batches in each pass, ≥ 2.
+        batch_size: number of texts in a batch.
+        length: largest number of tokens of a text.
         on_progress: see `powernorm.diagnose`.
 
     Raises:

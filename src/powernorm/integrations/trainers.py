@@ -1,4 +1,4 @@
-"""What goes into foreign trainers: RBN's penalty in the units of a loss, a monitor's entries."""
+"""Parts for trainers of other libraries: RBN's penalty in units of a loss, log entries."""
 
 import math
 from collections.abc import Iterable
@@ -14,21 +14,21 @@ from powernorm.norms.models import Reduction, check_num_tokens
 from powernorm.ops.processes import all_reduce_sum
 
 IGNORED_LABEL: Final = -100
-"""The label of positions that are no part of a loss, in torch and Hugging Face."""
+"""Label of positions that a loss ignores, in torch and Hugging Face."""
 
 
 def count_labels(labels: Tensor) -> Tensor:
-    """Number of labels that count in a loss, 0-d."""
+    """Return the number of labels that count in a loss, 0-d."""
     return labels.ne(IGNORED_LABEL).sum()
 
 
 def penalized_layers(model: nn.Module) -> list[RegularizedBatchNorm]:
-    """The layers in training mode that have a penalty."""
+    """Return the layers in training mode that have a penalty."""
     return [m for m in model.modules() if isinstance(m, RegularizedBatchNorm) and m.training]
 
 
 def forget_penalties(model: nn.Module) -> None:
-    """Drop what is pending of a batch whose backward never came, before the next forward."""
+    """Drop the pending penalty of a batch that got no backward, before the next forward."""
     for module in model.modules():
         if isinstance(module, RegularizedBatchNorm):
             module.forget_penalty()
@@ -37,27 +37,28 @@ def forget_penalties(model: nn.Module) -> None:
 def process_penalty(
     model: nn.Module, reduction: Reduction, num_tokens: int | Tensor | None
 ) -> Tensor | None:
-    """What a process adds to its own loss so that an update sees the penalty once.
+    """Return what a process adds to its own loss so that an update includes the penalty once.
 
     A data-parallel trainer averages gradients over W processes. Layers that share statistics have
-    one common penalty P, which each process computes and whose gradient the exchange of the
-    statistics adds up over them: each adds P/W to a loss that is a sum over its tokens, P/(tokens
-    of all processes) to one that is a mean over its tokens. Layers with statistics of their own
-    add their own penalty to their own loss, as in one process.
+    one common penalty P. Each process computes it, and the exchange of the statistics sums its
+    gradient over the processes: each adds P/W to a loss that is a sum over its tokens, and
+    P/(tokens of all processes) to one that is a mean over its tokens. Layers with statistics of
+    their own add their own penalty to their own loss, as in one process.
 
     Args:
         model: after a training-mode forward.
         reduction: of the loss of this process.
-        num_tokens: of this process, that the mean is taken over; None for `token_sum`.
+        num_tokens: number of tokens of this process that its mean is taken over; None for
+            `token_sum`.
 
     Returns:
         0-d; None where no RegularizedBatchNorm trains.
 
     Raises:
-        InputError: see `powernorm.penalty`; layers of several process groups.
+        InputError: as in `powernorm.penalty`, or layers of several process groups.
 
     Distributed:
-        One exchange of a number where layers share statistics.
+        Exchanges one number if layers share statistics.
     """
     layers = penalized_layers(model)
     if not layers:
@@ -70,7 +71,7 @@ def process_penalty(
         )
     group, device = groups.pop(), layers[0].running_mean.device
     if isinstance(num_tokens, Tensor) and not num_tokens.is_cpu:
-        num_tokens = num_tokens.to(device)  # of a model over several devices
+        num_tokens = num_tokens.to(device)  # a model on several devices
     if not group:
         return penalty(model, reduction, num_tokens)
     own = 1 if reduction == "token_sum" else check_num_tokens(cast(int | Tensor, num_tokens))
@@ -80,11 +81,14 @@ def process_penalty(
 
 
 def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
-    """What the next loss is multiplied by; a tensor, so that nobody waits for the device.
+    """Return the factor of the next loss, as a tensor, which avoids waiting for the device.
 
     Args:
-        scaler: a GradScaler; None for none.
-        device: of the loss.
+        scaler: a GradScaler, or None.
+        device: device of the loss.
+
+    Returns:
+        0-d; 1.0 without a scaler that is enabled.
     """
     if scaler is None or not scaler.is_enabled():
         return 1.0
@@ -93,9 +97,9 @@ def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
 
 
 def log_entries(rows: Iterable[NormRow]) -> dict[str, float]:
-    """Rows of a monitor as `norm/<layer>/<quantity>`, without cells that are empty or not finite.
+    """Return a monitor's rows as `norm/<layer>/<quantity>`, finite values only.
 
-    Loggers and their pictures have no place for those; other cells count what was not finite.
+    Loggers and their plots cannot show other values; other cells count what was not finite.
     """
     return {
         f"norm/{row['layer']}/{quantity}": float(value)
