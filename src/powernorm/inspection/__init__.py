@@ -1,6 +1,6 @@
 """Which modules of a model are norms, what each computes, and where it stands.
 
-One finder for surgery and diagnosis, so that their tables name the same norms.
+Surgery and diagnosis share one finder, so that their tables name the same norms.
 """
 
 from powernorm.inspection.finder import FoundNorm, find_norms

@@ -1,4 +1,4 @@
-"""Running a model on batches: how it is called, and what batches have to be."""
+"""Running a model on batches: how it is called, and which batches are accepted."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from powernorm.errors import InputError
 from powernorm.norms.arguments import shown
 
 Forward = Callable[[nn.Module, Any], object]
-"""Runs a model on one batch; what it returns is not used."""
+"""A function that runs a model on one batch; its return value is not used."""
 
 Progress = Callable[[int, int], None]
-"""Is told how much is done and how much there is, batches or passes; 0 while it is not known."""
+"""A callback that receives (done, total) in batches or passes; total is 0 while it is unknown."""
 
 
 def call_model(model: nn.Module, batch: Any) -> object:
-    """`model(**batch)` for a mapping, `model(*batch)` for a tuple or list, else `model(batch)`."""
+    """Call a model on a batch.
+
+    `model(**batch)` for a mapping, `model(*batch)` for a tuple or list, else `model(batch)`.
+    """
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, tuple | list):
@@ -31,10 +34,10 @@ def call_model(model: nn.Module, batch: Any) -> object:
 
 
 def check_batches(batches: object) -> None:
-    """Raise unless this can be gone through batch by batch.
+    """Raise an InputError unless the argument can be iterated over batch by batch.
 
     Raises:
-        InputError: nothing that can be iterated over, or what looks like one batch or a path.
+        InputError: it cannot be iterated over, or looks like a single batch or a path.
     """
     # Not by `iter(batches)`: that starts a DataLoader's workers and draws random numbers.
     repeats = any(hasattr(type(batches), name) for name in ("__iter__", "__getitem__"))
@@ -46,14 +49,14 @@ def check_batches(batches: object) -> None:
 
 
 def check_repeatable(batches: Iterable[Any], passes: str) -> None:
-    """Raise where the batches are gone after one pass.
+    """Raise an InputError if the batches can be iterated over only once.
 
     Args:
-        batches: to be gone through several times.
+        batches: to be iterated over several times.
         passes: how many passes are needed, for the message.
 
     Raises:
-        InputError: an iterator, or no batches at all, see `check_batches`.
+        InputError: it is an iterator, or no iterable of batches, see `check_batches`.
     """
     check_batches(batches)
     if isinstance(batches, Iterator) and iter(batches) is batches:
@@ -67,7 +70,7 @@ def numbered(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     """Yield the batches with their numbers, from 0.
 
     Raises:
-        InputError: there is none, or one is made in another way than the first.
+        InputError: there is no batch, or one has another structure than the first.
     """
     first: str | None = None
     number = -1
@@ -96,11 +99,11 @@ def _structure(batch: Any) -> str:
 
 @contextmanager
 def repeated_random_numbers() -> Iterator[None]:
-    """Give the generators of torch (CPU), Python and NumPy their state back afterwards.
+    """Restore the random state of torch (CPU), Python and NumPy at the end of the block.
 
-    A shuffling loader, or data that are augmented at random, so give the same batches each time.
-    NumPy is looked at only where somebody has imported it. A generator that belongs to the data
-    itself, as `DataLoader(generator=…)`, goes on.
+    A shuffling loader, or random augmentation, then yields the same batches each time. NumPy's
+    state is restored only if NumPy has been imported. A generator that belongs to the data
+    itself, as in `DataLoader(generator=…)`, is not restored.
     """
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()

@@ -1,8 +1,8 @@
 """Finding the norms of a model: for surgery, diagnosis and monitors alike.
 
-A module is a norm by its class, by `declare_norm`, by its name, or because it has no more than γ
-and β and computes one (`powernorm.inspection.reading`). Calls of `torch.nn.functional.layer_norm`
-and its kin in a forward are found in its code.
+A module is a norm by its class, by `declare_norm`, by its name, or because it has no parameters
+but γ and β and computes one (`powernorm.inspection.reading`). Calls of
+`torch.nn.functional.layer_norm` and similar functions in a forward are found in its bytecode.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ _FUNCTION_KINDS: Final[dict[str, Kind]] = {
 }
 _FUNCTIONS: Final = {getattr(functional, name): name for name in _FUNCTION_KINDS}
 _OF_POSITIONS: Final = {("DebertaV2Encoder", "LayerNorm")}
-"""Class and attribute of norms that see no tokens at all."""
+"""Class and attribute of norms whose inputs are not tokens."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place that holds a module: an attribute of its parent."""
+    """An attribute of a parent module that holds a module."""
 
     parent: nn.Module
     attribute: str
 
     def put(self, module: nn.Module) -> None:
-        """Fill the place; the order among its neighbors stays."""
+        """Put a module into the slot; the order of the parent's children stays."""
         self.parent._modules[self.attribute] = module
 
     def holds(self, module: nn.Module) -> bool:
-        """Whether this very module is in the place."""
+        """Return whether the slot holds this same module object."""
         return self.parent._modules.get(self.attribute) is module
 
 
@@ -74,25 +74,25 @@ class FoundNorm:
     """A norm in a model."""
 
     names: tuple[str, ...]
-    """Its dotted names; several where it is shared."""
+    """Dotted names of the norm; several if it is shared."""
     module: nn.Module
     slots: tuple[Slot, ...]
     reading: Reading | None
     reason: str = ""
-    """Why it cannot be swapped, where there is no reading."""
+    """Why the norm cannot be swapped, if there is no reading."""
     function: str = ""
-    """Of a call in the forward of `module`: the function of `torch.nn.functional`."""
+    """Name of the function of `torch.nn.functional` that the forward of `module` calls, or ""."""
 
     @property
     def type_name(self) -> str:
-        """The name of its class, or of the function that the module calls."""
+        """Name of the norm's class, or of the function that the module calls."""
         if self.function:
             return f"F.{self.function}"
         norm = self.module
         return norm.class_name if isinstance(norm, Norm) else type(norm).__name__
 
     def is_a(self, cls: type[nn.Module]) -> bool:
-        """Whether it is a norm of a class, or one that such a module became."""
+        """Return whether the norm is of a class, or was swapped in for a module of that class."""
         if self.function:
             return False
         layer = self.module.layer if isinstance(self.module, AdaptedNorm) else self.module
@@ -100,7 +100,7 @@ class FoundNorm:
 
     @property
     def kind(self) -> str:
-        """What it computes, as in a `NormRow`."""
+        """Kind of the norm, as in a `NormRow`."""
         if self.function:
             return _FUNCTION_KINDS[self.function]
         if isinstance(self.module, Norm):
@@ -109,7 +109,7 @@ class FoundNorm:
 
     @property
     def inner(self) -> tuple[str, nn.Module]:
-        """Name and module of what computes: of a wrapper around a BatchNorm1d the one inside."""
+        """Name and module that compute: for a wrapper around a BatchNorm1d, the one inside."""
         wrapped = wrapped_batch_norm(self.module)
         if wrapped is None:
             return self.names[0], self.module
@@ -119,14 +119,15 @@ class FoundNorm:
 
     @property
     def is_over_channels(self) -> bool:
-        """Are its features in another dimension than the last?"""
+        """Whether the features are in another dimension than the last."""
         return self.reading is not None and self.reading.feature_dim != LAST
 
 
 def find_norms(model: nn.Module) -> tuple[FoundNorm, ...]:
-    """The norms of a model in its order, each once; what is inside a norm is no norm of its own.
+    """Return the norms of a model in the model's order, each once.
 
-    Calls of functions in a forward are named as what cannot be swapped, `encoder.forward`.
+    Modules inside a norm are not listed. Functions called in a forward are listed as norms that
+    cannot be swapped, under names such as `encoder.forward`.
 
     Args:
         model: any module, also on the meta device; nothing in it is run or changed.
@@ -157,7 +158,7 @@ def _called(names: list[str], module: nn.Module, function: str) -> FoundNorm:
 def _norms_below(
     module: nn.Module, name: str = "", slot: Slot | None = None
 ) -> Iterator[tuple[str, nn.Module, Slot | None, str]]:
-    """Name, module and place of each norm; of a forward that calls one, the function too."""
+    """Yield name, module, slot and function (if a forward calls one) of each norm."""
     if looks_like_norm(module):
         yield name, module, slot, ""
         return
@@ -178,7 +179,7 @@ def _describe(names: list[str], module: nn.Module, slots: list[Slot]) -> FoundNo
 
 
 def looks_like_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm, calls itself one or computes one, and has no other parts."""
+    """Return whether a module is, is named as, or computes a norm, and has no other parts."""
     if isinstance(module, (Norm, nn.LayerNorm, nn.RMSNorm, *CHANNEL_NORMS)):
         return True
     if declared(module) is not None:
@@ -189,7 +190,7 @@ def looks_like_norm(module: nn.Module) -> bool:
         return False  # a parametrization, as of torch's weight_norm
     if _NORM_NAME.search(type(module).__name__) is None:
         return computes_norm(module)
-    # A norm of this library inside, also one without γ and β, is the norm itself.
+    # If a norm of this library is inside, also one without γ and β, that one is the norm.
     parts = [part for child in module.children() for part in child.modules()]
     return not any(isinstance(part, Norm) or _has_parameters(part) for part in parts)
 
@@ -199,7 +200,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _function_called(module: nn.Module) -> str:
-    """The function for a norm that a module's own forward calls, empty where it calls none."""
+    """Return the name of the norm function that a module's own forward calls, or ""."""
     forward = inspect.unwrap(type(module).forward)
     if not inspect.isfunction(forward) or type(module).__module__.startswith("torch."):
         return ""
@@ -222,7 +223,7 @@ def _function_in(forward: FunctionType) -> str:
 
 
 def _elsewhere(slots: list[Slot]) -> str:
-    """A reason if a library is known to give the norm something else than tokens."""
+    """Return a reason if a library is known to give the norm other inputs than tokens, or ""."""
     for slot in slots:
         if (type(slot.parent).__name__, slot.attribute) in _OF_POSITIONS:
             return "normalizes the embeddings of relative positions, not the tokens of a stream"
@@ -230,7 +231,7 @@ def _elsewhere(slots: list[Slot]) -> str:
 
 
 def _altered(module: nn.Module) -> str:
-    """A reason if this one norm was changed since it was built, else empty."""
+    """Return a reason if this norm was changed since it was built, or ""."""
     if hasattr(module, "_hf_hook"):
         return "accelerate has put a hook in: swap before the model is dispatched or offloaded"
     if "forward" in module.__dict__:
@@ -245,11 +246,11 @@ def _altered(module: nn.Module) -> str:
 
 
 def _head_norm(name: str) -> str:
-    """A reason if the name says that queries, keys or values are normalized, else empty."""
+    """Return a reason if the name says that queries, keys or values are normalized, or ""."""
     path, _, last = name.lower().rpartition(".")
     words = set(re.split(r"[_\W\d]+", last)) - {""}
     parts = words - _NORM_WORDS
-    # Outside of what calls itself an attention "value_norm" and "key" may be anything.
+    # Outside a module that is named an attention, "value_norm" and "key" may mean anything.
     known = _HEAD_PARTS if "att" in path else _QUERY_PARTS
     if parts and parts <= known and ("att" in path or len(words) > len(parts)):
         return "normalizes queries, keys or values inside an attention, not the tokens of a stream"

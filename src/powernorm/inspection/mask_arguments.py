@@ -28,13 +28,13 @@ _DATA: Final = (
     "input_ids", "inputs_embeds", "hidden_states", "decoder_input_ids", "input_features",
     "src", "tgt", "x", "tokens",
 )  # fmt: skip
-"""Names of the argument that the mask goes with, where it is not the first one."""
+"""Names of the argument that the mask belongs to, if that is not the first one."""
 
 _STRIDES: Final = {"WhisperEncoder": 2, "WhisperModel": 2}
-"""So many positions of the mask become one inside, by a convolution in front of the layers."""
+"""Number of mask positions that a convolution before the layers merges into one, by class."""
 
 _LENGTH_FIRST: Final = frozenset({"XLNetModel", "FSMTEncoder"})
-"""Classes that take (batch, length) and turn it round for the layers inside."""
+"""Classes that take (batch, length) and transpose it for the layers inside."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,24 @@ class MaskArgument:
 
     name: str
     position: int | None
-    """Its place among the positional arguments, None where it is by keyword only."""
+    """Index among the positional arguments; None if it is keyword-only."""
     meaning: Meaning
     stride: int = 1
 
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
-        """Its value in a call, None where it is left out."""
+        """Return the argument's value in a call, None if it is left out."""
         value = kwargs.get(self.name)
         if value is None and self.position is not None and self.position < len(args):
             value = args[self.position]
         return value
 
     def read(self, value: object, batch_size: int | None) -> Tensor | None:
-        """A value as a bool mask (batch, length), True = padding; None if it is no such mask.
+        """Return a value as a bool mask (batch, length), True = padding; None if it is no mask.
 
         Args:
-            value: (batch, length), (length,) of a single sequence, or (batch or 1, heads or 1,
-                queries or 1, keys) of what attention may see.
-            batch_size: of the data that the mask goes with, where that is known.
+            value: (batch, length), (length,) for a single sequence, or (batch or 1, heads or 1,
+                queries or 1, keys) for what attention may see.
+            batch_size: of the data that the mask belongs to, if known.
         """
         if not isinstance(value, Tensor):
             return None
@@ -82,15 +82,15 @@ class MaskArgument:
 
 
 NO_MASK: Final = MaskArgument("", None, "keep")
-"""Of a module that has to hide the mask of the model around it."""
+"""The argument of a module that has to hide the mask of the model around it."""
 
 
 def _never_seen(allowed: Tensor) -> Tensor:
-    """The keys that no query of any head may see, of a mask (batch, heads, queries, keys).
+    """Return the keys that no query of any head may see, from a (batch, heads, queries, keys) mask.
 
-    Hugging Face's layers get such a mask, bool with True = may be seen, or floats to be added to
-    the scores with the type's lowest number at what may not. A causal mask hides each key from
-    some queries, and padding from all.
+    Hugging Face's layers get such masks: bool with True = may be seen, or floats that are added to
+    the scores, with the type's lowest number at keys that may not be seen. A causal mask hides
+    each key from some queries, padding is hidden from all.
     """
     if allowed.is_floating_point():
         allowed = allowed > torch.finfo(allowed.dtype).min / 2
@@ -99,16 +99,16 @@ def _never_seen(allowed: Tensor) -> Tensor:
 
 def _repeated(padding: Tensor, batch_size: int | None) -> Tensor | None:
     if batch_size is None or padding.shape[0] != 1:
-        return None  # of windows or the like, not of sequences
+        return None  # its first dimension counts windows or similar, not sequences
     return padding.expand(batch_size, -1)
 
 
 def mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument | None:
-    """The argument by which a module takes the padding of its own input, or None.
+    """Return the argument by which a module takes the padding of its own input, or None.
 
     Args:
         module: any module.
-        side: which of torch's two masks is meant where the module stands in a decoder.
+        side: which of torch's two masks is meant if the module is in a decoder.
     """
     parameters = parameters_of(module)
     names = list(parameters)
@@ -127,7 +127,7 @@ def mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument |
 
 
 def parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """What the module's forward takes."""
+    """Return the parameters of the module's forward by name."""
     try:
         return inspect.signature(module.forward).parameters
     except (TypeError, ValueError):  # a forward in C++, as a scripted module's
@@ -135,18 +135,21 @@ def parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def library_of(module: nn.Module) -> str:
-    """The top-level package that a module's class is from."""
+    """Return the top-level package that a module's class is from."""
     return type(module).__module__.partition(".")[0]
 
 
 def data_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """What a call's mask goes with: tokens (batch, length) or vectors (batch, length, features)."""
+    """Return the data of a call that its mask belongs to, or None.
+
+    These are tokens (batch, length) or vectors (batch, length, features).
+    """
     candidates = [*args[:1], *(kwargs.get(name) for name in _DATA)]
     return next((x for x in candidates if isinstance(x, Tensor) and x.ndim in (2, 3)), None)
 
 
 def takes_length_first(module: nn.Module) -> bool:
-    """Whether a module's vectors are (length, batch, features), as torch's may be."""
+    """Return whether a module's vectors are (length, batch, features), as in torch's layers."""
     return any(
         isinstance(part, nn.MultiheadAttention) and not part.batch_first
         for part in module.modules()
@@ -154,5 +157,5 @@ def takes_length_first(module: nn.Module) -> bool:
 
 
 def turns_round(module: nn.Module) -> bool:
-    """Whether it takes (batch, length) and its norms get (length, batch, features)."""
+    """Return whether a module takes (batch, length) and its norms get (length, batch, features)."""
     return any(type(part).__name__ in _LENGTH_FIRST for part in module.modules())

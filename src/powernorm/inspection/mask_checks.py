@@ -1,4 +1,4 @@
-"""A look at the first batches of a swapped model: is the mask there, and the right way round?"""
+"""Checks of a swapped model's first batches: is there a mask, and is it the right way round?"""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from powernorm.errors import InputError
 from powernorm.inspection.selection import Side
 
 _LOOKS: Final = 20
-"""So many calls of each taker are looked at; values are read, which waits for the device."""
+"""Number of calls of each taker that are checked; reading values waits for the device."""
 
 
 class MaskWarning(UserWarning):
-    """Padding probably counts in a batch's statistics."""
+    """Warning that padding probably counts in a batch's statistics."""
 
 
 class Taker(NamedTuple):
-    """Who takes a mask, under which name, on which side of an encoder-decoder."""
+    """A module that takes a mask, the argument's name, and the side of an encoder-decoder."""
 
     module: nn.Module
     argument: str
@@ -28,17 +28,17 @@ class Taker(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The same for each call of one taker."""
+        """Key that is the same for all calls of one taker."""
         return f"{self.side} {type(self.module).__name__} {self.argument}"
 
 
 class MaskChecks:
-    """Looks at the masks of a model's first calls, and warns of each thing once.
+    """Checks of the masks of a model's first calls; each kind of warning is given once.
 
     Args:
-        pad_id: the token that pads, None where the model does not say.
-        starts_with_pad: the decoder's input begins with that token.
-        only_pads: the token stands nowhere but at padding, so that it tells of a missing mask.
+        pad_id: the padding token, None if the model does not say.
+        starts_with_pad: whether the decoder's input begins with that token.
+        only_pads: whether the token occurs only at padding, so that it reveals a missing mask.
     """
 
     def __init__(
@@ -53,24 +53,24 @@ class MaskChecks:
 
     @classmethod
     def of(cls, model: nn.Module) -> MaskChecks:
-        """The checks for a model, by what its `config` says about padding."""
+        """Return the checks for a model, by what its `config` says about padding."""
         configs = (getattr(module, "config", None) for module in model.modules())
         config = next((config for config in configs if hasattr(config, "pad_token_id")), None)
         pad = getattr(config, "pad_token_id", None)
         if not isinstance(pad, int):
             return cls(None)
-        # Where one token ends and pads, it also stands where nothing is padded.
+        # If one token both ends and pads, it also occurs where nothing is padded.
         others = [getattr(config, f"{kind}_token_id", None) for kind in ("eos", "bos", "sep")]
         starts = getattr(config, "decoder_start_token_id", None) == pad
         return cls(pad, starts, not any(_holds(other, pad) for other in others))
 
     def look(self, taker: Taker, data: Tensor, mask: Tensor | None) -> None:
-        """Judge one call of a module with norms that train.
+        """Check one call of a module with norms that train.
 
         Args:
-            taker: was called.
+            taker: what was called.
             data: tokens (batch, length) or vectors (batch, length, features).
-            mask: True = padding, or None where the call had none.
+            mask: True = padding, or None if the call had none.
 
         Raises:
             InputError: the mask is the wrong way round.
@@ -88,13 +88,13 @@ class MaskChecks:
                 return
             fitting = pads if pads is not None and pads.shape == mask.shape else None
             self._look_at_rows(taker.argument, mask, fitting)
-            # A batch without padding, or a mask without any, says nothing about the direction.
+            # Without padding in the batch, or in the mask, the direction cannot be told.
             if fitting is not None and bool(fitting.any()) and bool(mask.any()):
                 _look_at_direction(taker.argument, fitting, mask)
                 self._judged.add(taker.key)
 
     def unreadable(self, taker: Taker, given: object) -> None:
-        """Warn of a mask that is there and cannot be read."""
+        """Warn of a mask that was given and cannot be read."""
         shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
         self._warn(
             f"unreadable {taker.key}",
@@ -105,7 +105,7 @@ class MaskChecks:
         )
 
     def _pads(self, data: Tensor, side: Side | None) -> Tensor | None:
-        """Positions that look like padding, (batch, length)."""
+        """Return the positions that look like padding, (batch, length), or None if unknown."""
         if data.ndim == 3:
             return _run_from_the_end((data == 0).all(dim=-1))
         if data.is_floating_point() or self.pad_id is None:
@@ -126,7 +126,7 @@ class MaskChecks:
         )
 
     def _look_at_rows(self, argument: str, mask: Tensor, pads: Tensor | None) -> None:
-        # Rows of nothing but padding, as samplers put in to fill a batch, are marked rightly.
+        # Rows of padding alone, which samplers add to fill a batch, are marked correctly.
         empty = mask.all(dim=1) if pads is None else mask.all(dim=1) & ~pads.all(dim=1)
         num_empty = int(empty.sum())
         if num_empty:
@@ -144,7 +144,7 @@ class MaskChecks:
 
 def _look_at_direction(argument: str, pads: Tensor, mask: Tensor) -> None:
     counted, left_out = int((pads & ~mask).sum()), int((pads & mask).sum())
-    # Tokens that are drawn at random may hold the padding's by chance, hence most of them.
+    # Random tokens may contain the padding token by chance, hence the demand for a majority.
     if counted > left_out and 2 * counted > int((~mask).sum()):
         raise InputError(
             f"{argument} is the wrong way round: of the positions that hold padding it declares "
@@ -154,7 +154,7 @@ def _look_at_direction(argument: str, pads: Tensor, mask: Tensor) -> None:
 
 
 def _run_from_the_end(marks: Tensor) -> Tensor:
-    """The marks without a gap between them and the row's end: what is in the middle is input."""
+    """Return the marks with no gap up to the end of their row; others in the row are input."""
     return marks.flip(1).long().cumprod(dim=1).flip(1).bool()
 
 

@@ -1,9 +1,10 @@
-"""Handing a foreign model's own mask argument to the norms inside it.
+"""Passing a model's own mask argument to the norms inside it.
 
 Hooks on the mask's owners open and close the scope of `powernorm.padding_mask` around their
-forward. An owner is the outermost module above a norm that takes a mask, and modules of other
-libraries further in that take one of their own; in a model with an encoder and a decoder it is
-looked for within each, so that their masks do not mix. Swaps share the owners of a model.
+forward. An owner is the outermost module above a norm that takes a mask. Modules of other
+libraries further in that take a mask of their own are owners too. In a model with an encoder and a
+decoder owners are searched within each, so that their masks do not mix. Swaps share the owners of
+a model.
 
 The hooks are bound methods of plain objects that refer to modules: they are copied and pickled with
 the model, and a copy's hooks ask the copy's norms.
@@ -36,45 +37,45 @@ from powernorm.norms.masks import ScopedMask, close_scope, innermost_scope, open
 from powernorm.ops.reference.batch import in_backward
 
 _LENDERS: Final = ("WhisperModel",)
-"""Classes that take the encoder's mask and do not hand it on."""
+"""Classes that take the encoder's mask and do not pass it on."""
 
 _REDUCES: Final = "_get_feature_vector_attention_mask"
-"""A method of speech models whose mask is over samples; their encoder gets one over positions."""
+"""Method of speech models whose mask is over samples; their encoder gets one over positions."""
 
 _TOKENS: Final = "input_ids"
 _OTHER_DATA: Final = {"pixel_values", "input_features", "input_values"}
-"""What a tower of a model of texts and something else takes; the texts' mask is not its own."""
+"""Inputs of a tower for images or audio beside a text model, whose mask is not the tower's."""
 
 _HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm", "powernorm"})
-"""Libraries whose models hand the mask that they get to the modules inside, as it is."""
+"""Libraries whose models pass their mask on to the modules inside, unchanged."""
 
 
 @dataclass(frozen=True, eq=False)
 class MaskUse:
-    """One swap, or one observer, that needs an owner; the owner stays while somebody needs it."""
+    """One swap or observer that needs an owner; the owner stays as long as it has uses."""
 
     owner: MaskOwner
     side: Side | None
-    """Which stack the norms are in."""
+    """Stack that the norms are in."""
     parents: tuple[nn.Module, ...]
-    """The modules that hold the norms, which may change."""
+    """Modules that hold the norms; the norms may change."""
     observed: bool = False
-    """Whether somebody looks at the norms, who needs the mask in evaluation and for any norm."""
+    """Whether this is an observer, which needs the mask in evaluation and for any norm."""
 
     def release(self) -> None:
-        """Need the owner no longer, as after an undo."""
+        """Stop needing the owner, for example after an undo."""
         self.owner.uses = [use for use in self.owner.uses if use is not self]
         if not self.owner.uses:
             self.owner.remove()
 
 
 class MaskOwner:
-    """Opens the scope of a module's own mask around each of its calls.
+    """Hooks that open the scope of a module's own mask around each of its calls.
 
     Args:
-        module: takes the mask; gets the hooks.
-        argument: by which it takes it.
-        checks: look at the first masks.
+        module: the module that takes the mask and gets the hooks.
+        argument: the argument by which it takes the mask.
+        checks: checks of the first masks.
         reach: the part of the module whose norms the mask is for; None means all of it.
     """
 
@@ -92,8 +93,8 @@ class MaskOwner:
         self.uses: list[MaskUse] = []
         self.length_first = takes_length_first(module)
         self.turns_round = turns_round(module)
-        # Unlike their numbers, pickled handles keep later hooks of another process from taking
-        # the places of these.
+        # Pickled handles, unlike their numbers, keep later hooks of another process from
+        # replacing these.
         self.handles: list[RemovableHandle] = [
             module.register_forward_pre_hook(self.open, with_kwargs=True),
             module.register_forward_hook(self.close, always_call=True),
@@ -101,22 +102,22 @@ class MaskOwner:
 
     @property
     def label(self) -> str:
-        """The argument, in words."""
+        """Description of the argument for messages."""
         return f"{self.argument.name} of {type(self.module).__name__}"
 
     def name_of(self, norm: object) -> str:
-        """A norm's dotted name below the module, and its class."""
+        """Return a norm's dotted name below the module, and its class."""
         named = self.module.named_modules()
         name = next((name for name, module in named if module is norm), "a norm")
         return f"{name} ({type(norm).__name__}) in {type(self.module).__name__}"
 
     @property
     def side(self) -> Side | None:
-        """Which stack of an encoder-decoder the module is, as far as some swap has seen it."""
+        """Stack of an encoder-decoder that the module is, if a use says so."""
         return next((use.side for use in self.uses if use.side is not None), None)
 
     def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the forward: offer its mask to the norms."""
+        """Offer the mask to the norms; runs before the forward."""
         del module
         given, mask, data = None, None, None
         if self.is_read():
@@ -132,26 +133,26 @@ class MaskOwner:
         open_scope(outer, self, observed=self.is_only_observed)
 
     def close(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        """After the forward, also one that failed."""
+        """Close the scope; runs after the forward, also if that failed."""
         del module, args, output
         close_scope(self)
 
     def is_read(self) -> bool:
-        """Whether some norm below looks at the mask now.
+        """Return whether some norm below uses the mask now.
 
-        In evaluation masks do not matter to most norms, and those of a generation with a cache are
-        longer than its input.
+        In evaluation most norms ignore masks, and in generation with a cache the mask is longer
+        than the input.
         """
         return self.is_observed or any(norm.wants_mask for norm in batch_norms(self.reach))
 
     @property
     def is_only_observed(self) -> bool:
-        """Whether nobody but observers needs it: the norms below shall not notice."""
+        """Whether only observers need the owner: then the norms below must not see the mask."""
         return all(use.observed for use in self.uses)
 
     @property
     def is_observed(self) -> bool:
-        """Whether somebody looks at the norms below."""
+        """Whether the norms below are observed."""
         return any(use.observed for use in self.uses)
 
     def _read(self, given: object, data: Tensor | None) -> Tensor | None:
@@ -167,13 +168,13 @@ class MaskOwner:
         return self.length_first and data.ndim == 3
 
     def _laid_out(self, mask: Tensor) -> ScopedMask:
-        """The mask as the norms' inputs lie."""
+        """Return the mask in the layout of the norms' inputs."""
         if mask.ndim == 2 and (self.length_first or self.turns_round):
             return ScopedMask(mask.transpose(0, 1), self, 1)
         return ScopedMask(mask, self)
 
     def _outer(self, unreadable: bool) -> tuple[ScopedMask, ...]:
-        """What the scope around this one offers to the norms in here."""
+        """Return the masks of the surrounding scope that are meant for the norms in here."""
         scope = innermost_scope(observing=self.is_only_observed)
         if scope is None:
             return ()
@@ -182,7 +183,7 @@ class MaskOwner:
             return masks
         if not masks or not isinstance(opener, MaskOwner) or not self.argument.name:
             return ()
-        # The scope of a model around this one is for other data, unless it was opened for norms in
+        # The scope of a surrounding model is for other data, unless it was opened for norms in
         # here too, or this module was given a mask and is a part of that model.
         inside = set(self.reach.modules())
         meant = any(parent in inside for use in opener.uses for parent in use.parents)
@@ -214,21 +215,21 @@ class MaskOwner:
             self.checks.look(taker, data, mask)
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
 
 
 def batch_norms(module: nn.Module) -> Iterable[Norm]:
-    """The norms in a module that need masks."""
+    """Return the norms in a module that need masks."""
     return (part for part in module.modules() if isinstance(part, Norm) and part.reads_mask)
 
 
 def retire_owners(model: nn.Module) -> Callable[[], None]:
-    """Take away the hooks of owners that have no norm to hand masks to any more.
+    """Remove the hooks of owners that no longer have a norm to pass masks to.
 
     Returns:
-        What puts them back.
+        A function that restores the hooks.
     """
     kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for module in list(model.modules()):
@@ -271,7 +272,7 @@ def _hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
 
 @dataclass
 class _Need:
-    """A module that has to be an owner."""
+    """The need for a module to be an owner."""
 
     argument: MaskArgument
     side: Side | None
@@ -291,10 +292,10 @@ def attach_mask_owners(
         model: with the norms in place.
         norm_names: dotted names, every name of a shared one.
         sides: the stacks of an encoder-decoder by dotted name.
-        observed: offer the mask also where no norm trains, to whoever looks at the norms.
+        observed: offer the mask to observers also where no norm trains.
 
     Returns:
-        What the caller has in the owners, to be withdrawn where the norms leave.
+        The caller's uses of the owners, to be released when the norms are removed.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     needs: dict[str, _Need] = {}
@@ -319,7 +320,7 @@ def attach_mask_owners(
 def _owner(
     module: nn.Module, argument: MaskArgument, reach: nn.Module, checks: MaskChecks
 ) -> MaskOwner:
-    """The owner on a module: one that is there already, or a new one."""
+    """Return the owner on a module: an existing one, or a new one."""
     for owner in _owners_on(module):
         if owner.argument == argument and owner.reach is reach:
             return owner
@@ -329,7 +330,7 @@ def _owner(
 def _lenders(
     modules: Mapping[str, nn.Module], name: str, need: _Need
 ) -> list[tuple[str, MaskArgument, str]]:
-    """Module and argument of a mask that is meant for a stack further in, and that stack."""
+    """Return module and argument of a mask that is meant for a stack further in, and that stack."""
     outer = name.rpartition(".")[0]
     module = modules[outer]
     if need.side != "encoder" or type(module).__name__ not in _LENDERS:
@@ -341,7 +342,9 @@ def _lenders(
 def mask_sources(
     model: nn.Module, norm_names: Sequence[str], sides: Mapping[str, Side]
 ) -> dict[str, str]:
-    """Which argument of which module tells each norm about padding; none where it is left out.
+    """Return which argument of which module gives each norm its padding mask.
+
+    Norms without such an argument are left out.
 
     Args:
         model: the model.
@@ -368,7 +371,7 @@ _Owner = tuple[str, MaskArgument]
 def _owners_of(
     modules: Mapping[str, nn.Module], norm_name: str, sides: Mapping[str, Side]
 ) -> tuple[list[_Owner], Side | None]:
-    """The owners above a norm, the outermost first, and the side that it stands on."""
+    """Return the owners above a norm, outermost first, and the norm's side."""
     stack = next((name for name in sides if norm_name.startswith(f"{name}.")), None)
     side = None if stack is None else sides[stack]
     return _on_the_way(
@@ -397,25 +400,25 @@ def _on_the_way(
 
 
 def _is_handed_on(owner: nn.Module, module: nn.Module) -> bool:
-    """Whether a module inside an owner is given the owner's mask, as far as one can know.
+    """Return whether a module inside an owner is given the owner's mask, as far as can be known.
 
-    Own models may put a token in front of the input, and a longer mask with it.
+    A user's own model may prepend a token to the input and pass a longer mask.
     """
     library = library_of(module)
     return library in _HANDS_ON and library == library_of(owner)
 
 
 def _is_tower(module: nn.Module, owner: nn.Module) -> bool:
-    """Whether a module takes images or sounds inside an owner of a mask for texts."""
+    """Return whether a module takes images or audio inside an owner of a mask for text."""
     inner, outer = set(parameters_of(module)), set(parameters_of(owner))
     return bool(inner & _OTHER_DATA) and _TOKENS not in inner and _TOKENS in outer
 
 
 def _lengthens(module: nn.Module) -> bool:
-    """Whether a module's mask is that of its owner, lengthened by what was put before the input.
+    """Return whether a module's mask is its owner's, lengthened by what is prepended to the input.
 
-    x-transformers' stacks get it so; their attentions, which take a mask too, hold norms of other
-    shapes.
+    x-transformers' stacks get such a mask. Their attention modules take a mask too, but hold norms
+    of other shapes.
     """
     cls = type(module)
     return cls.__module__.startswith("x_transformers") and cls.__name__ != "Attention"

@@ -17,20 +17,20 @@ _COMPILED: Final = "_orig_mod"
 
 
 def name_without_compile(name: str) -> str:
-    """A module's dotted name as it is without `torch.compile`."""
+    """Return a module's dotted name as it is without `torch.compile`."""
     return ".".join(part for part in name.split(".") if part != _COMPILED)
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
-    """All modules, each once, under the names that they have without `torch.compile`.
+    """Return all modules, each once, by the names that they have without `torch.compile`.
 
-    Of a wrapper and the module in it the latter is given, which is the one that hooks see.
+    For a compiled wrapper the module inside it is returned, which is the one that hooks see.
     """
     return {name_without_compile(name): module for name, module in model.named_modules()}
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether the model or a part of it was given to `torch.compile` or compiled in place."""
+    """Return whether the model or a part of it is compiled, by `torch.compile` or in place."""
     return any(
         _COMPILED in module._modules or module._compiled_call_impl is not None
         for module in model.modules()
@@ -38,7 +38,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def check_not_compiled(model: nn.Module, purpose: str) -> None:
-    """Raise where hooks would be silently ignored.
+    """Raise an InputError if hooks would be silently ignored.
 
     Raises:
         InputError: the model is compiled.
@@ -51,7 +51,7 @@ def check_not_compiled(model: nn.Module, purpose: str) -> None:
 
 
 def batch_layers(model: nn.Module) -> dict[str, BatchStatisticsNorm]:
-    """The layers with batch statistics by name, in the order of the model, each once.
+    """Return the layers with batch statistics by name, in the order of the model, each once.
 
     They are among the norms that `find_norms` finds.
     """
@@ -69,12 +69,12 @@ Names = str | Iterable[str]
 def choose_layers(
     model: nn.Module, names: Names | None, purpose: str
 ) -> dict[str, BatchStatisticsNorm]:
-    """The layers with batch statistics that a glob matches, by name, in the order of the model.
+    """Return the layers with batch statistics that match a glob, by name, in the model's order.
 
     Args:
         model: any module.
         names: globs over the names of modules; None means all layers.
-        purpose: what they are wanted for, for the messages ("to calibrate").
+        purpose: what the layers are needed for, for the messages ("to calibrate").
 
     Raises:
         InputError: no model, no globs, a model without such a layer, or a glob that matches none.
@@ -94,10 +94,10 @@ def choose_layers(
 
 
 def check_names(names: Names | None, purpose: str) -> list[str] | None:
-    """Globs as a list, None for None.
+    """Return the globs as a list, None for None.
 
     Raises:
-        InputError: what is neither a glob nor several, or none at all.
+        InputError: `names` is neither a glob nor several, or is empty.
     """
     if names is None:
         return None
@@ -115,7 +115,7 @@ def check_names(names: Names | None, purpose: str) -> list[str] | None:
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
-    """Names for a message, cut where there are many."""
+    """Return the names as text for a message; beyond `most` only their number is given."""
     every = list(names)
     text = ", ".join(repr(name) for name in every[:most])
     return text if len(every) <= most else f"{text} and {len(every) - most} more"

@@ -1,8 +1,8 @@
-"""What goes through the norms of a model: inputs, outputs and gradients, for whoever asks.
+"""Observing the norms of a model: their inputs, outputs and gradients.
 
-`observe` is for passes over data: receivers get each call of each norm as it comes. `NormObserver`
-is for training: its operators travel with `torch.compile` and see the gradients too. Both read a
-call's arguments and find its padding in the same way.
+`observe` is for passes over data: callbacks receive each call of each norm. `NormObserver` is for
+training: its operators work under `torch.compile` and see the gradients too. Both read a call's
+arguments and find its padding in the same way.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class NormCall:
     """One call of a norm.
 
     Attributes:
-        name: of the norm, as given to `observe`.
+        name: name of the norm, as given to `observe`.
         module: the norm.
-        x: what it normalizes, (..., C): features last, the residual added.
-        padding_mask: `x.shape[:-1]` bool, True = padding; None where there is none.
-        mask_fits: whether the masks around the call, where there were some, fit the input; where
-            they do not, all positions count as tokens.
+        x: what the norm normalizes, (..., C): features last, the residual added.
+        padding_mask: `x.shape[:-1]` bool, True = padding; None if there is none.
+        mask_fits: whether the masks of the scopes around the call, if any, fit the input; if not,
+            all positions count as tokens.
     """
 
     name: str
@@ -47,7 +47,7 @@ class NormCall:
     mask_fits: bool = True
 
     def moments(self) -> Moments:
-        """Return the moments over the valid tokens of what a batch norm normalizes."""
+        """Return the moments of a batch norm's input over the valid tokens."""
         assert isinstance(self.module, BatchStatisticsNorm)
         return self.module.token_moments(self.x, self.padding_mask)
 
@@ -68,18 +68,18 @@ def observe(
     on_output: Callable[[str, Any], None] | None = None,
     feature_dims: Mapping[str, int] | None = None,
 ) -> Iterator[None]:
-    """In the block, hand over what goes into norms and what comes out of them.
+    """Pass the inputs and outputs of norms to callbacks while in the block.
 
-    A forward that activation checkpointing repeats is not handed over. Compiled models ignore
+    A forward that activation checkpointing repeats is not reported. Compiled models ignore
     hooks: run them uncompiled (`powernorm.norms.preserved_state`).
 
     Args:
         norms: of this or any library, by a name; they are not changed.
-        on_input: gets each call before it runs, on the norm's device.
-        on_output: gets the name and what the norm returned, after each call; None after one that
+        on_input: receives each call before it runs, on the norm's device.
+        on_output: receives the name and what the norm returned, after each call; None if the call
             raised.
         feature_dims: dimension of the features in the inputs of other libraries' norms, by name;
-            the last where it is left out.
+            the last by default.
 
     Raises:
         InputError: in the block: a nested tensor, a mask that is not bool, or one that does not
@@ -103,7 +103,7 @@ def observe(
     handles: list[RemovableHandle] = []
     for name, module in norms.items():
         if on_input is not None:
-            # A hook of `with_kwargs` that gives nothing back leaves the call as it is.
+            # A hook with `with_kwargs` that returns None leaves the arguments unchanged.
             hook = partial(before, name)
             handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         if on_output is not None:
@@ -118,7 +118,7 @@ def observe(
 def _call_of(
     name: str, module: nn.Module, dim: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> NormCall | None:
-    """Read a call; None where what the norm gets first is no tensor of floats."""
+    """Read a call; return None if the norm's first argument is not a floating-point tensor."""
     mask: Tensor | None = None
     if isinstance(module, Norm):
         x, mask, residual = _arguments_of(args, kwargs)
@@ -142,11 +142,11 @@ def _call_of(
 
 
 def _scoped_mask(x: Tensor, module: nn.Module) -> tuple[Tensor | None, bool]:
-    """Return the mask of the scopes around a call, and whether what they offer fits."""
+    """Return the mask of the scopes around a call, and whether it fits."""
     if isinstance(module, BatchStatisticsNorm):
-        # What the layer itself would take in training, with its error where nothing fits.
+        # The mask that the layer itself would use in training, or its error if none fits.
         return current_padding_mask(x, module), True
-    # Of this library's other norms, which have no use for masks, as of other libraries'.
+    # This library's other norms do not use masks, like those of other libraries.
     mask, fits = offered_padding_mask(x, observing=not isinstance(module, Norm))
     return (mask, True) if fits else (None, False)
 
@@ -164,10 +164,10 @@ def _features_last(x: Tensor, dim: int) -> Tensor:
 
 
 class NormObserver(ABC):
-    """Sees the calls of one norm in training, and the gradients that come back through it.
+    """Base of observers of one norm's calls in training, with the gradients of each call.
 
-    Where `observe` hands over calls, this puts the operators of `observer_ops` around them, which
-    run when compiled code runs, forward and backward. It waits for no device.
+    Unlike `observe`, which uses plain hooks, this puts the operators of `observer_ops` around each
+    call, which run when compiled code runs, forward and backward. It never waits for a device.
 
     Args:
         module: the norm; it is not changed.
@@ -178,13 +178,13 @@ class NormObserver(ABC):
         self.module = module
         self.feature_dim = feature_dim
         self._total: Tensor | None = None
-        """Input and residual added, between the two hooks of a call."""
+        """Sum of input and residual, kept between the two hooks of a call."""
         self._number = number_of(self)
 
     def register_hooks(self, wanted: Callable[[], bool]) -> list[RemovableHandle]:
-        """Register the hooks; only calls in training mode are seen, and only when wanted.
+        """Register the hooks, which report calls in training mode while `wanted` returns True.
 
-        Copies of the module, by `copy` or by pickling, are not seen: their hooks do nothing.
+        Copies of the module, by `copy` or by pickling, are not observed: their hooks do nothing.
         """
         before = _InputHook(self, wanted)
         handles = [self.module.register_forward_pre_hook(before, with_kwargs=True)]
@@ -195,19 +195,19 @@ class NormObserver(ABC):
     def before(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return the arguments of a call with the input shown on its way; None leaves them."""
-        self._total = None  # of a call that raised between the hooks
+        """Return the arguments of a call with the input observed; None leaves them unchanged."""
+        self._total = None  # left over if a call raised between the hooks
         module = self.module
         if not isinstance(module, Norm):
             return self._before_foreign(args, kwargs)
         x, mask, residual = _arguments_of(args, kwargs)
         module.check_input(x, mask, residual)
         if residual is not None:
-            # Added here, so that the gradient seen is the norm's and not the stream's as well.
+            # Added here, so that the observed gradient is the norm's alone, not the stream's too.
             x = self._total = x + residual
         seen = self._mask_of(x, mask)
         if seen is not None and isinstance(module, BatchStatisticsNorm) and module.floor:
-            # What such a layer does itself, but before the operator that keeps x.
+            # Such a layer does this itself, but here it has to come before the operator saves x.
             x = x.masked_fill(seen.unsqueeze(self.feature_dim), 0.0)
         return (observe_input(x, seen, self._number), mask), {}
 
@@ -224,7 +224,7 @@ class NormObserver(ABC):
         return None
 
     def after(self, args: tuple[Any, ...], output: Any) -> Any:
-        """Return the output of a call with its gradient shown on its way."""
+        """Return the output of a call with its gradient observed."""
         x = args[0]
         if self.needs_output(x) and isinstance(output, Tensor) and output.requires_grad:
             masked = self._mask_of(x, args[1]) is not None
@@ -233,18 +233,18 @@ class NormObserver(ABC):
         return output if total is None else (output, total)
 
     def _mask_of(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Return the padding of a call: what it says itself, or the mask of the scope."""
+        """Return the padding of a call: its own mask, or the mask of the scope."""
         if mask is not None:
             return mask
         found, _ = _scoped_mask(self.tokens_in(x), self.module)
         return found if found is None or found.dtype == torch.bool else None
 
     def tokens_in(self, x: Tensor) -> Tensor:
-        """Return what goes in or out, or a gradient of it, features last."""
+        """Return an input, an output or a gradient with the features last."""
         return _features_last(x, self.feature_dim)
 
     def see_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Receive an input from the operator, unless checkpointing repeats its forward."""
+        """Receive an input from the operator, unless checkpointing repeats the forward."""
         if not in_backward():
             self.on_input(self.tokens_in(x), padding_mask)
 
@@ -257,22 +257,22 @@ class NormObserver(ABC):
         self.on_output_gradient(self.tokens_in(gradient), self.tokens_in(x), masked)
 
     def needs_output(self, x: Tensor) -> bool:
-        """Return whether the gradient of what comes out for x has to be seen."""
+        """Return whether the gradient of the output for x has to be observed."""
         del x
         return False
 
     @abstractmethod
     def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Take an input, (..., C), and its padding."""
+        """Process an input, (..., C), and its padding."""
 
     @abstractmethod
     def on_input_gradient(self, gradient: Tensor) -> None:
-        """Take the gradient of an input, (..., C)."""
+        """Process the gradient of an input, (..., C)."""
 
     def on_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
-        """Take the gradient of an output, the input, (..., C) both, and whether that has padding.
+        """Process the gradient of an output and the input, both (..., C).
 
-        Only where `needs_output` says so.
+        Called only if `needs_output` returns True. `masked` says whether the input has padding.
         """
         del gradient, x, masked
 
@@ -282,13 +282,13 @@ def _never() -> bool:
 
 
 class _Hook:
-    """Shows the calls of a module to its observer.
+    """Hook that reports the calls of a module to its observer.
 
-    A module's copy has copies of its hooks, which belong to nobody and do nothing.
+    A copy of a module has copies of its hooks, which have no observer and do nothing.
 
     Args:
         observer: None in a copy.
-        wanted: asked at each call.
+        wanted: called at each call of the module; False skips the call.
     """
 
     def __init__(
@@ -298,22 +298,22 @@ class _Hook:
         self._wanted = wanted
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        """What `copy.deepcopy` and pickle make of it."""
+        """Return how `copy.deepcopy` and pickle rebuild the hook: without an observer."""
         return type(self), ()
 
     def _observer_of(self, module: nn.Module) -> NormObserver | None:
         if not (self._wanted() and module.training):
             return None
         observer = self._observer
-        # Shallow copies share the hooks themselves. Compiled code is not asked: to compare the
-        # layers would be a guard on each of them, and one code could not serve several.
+        # Shallow copies share the hooks, hence the comparison. Compiled code skips it: it would
+        # be a guard on each layer, so that layers could not share compiled code.
         if observer is None or torch.compiler.is_compiling() or module is observer.module:
             return observer
         return None
 
 
 class _InputHook(_Hook):
-    """In front of the module."""
+    """Hook before the module's forward."""
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -323,7 +323,7 @@ class _InputHook(_Hook):
 
 
 class _OutputHook(_Hook):
-    """Behind the module."""
+    """Hook after the module's forward."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         observer = self._observer_of(module)

@@ -1,11 +1,10 @@
-"""Operators that look at what passes through a norm and leave it as it is.
+"""Operators that show a norm's inputs, outputs and gradients to an observer, unchanged.
 
-`observe_input` stands in front of a norm and `observe_output` behind it. Both give back a copy of
-what they get; their autograd rules do the same with the gradient. On the way each shows what it
-sees to an `Observer`, which it finds by a number. Registered with `torch.library` they are opaque
-to `torch.compile`: the observer is called when the graph runs, forward and backward, so that
-nothing that it does is traced, and a forward that activation checkpointing repeats is known as
-such.
+`observe_input` comes before a norm and `observe_output` after it. Both return a copy of their
+input; their autograd rules do the same with the gradient. Each passes what it sees to an
+`Observer`, which it finds by a number. Registered with `torch.library` they are opaque to
+`torch.compile`: the observer is called when the graph runs, forward and backward. So nothing that
+it does is traced, and a forward that activation checkpointing repeats is recognized.
 
 A gradient hook on a tensor would not do: those inside a compiled graph are not called.
 """
@@ -24,16 +23,16 @@ from powernorm.ops.plain import is_plain
 
 
 class Observer(Protocol):
-    """Is shown what passes through one norm, without gradients; it returns nothing."""
+    """Receives what passes through one norm, without gradients; returns nothing."""
 
     def see_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """What goes into the norm."""
+        """Receive the norm's input."""
 
     def see_input_gradient(self, gradient: Tensor) -> None:
-        """The gradient of what went in."""
+        """Receive the gradient of the input."""
 
     def see_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
-        """The gradient of what came out, and what had gone in."""
+        """Receive the gradient of the output, together with the input."""
 
 
 # Operators take tensors, not objects. Weak: an observer lives as long as its hooks.
@@ -43,10 +42,10 @@ _LIBRARY: Final = torch.library.Library("powernorm", "FRAGMENT")
 
 
 def number_of(observer: Observer) -> Tensor:
-    """A number by which the operators find the observer; it is not kept alive by that.
+    """Return a number by which the operators find the observer, without keeping it alive.
 
-    A tensor on the CPU: an integer would be a constant in compiled code, which layers that are
-    compiled one by one could then not share.
+    The number is a tensor on the CPU: an integer would be a constant in compiled code, which
+    layers that are compiled one by one could then not share.
     """
     number = next(_numbers)
     _observers[number] = observer
@@ -54,20 +53,20 @@ def number_of(observer: Observer) -> Tensor:
 
 
 def observe_input(x: Tensor, padding_mask: Tensor | None, number: Tensor) -> Tensor:
-    """A copy of a norm's input that shows itself, and its gradient, to the observer."""
+    """Return a copy of a norm's input; the observer receives the input and its gradient."""
     operator: Any = _Input.apply if is_plain(x) else torch.ops.powernorm.observe_input
     copy: Tensor = operator(x, padding_mask, number)
     return copy
 
 
 def observe_output(y: Tensor, x: Tensor, masked: bool, number: Tensor) -> Tensor:
-    """A copy of a norm's output whose gradient shows itself to the observer, together with x.
+    """Return a copy of a norm's output; the observer receives its gradient together with x.
 
     Args:
-        y: the output.
-        x: what went into the norm.
-        masked: was a part of x padding?
-        number: of the observer.
+        y: the norm's output.
+        x: the norm's input.
+        masked: whether a part of x is padding.
+        number: the observer's number.
     """
     operator: Any = _Output.apply if is_plain(y) else torch.ops.powernorm.observe_output
     copy: Tensor = operator(y, x, masked, number)
@@ -118,7 +117,7 @@ _SHOW: Final[dict[str, Callable[..., None]]] = {
 
 
 def _run(name: str, gradient: Tensor, *args: Any) -> Tensor:
-    """What the backward operator does, in eager mode without it and without its copy."""
+    """Run the backward operator; in eager mode do its work without it and without its copy."""
     if torch.is_grad_enabled() or not is_plain(gradient):
         seen: Tensor = getattr(torch.ops.powernorm, name)(gradient, *args)
         return seen
@@ -153,7 +152,7 @@ def _output_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 class _Input(torch.autograd.Function):
-    """`observe_input` in eager mode, where an operator takes longer than what it does."""
+    """`observe_input` in eager mode, where calling an operator takes longer than its work."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -175,7 +174,7 @@ class _Output(torch.autograd.Function):
 
 
 def _pass_on(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """The derivative of a gradient's copy, for derivatives of derivatives."""
+    """Return the derivative of the copied gradient, for second derivatives."""
     return (gradient, *[None] * (ctx.num_inputs - 1))
 
 

@@ -1,9 +1,9 @@
-"""What a norm computes: as its class says, as its user declares, or as a trial shows.
+"""What a norm computes: by its class, by a user's declaration, or by a trial run.
 
 Classes of other libraries are not trusted by name: a copy with random γ and β, on the CPU, is run
-on a few tokens and compared with LayerNorm and RMSNorm. So `γ = 1 + weight` is told from
-`γ = weight`, and a norm over channels or with a gate is seen to be something else, also in a model
-on the meta device. `declare_norm` tells what cannot be seen.
+on a few tokens and compared with LayerNorm and RMSNorm. This tells `γ = 1 + weight` from
+`γ = weight`, and recognizes a norm over channels or with a gate as something else, also in a model
+on the meta device. `declare_norm` covers what a trial cannot show.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ CHANNEL_NORMS: Final = (
     nn.GroupNorm,
     nn.LocalResponseNorm,
 )
-"""torch's norms for convolutions."""
+"""torch's norms for convolutional networks."""
 _CHANNELS: Final = 1
-"""The dimension of the features in their inputs."""
+"""Dimension of the features in the inputs of `CHANNEL_NORMS`."""
 _TRIALS: Final = (((2, 3), LAST), ((2, 3, 4), _CHANNELS), ((2, 3), _CHANNELS))
-"""Shapes without the features, and the dimension of these, that norms of other libraries get."""
+"""Trial inputs for norms of other libraries: shape without the features, and their dimension."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Reading:
     offset: float = 0.0
     eps: float | None = None
     statistics: nn.Module | None = None
-    """The module that holds running statistics, where there are some."""
+    """Module that holds running statistics, if there are any."""
     feature_dim: int = LAST
-    """The dimension of its input that holds the features."""
+    """Dimension of the input that holds the features."""
 
     def scale(self) -> Tensor | None:
-        """γ, (C,), None where there is none; the parameter itself where that is γ."""
+        """Return γ, (C,), or None if there is none; the parameter itself if that is γ."""
         if self.weight is None:
             return None
         if self.offset == 0.0 and self.weight.shape == (self.num_features,):
@@ -69,7 +69,7 @@ class Reading:
 
 
 _DECLARED: Final[dict[type[nn.Module], tuple[Kind, int]]] = {}
-"""What users have said of their classes: kind and dimension of the features."""
+"""Users' declarations by class: kind and dimension of the features."""
 
 
 def declare_norm(
@@ -78,10 +78,10 @@ def declare_norm(
     kind: Literal["layer", "rms", "batch", "channel"],
     feature_dim: int = LAST,
 ) -> None:
-    """Say that a class is a norm, where its name and a trial do not show it.
+    """Declare that a class is a norm, if its name and a trial run do not show it.
 
-    From then on `powernorm.swap`, `fold`, `diagnose` and the monitors take its instances and those
-    of its subclasses for norms of that kind, in this process.
+    From then on, in this process, `powernorm.swap`, `fold`, `diagnose` and the monitors treat
+    instances of the class and its subclasses as norms of that kind.
 
     Args:
         cls: a class of modules with γ as `weight` (or `gamma`, `scale`), β as `bias` (or `beta`,
@@ -92,7 +92,7 @@ def declare_norm(
         feature_dim: the dimension of its input that holds the features.
 
     Raises:
-        InputError: no class of modules, or no such kind.
+        InputError: `cls` is not a class of modules, or the kind does not exist.
 
     >>> class Scaled(nn.Module):
     ...     def __init__(self, size):
@@ -116,12 +116,12 @@ def declare_norm(
 
 
 def declared(module: nn.Module) -> tuple[Kind, int] | None:
-    """Return kind and feature dimension that were declared for a module's class or one above."""
+    """Return the kind and feature dimension declared for a module's class or a base class."""
     return next((_DECLARED[cls] for cls in type(module).__mro__ if cls in _DECLARED), None)
 
 
 def computes_norm(module: nn.Module) -> bool:
-    """Whether a module with no more than γ and β, whatever its name, computes a known norm."""
+    """Return whether a module with no parameters but γ and β computes a known norm."""
     parameters = [p for p in module._parameters.values() if p is not None]
     if (
         type(module).__module__.startswith("torch.")
@@ -135,7 +135,10 @@ def computes_norm(module: nn.Module) -> bool:
 
 
 def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
-    """The BatchNorm1d in a wrapper that gives it (batch, features, length), as PatchTST's."""
+    """Return the BatchNorm1d in a wrapper that feeds it (batch, features, length), as PatchTST's.
+
+    None if the module is no such wrapper.
+    """
     children = list(module.children())
     if not type(module).__name__.endswith("BatchNorm") or len(children) != 1:
         return None
@@ -143,7 +146,7 @@ def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
 
 
 def read_norm(module: nn.Module) -> Reading | str:
-    """What a norm computes, or the reason why it cannot be replaced by one over tokens."""
+    """Return what a norm computes, or the reason why it cannot be replaced by one over tokens."""
     if isinstance(module, Norm):
         weight, bias = (_parameter(module.affine_part, (name,)) for name in ("weight", "bias"))
         return Reading(
@@ -178,7 +181,7 @@ def _read_declared(module: nn.Module, kind: Kind, feature_dim: int) -> Reading |
 
 
 def _read_channel_norm(norm: nn.Module) -> Reading | str:
-    """What torch computes with the features in the second dimension."""
+    """Return what a norm of torch with the features in the second dimension computes."""
     if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
         return "has not seen an input yet: its number of features is not known"
     if does_more_than_torch(norm):
@@ -196,9 +199,9 @@ def _read_channel_norm(norm: nn.Module) -> Reading | str:
 
 
 def does_more_than_torch(norm: nn.Module) -> bool:
-    """Whether a subclass of torch's norm computes something else, as one with an activation.
+    """Return whether a subclass of torch's norm computes something else, such as an activation.
 
-    Found by running a copy in evaluation, with random parameters and statistics.
+    Runs a copy in evaluation, with random parameters and statistics.
     """
     base = _torch_class(norm)
     if type(norm).forward is base.forward:
@@ -229,7 +232,7 @@ def does_more_than_torch(norm: nn.Module) -> bool:
 
 
 def _torch_class(norm: nn.Module) -> type[nn.Module]:
-    """The class of torch that a norm is of, or that its class comes from."""
+    """Return torch's class of a norm: its own class or the nearest base class from torch."""
     return next(cls for cls in type(norm).__mro__ if cls.__module__.startswith("torch."))
 
 
@@ -266,7 +269,7 @@ def _read_token_norm(module: nn.Module) -> Reading | str:
 
 
 def _other_inputs(module: nn.Module) -> list[str]:
-    """What the forward of a norm takes by position besides its input, such as a gate."""
+    """Return the positional parameters of a norm's forward besides its input, such as a gate."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(type(module).forward).parameters.values()
     return [one.name for one in parameters if one.kind in kinds][2:]
@@ -303,9 +306,9 @@ def _epsilon(module: nn.Module) -> float | None:
 def _try_out(
     module: nn.Module, weight: nn.Parameter | None, bias: nn.Parameter | None, num_features: int
 ) -> tuple[Kind, float, int] | str:
-    """Kind, offset of γ and dimension of the features, or a reason if nothing fits.
+    """Return kind, offset of γ and dimension of the features, or a reason if nothing fits.
 
-    Found by running a copy on random tokens, and then on random images and sequences of channels.
+    Runs a copy on random tokens, then on random images and sequences with the channels second.
     """
     generator = torch.Generator().manual_seed(0)
     values = {
@@ -362,7 +365,7 @@ def _matching(
 
 
 def _shadow(module: nn.Module, values: dict[int, nn.Parameter]) -> nn.Module | None:
-    """A copy with other parameters; None if it holds tensors that are not replaced."""
+    """Return a copy with other parameters, or None if it holds tensors that are not replaced."""
     held = [*module.parameters(), *module.buffers()]
     if any(id(tensor) not in values for tensor in held):
         return None

@@ -1,4 +1,4 @@
-"""One row a norm: what every plan and report says of it, and how it is printed."""
+"""Rows of plans and reports, one per norm, and how they are printed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Final, Literal
 Action = Literal["swap", "fold", "calibrate", "match", "remove", "keep"]
 
 _FIRST: Final = ("name", "kind", "action", "into", "mask")
-"""Columns in front of the measures; the reason comes behind them."""
+"""Columns before the measures; the reason comes after them."""
 
 PERCENT: Final = {"percent": True}
 """Metadata of a field that is a fraction and is printed in percent."""
 
 _SHOWN: Final = 2
-"""So many names a printed cell holds; `to_dict` gives all."""
+"""Number of names in a printed cell; `to_dict` returns all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +23,14 @@ class NormRow:
     """What is, or was, done with one norm of a model; measures are fields of subclasses.
 
     Attributes:
-        name: its first dotted name in the model.
-        kind: what it computes: `layer`, `rms`, `batch`, `channel` or `unknown` for norms of other
-            libraries, else its short name.
-        action: what is done with it.
-        into: what takes its place or takes it up: the short name of a new norm, `multiply-add`
-            where one per feature is left, the parameters that it is folded into.
-        mask: the argument, of the model or a module in it, that tells the norm about padding.
-        reason: why it is not, or not wholly, what was asked for.
+        name: first dotted name of the norm in the model.
+        kind: what the norm computes: `layer`, `rms`, `batch`, `channel` or `unknown` for norms of
+            other libraries, else its short name.
+        action: what is done with the norm.
+        into: what replaces or absorbs the norm: the short name of a new norm, `multiply-add` if
+            one per feature is left, the parameters that it is folded into.
+        mask: the argument, of the model or a module in it, that gives the norm's padding mask.
+        reason: why the request could not be met, or not fully.
     """
 
     name: str
@@ -41,17 +41,17 @@ class NormRow:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values by name."""
+        """Return the fields' values by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 def format_rows(rows: Sequence[NormRow], columns: Sequence[str] | None = None) -> str:
-    """Return a plain text table with one line a norm.
+    """Return a plain text table with one line per norm.
 
     Args:
-        rows: of one class.
-        columns: which fields, in this order; None means all. Those that are empty everywhere are
-            left out.
+        rows: rows of one class.
+        columns: which fields, in this order; None means all. Columns that are empty in every row
+            are left out.
 
     >>> print(format_rows([NormRow(name="norm", kind="bn", action="fold", into=("head.weight",))]))
     name  kind  action  into

@@ -1,4 +1,4 @@
-"""Which norms of a model: by name, class, role, side of an encoder-decoder, height in the stack."""
+"""Selecting norms by name, class, role, side of an encoder-decoder, and layer index."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
 
 Role = Literal["attention", "feed-forward", "final", "embedding", "other"]
-"""What a norm belongs to: a sub-layer (before or after it), the end of a stack, the embeddings."""
+"""What a norm belongs to: a sub-layer (before or after it), the end of a stack, embeddings."""
 
 Side = Literal["encoder", "decoder"]
 
 _LISTED: Final = 12
-"""So many names an error shows."""
+"""Number of names that an error shows."""
 
 _ATTENTION: Final = re.compile(r"att|(^|[._])sa_|input_layernorm|layernorm_before")
 _FEED_FORWARD: Final = re.compile(r"ff|feed|mlp|fc|dense|^output|layernorm_after|full_layer|final")
@@ -30,7 +30,7 @@ _LAYER_CLASS: Final = re.compile(r"(layer|block)$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Where:
-    """Which norms; each condition that is given must hold.
+    """A selection of norms; each condition that is given must hold.
 
     Args:
         names: globs over the dotted name.
@@ -68,7 +68,7 @@ class Where:
             raise InputError(f"lowest is {self.lowest!r}, expected a whole number of layers ≥ 1")
 
     def selects(self, site: Site) -> bool:
-        """Whether all conditions hold for a norm."""
+        """Return whether all conditions hold for a norm."""
         if self.names is not None and not any(
             fnmatchcase(name, glob) for name in site.norm.names for glob in _listed(self.names)
         ):
@@ -86,7 +86,7 @@ class Where:
 
 
 Selection = str | Sequence[str] | Callable[[str, nn.Module], bool] | Where | None
-"""Globs over dotted names, a question about (name, module), conditions, or None for the default."""
+"""Globs over dotted names, a predicate of (name, module), conditions, or None for the default."""
 
 
 @dataclass(frozen=True)
@@ -97,39 +97,39 @@ class Site:
     role: Role
     side: Side | None
     layer: int | None
-    """Index of its layer in the stack of its side, 0 next to the input; None outside."""
+    """Index of the norm's layer in the stack of its side, 0 next to the input; None outside."""
 
     @property
     def name(self) -> str:
-        """Its first dotted name."""
+        """First dotted name of the norm."""
         return self.norm.names[0]
 
     @property
     def type_name(self) -> str:
-        """The name of its class, or of a function."""
+        """Name of the norm's class, or of a function."""
         return self.norm.type_name
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One module on the way from the model down to a norm."""
+    """One module on the path from the model down to a norm."""
 
     attribute: str
     module: nn.Module
 
 
 def place(model: nn.Module, norms: Iterable[FoundNorm]) -> tuple[Site, ...]:
-    """Role, side and layer of each norm."""
+    """Return each norm with its role, side and layer."""
     norms = tuple(norms)
     sides = stacks(model, [name for norm in norms for name in norm.names])
     return tuple(_site(model, norm, sides) for norm in norms)
 
 
 def stacks(model: nn.Module, norm_names: Sequence[str]) -> dict[str, Side]:
-    """The encoder and decoder stacks of an encoder-decoder model by dotted name.
+    """Return the encoder and decoder stacks of an encoder-decoder model by dotted name.
 
-    A model is one if it has an `encoder` beside a `decoder` with norms in both: BERT's `encoder`
-    and the `decoder` of its masked language model, a Linear, are none.
+    A model counts as one if it has an `encoder` beside a `decoder` with norms in both. BERT does
+    not: the `decoder` of its masked language model is a Linear.
 
     Args:
         model: the model.
@@ -150,7 +150,7 @@ def stacks(model: nn.Module, norm_names: Sequence[str]) -> dict[str, Side]:
 
 
 def select(sites: Sequence[Site], where: Selection) -> frozenset[str]:
-    """The names (first ones) of the norms that a selection means.
+    """Return the first names of the norms that a selection matches.
 
     Args:
         sites: all norms.
@@ -158,7 +158,7 @@ def select(sites: Sequence[Site], where: Selection) -> frozenset[str]:
             et al. 2022, App. A), all norms of others; see `by_default`.
 
     Raises:
-        InputError: nothing is selected; lists what there is.
+        InputError: nothing is selected; the message lists the model's norms.
     """
     if where is None:
         both = any(site.side is not None for site in sites)
@@ -177,10 +177,10 @@ def select(sites: Sequence[Site], where: Selection) -> frozenset[str]:
 
 
 def by_default(sites: Sequence[Site]) -> Sequence[Site]:
-    """The norms that are meant where nobody says which.
+    """Return the norms that are selected by default.
 
-    Norms over channels, as a BatchNorm2d, are meant in a model that has no others: beside norms
-    over tokens they belong to convolutions in front or in between, which padding masks do not fit.
+    Norms over channels, such as BatchNorm2d, are selected only in a model that has no others:
+    beside norms over tokens they belong to convolutions, which padding masks do not fit.
     """
     tokens = [site for site in sites if not site.norm.is_over_channels]
     readable = any(site.norm.reading is not None for site in tokens)
@@ -188,7 +188,7 @@ def by_default(sites: Sequence[Site]) -> Sequence[Site]:
 
 
 def inventory(sites: Sequence[Site]) -> str:
-    """A sentence that says which norms a model has."""
+    """Return a sentence that says which norms a model has."""
     if not sites:
         return "the model has no norms at all"
     names = [site.name for site in sites]
@@ -273,7 +273,7 @@ def _steps(model: nn.Module, name: str) -> Iterator[_Step]:
 
 
 def _layer_step(steps: Sequence[_Step], start: int) -> int | None:
-    """Where in the steps the layer stands: the first item of a list of one class."""
+    """Return the index of the layer's step: the first item of a list of modules of one class."""
     for index in range(max(start + 1, 1), len(steps)):
         container = steps[index - 1].module
         if not steps[index].attribute.isdigit() or not _is_stack(container):
@@ -309,13 +309,13 @@ def _blocks_before(stack: nn.Module, sublayer: int) -> int:
 
 
 def _role_in_layer(steps: Sequence[_Step], first: int) -> Role:
-    """The role from what comes after the layer in a norm's name, and from its neighbors."""
+    """Return the role by the rest of a norm's name after the layer, and by its neighbors."""
     path = ".".join(step.attribute for step in steps[first:]).lower()
     last = steps[-1].attribute
     neighbors = tuple(steps[-2].module._modules)
     if last.startswith("post_attention") and "." not in path:
-        # Llama's name says where it stands: after the attention, in front of the feed-forward
-        # network. In Gemma 2, which has another norm there, it belongs to the attention.
+        # In Llama the norm stands after the attention and before the feed-forward network. In
+        # Gemma 2, which has another norm before that network, it belongs to the attention.
         own = any(name.startswith("pre_f") for name in neighbors)
         return "attention" if own else "feed-forward"
     if last == "layer_norm" and "final_layer_norm" in neighbors:
@@ -332,7 +332,10 @@ def _role_in_layer(steps: Sequence[_Step], first: int) -> Role:
 
 
 def _by_number(name: str, neighbors: Sequence[str]) -> Role | None:
-    """norm1, norm2, …: the last one belongs to the feed-forward network, the others do not."""
+    """Return the role of norm1, norm2, …: the last belongs to the feed-forward network.
+
+    The others belong to attention. None if the names are not numbered.
+    """
     match = re.fullmatch(r"(.*?)(\d+)", name)
     if match is None:
         return None

@@ -1,6 +1,6 @@
-"""Surgery on models that exist: swap norms, calibrate and freeze statistics, fold static norms.
+"""Surgery on existing models: swap norms, calibrate and freeze statistics, fold static norms.
 
-Each verb is a plan that can be read, `apply()`, and `undo()`.
+Each verb has a plan that can be inspected, `apply()` and `undo()`.
 """
 
 from powernorm.inspection.mask_checks import MaskWarning

@@ -1,4 +1,4 @@
-"""Where the axis of the features goes through operators that leave the features alone."""
+"""Following the features' axis through operators that do not change the features."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 def operator_name(node: fx.Node) -> str:
-    """`linear` of `aten.linear.default`; the target itself of what is no such operator."""
+    """Return `linear` for `aten.linear.default`; the target itself if it is no such operator."""
     if node.target is operator.getitem:
         return "getitem"
     name = str(node.target)
@@ -35,7 +35,7 @@ def operator_name(node: fx.Node) -> str:
 
 
 def only_checks(node: fx.Node) -> bool:
-    """Does the operator look at a tensor's type and shape, and not at its values?"""
+    """Return whether the operator reads only a tensor's type and shape, not its values."""
     return operator_name(node) == "_assert_tensor_metadata"
 
 
@@ -44,7 +44,7 @@ _CASTS: Final = frozenset({"to", "_to_copy", "type_as"})
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """The shape of a node's value; of a split, the shape of what it splits."""
+    """Return the shape of a node's value; for a split, the shape of the tensor that it splits."""
     if operator_name(node) in _SPLITS:
         whole = node.args[0]
         assert isinstance(whole, fx.Node)
@@ -54,13 +54,13 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 
 def _size(size: int | torch.SymInt) -> int:
-    """The size of a dimension; one that depends on values gets a number that no other has."""
+    """Return the size of a dimension; if it depends on values, a number that no other has."""
     known = size if isinstance(size, int) else size.node.maybe_as_int()
     return -1 - abs(hash(str(size))) if known is None else int(known)
 
 
 def holds_floats(node: fx.Node) -> bool:
-    """Is the node's value a floating point tensor, or a split of one?"""
+    """Return whether the node's value is a floating-point tensor, or a split of one."""
     if operator_name(node) in _SPLITS:
         whole = node.args[0]
         return isinstance(whole, fx.Node) and holds_floats(whole)
@@ -70,9 +70,9 @@ def holds_floats(node: fx.Node) -> bool:
 
 Mapped = int | None
 AxisMap = Callable[[fx.Node, int, bool], Mapped]
-"""(node, axis, forward) → the axis on the other side of the node, None where it is not kept.
+"""(node, axis, forward) → the axis on the other side of the node, None if it is not kept.
 
-Forward maps the axis of the first operand to that of the output, else the other way round.
+With `forward` the axis of the first operand is mapped to that of the output, else the reverse.
 """
 
 
@@ -110,7 +110,7 @@ def _permuted(node: fx.Node, axis: int, forward: bool) -> Mapped:
 
 
 def _removed(node: fx.Node, axis: int, forward: bool) -> Mapped:
-    """`select` and one piece of `unbind`: a dimension goes."""
+    """Map the axis across `select` or one piece of `unbind`, which remove a dimension."""
     dim = _axis(node, 1, len(shape_of(operand_of(node))))
     if forward:
         return None if axis == dim else axis - (axis > dim)
@@ -118,7 +118,10 @@ def _removed(node: fx.Node, axis: int, forward: bool) -> Mapped:
 
 
 def _same_but(position: int, default: int | None = 0) -> AxisMap:
-    """The axis stays unless the operator works along it; `position` is that of its `dim`."""
+    """Return a map that keeps the axis unless the operator works along it.
+
+    `position` is the index of the operator's argument `dim`.
+    """
 
     def mapped(node: fx.Node, axis: int, forward: bool) -> Mapped:
         del forward
@@ -132,7 +135,7 @@ def _same_but(position: int, default: int | None = 0) -> AxisMap:
 
 
 def _piece(node: fx.Node, axis: int, forward: bool) -> Mapped:
-    """One piece of a split: the axis stays, or a dimension goes with `unbind`."""
+    """Map the axis across one piece of a split: it stays, or `unbind` removes a dimension."""
     split = operand_of(node)
     if operator_name(split) != "unbind":
         return axis
@@ -157,7 +160,10 @@ def _reduced(node: fx.Node, axis: int, forward: bool) -> Mapped:
 
 
 def _indexed(node: fx.Node, axis: int, forward: bool) -> Mapped:
-    """`x[i, j]` with tensors for leading dimensions: what follows them keeps its order."""
+    """Map the axis across `x[i, j]` with tensor indices for leading dimensions.
+
+    The dimensions after them keep their order.
+    """
     indices = node.args[1]
     assert isinstance(indices, Sequence)
     before, after = shape_of(operand_of(node)), shape_of(node)
@@ -168,7 +174,10 @@ def _indexed(node: fx.Node, axis: int, forward: bool) -> Mapped:
 
 
 def _covered(indices: Sequence[Any]) -> int:
-    """Number of leading dimensions up to the last that is indexed; a bool mask covers several."""
+    """Return the number of leading dimensions up to the last indexed one.
+
+    A bool mask covers several dimensions.
+    """
     covered = reached = 0
     for index in indices:
         value = index.meta["val"] if isinstance(index, fx.Node) else None
@@ -210,7 +219,7 @@ _PASSING: Final[dict[str, AxisMap]] = {
 
 
 def passes(node: fx.Node) -> bool:
-    """Does the operator hand its first operand's features on?"""
+    """Return whether the operator passes its first operand's features on."""
     name = operator_name(node)
     if name not in _PASSING:
         return False
@@ -226,17 +235,17 @@ def _dtype(node: fx.Node) -> torch.dtype | None:
 
 
 def across(node: fx.Node, axis: int, *, forward: bool) -> int | None:
-    """The axis on the other side of a passing operator, None where the axis is not kept."""
+    """Return the axis on the other side of a passing operator, None if the axis is not kept."""
     return _PASSING[operator_name(node)](node, axis, forward)
 
 
 def across_sum(node: fx.Node, axis: int, *, forward: bool) -> int | None:
-    """The same for a sum over other dimensions."""
+    """Return the axis on the other side of a sum over other dimensions, or None."""
     return _reduced(node, axis, forward)
 
 
 def across_stack(node: fx.Node, axis: int, *, forward: bool) -> int | None:
-    """The same for each operand of `cat` and `stack`."""
+    """Return the axis on the other side of `cat` or `stack`, or None."""
     ndim = len(shape_of(node))
     dim = _axis(node, 1, ndim) if len(node.args) > 1 else 0
     if operator_name(node) == "cat":
@@ -247,26 +256,26 @@ def across_stack(node: fx.Node, axis: int, *, forward: bool) -> int | None:
 
 
 def across_broadcast(node: fx.Node, operand: fx.Node, axis: int) -> int | None:
-    """The axis of an operand that meets an axis of the output, None where it is broadcast."""
+    """Return the operand's axis that corresponds to an output axis, None if it is broadcast."""
     other = axis - (len(shape_of(node)) - len(shape_of(operand)))
     kept = other >= 0 and shape_of(operand)[other] == shape_of(node)[axis]
     return other if kept else None
 
 
 def operand_of(node: fx.Node) -> fx.Node:
-    """The first operand."""
+    """Return the first operand."""
     first = node.args[0]
     assert isinstance(first, fx.Node)
     return first
 
 
 def integers(value: Any) -> list[int]:
-    """A dimension or a list of them, as a list."""
+    """Return a dimension or a list of dimensions as a list."""
     return [int(item) for item in value] if isinstance(value, Sequence) else [int(value)]
 
 
 def _axis(node: fx.Node, position: int, ndim: int) -> int:
-    """A dimension among the arguments, counted from 0; 0 where it is left out."""
+    """Return the dimension given as an argument, counted from 0; 0 if it is left out."""
     argument = node.args[position] if len(node.args) > position else 0
     assert isinstance(argument, int)
     return argument % ndim

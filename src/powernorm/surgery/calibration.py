@@ -1,4 +1,4 @@
-"""Population statistics by exact averages over data, in the place of running ones."""
+"""Calibration: population statistics, averaged exactly over data, replace running statistics."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from powernorm.surgery.populations import (
 )
 
 Way = Literal["layer_by_layer", "one_pass"]
-"""How the statistics of one layer come by those of the layers below, see `calibrate`."""
+"""Which statistics the layers below use while a layer is measured, see `calibrate`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class CalibrationRow(NormRow):
     """What calibration did to one layer.
 
     Attributes:
-        tokens: valid tokens that the statistics are of, of all processes.
+        tokens: number of valid tokens behind the statistics, over all processes.
         mean_shift: mean over features of |μ_new - μ_old|/σ_new; None for a layer without a mean.
         std_shift: mean over features of |σ_new - σ_old|/σ_new (ψ without centering); σ includes
             eps.
@@ -62,7 +62,7 @@ class CalibrationReport:
     rows: Sequence[CalibrationRow]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one a layer."""
+        """Return the table as dictionaries, one per layer."""
         return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
@@ -80,63 +80,63 @@ def calibrate(
 ) -> CalibrationReport:
     """Replace running statistics by those of the whole data, averaged exactly.
 
-    Running statistics are a moving average over the last batches of changing weights. This
-    measures them anew over all valid tokens of `batches` (re-estimation; Wang et al. 2022, Table
-    7), in units of each layer's evaluation: the variance divides by M - 1, by M in a `released`
-    variant; norms that do not center get ψ². Everything else in the model runs as in evaluation
-    (dropout off); padding does not count.
+    Running statistics are a moving average over the last batches, while the weights changed. This
+    function measures them again over all valid tokens of `batches` (re-estimation; Wang et al.
+    2022, Table 7), in units of each layer's evaluation: the variance divides by M - 1, by M in a
+    `released` variant; norms that do not center get ψ². Everything else in the model runs as in
+    evaluation (dropout off); padding does not count.
 
     - `way="layer_by_layer"`: the statistics of each layer are measured while all layers called
       before it already evaluate by their new ones. They are those of the network as it is
-      evaluated: each layer's input has them exactly on these data, and neither the earlier
-      statistics nor the way in which the tokens are batched play a part. One pass over the data
-      for each layer. The default, because it is right for every norm and for a LayerNorm model
+      evaluated: each layer's input has exactly these statistics on these data. Neither the earlier
+      statistics nor the batching of the tokens matters. It takes one pass over the data for each
+      layer. This is the default, because it is right for every norm and for a LayerNorm model
       that was swapped to a static norm, and a few dozen batches suffice.
     - `way="one_pass"`: all layers are measured in one pass in which every layer normalizes by the
-      statistics of the batch, as the papers do. Cheap, and data that can be gone through once
-      will do; but a layer sees inputs that the evaluated network never produces, and the more so
-      the smaller the batches and the deeper the layer.
+      statistics of the batch, as the papers do. It is cheap, and works with data that can be
+      iterated over only once. But a layer sees inputs that the evaluated network never produces,
+      and the more so the smaller the batches and the deeper the layer.
 
     Layers in evaluation mode and frozen ones are calibrated too; leave layers out by `names`.
 
     Args:
         model: holds layers of `BatchStatisticsNorm`.
-        batches: each on the model's device; for more than one layer in `layer_by_layer` something
-            that can be gone through several times (torch's random numbers are the same in each
-            pass, so that a shuffling loader gives the same).
+        batches: each on the model's device; for more than one layer in `layer_by_layer` an
+            iterable that can be iterated over several times (torch's random numbers are the same
+            in each pass, so that a shuffling loader yields the same batches).
         forward: runs the model on a batch. None calls `model(batch)` for a tensor,
             `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
         names: globs over module names; other layers keep and evaluate by their statistics.
         way: see above.
         on_progress: called after every batch with (batches done, batches in all); the second is
-            0 as long as it is not known.
+            0 while it is unknown.
 
     Returns:
-        One row a layer: how many tokens, how far its statistics moved.
+        One row per layer: how many tokens, how far its statistics moved.
 
     Raises:
         InputError: no layer with batch statistics, a glob that matches none, a layer that no
             batch went through, no valid token, a moment that is not finite, batches that can be
-            gone through only once where several passes are needed. Nothing has changed then.
+            iterated over only once where several passes are needed. Nothing has changed then.
 
     State:
         Running statistics are written in place. A layer that has not seen a batch counts one
-        (and MABN's window holds the new ψ²), so that it is no longer taken for untrained; other
-        counters stay. A warm-up is not cut short: the gradient's statistics that it collects
-        are none of a forward, so a new PowerNorm trains on by batch statistics and its ψ²
-        moves away from here; calibrate after training. Weights, modes, torch's random numbers,
-        ν, `momentum` and pending penalties are as before.
+        (and MABN's window holds the new ψ²), so that it no longer counts as untrained; other
+        counters stay. A warm-up is not shortened, because a forward cannot provide the gradient
+        statistics that it collects. So a new PowerNorm continues to train by batch statistics,
+        and its ψ² moves away from the calibrated value; calibrate after training. Weights, modes,
+        torch's random numbers, ν, `momentum` and pending penalties stay as before.
 
     Numerics:
-        Sums in float64. A layer that is called several times in one forward pools its calls; what
-        the later calls see has been through an estimate of `one_pass`, so for such a layer
-        `layer_by_layer` is exact up to that.
+        Sums in float64. A layer that is called several times in one forward pools its calls. The
+        later calls see inputs that were normalized by an estimate of `one_pass`, so for such a
+        layer `layer_by_layer` is exact up to that.
 
     Distributed:
         Moments are merged over each layer's process group (not for `sync=False`): once at the
         end of `one_pass`, at the end of each pass of `layer_by_layer`. Processes may have
-        different numbers of batches, or none, but all have to call this. While measuring, a
-        batch is that of one process.
+        different numbers of batches, or none, but all have to call this function. While
+        measuring, batch statistics are those of one process.
 
     >>> model = torch.nn.Sequential(powernorm.BatchNorm(4))
     >>> report = calibrate(model, [torch.randn(8, 4) for _ in range(3)])
@@ -166,14 +166,14 @@ def calibrate(
 
 
 class _Survey:
-    """Goes through the data and pools what goes into the layers.
+    """Passes over the data that pool the moments of the layers' inputs.
 
     Args:
-        model: in evaluation mode, but for the layers, which are called in it too.
+        model: in evaluation mode, except for the layers, which are also called in it.
         layers: to be measured; their buffers are written, the caller restores them.
         batches: the data.
         run: runs the model on a batch.
-        num_passes: for the progress.
+        num_passes: number of passes, for the progress.
         on_progress: see `calibrate`.
     """
 
@@ -197,7 +197,7 @@ class _Survey:
         self._pools: dict[str, Moments] = {}
 
     def measure(self, way: Way) -> dict[str, Moments]:
-        """The population of every layer over all processes, in the order of their calls."""
+        """Return each layer's population moments over all processes, in the order of the calls."""
         self._go_through(self._layers, normalize_by_batch=True)
         order = order_of_calls(self._layers, self._pools, "no batch went")
         merged = {name: self._merged(name) for name in self._layers}
@@ -214,7 +214,7 @@ class _Survey:
                 self._layers[name], evaluated_statistics(self._layers[name], merged[name])
             )
             if not index:
-                # What the last batch left behind; a layer that is called twice reads its own.
+                # Discard what the last batch left; a layer that is called twice reads its own.
                 for later in order[1:]:
                     write_statistics(
                         self._layers[later],
@@ -230,13 +230,13 @@ class _Survey:
                 moments = call.moments()
                 self._add(call.name, moments)
                 if normalize_by_batch:
-                    # Evaluating by the batch's own statistics is what all norms have in common:
-                    # some normalize by running statistics in training too.
+                    # All norms can evaluate by the batch's own statistics; in training mode some
+                    # would normalize by running statistics.
                     adopt_batch(self._layers[call.name], moments)
 
         with evaluating(self._layers, measure):
             count = 0
-            # Every pass draws the same numbers: a shuffling loader gives the same batches.
+            # Every pass draws the same numbers: a shuffling loader yields the same batches.
             with torch.random.fork_rng(devices=[]):
                 for batch in self._batches:
                     self._run(self._model, batch)
@@ -263,7 +263,7 @@ class _Survey:
 
 
 def _length(batches: Iterable[Any]) -> int:
-    """Number of batches, 0 where it is not known beforehand."""
+    """Return the number of batches, 0 if it is not known beforehand."""
     try:
         return len(batches) if isinstance(batches, Sized) else 0
     except TypeError:  # a DataLoader over a stream

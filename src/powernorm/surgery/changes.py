@@ -1,4 +1,4 @@
-"""Changes of a model's modules that can be taken back."""
+"""Changes of a model's modules that can be undone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MISSING: Any = object()
 
 
 class Changes:
-    """Sets modules, parameters and attributes, and puts back what was there.
+    """Record of set modules, parameters and attributes that can restore the former ones.
 
-    What was there is kept as it was, the very same objects.
+    The same objects are restored.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class Changes:
         self._done = False
 
     def set_module(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Put a module into a slot."""
+        """Set a child module of a parent."""
         self._set(parent._modules, name, module)
 
     def set_tensor(self, module: nn.Module, name: str, tensor: Tensor) -> None:
-        """Put a parameter or a buffer into a slot."""
+        """Set a parameter or a buffer of a module."""
         slots: dict[str, Any] = module._buffers if name in module._buffers else module._parameters
         self._set(slots, name, tensor)
 
@@ -39,11 +39,12 @@ class Changes:
         setattr(target, name, value)
 
     def leave_fast_path(self, model: nn.Module, norms: Iterable[nn.Module]) -> None:
-        """Switch torch's fused Transformer layers off where they would pass one of the norms by.
+        """Switch off torch's fused Transformer layers where they would bypass one of the norms.
 
-        In evaluation without gradients `nn.TransformerEncoderLayer` computes LayerNorm by the
-        weights of whatever stands in `norm1` and `norm2`, and `nn.TransformerEncoder` hands its
-        layers a nested tensor and no mask. The attributes travel with copies of the model.
+        In evaluation without gradients `nn.TransformerEncoderLayer` computes LayerNorm with the
+        weights of the modules in `norm1` and `norm2`, whatever they are, and
+        `nn.TransformerEncoder` passes its layers a nested tensor and no mask. The attributes that
+        are set here are copied with the model.
         """
         wanted = {id(norm) for norm in norms}
         for module in model.modules():
@@ -58,24 +59,24 @@ class Changes:
                 self.set_attribute(module, attribute, off)
 
     def on_undo(self, step: Callable[[], None]) -> None:
-        """Also do this when everything is put back."""
+        """Register a function to be called on undo."""
         self._undo.append(step)
 
     @property
     def is_undone(self) -> bool:
-        """Was everything put back?"""
+        """Whether everything was undone."""
         return self._done
 
     def check_not_undone(self) -> None:
-        """Raise an InputError if everything was put back already."""
+        """Raise an InputError if everything was undone already."""
         if self._done:
             raise InputError("undo was called already: there is nothing left to be put back")
 
     def undo(self) -> None:
-        """Put everything back, last change first.
+        """Undo all changes, last change first.
 
         Raises:
-            InputError: it was put back already.
+            InputError: everything was undone already.
         """
         self.check_not_undone()
         self._done = True
@@ -97,18 +98,18 @@ class Changes:
 
 
 def parameter_like(value: Tensor, old: Tensor) -> Tensor:
-    """A value as a parameter or buffer of the old one's kind, type and device."""
+    """Return a value as a parameter or buffer with the kind, type and device of the old one."""
     new = value.to(old.device, old.dtype)
     return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
 def slot_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module and the attribute of a dotted name."""
+    """Return the parent module and the attribute of a dotted name."""
     path, _, attribute = name.rpartition(".")
     return model.get_submodule(path), attribute
 
 
 def empty_bias(size: int, like: Tensor) -> nn.Parameter:
-    """A bias of zeros that goes with a weight."""
+    """Return a bias of zeros that fits a weight."""
     zeros = torch.zeros(size, device=like.device, dtype=like.dtype)
     return nn.Parameter(zeros, like.requires_grad)

@@ -1,4 +1,4 @@
-"""Which norms of a model fold, by solving for scales and shifts until nothing contradicts."""
+"""Finding the norms of a model that fold, by solving for scales and shifts without conflicts."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from powernorm.surgery.verification import Examples
 from powernorm.surgery.weight_updates import Editor, Replacement, Slots, can_shift
 
 Tied = Literal["untie", "keep"]
-"""What to do where an embedding and a head are one tensor and need different values."""
+"""What to do if an embedding and a head share one tensor and need different values."""
 
 
 @dataclass
 class Folding:
-    """What was worked out.
+    """The solution: which norms fold, and how.
 
     Args:
         replacements: the parameters that get new values.
         affines: weight and bias of the norms that leave a multiply-add, by name.
         gone: the norms that leave nothing or a multiply-add.
         reasons: why the others do not fold.
-        into: the parameters that take up each norm.
+        into: the parameters that absorb each norm.
     """
 
     replacements: tuple[Replacement, ...] = ()
@@ -45,7 +45,7 @@ class Folding:
     into: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def structure(self, model: nn.Module) -> Structure:
-        """How the modules change, with every slot of the norms."""
+        """Return how the modules change, with every slot of the norms."""
         slots = list(model.named_modules(remove_duplicate=False))
         modules = dict(slots)
         norms: dict[str, Rest] = {}
@@ -73,14 +73,14 @@ def solve_fold(
 ) -> Folding:
     """Trace the model and find the changes that fold as many norms as possible.
 
-    Every norm that stands in the way of the others stays as a multiply-add per feature, which
-    makes what is before and what is behind it independent; then it is solved again.
+    Every norm that conflicts with the others stays as a multiply-add per feature, which makes its
+    two sides independent; then the system is solved again.
 
     Args:
         model: in evaluation mode.
         found: its norms.
-        statics: those among them that are static, by the name of what computes.
-        examples: arguments to trace it with.
+        statics: scale and shift of the static ones, by the name of the module that computes.
+        examples: arguments to trace the model with.
         tied: see `powernorm.plan_fold`.
     """
     names = list(statics)
@@ -114,7 +114,7 @@ class _Solver:
         self.kept: set[int] = set()
         self.bound: set[int] = set()
         self.untouchable: set[int] = set()
-        """Of the bound ones those that do not become a multiply-add either."""
+        """Indices of the bound norms that do not become a multiply-add either."""
         self.solution = Solution()
         self.replacements: list[Replacement] = []
         self._exclude(graph)
@@ -165,8 +165,8 @@ class _Solver:
     def _leave(self, conflict: FoldConflictError) -> None:
         index = conflict.index
         self.reasons[index] = conflict.reason
-        # A multiply-add takes the place of one of our norms only; and one that is used several
-        # times cannot take up different scales, so the values around it stay.
+        # Only norms of this library are replaced by a multiply-add. A norm that is used several
+        # times cannot absorb different scales, so the values around it stay.
         free = isinstance(self.norms[index], Norm) and len(self.uses[index]) == 1
         (self.kept if free else self.bound).add(index)
 
@@ -179,7 +179,7 @@ def _uses(relations: Relations) -> dict[int, list[Normed]]:
 
 
 class _Summary:
-    """Puts names to what the solver found."""
+    """The solver's result by names of norms and parameters."""
 
     def __init__(self, found: Sequence[FoundNorm], names: Sequence[str], solver: _Solver) -> None:
         self.found = found
@@ -210,7 +210,7 @@ class _Summary:
         return folding
 
     def _is_ours_and_bound(self, index: int) -> bool:
-        """Is it a norm of this library whose neighbors stay, so that it is a multiply-add?"""
+        """Return whether it is this library's norm with fixed neighbors, hence a multiply-add."""
         solver = self.solver
         norm = solver.norms[index]
         return (
@@ -221,7 +221,7 @@ class _Summary:
         )
 
     def _affine(self, index: int) -> Static:
-        """Weight and bias of a norm that stays, between reparametrized values."""
+        """Return weight and bias of a norm that stays, between reparametrized values."""
         solver = self.solver
         norm, use = solver.statics[index], solver.uses[index][0]
         scales, shifts = solver.solution.scales, solver.solution.shifts
@@ -231,7 +231,7 @@ class _Summary:
         return Static(scale, shift)
 
     def _around(self, uses: Sequence[Normed], changed: set[str]) -> tuple[str, ...]:
-        """The changed parameters next to a norm, through what hands features on."""
+        """Return the changed parameters next to a norm, across operators that pass features on."""
         relations, found = self.solver.relations, dict[str, None]()
         queue = [place for use in uses for place in (use.output, *use.inputs)]
         seen = set(queue)
@@ -257,7 +257,7 @@ _TORCH_BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.
 
 
 def statics_of(norms: Iterable[FoundNorm]) -> dict[str, Static]:
-    """Return what the static norms among these compute, by the name of what computes.
+    """Return scale and shift of the static norms among these, by the module that computes.
 
     Raises:
         InputError: one of them has never seen a batch, or its scales are not finite.
@@ -312,7 +312,7 @@ def static_of(found: FoundNorm) -> Static | None:
 
 
 def _why_not_static(found: FoundNorm) -> str:
-    """Say why a norm is no affine map per feature."""
+    """Return why a norm is not an affine map per feature."""
     if found.function:
         return f"{found.reason.partition(':')[0]}, which depends on each token in evaluation"
     norm = found.inner[1]
@@ -328,15 +328,18 @@ def _why_not_static(found: FoundNorm) -> str:
 
 
 def _feature_axis(norm: nn.Module) -> int:
-    """The dimension of the features in the input of a norm that may be static."""
+    """Return the dimension of the features in the input of a norm that may be static."""
     return norm.feature_dim if isinstance(norm, Norm) else 1
 
 
 def _does_more(norm: nn.Module) -> bool:
-    """Whether a call of the norm does more than its class says."""
+    """Return whether a call of the norm does more than its class defines."""
     return bool("forward" in norm.__dict__ or norm._forward_hooks or norm._forward_pre_hooks)
 
 
 def _hides_padding(norm: nn.Module) -> bool:
-    """Whether the norm sets padding to 0 in evaluation: with a mask that is no affine map."""
+    """Return whether the norm sets padding to 0 in evaluation.
+
+    With a mask such a norm is not an affine map.
+    """
     return isinstance(norm, BatchStatisticsNorm) and norm.floor

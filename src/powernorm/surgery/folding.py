@@ -35,9 +35,9 @@ class FoldReport:
 
     Args:
         model: the folded model.
-        rows: one a norm: `fold`, nothing is left, into these parameters; `swap`, a multiply-add per
-            feature is left in its place; `keep`. The reason says why it did not fold.
-        errors: differences from the original on the example inputs, one a type.
+        rows: one per norm: `fold`, nothing is left, absorbed by these parameters; `swap`, replaced
+            by a multiply-add per feature; `keep`. The reason says why it did not fold.
+        errors: differences from the original on the example inputs, one per type.
         structure: how the modules differ from the original's.
     """
 
@@ -48,7 +48,7 @@ class FoldReport:
     _changes: Changes = field(repr=False)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one a norm."""
+        """Return the table as dictionaries, one per norm."""
         return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
@@ -58,21 +58,21 @@ class FoldReport:
         """Write the folded model; `powernorm.load_folded` reads it.
 
         Args:
-            path: ends in `.safetensors`, or else it becomes a file of `torch.save`.
-            settings: anything that JSON can hold, kept beside it.
+            path: with the suffix `.safetensors` for that format, else a file of `torch.save`.
+            settings: anything that JSON can hold, stored with the model.
 
         Raises:
-            InputError: the file cannot be written, safetensors is missing, or it was undone.
+            InputError: the file cannot be written, safetensors is missing, or the fold was undone.
         """
         if self._changes.is_undone:
             raise InputError("this fold was undone: there is no folded model to save")
         save_folded(self.model, self.structure, path, settings)
 
     def undo(self) -> None:
-        """Give the model its norms and its very same parameters back.
+        """Restore the model's norms and its original parameter objects.
 
         Raises:
-            InputError: it was done already.
+            InputError: it was undone already.
         """
         self._changes.undo()
 
@@ -83,11 +83,11 @@ class FoldPlan:
 
     Args:
         model: the model.
-        rows: one a norm.
+        rows: one per norm.
         replacements: the parameters that get new values.
         structure: how the modules change.
         affines: weight and bias of the norms that leave a multiply-add.
-        statics: the norms that go, as they were when it was planned.
+        statics: the norms to be removed, as they were when the plan was made.
         examples: the example inputs.
     """
 
@@ -100,14 +100,14 @@ class FoldPlan:
     examples: Examples
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one a norm."""
+        """Return the table as dictionaries, one per norm."""
         return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
         return format_rows(self.rows)
 
     def apply(self, *, inplace: bool = True, verify: bool = True) -> FoldReport:
-        """Fold.
+        """Fold the norms.
 
         Args:
             inplace: change the model itself; False folds a copy.
@@ -116,7 +116,7 @@ class FoldPlan:
 
         Raises:
             InputError: the folded model's outputs differ, the weights do not fit into the model's
-                type, or the model has changed since it was planned; nothing has changed then.
+                type, or the model has changed since the plan was made; nothing has changed then.
         """
         self._check_unchanged()
         errors: tuple[Errors, ...] = ()
@@ -187,25 +187,25 @@ class FoldPlan:
 
 
 def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie") -> FoldPlan:
-    """Work out how the static norms of a model fold into the weights around them.
+    """Plan how the static norms of a model fold into the weights around them.
 
-    A static norm is `y = a ⊙ x + c` in evaluation. Every value of the folded model stands for
+    A static norm is `y = a ⊙ x + c` in evaluation. Every value s of the folded model stands for
     `A ⊙ s + B` of the original one, with A and B per feature such that each norm becomes the
-    identity and the weights around take up the rest: pre-norm, Linear → norm, post-norm by a
-    reparametrized stream, through reshapes, dropout and residual sums, into linear maps,
-    convolutions, embeddings and parameters.
+    identity and the weights around it absorb the rest. This covers pre-norm, Linear → norm, and
+    post-norm by a reparametrized stream, through reshapes, dropout and residual sums, into linear
+    maps, convolutions, embeddings and parameters.
 
     Args:
         model: in evaluation mode; it is not changed.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments
-            that the model takes. What it does with them is what is folded: other lengths and masks
-            work afterwards, but where the model's Python code goes other ways for other shapes,
-            arguments or values, give an example of the way that will be used (of more than one
-            token). Values inside the folded model are reparametrized, so that hidden states that
-            the example does not ask for are not the original's.
-        tied: where one tensor is the embedding and the head and the two need different values,
-            `untie` gives the head one of its own (memory for another table), `keep` leaves a
-            multiply-add in front of the head.
+            that the model takes. The computation on them is what is folded. Other lengths and
+            masks work afterwards. But if the model's Python code branches on shapes, arguments or
+            values, give an example of the branch that will be used (of more than one token).
+            Values inside the folded model are reparametrized, so that hidden states that the
+            example does not return differ from the original's.
+        tied: if one tensor is both the embedding and the head and the two need different values,
+            `untie` gives the head a tensor of its own (memory for another table), `keep` leaves a
+            multiply-add before the head.
 
     Raises:
         InputError: a model in training mode, uncalibrated statistics, scales that are not finite,
@@ -236,7 +236,7 @@ def fold(
 ) -> FoldReport:
     """Fold the static norms of a model into its weights, exactly, so that none is left.
 
-    `plan_fold` and its `apply` in one; see there for what is folded and how.
+    This is `plan_fold` followed by `apply`; see `plan_fold` for what is folded and how.
 
     Args:
         model: in evaluation mode, with trained or calibrated statistics.
@@ -246,11 +246,11 @@ def fold(
         tied: see `plan_fold`.
 
     Returns:
-        The report: the model, a row a norm (what was folded into what, what stayed and why), the
+        The report: the model, a row per norm (what was folded into what, what stayed and why), the
         measured errors, and `undo()`.
 
     Raises:
-        InputError: as `plan_fold`; or the outputs differ, and nothing has changed.
+        InputError: as in `plan_fold`; or the outputs differ, and nothing has changed.
 
     >>> model = torch.nn.Sequential(powernorm.BatchNorm(4), torch.nn.Linear(4, 2))
     >>> y = model(torch.randn(8, 4))
@@ -264,7 +264,7 @@ def fold(
 def _check(
     model: nn.Module, found: Sequence[FoundNorm], examples: Examples
 ) -> Mapping[str, Static]:
-    """The static norms by name, of a model that can be folded."""
+    """Return the static norms by name, after checking that the model can be folded."""
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise InputError(
             f"{type(model).__name__} is on the meta device and has no values to fold: load its "
@@ -304,6 +304,6 @@ def _row(found: FoundNorm, folding: Folding) -> NormRow:
     into = folding.into.get(name, ())
     if not reason:
         return replace(row, action="fold", into=into)
-    # The norm is gone even so, where something simpler could be put in its place.
+    # The norm also counts as removed if something simpler could replace it.
     is_simpler = name in folding.affines
     return replace(row, action="swap", into=("multiply-add", *into)) if is_simpler else row

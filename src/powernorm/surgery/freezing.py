@@ -1,4 +1,4 @@
-"""Training on with statistics that no longer move, at once or layer by layer."""
+"""Freezing running statistics for further training, at once or layer by layer."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
@@ -11,7 +11,7 @@ from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_count
 
 FreezingOrder = Literal["lowest_first", "highest_first"]
-"""Which end of the model a schedule begins at, in the order in which it registers its layers."""
+"""End of the model at which a schedule begins, in the order in which its layers are registered."""
 
 _PURPOSE = "to freeze"
 
@@ -25,25 +25,25 @@ class FreezingState(TypedDict):
 def freeze_statistics(
     model: nn.Module, names: Names | None = None, *, num_layers: int | None = None
 ) -> list[str]:
-    """Let layers use their running statistics in training too, and keep these as they are.
+    """Make layers use their running statistics in training too, and keep these fixed.
 
     A frozen layer computes the same in training and in evaluation, and if it is static it is an
-    affine map in both; γ and β learn on. It stays frozen through `model.train()`, copies, pickling
-    and `load_state_dict` into the same object (the flag is no part of a state dict), and
+    affine map in both; γ and β continue to learn. It stays frozen through `model.train()`, copies,
+    pickling and `load_state_dict` into the same object (the flag is not part of a state dict), and
     `powernorm.penalty` leaves it out.
 
     Args:
         model: any module.
         names: globs over module names; None means all layers with batch statistics.
-        num_layers: freeze this many layers only, the first in the order in which the model
-            registers them, which in all usual models is that of their calls.
+        num_layers: freeze only this many layers, the first in the order in which the model
+            registers them, which in all usual models is the order of their calls.
 
     Returns:
-        The names of all layers that were asked for, frozen before or now.
+        The names of all selected layers, frozen before or now.
 
     Raises:
-        InputError: no such layer, fewer than num_layers, or one whose running statistics are
-            still those it was made with. Nothing is frozen then.
+        InputError: no such layer, fewer than num_layers, or one whose running statistics still
+            have their initial values. Nothing is frozen then.
 
     >>> model = torch.nn.Sequential(powernorm.BatchNorm(4))
     >>> _ = model(torch.randn(8, 4))
@@ -83,19 +83,20 @@ def unfreeze_statistics(model: nn.Module, names: Names | None = None) -> list[st
 
 
 class StatisticsFreezing:
-    """Freezes the statistics of one layer after another while a model trains.
+    """Schedule that freezes the statistics of one layer after another while a model trains.
 
-    For fine-tuning a pretrained LayerNorm model into one with static norms: swap, calibrate, and
-    from step `start` on freeze a further layer every `every` steps, so that the layers above can
-    follow before it is their turn. When all are frozen the model trains as it will be evaluated.
-    What is frozen the layers themselves say: one that `unfreeze_statistics` has freed is due again.
+    Use it to fine-tune a pretrained LayerNorm model into one with static norms: swap, calibrate,
+    and from step `start` on freeze another layer every `every` steps, so that the layers above can
+    adapt before it is their turn. When all are frozen the model trains as it will be evaluated.
+    The layers themselves hold the frozen state: a layer that `unfreeze_statistics` has unfrozen is
+    due again.
 
     Args:
         model: any module.
         start: the step at which the first layer is frozen, ≥ 0.
         every: steps from one layer to the next, ≥ 1.
         order: from the lowest layer to the highest (the inputs of a frozen layer then come from
-            layers that no longer change in their statistics) or the other way.
+            layers whose statistics no longer change) or the reverse.
         names: globs over module names; None means all layers.
 
     Raises:
@@ -127,20 +128,20 @@ class StatisticsFreezing:
 
     @property
     def is_finished(self) -> bool:
-        """Are all layers frozen?"""
+        """Whether all layers are frozen."""
         return all(layer.is_frozen for layer in self._layers.values())
 
     def step(self, step: int) -> list[str]:
-        """Freeze what is due; call it before each update.
+        """Freeze the layers that are due; call it before each update.
 
         Args:
-            step: number of the update, ≥ 0; steps may be left out.
+            step: number of the update, ≥ 0; steps may be skipped.
 
         Returns:
             Names of the layers that this call froze.
 
         Raises:
-            InputError: no such number; a layer that is due has neither been trained nor calibrated.
+            InputError: not a step number; a layer that is due is neither trained nor calibrated.
         """
         step = check_count("step", step, 0)
         if step < self.start:
@@ -152,15 +153,15 @@ class StatisticsFreezing:
         return list(due)
 
     def state_dict(self) -> FreezingState:
-        """What is frozen now, for a checkpoint: a model's state dict does not say it."""
+        """Return which layers are frozen, for a checkpoint: a model's state dict lacks it."""
         return {"frozen": [name for name, layer in self._layers.items() if layer.is_frozen]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Freeze what had been frozen, and no other; load the model's own state dict first.
+        """Freeze exactly the layers that a state names; load the model's own state dict first.
 
         Raises:
-            InputError: no such state, that of another model, or a layer's statistics are not
-                loaded. Nothing has changed then.
+            InputError: it is no such state, or that of another model, or a layer's statistics are
+                not loaded. Nothing has changed then.
         """
         frozen = _names_in(state)
         unknown = [name for name in frozen if name not in self._layers]
@@ -175,7 +176,7 @@ class StatisticsFreezing:
 
 
 def _names_in(state: object) -> list[str]:
-    """The names of a state, or an InputError."""
+    """Return the layer names in a state, or raise an InputError."""
     names = state.get("frozen") if isinstance(state, Mapping) else None
     is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     if names is None or not is_list:
@@ -189,18 +190,18 @@ def _names_in(state: object) -> list[str]:
 
 
 def _unfreeze(model: nn.Module, layers: Mapping[str, BatchStatisticsNorm]) -> list[str]:
-    """Those of the layers that were frozen take the mode of their surroundings."""
+    """Unfreeze the layers that are frozen; each takes the mode of its parent."""
     frozen = {name: layer for name, layer in layers.items() if layer.is_frozen}
     parents = {child: module for module in model.modules() for child in module.children()}
     for layer in frozen.values():
-        # Some trainers write `training` past `train`, so that only the surroundings know.
+        # Some trainers set `training` without calling `train`, so that only the parent knows.
         parent = parents.get(layer)
         layer.unfreeze_statistics(None if parent is None else parent.training)
     return list(frozen)
 
 
 def _freeze(layers: Mapping[str, BatchStatisticsNorm]) -> None:
-    """All of them, or none."""
+    """Freeze all of the layers, or none on an error."""
     untrained = [name for name, layer in layers.items() if not int(layer.num_batches_tracked)]
     if untrained:
         raise InputError(

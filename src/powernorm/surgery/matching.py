@@ -1,4 +1,7 @@
-"""Fitting static norms to the outputs of a teacher's norms: from LayerNorm to none in one pass."""
+"""Fitting static norms to the outputs of a teacher's norms, to replace LayerNorm by static norms.
+
+One pass over the data for each layer.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from powernorm.surgery.populations import (
 )
 
 _CONSTANT: Final = 1e-6
-"""A feature whose deviation is below this share of its mean is constant up to rounding."""
+"""A feature whose deviation is below this fraction of its mean is constant up to rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +43,9 @@ class MatchRow(NormRow):
     """How well an affine map per feature reproduces a teacher's norm.
 
     Attributes:
-        tokens: valid tokens that it was fitted to, of all processes.
-        explained: share of the variance of the teacher's outputs that the map explains, over all
-            features; 1 is exact.
+        tokens: number of valid tokens that the map was fitted to, over all processes.
+        explained: fraction of the variance of the teacher's outputs that the map explains, over
+            all features; 1 is exact.
     """
 
     tokens: int
@@ -51,12 +54,12 @@ class MatchRow(NormRow):
 
 @dataclass(frozen=True)
 class MatchReport:
-    """One row a layer, in the order in which they were fitted."""
+    """Report with one row per layer, in the order in which the layers were fitted."""
 
     rows: tuple[MatchRow, ...]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one a layer."""
+        """Return the table as dictionaries, one per layer."""
         return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
@@ -72,22 +75,23 @@ def match_teacher(
     names: Names | None = None,
     on_progress: Progress | None = None,
 ) -> MatchReport:
-    """Make each static norm of a model reproduce, as well as it can, the teacher's norm there.
+    """Fit each static norm of a model to the teacher's norm of the same name.
 
-    A LayerNorm that is swapped to a static norm keeps γ and β, which then belong to features of
-    unit variance, and the model's outputs are far off. This finds, per feature and by least squares
-    over all valid tokens, the a and c with which `a x + c` comes nearest to what the norm of the
-    same name in the teacher puts out, where x is the model's own input of the norm, behind norms
-    that were fitted before. The layer's statistics become those of x, and γ, β such that in
-    evaluation `y = a x + c`. A start for distillation, and often nearly all of it. A feature of x
-    that is constant (up to 1e-6 of its mean) gets a = 0, because the slope there would be noise.
+    A LayerNorm that is swapped to a static norm keeps γ and β, which then apply to features of
+    unit variance, so that the model's outputs are far off. This function finds, per feature and by
+    least squares over all valid tokens, the a and c for which `a x + c` is closest to the output of
+    the teacher's norm of the same name. Here x is the model's own input of the norm, computed with
+    the norms that were fitted before. The layer's statistics become those of x, and γ, β are set
+    such that in evaluation `y = a x + c`. This is an initialization for distillation, and often
+    achieves most of it. A feature of x that is constant (up to 1e-6 of its mean) gets a = 0,
+    because the slope there would be noise.
 
     Args:
         model: a swapped *copy* of the teacher (`copy.deepcopy` before the swap), with static
             norms; all layers of batch statistics. It may be compiled, and so may the teacher.
         teacher: the model as it was; both take the same batches.
-        batches: each on the models' device; gone through once a layer, the first batch once more
-            before that; calls of the model tell its norms about padding as in training.
+        batches: each on the models' device; one pass per layer, and the first batch once more
+            before that; calls of the model give its norms padding masks as in training.
         forward: runs a model on a batch. None calls `model(batch)` for a tensor, `model(*batch)`
             for a tuple or list and `model(**batch)` for a mapping.
         names: globs over module names; the other layers evaluate as they are.
@@ -96,15 +100,16 @@ def match_teacher(
     Raises:
         InputError: a layer that is not static or has no γ and β or shares them (within the model
             or with the teacher), a teacher without a module of its name or of other shapes, no
-            batch, no valid token, data that can be gone through only once. Nothing has changed
+            batch, no valid token, data that can be iterated over only once. Nothing has changed
             then.
 
     State:
-        The running statistics, γ and β of the layers; what has seen no batch counts one.
+        Writes the running statistics, γ and β of the layers; a layer that has not seen a batch
+        counts one.
 
     Distributed:
         Sums are merged over each layer's process group. Processes may have different numbers of
-        batches, or none, but all have to call this.
+        batches, or none, but all have to call this function.
 
     >>> teacher = torch.nn.Sequential(torch.nn.LayerNorm(4))
     >>> model = torch.nn.Sequential(powernorm.BatchNorm(4))
@@ -168,10 +173,10 @@ class _Sums:
     name: str
     moments: Moments | None = None
     products: Tensor | None = None
-    """Rows: Σ y, Σ y², Σ x y."""
+    """Sums with rows Σ y, Σ y², Σ x y."""
 
     def add(self, call: NormCall, y: Tensor, dim: int) -> None:
-        """Take up a call of the norm and the teacher's output, whose features are in `dim`."""
+        """Add a call of the norm and the teacher's output, whose features are in `dim`."""
         x, mask = call.x, call.padding_mask
         if has_dim(y, dim):
             y = features_last(y, dim)
@@ -196,7 +201,7 @@ class _Sums:
         run: Forward,
         taught: nn.Module,
     ) -> None:
-        """Go through the data once; `taught` is the teacher's norm."""
+        """Add the sums of one pass over the data; `taught` is the teacher's norm."""
         calls: list[NormCall] = []
         outputs: list[Tensor] = []
         dim = layers[self.name].feature_dim
@@ -228,7 +233,7 @@ class _Sums:
                 outputs.clear()
 
     def fit(self, layer: BatchStatisticsNorm) -> _Fit:
-        """Least squares over the sums of all processes."""
+        """Return the least-squares fit over the sums of all processes."""
         device = layer.num_batches_tracked.device
         moments = self.moments or Moments.zero(layer.num_features, device)
         products = self.products
@@ -253,7 +258,7 @@ def _order(
     batches: Iterable[Any],
     run: Forward,
 ) -> list[str]:
-    """The layers in the order of their first calls on the first batch."""
+    """Return the layers in the order of their first calls on the first batch."""
     called: dict[str, None] = {}
 
     def note(call: NormCall) -> None:
@@ -289,7 +294,7 @@ def _check_layers(
 def _check_own(
     model: nn.Module, layers: Mapping[str, BatchStatisticsNorm], teacher: nn.Module
 ) -> None:
-    """Raises where fitting one layer would change another, or the teacher."""
+    """Raise an InputError if fitting one layer would change another, or the teacher."""
     if teacher is model:
         raise InputError(
             "teacher is the model itself, which has to stay as it was: "
@@ -314,7 +319,10 @@ def _check_own(
 
 
 def _holders(model: nn.Module) -> dict[object, list[str]]:
-    """The names under which modules hold each parameter; a module that is used twice is one."""
+    """Return the names under which modules hold each parameter.
+
+    A module that is used twice counts once.
+    """
     found: dict[object, list[str]] = {}
     for name, module in modules_by_name(model).items():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -323,13 +331,16 @@ def _holders(model: nn.Module) -> dict[object, list[str]]:
 
 
 def _place(parameter: Tensor) -> object:
-    """Equal where the memory is: `load_state_dict(assign=True)` makes new objects around old."""
+    """Return a key that is equal for parameters in the same memory.
+
+    `load_state_dict(assign=True)` makes new objects around the same memory.
+    """
     return parameter.device, parameter.data_ptr() or id(parameter)
 
 
 @torch.no_grad()
 def _adopt(layer: BatchStatisticsNorm, fit: _Fit) -> None:
-    """Statistics of the input, then γ and β such that y = a x + c in evaluation."""
+    """Write the input's statistics, then γ and β such that y = a x + c in evaluation."""
     assert layer.weight is not None
     assert layer.bias is not None
     adopt_statistics(layer, evaluated_statistics(layer, fit.moments))

@@ -1,4 +1,4 @@
-"""The operators whose weights can take up a scale and a shift per feature."""
+"""The operators whose weights can absorb a scale and a shift per feature."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class TensorPart:
     """Rows of a parameter or buffer, as an operator sees it.
 
     Args:
-        name: of the parameter.
+        name: name of the parameter or buffer.
         rows: range of its first dimension.
-        transposed: does the operator see the transposed matrix?
+        transposed: whether the operator sees the transposed matrix.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Operation:
     path: str
     """Name of the module that calls it."""
     reads: Place | None
-    """Its input's features, None for an embedding and a value."""
+    """Features of its input, None for an embedding and a value."""
     writes: Place
-    """Its output's features."""
+    """Features of its output."""
     weight: TensorPart
     bias: TensorPart | None = None
     padded: bool = False
-    """Does a convolution add zeros around its input?"""
+    """Whether a convolution pads its input with zeros."""
 
 
 _SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
@@ -56,7 +56,7 @@ _WEIGHT_AT = {"linear": 1, "mm": 1, "matmul": 1, "addmm": 2}
 
 
 def operation_of(node: fx.Node, trace: Trace) -> Operation | None:
-    """The operation of a node, None where it is none or its weight is computed."""
+    """Return the operation of a node, None if it is none or its weight is computed."""
     if node.op != "call_function":
         return None
     name = operator_name(node)
@@ -102,7 +102,7 @@ def _convolution(node: fx.Node, trace: Trace) -> Operation | None:
         return None
     padding = arguments.get(4, 0)
     padded = padding not in ("valid",) and (isinstance(padding, str) or any(integers(padding)))
-    # Without a batch there is one axis less in front.
+    # Without a batch there is one leading axis less.
     channels = len(shape_of(node)) - 1 - _SPATIAL[operator_name(node)]
     read, written = Place(_node(arguments[0]), channels), Place(node, channels)
     return Operation(node, "convolution", trace.path_of(node), read, written, weight, bias, padded)
@@ -122,7 +122,7 @@ _SAME_SHAPE = frozenset({"view", "reshape", "_unsafe_view", "to", "_to_copy", "e
 
 
 def part_of(value: object, trace: Trace) -> TensorPart | None:
-    """What a node is of the model's parameters: all of one, some rows, transposed or not."""
+    """Return the parameter part that a node is: all rows or some, transposed or not; or None."""
     if not isinstance(value, fx.Node):
         return None
     name = trace.tensor_of(value)
@@ -167,7 +167,7 @@ def _slice(value: fx.Node, inner: TensorPart) -> TensorPart | None:
 
 
 def _piece(value: fx.Node, trace: Trace) -> TensorPart | None:
-    """One of the row blocks that a packed projection is split into."""
+    """Return one of the row blocks that a packed projection is split into, or None."""
     split, index = value.args
     if not isinstance(split, fx.Node) or value.target is not operator.getitem:
         return None

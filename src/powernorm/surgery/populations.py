@@ -1,4 +1,4 @@
-"""Statistics of a whole population: what goes into layers that evaluate, and their buffers."""
+"""Statistics of a whole population: measured on the inputs of evaluating layers, and written."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,11 +23,11 @@ Buffers = Mapping[str, Tensor]
 def evaluating(
     layers: Mapping[str, BatchStatisticsNorm], look: Callable[[NormCall], None]
 ) -> Iterator[None]:
-    """In the block let all layers evaluate, and show `look` each call before it runs."""
+    """Let all layers evaluate in the block, and pass each call to `look` before it runs."""
 
     def before(call: NormCall) -> None:
-        # Between its calls a layer counts as in training: swapped models hand their mask to norms
-        # only where some of them train.
+        # Between its calls a layer counts as in training: swapped models pass their mask to norms
+        # only if some of them train.
         call.module.training = False
         look(call)
 
@@ -41,9 +41,9 @@ def evaluating(
 
 @contextmanager
 def evaluating_by_batches(layers: Mapping[str, BatchStatisticsNorm]) -> Iterator[None]:
-    """In the block all layers evaluate, each call by its own statistics, whatever the norm.
+    """Let all layers evaluate in the block, each call by its own statistics, for every norm.
 
-    Training mode would not do: some norms normalize by running statistics in training too. The
+    Training mode would not work: some norms normalize by running statistics in training too. The
     layers' buffers are written, the caller restores them.
     """
 
@@ -57,18 +57,18 @@ def evaluating_by_batches(layers: Mapping[str, BatchStatisticsNorm]) -> Iterator
 def order_of_calls(
     layers: Mapping[str, BatchStatisticsNorm], called: Iterable[str], batches: str
 ) -> list[str]:
-    """The names of all layers in the order of their first calls, the same in all processes.
+    """Return the names of all layers in the order of their first calls, equal in all processes.
 
     Args:
         layers: by name.
-        called: names in the order of their first calls here; none in a process without data.
+        called: names in the order of their first calls here; empty in a process without data.
         batches: what the layers should have been called on, for the message ("no batch went").
 
     Raises:
-        InputError: a layer that no process has called, in all processes alike.
+        InputError: a layer that no process has called; raised in all processes.
 
     Distributed:
-        One exchange a layer, in the order of `layers`; all processes have to come here.
+        One exchange per layer, in the order of `layers`; all processes have to call this function.
     """
     last = len(layers)
     positions = {name: float(index) for index, name in enumerate(called)}
@@ -88,13 +88,13 @@ def order_of_calls(
 
 
 def check_not_empty(num_batches: int, layers: Mapping[str, BatchStatisticsNorm]) -> None:
-    """Raises where there was no batch, unless other processes may have had some."""
+    """Raise an InputError if there was no batch, unless other processes may have had some."""
     if not num_batches and not any(layer.group_name for layer in layers.values()):
         raise InputError("batches is empty: give data, best dozens of batches")
 
 
 def statistics_of(layer: BatchStatisticsNorm, moments: Moments, *, unbiased: bool) -> Buffers:
-    """The buffers that the layer evaluates by, in float64."""
+    """Return the buffers that the layer evaluates by, in float64."""
     if not isinstance(layer, CenteredNorm):
         return {"running_second_moment": moments.second_moment}
     var = layer.running_target(moments.var, moments.count) if unbiased else moments.var
@@ -102,13 +102,13 @@ def statistics_of(layer: BatchStatisticsNorm, moments: Moments, *, unbiased: boo
 
 
 evaluated_statistics: Final = partial(statistics_of, unbiased=True)
-"""The buffers of a population, as evaluation wants them."""
+"""`statistics_of` a population as evaluation uses them."""
 
 
 def write_statistics(
     layer: BatchStatisticsNorm, statistics: Buffers, wanted: Tensor | None = None
 ) -> None:
-    """Write a layer's buffers in place, only where a 0-d tensor says so if one is given."""
+    """Write a layer's buffers in place; if `wanted` (0-d) is given, only if it is true."""
     for name, value in statistics.items():
         buffer = layer.get_buffer(name)
         value = value.to(buffer.dtype)
@@ -116,13 +116,13 @@ def write_statistics(
 
 
 def adopt_batch(layer: BatchStatisticsNorm, moments: Moments) -> None:
-    """Write a batch's own statistics, unless it has no valid token: all norms evaluate by them."""
+    """Write a batch's own statistics, which all norms can evaluate by, if it has a valid token."""
     write_statistics(layer, statistics_of(layer, moments, unbiased=False), moments.count > 0)
 
 
 @torch.no_grad()
 def adopt_statistics(layer: BatchStatisticsNorm, statistics: Buffers) -> None:
-    """Write a layer's buffers for good: it counts as trained from now on."""
+    """Write a layer's buffers permanently: it counts as trained from now on."""
     write_statistics(layer, statistics)
     if isinstance(layer, MovingAverageBatchNorm) and not layer.num_batches_tracked:
         layer.window_second_moment.copy_(layer.running_second_moment.expand(layer.window, -1))
@@ -130,7 +130,7 @@ def adopt_statistics(layer: BatchStatisticsNorm, statistics: Buffers) -> None:
 
 
 def check_population(name: str, layer: BatchStatisticsNorm, moments: Moments) -> None:
-    """Raises unless a population can be evaluated by."""
+    """Raise an InputError unless the population's statistics can be used for evaluation."""
     if not moments.count:
         raise InputError(
             f"the batches hold no valid token for layer {name!r}: every position is padding; check "

@@ -1,4 +1,4 @@
-"""What a graph says about scale and shift of the features that flow through it.
+"""What a graph implies for scale and shift of the features that flow through it.
 
 In the folded model every value s stands for a value y of the original one by `y = A ⊙ s + B` along
 the axis of its features. Each operator relates the (A, B) of its operands to those of its output.
@@ -39,7 +39,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Sum:
-    """A is that of every term, the B add up."""
+    """The output has the A of every term, and the sum of their B."""
 
     output: Place
     inputs: tuple[Place, ...]
@@ -50,8 +50,8 @@ class Sum:
 class Homogeneous:
     """A stays; B has to be 0 on both sides: a mask, a sum over tokens, a factor.
 
-    Also of a plain number: it may have been made from a shape or an argument of this very call, and
-    only what does not depend on its value holds for other calls.
+    This includes a factor that is a plain number: it may come from a shape or an argument of this
+    call, and only what does not depend on its value holds for other calls.
     """
 
     output: Place
@@ -69,19 +69,19 @@ class Normed:
 
 @dataclass(frozen=True)
 class Affine:
-    """An operator with weights, which can take up any A and B on its two sides."""
+    """An operator with weights, which can absorb any A and B on its two sides."""
 
     operation: Operation
 
     @property
     def inputs(self) -> tuple[Place, ...]:
-        """The features that it reads, if any."""
+        """Features that the operator reads, if any."""
         place = self.operation.reads
         return () if place is None else (place,)
 
     @property
     def output(self) -> Place:
-        """The features that it writes."""
+        """Features that the operator writes."""
         return self.operation.writes
 
 
@@ -93,19 +93,19 @@ class Relations:
     """All relations around the norms of a graph."""
 
     producers: dict[Place, Relation] = field(default_factory=dict)
-    """By the features they write."""
+    """Relations by the features that they write."""
 
     fixed: dict[Place, str] = field(default_factory=dict)
-    """Features that have to be the original ones (A = 1, B = 0), with the reason."""
+    """Features that must equal the original ones (A = 1, B = 0), with the reason."""
 
     places: list[Place] = field(default_factory=list)
     """All features, in the order of the graph."""
 
     readers: dict[Place, list[Relation]] = field(default_factory=dict)
-    """The relations that read features."""
+    """Relations by the features that they read."""
 
     def all(self) -> Iterator[Relation]:
-        """Each relation once, in the order of the graph."""
+        """Yield each relation once, in the order of the graph."""
         seen: set[int] = set()
         for place in self.places:
             for relation in (self.producers.get(place), *self.readers.get(place, ())):
@@ -114,7 +114,7 @@ class Relations:
                     yield relation
 
     def norms(self) -> Iterator[Normed]:
-        """The uses of norms, in the order of the graph."""
+        """Yield the uses of norms, in the order of the graph."""
         return (relation for relation in self.all() if isinstance(relation, Normed))
 
 
@@ -123,7 +123,7 @@ def relate(trace: Trace, feature_axes: Sequence[int]) -> Relations:
 
     Args:
         trace: the graph.
-        feature_axes: of each norm by its index, the dimension of its features.
+        feature_axes: the dimension of the features of each norm, by the norm's index.
     """
     return _Explorer(trace, feature_axes).explore()
 
@@ -168,13 +168,13 @@ class _Explorer:
         self.found.producers[relation.output] = relation
         for place in dict.fromkeys(relation.inputs):
             self.found.readers.setdefault(place, []).append(relation)
-        # The other side of an operator with weights is another matter, unless a norm is there.
+        # The other side of an operator with weights is independent, unless a norm is there.
         if not isinstance(relation, Affine):
             for place in (relation.output, *relation.inputs):
                 self._see(place)
 
     def _look_up(self, place: Place) -> None:
-        """Relate features to what writes them."""
+        """Relate features to the operator that writes them."""
         node = place.node
         if node.op == "placeholder":
             self._look_up_tensor(place)
@@ -214,7 +214,7 @@ class _Explorer:
         return operator_name(node) + (f" in {path}" if path else "")
 
     def _relation(self, node: fx.Node, output: Place | None, read: Place | None) -> Relation | None:
-        """The relation of an operator, met at its output or at an operand; None for others."""
+        """Return the relation of an operator, reached at its output or at an operand, or None."""
         if node.target is MARK:
             return self._norm(node)
         if not holds_floats(node):
@@ -241,7 +241,7 @@ class _Explorer:
         return Normed(Place(node, axis), (Place(inner, axis),), index)
 
     def _output_of(self, node: fx.Node, name: str, read: Place) -> Place | None:
-        """Where an operator puts the features that it reads."""
+        """Return the place of an operator's output for the features that it reads, or None."""
         axis: int | None = None
         if passes(node):
             axis = across(node, read.axis, forward=True) if operand_of(node) is read.node else None
@@ -274,7 +274,7 @@ class _Explorer:
         operands = node.args[0]
         if axis is None or not isinstance(operands, Sequence):
             return None
-        # Empty caches are put in front of keys and values.
+        # Empty caches are concatenated before keys and values.
         nodes = [item for item in operands if isinstance(item, fx.Node)]
         if any(len(shape_of(item)) <= axis for item in nodes):
             return None
@@ -282,7 +282,7 @@ class _Explorer:
 
 
 def _terms(node: fx.Node, output: Place, factor: float) -> Relation | None:
-    """`x + factor y`, both with the features."""
+    """Return the relation of `x + factor y`, where both have the features."""
     places: list[Place] = []
     for operand in node.args[:2]:
         if not isinstance(operand, fx.Node):
@@ -322,7 +322,10 @@ def _multiplied(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
 def _by_tensor(
     node: fx.Node, output: Place, x: fx.Node, factor: fx.Node, trace: Trace
 ) -> Relation | None:
-    """A product with a factor per token, or with a parameter per feature (LayerScale)."""
+    """Return the relation of a product with a factor per token or a parameter per feature.
+
+    The latter is LayerScale.
+    """
     axis = across_broadcast(node, x, output.axis)
     if axis is None:
         return None
@@ -355,7 +358,7 @@ def _negated(node: fx.Node, output: Place, trace: Trace) -> Relation:
 
 
 def _masked(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
-    """`masked_fill(x, mask, 0)` with one mask for all features."""
+    """Return the relation of `masked_fill(x, mask, 0)` with one mask for all features, or None."""
     del trace
     x, mask, value = node.args
     if not isinstance(x, fx.Node) or not isinstance(mask, fx.Node) or value != 0:

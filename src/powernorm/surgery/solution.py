@@ -1,4 +1,4 @@
-"""Scale and shift of every value of the folded model, from the relations of its graph."""
+"""Solving for scale and shift of every value of the folded model, from its graph's relations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FoldConflictError(Exception):
     """A norm cannot be folded together with the others.
 
     Args:
-        index: of the norm.
+        index: index of the norm.
         reason: why, for the user.
     """
 
@@ -43,7 +43,7 @@ class Static:
     shift: Tensor
 
     def equals(self, other: Static) -> bool:
-        """Are both the same?"""
+        """Return whether both are the same."""
         return torch.equal(self.scale, other.scale) and torch.equal(self.shift, other.shift)
 
 
@@ -52,11 +52,12 @@ class Problem:
     """What is known before solving.
 
     Args:
-        relations: of the graph.
-        norms: by index.
+        relations: the relations of the graph.
+        norms: the static norms by index.
         kept: norms that stay as a multiply-add of their own, whose sides are independent.
         bound: norms that stay as they are, whose sides are the original values.
-        shiftable: can an operation with weights add a constant (has it a bias, or a place for it)?
+        shiftable: returns whether an operation with weights can add a constant (has a bias, or a
+            place for it).
     """
 
     relations: Relations
@@ -66,15 +67,15 @@ class Problem:
     shiftable: Mapping[int, bool]
 
     def folds(self, index: int) -> bool:
-        """Does the norm vanish?"""
+        """Return whether the norm is removed entirely."""
         return index not in self.kept and index not in self.bound
 
     def can_shift(self, relation: Affine) -> bool:
-        """Can an operation take up a shift?"""
+        """Return whether an operation can absorb a shift."""
         return self.shiftable[id(relation.operation)]
 
     def fixed(self) -> dict[Place, str]:
-        """Features that have to be the original ones, with the reason."""
+        """Return the features that must equal the original ones, with the reason."""
         fixed = dict(self.relations.fixed)
         for use in self.relations.norms():
             if use.index in self.bound:
@@ -85,24 +86,24 @@ class Problem:
 
 @dataclass
 class Solution:
-    """A and B of every value: the original one is `scale ⊙ s + shift`; None is 1, or 0."""
+    """A and B of every value: the original is `scale ⊙ s + shift`; None is scale 1, or shift 0."""
 
     scales: dict[Place, Tensor] = field(default_factory=dict)
     shifts: dict[Place, Tensor] = field(default_factory=dict)
 
 
 def solve(problem: Problem) -> Solution:
-    """Scales and shifts that fold every norm that is neither kept nor bound.
+    """Return scales and shifts that fold every norm that is neither kept nor bound.
 
     Raises:
-        FoldConflictError: there are none; names a norm that stands in the way.
+        FoldConflictError: there are none; names a norm that causes the conflict.
     """
     scales = _Scales(problem).solve()
     return Solution(scales, _Shifts(problem, scales).solve())
 
 
 class _Scales:
-    """Classes of values whose scales hang together by known ratios (union-find)."""
+    """Classes of values whose scales are linked by known ratios (union-find)."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -126,7 +127,7 @@ class _Scales:
         return scales
 
     def _root(self, place: Place) -> tuple[Place, Tensor | None]:
-        """The root of a place and the ratio of its scale to that of the root."""
+        """Return the root of a place and the ratio of its scale to that of the root."""
         ratio: Tensor | None = None
         while place in self.parents:
             place, step = self.parents[place]
@@ -135,7 +136,7 @@ class _Scales:
         return place, ratio
 
     def _join(self, place: Place, other: Place, factor: Tensor | None) -> bool:
-        """State `A(place) = factor ⊙ A(other)`; False where it contradicts what is known."""
+        """Add `A(place) = factor ⊙ A(other)`; return False if it contradicts what is known."""
         (root, ratio), (base, base_ratio) = self._root(place), self._root(other)
         step = _times(_times(factor, base_ratio), _inverse(ratio))
         if root == base:
@@ -164,7 +165,7 @@ class _Scales:
             raise FoldConflictError(use.index, self._contradiction(use))
 
     def _needs_inverse(self, place: Place) -> bool:
-        """Is anything but operators with weights behind a norm?"""
+        """Return whether anything but operators with weights follows a norm."""
         root, _ = self._root(place)
         relations = self.problem.relations
         members = [other for other in relations.places if self._root(other)[0] == root]
@@ -178,7 +179,7 @@ class _Scales:
         )
 
     def _is_left(self, relation: Relation | None) -> bool:
-        """Is it a norm that stays as a multiply-add, whose weights are divided by the scale?"""
+        """Return whether it is a norm that stays as a multiply-add, divided by the scale."""
         return isinstance(relation, Normed) and relation.index in self.problem.kept
 
     def _contradiction(self, use: Normed) -> str:
@@ -229,7 +230,7 @@ def _is_one(value: Tensor | None) -> bool:
 
 
 def nearest_norm(problem: Problem, place: Place) -> int:
-    """The folded norm that is the fewest operators away, those before the place first.
+    """Return the folded norm that is the fewest operators away, those before the place first.
 
     Raises:
         LookupError: there is none.
@@ -255,17 +256,17 @@ def nearest_norm(problem: Problem, place: Place) -> int:
 
 
 class _Shifts:
-    """Forward through the graph, then fixed where a shift must not be."""
+    """Shifts, propagated forward through the graph, then corrected where they must vanish."""
 
     def __init__(self, problem: Problem, scales: Mapping[Place, Tensor]) -> None:
         self.problem = problem
         self.scales = scales
         self.fixed = problem.fixed()
         self.hopeless: set[Place] = set()
-        """Places before which nothing can take up a shift."""
+        """Places before which nothing can absorb a shift."""
 
         self.chosen: dict[Place, Tensor] = {}
-        """What operations with weights and kept norms are made to add."""
+        """Shifts chosen for operations with weights and for kept norms."""
 
     def solve(self) -> dict[Place, Tensor]:
         shifts = self._forward()
@@ -284,7 +285,7 @@ class _Shifts:
             shifts = self._forward()
             if not all(_equal(shifts[p], self._target(other, shifts)) for p, other in met):
                 self._fail(place)
-        # Rounding may have left a trace of what cancels.
+        # Rounding may have left small remainders of shifts that cancel.
         return {**shifts, **{place: _ZERO for place, like in met if like is None}}
 
     def _target(self, like: Place | None, shifts: Mapping[Place, Tensor]) -> Tensor:
@@ -296,7 +297,7 @@ class _Shifts:
         raise FoldConflictError(index, f"its shift has nowhere to go: {reason}")
 
     def _demands(self) -> list[tuple[Place, Place | None]]:
-        """Places whose shift has to be 0, or that of another place, in the order of the graph."""
+        """Return places whose shift must be 0, or that of another place, in graph order."""
         demands: list[tuple[Place, Place | None]] = []
         relations = self.problem.relations
         for place in relations.places:
@@ -342,7 +343,7 @@ class _Shifts:
         return norm.scale * before[0] + norm.shift
 
     def _settle(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
-        """Make the shift of a place the target by the nearest operation before it."""
+        """Bring the shift of a place to the target by the nearest operation before it."""
         if place in self.hopeless:
             return False
         done = self._settle_by(place, target, shifts)
@@ -385,7 +386,7 @@ class _Shifts:
         readers = self.problem.relations.readers
         terms = sorted(
             zip(producer.factors, producer.inputs, strict=True),
-            # A branch is read by the sum alone, the stream also by what comes after.
+            # A branch is read by the sum alone, the stream also by later operators.
             key=lambda term: (len(term[1].node.users), len(readers.get(term[1], ()))),
         )
         return any(

@@ -1,4 +1,4 @@
-"""Folded models in files: their weights, and how they differ from the original architecture."""
+"""Saving and loading folded models: weights, and the changes of the original architecture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FoldedFile:
     Args:
         structure: how the model differs from the original architecture.
         state_dict: its parameters and buffers by name.
-        settings: what the writer added, such as the configuration of the architecture.
+        settings: the writer's settings, such as the configuration of the architecture.
     """
 
     structure: Structure
@@ -40,14 +40,14 @@ def save_folded(
     path: str | Path,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a folded model: a plain state dict with the structure beside it.
+    """Write a folded model: a plain state dict together with the structure.
 
     Args:
         model: the folded model.
-        structure: of its fold's report.
-        path: a name that ends in `.safetensors` gives that format (needs the package safetensors),
-            any other a file of `torch.save`.
-        settings: anything that JSON can hold, kept beside it.
+        structure: from the report of its fold.
+        path: with the suffix `.safetensors` for that format (needs the package safetensors), else
+            a file of `torch.save`.
+        settings: anything that JSON can hold, stored with the model.
 
     Raises:
         InputError: the file cannot be written, or safetensors is missing.
@@ -81,7 +81,7 @@ def read_folded(path: str | Path) -> FoldedFile:
     """Read a file of `save_folded`.
 
     Raises:
-        InputError: it is missing, damaged or something else.
+        InputError: the file is missing, damaged or not of this format.
     """
     path = Path(path)
     if not path.is_file():
@@ -115,8 +115,8 @@ def load_folded(model: nn.Module, path: str | Path) -> nn.Module:
         The model, in evaluation mode.
 
     Raises:
-        InputError: the file is none, or was made from another architecture; the model is as
-            before then.
+        InputError: it is no such file, or was made from another architecture; the model is
+            unchanged then.
     """
     content = read_folded(path)
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -151,7 +151,7 @@ def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> st
 
 
 def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, each once, and the names that share one with an earlier name."""
+    """Return the tensors, each once, and the names that share one with an earlier name."""
     kept: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}

@@ -1,4 +1,4 @@
-"""How the modules of a folded model differ from those of the original one, and what they hold."""
+"""Structure of a folded model: how its modules differ from the original's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_
 
 
 class FoldedNorm(nn.Module):
-    """Where a norm was folded into its neighbors: gives its input, and takes a norm's arguments.
+    """Identity in place of a norm that was folded into its neighbors; takes a norm's arguments.
 
     Shape:
         x (..., C), output as x; with a residual (x + residual, x + residual), as every norm.
@@ -29,7 +29,7 @@ class FoldedNorm(nn.Module):
         padding_mask: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The input itself, or its sum with the residual, twice."""
+        """Return the input itself, or its sum with the residual, twice."""
         del padding_mask
         if residual is None:
             return x
@@ -38,13 +38,13 @@ class FoldedNorm(nn.Module):
 
 
 class FeatureAffine(nn.Module):
-    """One multiply-add per feature, for a static norm that no neighbor could take up.
+    """One multiply-add per feature, for a static norm that no neighbor could absorb.
 
     Args:
         num_features: C.
         feature_dim: the dimension of x that holds the features.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: type of the parameters.
 
     Shape:
         x (..., C), output as x; with a residual (y, x + residual), as every norm.
@@ -69,7 +69,7 @@ class FeatureAffine(nn.Module):
         padding_mask: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`weight ⊙ x + bias`."""
+        """Return `weight ⊙ x + bias`."""
         del padding_mask
         total = x if residual is None else x + residual
         beyond = (-1 if self.feature_dim < 0 else total.ndim - 1) - self.feature_dim
@@ -78,7 +78,7 @@ class FeatureAffine(nn.Module):
         return y if residual is None else (y, total)
 
     def extra_repr(self) -> str:
-        """Number of features, and their dimension."""
+        """Return the number of features, and their dimension."""
         dim = "" if self.feature_dim == LAST else f", feature_dim={self.feature_dim}"
         return f"{self.weight.shape[0]}{dim}"
 
@@ -93,10 +93,10 @@ class Structure:
     Args:
         norms: what is left of the norms, by name.
         features: number of features of those that leave a multiply-add.
-        biases: sizes of the biases that are made, by name.
-        untied: parameters that are no longer one with others.
-        feature_dims: the dimension of the features of those that leave a multiply-add, where it
-            is not the last.
+        biases: sizes of the biases that are added, by name.
+        untied: parameters that no longer share a tensor with others.
+        feature_dims: the dimension of the features of those that leave a multiply-add, if it is
+            not the last.
     """
 
     norms: Mapping[str, Rest]
@@ -106,12 +106,12 @@ class Structure:
     feature_dims: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the structure as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Structure:
-        """From JSON."""
+        """Return the structure from JSON values."""
         found = cls(
             dict(values["norms"]),
             {str(name): int(size) for name, size in values["features"].items()},
@@ -126,10 +126,10 @@ class Structure:
 
 
 def build_structure(model: nn.Module, structure: Structure) -> Changes:
-    """Give a model the modules and parameters of its folded form; their values come afterwards.
+    """Give a model the modules and parameters of its folded form; values are set afterwards.
 
     Returns:
-        What puts the model back.
+        The changes, which can be undone.
 
     Raises:
         InputError: the model has no such module.
@@ -144,7 +144,7 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
         if id(norm) not in made:
             made[id(norm)] = _rest(norm, rest, structure, name, model)
         changes.set_module(parent, attribute, made[id(norm)])
-    # What handed masks to the norms has no one to hand them to.
+    # The hooks that passed masks to the norms have no receiver any more.
     changes.on_undo(retire_owners(model))
     for name, size in structure.biases.items():
         module, attribute = slot_of(model, name)
@@ -160,7 +160,7 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
 
 
 def _stop_tying(model: nn.Module, changes: Changes) -> None:
-    """Tell Hugging Face's models, wherever they are inside, or the next load ties them again."""
+    """Turn off weight tying in Hugging Face models inside; the next load would tie again."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if getattr(config, "tie_word_embeddings", False) is True:

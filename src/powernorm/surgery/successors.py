@@ -1,4 +1,4 @@
-"""What a new norm takes over from the one whose place it takes."""
+"""Building a new norm with what it takes over from the norm that it replaces."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from powernorm.norms.feature_dims import LAST
 _STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
 _COUNTERS: Final = ("num_batches_tracked", "num_nonfinite_batches")
 _SAME: Final = {"layer": "ln", "rms": "rms"}
-"""The short names of what other libraries' norms compute."""
+"""Short names of the norms that compute what norms of other libraries do, by kind."""
 
 
 def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: Tensor) -> Norm:
-    """The new norm, with all that it takes over, not yet in its place.
+    """Return the new norm, with all that it takes over, not yet in its place.
 
     Args:
-        found: the old one, with a reading.
-        to: short name of the new one.
-        options: of the new one, over what it would take over.
-        fallback: gives device and dtype where the old one has no parameters.
+        found: the old norm, with a reading.
+        to: short name of the new norm.
+        options: options of the new norm; they override what it would take over.
+        fallback: its device and dtype are used if the old norm has no parameters.
 
     Raises:
         InputError: the new norm cannot be built.
@@ -59,7 +59,7 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
 
 
 def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
-    """Options that the old norm was built with and that its successor keeps."""
+    """Return options that the old norm was built with and that its successor keeps."""
     old = reading.statistics
     same = _SAME.get(reading.kind) == to
     if reading.kind == "own":
@@ -70,10 +70,10 @@ def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
     if reading.eps is not None and reading.eps > 0:
         carried["eps"] = reading.eps
     groups = getattr(old, "groups", None)
-    # Except where the new name says that there are none.
+    # Unless the new name's presets say that there are none.
     if groups is not None and hasattr(new, "groups") and "groups" not in norm_info(to).presets:
         carried["groups"] = groups
-    # A class of a user's own may have no such argument.
+    # A user's own class may have no such argument.
     taken = inspect.signature(norm_info(to).layer).parameters
     return {name: value for name, value in carried.items() if name in taken}
 
@@ -92,19 +92,19 @@ def _has(module: nn.Module, name: str) -> bool:
 
 
 def _have_the_same(new: Norm, old: nn.Module | None) -> bool:
-    """Whether the old one has the running statistics that the new one evaluates by."""
+    """Return whether the old norm has the running statistics that the new one evaluates by."""
     names = _kept_names(new)
     return old is not None and bool(names) and all(_has(old, name) for name in names)
 
 
 def _keeps_statistics(new: Norm, old: nn.Module | None) -> bool:
-    """Whether both keep the same running statistics, of the same thing."""
+    """Return whether both keep the same running statistics of the same quantity."""
     same_input = getattr(old, "groups", None) == getattr(new, "groups", None)
     return same_input and _have_the_same(new, old)
 
 
 def _take_over(new: Norm, name: str, value: Tensor | None, old: nn.Parameter | None) -> None:
-    """Give γ or β to a norm that has it: the very same parameter where nothing is to convert."""
+    """Give γ or β to a norm that has it: the same parameter object if no conversion is needed."""
     part = new.affine_part
     own = part._parameters.get(name)
     if own is None or value is None or old is None:
@@ -135,22 +135,22 @@ def _take_over_statistics(new: Norm, old: nn.Module) -> None:
 
 
 def a_tensor(model: nn.Module) -> Tensor:
-    """Some floating-point tensor of the model, for norms that have none."""
+    """Return some floating-point tensor of the model, for norms that have none."""
     tensors = (*model.parameters(), *model.buffers())
     return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
 
 
 def mode_of(norm: nn.Module) -> bool:
-    """Training or not, of a frozen norm what its model was last told."""
+    """Return whether a norm trains; for a frozen norm, the mode that its model was last set to."""
     if isinstance(norm, BatchStatisticsNorm) and norm.is_frozen:
         return norm._mode
     return norm.training
 
 
 def kind_of(norm: nn.Module, model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Device and dtype of a norm's parameters, or else of the model around it.
+    """Return device and dtype of a norm's parameters, or else of the model around it.
 
-    Running statistics say nothing: they stay float32 where a model becomes bfloat16.
+    Running statistics do not count: they stay float32 when a model becomes bfloat16.
     """
     own = [parameter for parameter in norm.parameters() if parameter.is_floating_point()]
     tensor: Tensor = own[0] if own else a_tensor(model)

@@ -1,4 +1,4 @@
-"""Replacing the norms of a model: a plan to look at, its application, and the way back."""
+"""Replacing the norms of a model: plan, apply, undo."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from powernorm.surgery.successors import (
 )
 
 _WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-"""torch's classes, the last one for `fully_shard`, that note parameters when they are built."""
+"""torch's wrappers that record parameters when they are built; the last is `fully_shard`'s."""
 
 _HOOKS: Final = (
     "_forward_hooks",
@@ -54,12 +54,12 @@ class SwapRow(NormRow):
     """One norm of the model and what the plan does with it: `swap` or `keep`.
 
     Attributes:
-        type_name: of its class, or of the function that is called in a forward.
-        num_features: C; None where that cannot be read.
-        role: what it belongs to.
-        side: of an encoder-decoder.
-        layer: number of its layer, 0 next to the input; None outside.
-        shared: its other names, where one module stands in several places.
+        type_name: name of the norm's class, or of the function that a forward calls.
+        num_features: C; None if it cannot be read.
+        role: what the norm belongs to.
+        side: side of an encoder-decoder.
+        layer: index of the norm's layer, 0 next to the input; None outside.
+        shared: the norm's other names, if one module is used in several places.
     """
 
     type_name: str
@@ -82,19 +82,19 @@ class SwapPlan:
     _sides: Mapping[str, Side] = field(repr=False, compare=False)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one a norm."""
+        """Return the table as dictionaries, one per norm."""
         return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
-        """The table as text, and how many norms change."""
+        """Return the table as text, and how many norms change."""
         swapped = sum(row.action == "swap" for row in self.rows)
         return f"{format_rows(self.rows)}\n{swapped} of {len(self.rows)} norms change to {self.to}"
 
     def apply(self) -> Swap:
-        """Put the new norms in place, all of them or, where one cannot be built, none.
+        """Put the new norms in place: all of them, or none if one cannot be built.
 
         Raises:
-            InputError: the model is not what was planned for, or a norm cannot be built.
+            InputError: the model has changed since the plan, or a norm cannot be built.
         """
         _check_untouched(self.model)
         chosen = {row.name: self._found[row.name] for row in self.rows if row.action == "swap"}
@@ -113,14 +113,14 @@ class SwapPlan:
 
 @dataclass(frozen=True)
 class _Replacement:
-    """An old norm, its places, the new norm."""
+    """An old norm, its slots, and the new norm."""
 
     found: FoundNorm
     new: Norm
 
 
 class Swap:
-    """A swap that was made; keeps the old norms for the way back.
+    """A swap that was made; keeps the old norms for `undo`.
 
     Args:
         plan: what was planned.
@@ -145,17 +145,17 @@ class Swap:
 
     @property
     def norms(self) -> dict[str, Norm]:
-        """The new norms by dotted name, each once."""
+        """New norms by dotted name, each once."""
         return {one.found.names[0]: one.new for one in self._replacements}
 
     def undo(self) -> None:
-        """Put the very same old norms back and take every hook of the swap away.
+        """Restore the old norm objects and remove every hook of the swap.
 
-        Training is not taken back: parameters that both norms share and all others of the model
-        keep what they have learned. Hooks that were put on a new norm since go with it.
+        Training is not undone: parameters that both norms share and all others of the model keep
+        what they have learned. Hooks that were added to a new norm since are removed with it.
 
         Raises:
-            InputError: undone already, or something else stands where the swap put its norms.
+            InputError: undone already, or other modules are where the swap put its norms.
         """
         self._changes.check_not_undone()
         for one in self._replacements:
@@ -172,7 +172,7 @@ class Swap:
             one.found.module.train(mode_of(one.new))
 
     def __repr__(self) -> str:
-        """How many norms changed to what."""
+        """Return how many norms changed to what."""
         state = ", undone" if self._changes.is_undone else ""
         return f"Swap({len(self._replacements)} norms to {self.plan.to}{state})"
 
@@ -187,10 +187,10 @@ def plan_swap(
         to: short name of the new norm, one of `powernorm.NORMS` or of your own, or `module:Class`;
             see `powernorm.register_norm`.
         where: which norms: a glob over dotted names or several, a function of (name, module), a
-            `Where`, or None for all, of an encoder-decoder those of the encoder (Shen et al. 2020,
-            App. A; Wang et al. 2022, App. A); norms over channels, as BatchNorm2d, are among them
-            where the model has no norms over tokens, and get `feature_dim=1`.
-        norm_options: of the new norm, as of `powernorm.build_norm`.
+            `Where`, or None for all; None in an encoder-decoder means those of the encoder (Shen et
+            al. 2020, App. A; Wang et al. 2022, App. A). None includes norms over channels, such as
+            BatchNorm2d, only if the model has no norms over tokens; they get `feature_dim=1`.
+        norm_options: options of the new norm, as in `powernorm.build_norm`.
 
     Raises:
         InputError: unknown norm or option, a selection without a norm that can change, a model
@@ -224,28 +224,28 @@ def plan_swap(
 
 
 def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_options: Any) -> Swap:
-    """Replace norms of a model in place, and hand them the model's own padding mask.
+    """Replace norms of a model in place, and pass them the model's own padding mask.
 
-    γ and β stay, as the very same parameters where the new norm can use them; β of a new norm whose
+    γ and β stay, as the same parameter objects if the new norm can use them; β of a new norm whose
     predecessor had none starts at 0. Device, dtype, mode, `requires_grad` and hooks stay; shared
-    norms stay shared. Afterwards the model is called as before: what it is told about padding by
-    `attention_mask`, `src_key_padding_mask` and the like reaches the new norms. Swap before
+    norms stay shared. Afterwards the model is called as before: padding given by `attention_mask`,
+    `src_key_padding_mask` and similar arguments reaches the new norms. Swap before
     `torch.compile`, before the model is wrapped for several processes, and before the optimizer is
-    built: it would miss new parameters (β in the place of an RMSNorm; γ and β where γ was 1 +
-    weight, as Gemma's). Running statistics, their counter, eps and freezing stay where old and new
-    norm keep the same statistics; a LayerNorm or RMSNorm that becomes this library's keeps its eps.
+    built: it would miss new parameters (β in place of an RMSNorm; γ and β where γ was 1 + weight,
+    as in Gemma). Running statistics, their counter, eps and freezing stay if old and new norm keep
+    the same statistics; a LayerNorm or RMSNorm that becomes this library's keeps its eps.
 
     Args:
         model: changed in place.
         to: short name of the new norm.
-        where: as of `plan_swap`.
-        norm_options: as of `plan_swap`.
+        where: as in `plan_swap`.
+        norm_options: as in `plan_swap`.
 
     Returns:
         The swap, with `undo()`.
 
     Raises:
-        InputError: as of `plan_swap`; nothing is changed then.
+        InputError: as in `plan_swap`; nothing is changed then.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2)
     >>> swapped = swap(layer, to="rbn")
@@ -286,7 +286,7 @@ def _why_not_selected(site: Site) -> str:
 def _check_possible(
     chosen: Sequence[Site], sites: Sequence[Site], to: str, options: Mapping[str, Any]
 ) -> bool:
-    """Build what would come for nothing; returns whether the new norms look for a mask."""
+    """Build the new norms on the meta device as a check; return whether they look for a mask."""
     readings = [site.norm.reading for site in chosen if site.norm.reading is not None]
     if not readings:
         reasons = "; ".join(f"{site.name}: {site.norm.reason}" for site in chosen[:3])
@@ -313,7 +313,7 @@ def _check_options(to: str, options: Mapping[str, Any]) -> None:
 
 
 def _check_untouched(model: nn.Module) -> None:
-    """Raise for a model that something was built around which would not see the change."""
+    """Raise an InputError if something was built around the model that would miss the change."""
     if is_compiled(model):
         raise InputError(
             f"{type(model).__name__} is compiled already, and compiled code would not see the new "
@@ -329,7 +329,7 @@ def _check_untouched(model: nn.Module) -> None:
 
 
 def _share_hooks(old: nn.Module, new: nn.Module) -> None:
-    # The same dictionaries, so that the handles that were given out remove hooks from both.
+    # Share the same dictionaries, so that existing handles remove hooks from both.
     for name in (*_HOOKS, "_is_full_backward_hook"):
         new.__dict__[name] = old.__dict__[name]
 

@@ -1,8 +1,8 @@
 """The graph of a model's evaluation, with its static norms as nodes of their own.
 
-Operators in place around a norm are noted: a norm writes a new tensor, but folded it gives its
-input itself, so that what works in place on its output would change its input too, and the other
-way round.
+In-place operators around a norm are recorded: a norm writes a new tensor, but a folded norm
+returns its input itself, so that an in-place operator on its output would change its input too,
+and vice versa.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _marked_norm(x: Tensor, index: int, masked: bool) -> Tensor:
 torch.library.register_fake("powernorm_surgery::marked_norm", _marked_norm, lib=_LIBRARY)
 
 MARK: Final = torch.ops.powernorm_surgery.marked_norm.default
-"""Stands in the graph for the norm of an index: (x, index, whether a padding mask was given)."""
+"""Operator for a norm in the graph: (x, index of the norm, whether a padding mask was given)."""
 
 _ROOT: Final = "model"
 
@@ -46,14 +46,14 @@ class Trace:
     tensors: Mapping[str, str]
     """Names of the model's parameters and persistent buffers by the graph's inputs."""
     worked_on: Mapping[int, str]
-    """Norms with an operator in place around them that folding would lead astray."""
+    """Norms that cannot fold because of an in-place operator around them, with that operator."""
 
     def tensor_of(self, node: fx.Node) -> str | None:
-        """The name of the parameter or persistent buffer that a node is, else None."""
+        """Return the name of the parameter or persistent buffer that a node is, else None."""
         return self.tensors.get(node.name) if node.op == "placeholder" else None
 
     def path_of(self, node: fx.Node) -> str:
-        """The name of the module that a node was called in, `""` for the model itself."""
+        """Return the name of the module that a node was called in, `""` for the model itself."""
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         return _strip(stack[-1][0]) if stack else ""
 
@@ -64,11 +64,11 @@ def trace(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Trace:
-    """Run a model in evaluation and note its operators.
+    """Run a model in evaluation and record its operators.
 
     Args:
-        model: in evaluation mode; it is the same afterwards.
-        norms: the norms to be marked, by the index in the mark.
+        model: in evaluation mode; it is unchanged afterwards.
+        norms: the norms to be marked, with their index in the mark.
         args: positional arguments of the run.
         kwargs: keyword arguments of the run.
 
@@ -83,7 +83,7 @@ def trace(
         try:
             program = torch.export.export(recorder, (args, dict(kwargs)), strict=False)
             worked_on = _norms_worked_on(program.graph)
-            # Without operators in place, so that a node is a value.
+            # Removes in-place operators, so that each node is a value.
             program = program.run_decompositions({})
         except Exception as error:
             raise InputError(
@@ -113,7 +113,7 @@ def _strip(name: str) -> str:
 
 
 class _Recorder(nn.Module):
-    """Calls the model and gives the tensors in its output: the container need not be known."""
+    """Wrapper that returns the tensors in the model's output, for any container."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _Recorder(nn.Module):
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in nested mappings, sequences and dataclasses, in order."""
+    """Yield the tensors in nested mappings, sequences and dataclasses, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -140,7 +140,7 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 
 def _attributes(value: object) -> list[object]:
-    """What an answer of a class of its own holds, such as a cache of keys and values."""
+    """Return the attributes of an output of a custom class, such as a cache of keys and values."""
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return [*named.values(), *getattr(value, "__dict__", {}).values()]
@@ -148,7 +148,7 @@ def _attributes(value: object) -> list[object]:
 
 @contextmanager
 def _marked(norms: Mapping[nn.Module, int]) -> Iterator[None]:
-    """In the block the norms are single operators."""
+    """Make the norms single operators in the block."""
     own = {norm: norm.__dict__["forward"] for norm in norms if "forward" in norm.__dict__}
     for norm, index in norms.items():
         norm.__dict__["forward"] = _Mark(index)
@@ -162,7 +162,7 @@ def _marked(norms: Mapping[nn.Module, int]) -> Iterator[None]:
 
 
 class _Mark:
-    """The forward of a norm that only says that it was there."""
+    """Forward of a norm that only marks its place in the graph."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -186,10 +186,10 @@ class _Mark:
 
 
 def _norms_worked_on(graph: fx.Graph) -> dict[int, str]:
-    """The norms that must not give their input itself, with the operator in place that forbids it.
+    """Return the norms that must not return their input itself, with the in-place operator.
 
     Args:
-        graph: as traced, before operators in place are made functional.
+        graph: as traced, before in-place operators are made functional.
     """
     memory = _Memory(graph)
     found: dict[int, str] = {}
@@ -205,10 +205,10 @@ class _Memory:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.block: dict[fx.Node, fx.Node] = {}
-        """The first node in the same memory."""
+        """First node in the same memory, by node."""
         self.last_use: dict[fx.Node, int] = {}
         self.norms: list[tuple[fx.Node, fx.Node, int, int]] = []
-        """Blocks before and behind each norm, its index and its place in the graph."""
+        """Blocks before and after each norm, its index and its position in the graph."""
         for order, node in enumerate(graph.nodes):
             aliased = None if node.target is MARK else _aliased(node)
             self.block[node] = node if aliased is None else self.block[aliased]
@@ -221,7 +221,7 @@ class _Memory:
                 self.norms.append((self.block[inner], node, index, order))
 
     def norms_in_the_way(self, written: fx.Node, order: int) -> Iterator[int]:
-        """Norms that keep a write from reaching memory that is read later or is the user's."""
+        """Yield norms that keep a write from memory that is read later or belongs to the user."""
         changed = self.block[written]
         norms = [norm[:3] for norm in self.norms if norm[3] < order]
         joined = _joined(changed, norms)
@@ -235,7 +235,7 @@ class _Memory:
 
 
 def _joined(block: fx.Node, norms: Sequence[tuple[fx.Node, fx.Node, int]]) -> set[fx.Node]:
-    """The blocks that are one when all norms are folded."""
+    """Return the blocks that share memory with a block once all norms are folded."""
     joined, waiting = {block}, [block]
     while waiting:
         here = waiting.pop()
@@ -248,7 +248,7 @@ def _joined(block: fx.Node, norms: Sequence[tuple[fx.Node, fx.Node, int]]) -> se
 
 
 def _aliased(node: fx.Node) -> fx.Node | None:
-    """The operand whose memory the output may be."""
+    """Return the operand whose memory the output may share, or None."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     if node.target is operator.getitem or operator_name(node) in ("dropout", "feature_dropout"):
@@ -260,7 +260,7 @@ def _aliased(node: fx.Node) -> fx.Node | None:
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:
-    """The operands that an operator changes in place."""
+    """Yield the operands that an operator changes in place."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return
     for position, argument in enumerate(node.target._schema.arguments):

@@ -1,4 +1,4 @@
-"""Does a folded model give the original's outputs on example inputs?"""
+"""Checking that a folded model reproduces the original's outputs on example inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Examples:
     kwargs: Mapping[str, Any]
 
     def converted(self, dtype: torch.dtype) -> Examples:
-        """The same with floating point tensors of another type."""
+        """Return the same examples with floating-point tensors of another type."""
 
         def convert(tensor: Tensor) -> Tensor:
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -32,15 +32,15 @@ class Examples:
         return Examples(_mapped(self.args, convert), _mapped(dict(self.kwargs), convert))
 
     def call(self, model: nn.Module) -> object:
-        """The model's output, without gradients and without a trace in model or arguments."""
-        # The model may work in place on what it is given.
+        """Return the model's output, without gradients; model and arguments stay unchanged."""
+        # The model may change its arguments in place.
         args, kwargs = _mapped(self.args, torch.clone), _mapped(dict(self.kwargs), torch.clone)
         with preserved_state(model, ()):
             return model(*args, **kwargs)
 
 
 def as_call(example_inputs: object) -> Examples:
-    """Example inputs as the arguments of a call.
+    """Return example inputs as the arguments of a call.
 
     Args:
         example_inputs: a tensor, a tuple or list of positional arguments, or a mapping of keyword
@@ -62,7 +62,7 @@ def as_call(example_inputs: object) -> Examples:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nested containers with other tensors."""
+    """Return the same nested containers with changed tensors."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple | list):
@@ -79,18 +79,18 @@ _TOLERANCES: Final = {
     torch.bfloat16: 0.25,
     torch.float16: 0.05,
 }
-"""Largest relative errors that rounding explains, generously: an error of the algebra is far
-larger in float64, which decides wherever the model computes in it."""
+"""Largest relative errors that rounding explains, with a wide margin: an error of the algebra is
+far larger in float64, which decides if the model computes in it."""
 
 _PARTLY_NARROW: Final = 1e-4
-"""The same for a float64 copy of a model that converts to float32 on the way."""
+"""Tolerance for a float64 copy of a model that converts to float32 in between."""
 
 
 class Errors(NamedTuple):
     """How far the folded model's outputs are from the original's, over all of them.
 
     Args:
-        dtype: that both ran in.
+        dtype: the type that both ran in.
         absolute: largest difference.
         relative: largest difference of an output tensor over its largest magnitude.
         tolerance: largest relative error that rounding explains.
@@ -111,10 +111,10 @@ def compare(
 ) -> tuple[Errors, ...]:
     """Run copies of a model before and after a change, in float64, float32 and its own type.
 
-    A type that the original does not run in is left out, but for its own.
+    A type that the original does not run in is left out, except its own.
 
     Raises:
-        InputError: the changed copy fails, or its outputs hold no floating point tensor.
+        InputError: the changed copy fails, or its outputs hold no floating-point tensor.
     """
     own = model_dtype(model)
     found = []
@@ -143,7 +143,7 @@ def compare(
 
 
 class _Types(TorchDispatchMode):
-    """Notes the floating point types that operators put out."""
+    """Mode that records the floating-point types of operators' outputs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -160,7 +160,7 @@ class _Types(TorchDispatchMode):
         return output
 
     def narrower_than(self, dtype: torch.dtype) -> bool:
-        """Did an operator put out a narrower type?"""
+        """Return whether an operator returned a narrower type."""
         return any(seen.itemsize < dtype.itemsize for seen in self.seen)
 
 
@@ -175,7 +175,7 @@ def _outputs(result: object) -> list[Tensor]:
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:
-    """The type of the first floating point parameter."""
+    """Return the type of the first floating-point parameter."""
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
@@ -198,10 +198,10 @@ def _errors(
 
 
 def check(errors: tuple[Errors, ...]) -> None:
-    """Raise where rounding does not explain the errors.
+    """Raise an InputError if rounding does not explain the errors.
 
     Raises:
-        InputError: names the type and the errors.
+        InputError: errors above the tolerance; names the type and the errors.
     """
     for item in errors:
         if not item.relative <= item.tolerance:

@@ -1,4 +1,4 @@
-"""How the weights of operations change, and which parameters that replaces."""
+"""Computing how the weights of operations change, and which parameters are replaced."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from powernorm.surgery.tracing import Trace
 class Change:
     """New weights of an operation whose input and output are reparametrized.
 
-    `W' = diag(1/A_out) W diag(A_in)`, `b' = (b + W B_in - B_out) / A_out`. Names of parts are those
-    of the slots that the operation reads.
+    `W' = diag(1/A_out) W diag(A_in)`, `b' = (b + W B_in - B_out) / A_out`. Parts are named by the
+    slots that the operation reads.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Change:
 
     @property
     def is_trivial(self) -> bool:
-        """Do weights and bias stay what they are?"""
+        """Whether weights and bias stay unchanged."""
         return (
             bool((self.scale_in == 1).all() and (self.scale_out == 1).all())
             and not bool(self.shift_in.any())
@@ -41,7 +41,7 @@ class Change:
         )
 
     def agrees(self, other: Change) -> bool:
-        """Does it ask the same of the same rows?"""
+        """Return whether both changes demand the same of the same rows."""
         return (
             (self.kind, self.weight, self.bias) == (other.kind, other.weight, other.bias)
             and torch.equal(self.scale_in, other.scale_in)
@@ -51,7 +51,7 @@ class Change:
         )
 
     def new_weight(self, weight: Tensor) -> Tensor:
-        """W' from the rows of W that the operation reads, in float64."""
+        """Return W' from the rows of W that the operation reads, in float64."""
         if self.kind in ("embedding", "value"):
             return (weight - self.shift_out) / self.scale_out
         if self.kind == "diagonal":
@@ -64,7 +64,7 @@ class Change:
         return changed.transpose(0, 1) if self.weight.transposed else changed
 
     def new_bias(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """The new bias b' from the old weight and bias, in float64."""
+        """Return the new bias b' from the old weight and bias, in float64."""
         oriented = weight.transpose(0, 1) if self.weight.transposed else weight
         summed = oriented.flatten(2).sum(2) if oriented.ndim > 2 else oriented
         added = summed @ self.shift_in.expand(summed.shape[1])
@@ -73,13 +73,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Replacement:
-    """New values for a parameter or buffer, which may hang in several slots of the model.
+    """New values for a parameter or buffer, which may be in several slots of the model.
 
     Args:
         names: the slots that get the same new tensor.
-        changes: of its rows; each once.
-        size: of a bias that is made, None where there was a tensor before.
-        unties: was it one tensor with other slots before?
+        changes: the changes of its rows, each once.
+        size: size of a bias that is added, None if there was a tensor before.
+        unties: whether it shared its tensor with other slots before.
     """
 
     names: tuple[str, ...]
@@ -92,7 +92,7 @@ _WITH_BIAS = ("linear", "convolution")
 
 
 class Slots:
-    """Where the tensors of a model hang."""
+    """The slots that hold the tensors of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = dict(model.named_modules(remove_duplicate=False))
@@ -106,7 +106,7 @@ class Slots:
             self._aliases.setdefault(id(tensor), []).append(name)
 
     def aliases(self, name: str) -> list[str]:
-        """All names of the tensor, each slot of each module once."""
+        """Return all names of the tensor, each slot of each module once."""
         slots: dict[tuple[int, str], str] = {}
         for alias in self._aliases[id(self.tensors[name])]:
             path, _, attribute = alias.rpartition(".")
@@ -114,7 +114,7 @@ class Slots:
         return list(slots.values())
 
     def read_at(self, name: str, path: str) -> str:
-        """The slot that a module at `path` reads the tensor from."""
+        """Return the slot that a module at `path` reads the tensor from."""
         aliases = self.aliases(name)
         inside = [alias for alias in aliases if alias.rpartition(".")[0] == path] or [
             alias for alias in aliases if path and alias.startswith(f"{path}.")
@@ -122,7 +122,7 @@ class Slots:
         return inside[0] if inside else aliases[0]
 
     def bias_for(self, operation: Operation) -> tuple[TensorPart, int] | None:
-        """Where a bias can be made for an operation without one: (part, size of the bias)."""
+        """Return (part, size) of a bias that can be added to an operation without one, or None."""
         slot = self.read_at(operation.weight.name, operation.path)
         path, _, attribute = slot.rpartition(".")
         module, weight = self.modules[path], self.tensors[slot]
@@ -135,7 +135,7 @@ class Slots:
         return part, weight.shape[0]
 
     def _reads(self, operation: Operation, path: str) -> bool:
-        """Is the operator that of the owner's own forward, so that it would add a bias there?"""
+        """Return whether the operator is in the owner's own forward, which would add a bias."""
         caller, owner = self.modules.get(operation.path), self.modules[path]
         attention = isinstance(caller, nn.MultiheadAttention) and _runs(caller, _ATTENTION)
         if attention and caller is not None:
@@ -148,19 +148,19 @@ _FORWARDS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.
 
 
 def _runs(module: nn.Module, forwards: tuple[object, ...]) -> bool:
-    """Is the module's forward one of these, not a subclass's or an instance's own?"""
+    """Return whether the module's forward is one of these, not a subclass's or an instance's."""
     return type(module).forward in forwards and "forward" not in module.__dict__
 
 
 def can_shift(operation: Operation, slots: Slots) -> bool:
-    """Can an operation add a constant per feature of its output?"""
+    """Return whether an operation can add a constant per feature of its output."""
     if operation.kind in ("embedding", "value") or operation.bias is not None:
         return True
     return slots.bias_for(operation) is not None
 
 
 class Editor:
-    """Turns a solution into replacements of parameters."""
+    """Converter of a solution into replacements of parameters."""
 
     def __init__(self, trace: Trace, slots: Slots, relations: Relations) -> None:
         self.trace = trace
@@ -169,7 +169,7 @@ class Editor:
         self.operations = self._operations()
 
     def _operations(self) -> list[Operation]:
-        """All operations of the graph, also those that no norm has to do with."""
+        """Return all operations of the graph, also those unrelated to any norm."""
         related = {
             relation.operation.node: relation.operation
             for relation in self.relations.all()
@@ -185,7 +185,7 @@ class Editor:
     def replacements(
         self, solution: Solution, problem: Problem, *, untie: bool
     ) -> list[Replacement]:
-        """The parameters that change.
+        """Return the parameters that change.
 
         Raises:
             FoldConflictError: a parameter is shared by operations that need different changes.
@@ -277,7 +277,7 @@ class Editor:
                 yield Replacement((slot,), changes, unties=True)
 
     def _is_read_elsewhere(self, name: str) -> bool:
-        """Do operators that are no operations with weights read the tensor?"""
+        """Return whether operators other than operations with weights read the tensor."""
         nodes = {operation.node: operation for operation in self.operations}
         return any(
             not self._is_weight(node, user, nodes)
@@ -291,7 +291,7 @@ class Editor:
     def _is_weight(
         self, value: fx.Node, user: fx.Node, operations: Mapping[fx.Node, Operation]
     ) -> bool:
-        """Does an operator read a parameter, or a part of it, only as a weight or bias?"""
+        """Return whether an operator reads a parameter, or a part, only as a weight or bias."""
         if only_checks(user):
             return True
         if user in operations:
@@ -311,12 +311,12 @@ class _SharedError(Exception):
 
 
 def _changed(uses: list[tuple[Operation, Change]]) -> Operation:
-    """The operation that asks for a change, the last one where there are several."""
+    """Return the operation that demands a change, the last one if there are several."""
     return [operation for operation, change in uses if not change.is_trivial][-1]
 
 
 def _part_in(change: Change, name: str, slots: Slots) -> TensorPart:
-    """The part of an operation's weights that is the tensor of a name."""
+    """Return the part of an operation's weights that is the tensor of a name."""
     for part in (change.weight, change.bias):
         if part is not None and (
             part.name == name
@@ -327,10 +327,10 @@ def _part_in(change: Change, name: str, slots: Slots) -> TensorPart:
 
 
 def _agreed(slot: str, uses: list[tuple[Operation, Change]]) -> tuple[Change, ...]:
-    """The changes of one slot, each once.
+    """Return the changes of one slot, each once.
 
     Raises:
-        _SharedError: two operations ask different things of the same rows.
+        _SharedError: two operations demand different changes of the same rows.
     """
     kept: list[Change] = []
     for _, change in uses:
@@ -375,11 +375,11 @@ def _ask_the_same(
 
 
 def compute(replacement: Replacement, read: Mapping[str, Tensor]) -> Tensor:
-    """The new tensor in float64.
+    """Return the new tensor in float64.
 
     Args:
         replacement: what changes.
-        read: the model's tensors by name as they were.
+        read: the model's original tensors by name.
     """
     name = replacement.names[0]
     if replacement.size is None:
