@@ -17,11 +17,6 @@ class Place(NamedTuple):
     node: fx.Node
     axis: int
 
-    @property
-    def size(self) -> int:
-        """Number of features."""
-        return shape_of(self.node)[self.axis]
-
     def __repr__(self) -> str:
         return f"{self.node.name}[{self.axis}]"
 

@@ -1,4 +1,17 @@
-"""Finding the norms of a model that fold, by solving for scales and shifts without conflicts."""
+"""Finding the norms of a model that fold, by solving for scales and shifts without conflicts.
+
+What becomes of a static norm:
+
+| outcome | left of it | values on its two sides |
+|---|---|---|
+| folds | nothing | reparametrized, A_out = a A_in |
+| decoupled | a multiply-add | reparametrized, independently of each other |
+| pinned, of this library | a multiply-add | the original ones |
+| pinned, of torch | the norm | the original ones |
+| untouched (pinned too) | the norm | the original ones |
+
+Each round of the solver takes one norm more out of those that fold, so it ends.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +28,7 @@ from powernorm.inspection.reading import CHANNEL_NORMS, does_more_than_torch
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
-from powernorm.surgery.relations import Affine, Normed, Relations, relate
+from powernorm.surgery.relations import Normed, Relations, Weighted, relate
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
 from powernorm.surgery.structure import Rest, Structure
 from powernorm.surgery.tracing import MARK, Trace, trace
@@ -32,15 +45,15 @@ class Folding:
 
     Args:
         replacements: the parameters that get new values.
-        affines: weight and bias of the norms that leave a multiply-add, by name.
-        gone: the norms that leave nothing or a multiply-add.
+        multiply_adds: weight and bias of the norms that leave a multiply-add, by name.
+        replaced: the norms that leave nothing or a multiply-add.
         reasons: why the others do not fold.
         into: the parameters that absorb each norm.
     """
 
     replacements: tuple[Replacement, ...] = ()
-    affines: dict[str, Static] = field(default_factory=dict)
-    gone: tuple[str, ...] = ()
+    multiply_adds: dict[str, Static] = field(default_factory=dict)
+    replaced: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
     into: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -51,12 +64,12 @@ class Folding:
         norms: dict[str, Rest] = {}
         features: dict[str, int] = {}
         dims: dict[str, int] = {}
-        for gone in self.gone:
+        for gone in self.replaced:
             for name, module in slots:
                 if module is modules[gone]:
-                    norms[name] = "multiply-add" if gone in self.affines else "nothing"
-                    if gone in self.affines:
-                        features[name] = len(self.affines[gone].scale)
+                    norms[name] = "multiply-add" if gone in self.multiply_adds else "nothing"
+                    if gone in self.multiply_adds:
+                        features[name] = len(self.multiply_adds[gone].scale)
                         if _feature_axis(module) != LAST:
                             dims[name] = _feature_axis(module)
         made = {r.names[0]: r.size for r in self.replacements if r.size is not None}
@@ -86,9 +99,9 @@ def solve_fold(
     names = list(statics)
     modules = dict(model.named_modules())
     norms = [modules[name] for name in names]
-    graph = trace(model, {norm: i for i, norm in enumerate(norms)}, examples.args, examples.kwargs)
-    relations = relate(graph, [_feature_axis(norm) for norm in norms])
-    solver = _Solver(graph, relations, list(statics.values()), norms, Slots(model), tied)
+    traced = trace(model, {norm: i for i, norm in enumerate(norms)}, examples.args, examples.kwargs)
+    relations = relate(traced, [_feature_axis(norm) for norm in norms])
+    solver = _Solver(traced, relations, list(statics.values()), norms, Slots(model), tied)
     solver.run()
     return _Summary(found, names, solver).folding()
 
@@ -96,7 +109,7 @@ def solve_fold(
 class _Solver:
     def __init__(
         self,
-        graph: Trace,
+        traced: Trace,
         relations: Relations,
         statics: Sequence[Static],
         norms: Sequence[nn.Module],
@@ -108,67 +121,69 @@ class _Solver:
         self.norms = norms
         self.slots = slots
         self.tied = tied
-        self.editor = Editor(graph, slots, relations)
+        self.editor = Editor(traced, slots, relations)
         self.uses = _uses(relations)
         self.reasons: dict[int, str] = {}
-        self.kept: set[int] = set()
-        self.bound: set[int] = set()
-        self.untouchable: set[int] = set()
-        """Indices of the bound norms that do not become a multiply-add either."""
+        self.decoupled: set[int] = set()
+        self.pinned: set[int] = set()
+        self.untouched: set[int] = set()
+        """Indices of the pinned norms that do not become a multiply-add either."""
         self.solution = Solution()
         self.replacements: list[Replacement] = []
-        self._exclude(graph)
+        self._exclude(traced)
 
-    def _exclude(self, graph: Trace) -> None:
+    def _exclude(self, traced: Trace) -> None:
         for index in range(len(self.norms)):
             if index not in self.uses:
                 self.reasons[index] = "the model does not use it on the example inputs"
-                self.bound.add(index)
-        for node in graph.graph.nodes:
+                self.pinned.add(index)
+        for node in traced.graph.nodes:
             if node.target is MARK and node.args[2] and _hides_padding(self.norms[node.args[1]]):
-                self._leave_alone(
+                self._leave_untouched(
                     node.args[1],
                     "variant='released' sets padding to 0 in evaluation, which is no affine map "
                     "of its input where a mask is given",
                 )
         for index, norm in enumerate(self.norms):
             if _does_more(norm):
-                self._leave_alone(index, "it has hooks or a forward of its own")
-            elif index in graph.worked_on and index not in self.bound:
-                self._leave(
-                    FoldConflictError(index, f"{graph.worked_on[index]} works in place next to it")
+                self._leave_untouched(index, "it has hooks or a forward of its own")
+            elif index in traced.inplace_neighbors and index not in self.pinned:
+                self._give_up(
+                    FoldConflictError(
+                        index, f"{traced.inplace_neighbors[index]} works in place next to it"
+                    )
                 )
 
-    def _leave_alone(self, index: int, reason: str) -> None:
+    def _leave_untouched(self, index: int, reason: str) -> None:
         self.reasons[index] = reason
-        self.bound.add(index)
-        self.untouchable.add(index)
+        self.pinned.add(index)
+        self.untouched.add(index)
 
     def run(self) -> None:
         shiftable = {
             id(relation.operation): can_shift(relation.operation, self.slots)
             for relation in self.relations.all()
-            if isinstance(relation, Affine)
+            if isinstance(relation, Weighted)
         }
         while True:
-            problem = Problem(self.relations, self.statics, self.kept, self.bound, shiftable)
+            problem = Problem(self.relations, self.statics, self.decoupled, self.pinned, shiftable)
             try:
                 self.solution = solve(problem)
                 self.replacements = self.editor.replacements(
                     self.solution, problem, untie=self.tied == "untie"
                 )
             except FoldConflictError as conflict:
-                self._leave(conflict)
+                self._give_up(conflict)
             else:
                 return
 
-    def _leave(self, conflict: FoldConflictError) -> None:
+    def _give_up(self, conflict: FoldConflictError) -> None:
         index = conflict.index
         self.reasons[index] = conflict.reason
-        # Only norms of this library are replaced by a multiply-add. A norm that is used several
-        # times cannot absorb different scales, so the values around it stay.
+        # torch's BatchNorm is a multiply-add already, so that there is nothing to gain. A norm that
+        # is used several times has one scale and cannot absorb different ones around its uses.
         free = isinstance(self.norms[index], Norm) and len(self.uses[index]) == 1
-        (self.kept if free else self.bound).add(index)
+        (self.decoupled if free else self.pinned).add(index)
 
 
 def _uses(relations: Relations) -> dict[int, list[Normed]]:
@@ -192,12 +207,12 @@ class _Summary:
         for index, name in enumerate(self.names):
             if index in solver.reasons:
                 folding.reasons[name] = solver.reasons[index]
-            if index in solver.kept or self._is_ours_and_bound(index):
-                folding.affines[name] = self._affine(index)
-        folding.gone = tuple(
+            if index in solver.decoupled or self._is_ours_and_pinned(index):
+                folding.multiply_adds[name] = self._affine(index)
+        folding.replaced = tuple(
             name
             for index, name in enumerate(self.names)
-            if index not in solver.bound or name in folding.affines
+            if index not in solver.pinned or name in folding.multiply_adds
         )
         for found in self.found:
             name, _ = found.inner
@@ -205,24 +220,25 @@ class _Summary:
                 folding.reasons[name] = _why_not_static(found)
         changed = {name for replacement in solver.replacements for name in replacement.names}
         for index, uses in solver.uses.items():
-            if index not in solver.bound:
+            if index not in solver.pinned:
                 folding.into[self.names[index]] = self._around(uses, changed)
         return folding
 
-    def _is_ours_and_bound(self, index: int) -> bool:
+    def _is_ours_and_pinned(self, index: int) -> bool:
         """Return whether it is this library's norm with fixed neighbors, hence a multiply-add."""
         solver = self.solver
         norm = solver.norms[index]
         return (
-            index in solver.bound
+            index in solver.pinned
             and index in solver.uses
             and isinstance(norm, Norm)
-            and index not in solver.untouchable
+            and index not in solver.untouched
         )
 
     def _affine(self, index: int) -> Static:
         """Return weight and bias of a norm that stays, between reparametrized values."""
         solver = self.solver
+        # Of several uses all sides are pinned, so the first says it for all.
         norm, use = solver.statics[index], solver.uses[index][0]
         scales, shifts = solver.solution.scales, solver.solution.shifts
         inner, outer = use.inputs[0], use.output
@@ -239,7 +255,7 @@ class _Summary:
             place = queue.pop(0)
             neighbors = [relations.producers.get(place), *relations.readers.get(place, ())]
             for relation in neighbors:
-                if isinstance(relation, Affine):
+                if isinstance(relation, Weighted):
                     found.update(dict.fromkeys(self._names_of(relation, changed)))
                 elif relation is not None and not isinstance(relation, Normed):
                     new = [p for p in (*relation.inputs, relation.output) if p not in seen]
@@ -247,7 +263,7 @@ class _Summary:
                     queue.extend(new)
         return tuple(found)
 
-    def _names_of(self, relation: Affine, changed: set[str]) -> list[str]:
+    def _names_of(self, relation: Weighted, changed: set[str]) -> list[str]:
         name = relation.operation.weight.name
         slot = self.solver.slots.read_at(name, relation.operation.path)
         return [slot] if slot in changed else []
@@ -314,12 +330,14 @@ def static_of(found: FoundNorm) -> Static | None:
 def _why_not_static(found: FoundNorm) -> str:
     """Return why a norm is not an affine map per feature."""
     if found.function:
-        return f"{found.reason.partition(':')[0]}, which depends on each token in evaluation"
+        return f"its forward calls torch.nn.functional.{found.function}: only modules fold"
     norm = found.inner[1]
     if isinstance(norm, CHANNEL_NORMS) and does_more_than_torch(norm):
         return found.reason
-    if isinstance(norm, (*_TORCH_BATCH_NORMS, nn.InstanceNorm1d)):
+    if isinstance(norm, _TORCH_BATCH_NORMS):
         return "without running statistics it depends on the batch in evaluation"
+    if isinstance(norm, CHANNEL_NORMS):
+        return "it depends on each input in evaluation"
     if isinstance(found.module, AdaptedNorm):
         return (
             "it does not say that it is an affine map per feature in evaluation (is_static = True)"

@@ -86,7 +86,7 @@ class FoldPlan:
         rows: one per norm.
         replacements: the parameters that get new values.
         structure: how the modules change.
-        affines: weight and bias of the norms that leave a multiply-add.
+        multiply_adds: weight and bias of the norms that leave a multiply-add.
         statics: the norms to be removed, as they were when the plan was made.
         examples: the example inputs.
     """
@@ -95,7 +95,7 @@ class FoldPlan:
     rows: tuple[NormRow, ...]
     replacements: tuple[Replacement, ...]
     structure: Structure
-    affines: Mapping[str, Static]
+    multiply_adds: Mapping[str, Static]
     statics: Mapping[str, Static]
     examples: Examples
 
@@ -121,10 +121,10 @@ class FoldPlan:
         self._check_unchanged()
         errors: tuple[Errors, ...] = ()
         if verify:
-            errors = compare(self.model, self._change, self.examples)
+            errors = compare(self.model, self._fold_into, self.examples)
             check(errors)
         model = self.model if inplace else deepcopy(self.model)
-        return FoldReport(model, self.rows, errors, self.structure, self._change(model))
+        return FoldReport(model, self.rows, errors, self.structure, self._fold_into(model))
 
     def _check_unchanged(self) -> None:
         training = [name for name, module in self.model.named_modules() if module.training]
@@ -141,7 +141,7 @@ class FoldPlan:
                     f"norm {name!r} has changed since the fold was planned: plan it again"
                 )
 
-    def _change(self, model: nn.Module) -> Changes:
+    def _fold_into(self, model: nn.Module) -> Changes:
         tensors = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
@@ -173,7 +173,7 @@ class FoldPlan:
             for name in replacement.names:
                 module, attribute = slot_of(model, name)
                 changes.set_tensor(module, attribute, tensor)
-        for name, static in self.affines.items():
+        for name, static in self.multiply_adds.items():
             left = model.get_submodule(name)
             for attribute, value in (("weight", static.scale), ("bias", static.shift)):
                 old = getattr(left, attribute)
@@ -213,15 +213,15 @@ def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie")
     """
     examples = as_call(example_inputs)
     found = find_norms(model)
-    statics = _check(model, found, examples)
+    statics = _checked_statics(model, found, examples)
     folding = solve_fold(model, found, statics, examples, tied)
     return FoldPlan(
         model,
         tuple(_row(norm, folding) for norm in found),
         folding.replacements,
         folding.structure(model),
-        folding.affines,
-        {name: statics[name] for name in folding.gone},
+        folding.multiply_adds,
+        {name: statics[name] for name in folding.replaced},
         examples,
     )
 
@@ -261,7 +261,7 @@ def fold(
     return plan_fold(model, example_inputs, tied=tied).apply(inplace=inplace, verify=verify)
 
 
-def _check(
+def _checked_statics(
     model: nn.Module, found: Sequence[FoundNorm], examples: Examples
 ) -> Mapping[str, Static]:
     """Return the static norms by name, after checking that the model can be folded."""
@@ -305,5 +305,5 @@ def _row(found: FoundNorm, folding: Folding) -> NormRow:
     if not reason:
         return replace(row, action="fold", into=into)
     # The norm also counts as removed if something simpler could replace it.
-    is_simpler = name in folding.affines
+    is_simpler = name in folding.multiply_adds
     return replace(row, action="swap", into=("multiply-add", *into)) if is_simpler else row

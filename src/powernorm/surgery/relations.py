@@ -2,6 +2,8 @@
 
 In the folded model every value s stands for a value y of the original one by `y = A ⊙ s + B` along
 the axis of its features. Each operator relates the (A, B) of its operands to those of its output.
+An operator without a relation (softmax, GELU, LayerNorm) fixes what it reads and what it writes to
+the original values: A = 1, B = 0. So a LayerNorm on a residual stream fixes the whole stream.
 """
 
 from __future__ import annotations
@@ -60,7 +62,10 @@ class Homogeneous:
 
 @dataclass(frozen=True)
 class Normed:
-    """A static norm: A is multiplied by a, B becomes a B + c."""
+    """A static norm `y = a ⊙ x + c`.
+
+    Folded, it returns its input s itself: A_out = a ⊙ A_in, B_out = a ⊙ B_in + c.
+    """
 
     output: Place
     inputs: tuple[Place]
@@ -68,7 +73,7 @@ class Normed:
 
 
 @dataclass(frozen=True)
-class Affine:
+class Weighted:
     """An operator with weights, which can absorb any A and B on its two sides."""
 
     operation: Operation
@@ -85,7 +90,7 @@ class Affine:
         return self.operation.writes
 
 
-Relation = Same | Sum | Homogeneous | Normed | Affine
+Relation = Same | Sum | Homogeneous | Normed | Weighted
 
 
 @dataclass
@@ -99,7 +104,7 @@ class Relations:
     """Features that must equal the original ones (A = 1, B = 0), with the reason."""
 
     places: list[Place] = field(default_factory=list)
-    """All features, in the order of the graph."""
+    """All features that were reached from a norm, in the order of the graph."""
 
     readers: dict[Place, list[Relation]] = field(default_factory=dict)
     """Relations by the features that they read."""
@@ -137,7 +142,6 @@ class _Explorer:
         self.feature_axes = feature_axes
         self.order = {node: i for i, node in enumerate(trace.graph.nodes)}
         self.found = Relations()
-        self.relations: dict[tuple[fx.Node, Place], Relation] = {}
         self.queue: deque[Place] = deque()
         self.seen: set[Place] = set()
 
@@ -162,14 +166,13 @@ class _Explorer:
         self.found.fixed.setdefault(place, reason)
 
     def _add(self, relation: Relation) -> None:
-        known = self.relations.setdefault((relation.output.node, relation.output), relation)
+        known = self.found.producers.setdefault(relation.output, relation)
         if known is not relation:
             return
-        self.found.producers[relation.output] = relation
         for place in dict.fromkeys(relation.inputs):
             self.found.readers.setdefault(place, []).append(relation)
-        # The other side of an operator with weights is independent, unless a norm is there.
-        if not isinstance(relation, Affine):
+        # The exploration stops at weights: their other side has an A and B of its own.
+        if not isinstance(relation, Weighted):
             for place in (relation.output, *relation.inputs):
                 self._see(place)
 
@@ -194,7 +197,7 @@ class _Explorer:
         if part is None or not whole:
             self._fix(place, _GIVEN if part is None else "it is broadcast over features")
             return
-        self._add(Affine(Operation(place.node, "value", "", None, place, part)))
+        self._add(Weighted(Operation(place.node, "value", "", None, place, part)))
 
     def _look_down(self, place: Place, user: fx.Node) -> None:
         """Relate features to one operator that reads them."""
@@ -222,17 +225,17 @@ class _Explorer:
         operation = operation_of(node, self.trace)
         if operation is not None:
             met = operation.writes == output if output else operation.reads == read
-            return self._known(node, operation.writes) or (Affine(operation) if met else None)
+            return self._known(operation.writes) or (Weighted(operation) if met else None)
         name = operator_name(node)
         if output is None:
             assert read is not None
             output = self._output_of(node, name, read)
         if output is None:
             return None
-        return self._known(node, output) or self._build(node, name, output)
+        return self._known(output) or self._build(node, name, output)
 
-    def _known(self, node: fx.Node, output: Place) -> Relation | None:
-        return self.relations.get((node, output))
+    def _known(self, output: Place) -> Relation | None:
+        return self.found.producers.get(output)
 
     def _norm(self, node: fx.Node) -> Normed:
         inner, index = operand_of(node), node.args[1]
@@ -336,7 +339,7 @@ def _by_tensor(
     if part is None or len(shape_of(factor)) != 1 or output.axis != last or axis != last:
         return None
     path = trace.path_of(node)
-    return Affine(Operation(node, "diagonal", path, Place(x, axis), output, part))
+    return Weighted(Operation(node, "diagonal", path, Place(x, axis), output, part))
 
 
 def _divided(node: fx.Node, output: Place, trace: Trace) -> Relation | None:

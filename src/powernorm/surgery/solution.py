@@ -11,13 +11,13 @@ from torch import Tensor
 
 from powernorm.surgery.axes import Place
 from powernorm.surgery.relations import (
-    Affine,
     Homogeneous,
     Normed,
     Relation,
     Relations,
     Same,
     Sum,
+    Weighted,
 )
 
 
@@ -54,23 +54,23 @@ class Problem:
     Args:
         relations: the relations of the graph.
         norms: the static norms by index.
-        kept: norms that stay as a multiply-add of their own, whose sides are independent.
-        bound: norms that stay as they are, whose sides are the original values.
+        decoupled: norms that become a multiply-add of their own; their two sides are independent.
+        pinned: norms whose two sides keep the original values (A = 1, B = 0).
         shiftable: returns whether an operation with weights can add a constant (has a bias, or a
             place for it).
     """
 
     relations: Relations
     norms: Sequence[Static]
-    kept: Collection[int]
-    bound: Collection[int]
+    decoupled: Collection[int]
+    pinned: Collection[int]
     shiftable: Mapping[int, bool]
 
     def folds(self, index: int) -> bool:
         """Return whether the norm is removed entirely."""
-        return index not in self.kept and index not in self.bound
+        return index not in self.decoupled and index not in self.pinned
 
-    def can_shift(self, relation: Affine) -> bool:
+    def can_shift(self, relation: Weighted) -> bool:
         """Return whether an operation can absorb a shift."""
         return self.shiftable[id(relation.operation)]
 
@@ -78,7 +78,7 @@ class Problem:
         """Return the features that must equal the original ones, with the reason."""
         fixed = dict(self.relations.fixed)
         for use in self.relations.norms():
-            if use.index in self.bound:
+            if use.index in self.pinned:
                 for place in (use.output, *use.inputs):
                     fixed.setdefault(place, "a norm that stays")
         return fixed
@@ -86,20 +86,24 @@ class Problem:
 
 @dataclass
 class Solution:
-    """A and B of every value: the original is `scale ⊙ s + shift`; None is scale 1, or shift 0."""
+    """A (`scales`) and B (`shifts`) of the features of each place: `y = A ⊙ s + B`.
+
+    Each is (C,), or 0-d for one number for all features, in float64. A place that is not among
+    them has A = 1 and B = 0.
+    """
 
     scales: dict[Place, Tensor] = field(default_factory=dict)
     shifts: dict[Place, Tensor] = field(default_factory=dict)
 
 
 def solve(problem: Problem) -> Solution:
-    """Return scales and shifts that fold every norm that is neither kept nor bound.
+    """Return scales and shifts that fold every norm that is neither decoupled nor pinned.
 
     Raises:
         FoldConflictError: there are none; names a norm that causes the conflict.
     """
     scales = _Scales(problem).solve()
-    return Solution(scales, _Shifts(problem, scales).solve())
+    return Solution(scales, _Shifts(problem).solve())
 
 
 class _Scales:
@@ -113,12 +117,13 @@ class _Scales:
     def solve(self) -> dict[Place, Tensor]:
         relations = self.problem.relations
         for relation in relations.all():
-            if not isinstance(relation, Normed | Affine):
+            if not isinstance(relation, Normed | Weighted):
                 for place in relation.inputs:
                     self._join(relation.output, place, None)
         for place in self.problem.fixed():
             root, ratio = self._root(place)
-            self.pins[root] = torch.ones_like(ratio) if ratio is not None else _ONE
+            # A(place) = ratio ⊙ A(root) has to be 1.
+            self.pins[root] = _wide(_inverse(ratio))
         for use in relations.norms():
             if self.problem.folds(use.index):
                 self._fold(use)
@@ -172,15 +177,15 @@ class _Scales:
         fixed = self.problem.fixed()
         return any(
             other in fixed
-            or isinstance(relations.producers.get(other), Affine)
-            or self._is_left(relations.producers.get(other))
+            or isinstance(relations.producers.get(other), Weighted)
+            or self._is_decoupled(relations.producers.get(other))
             or any(isinstance(reader, Normed) for reader in relations.readers.get(other, ()))
             for other in members
         )
 
-    def _is_left(self, relation: Relation | None) -> bool:
+    def _is_decoupled(self, relation: Relation | None) -> bool:
         """Return whether it is a norm that stays as a multiply-add, divided by the scale."""
-        return isinstance(relation, Normed) and relation.index in self.problem.kept
+        return isinstance(relation, Normed) and relation.index in self.problem.decoupled
 
     def _contradiction(self, use: Normed) -> str:
         root, _ = self._root(use.output)
@@ -242,7 +247,7 @@ def nearest_norm(problem: Problem, place: Place) -> int:
         producer = relations.producers.get(here)
         neighbors = [producer] if producer is not None else []
         for relation in (*neighbors, *relations.readers.get(here, ())):
-            if isinstance(relation, Affine):
+            if isinstance(relation, Weighted):
                 continue
             if isinstance(relation, Normed):
                 if problem.folds(relation.index):
@@ -256,17 +261,22 @@ def nearest_norm(problem: Problem, place: Place) -> int:
 
 
 class _Shifts:
-    """Shifts, propagated forward through the graph, then corrected where they must vanish."""
+    """Shifts B of all places, in units of the original values.
 
-    def __init__(self, problem: Problem, scales: Mapping[Place, Tensor]) -> None:
+    First they are propagated forward: each folded norm adds its c. Then each demand (a place whose
+    B must be 0, or that of another place) is met in graph order: a constant is chosen at the
+    nearest operation before it that can add one, everything is propagated again, and all demands
+    so far are checked again.
+    """
+
+    def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.scales = scales
         self.fixed = problem.fixed()
         self.hopeless: set[Place] = set()
         """Places before which nothing can absorb a shift."""
 
         self.chosen: dict[Place, Tensor] = {}
-        """Shifts chosen for operations with weights and for kept norms."""
+        """Shifts chosen for operations with weights and for decoupled norms."""
 
     def solve(self) -> dict[Place, Tensor]:
         shifts = self._forward()
@@ -275,7 +285,7 @@ class _Shifts:
             met.append((place, like))
             if _equal(shifts[place], self._target(like, shifts)):
                 continue
-            self.hopeless.clear()
+            self.hopeless.clear()  # for another target a place may do
             try:
                 settled = self._settle(place, self._target(like, shifts), shifts)
             except RecursionError:  # hundreds of operators without a place for a shift
@@ -307,12 +317,12 @@ class _Shifts:
                 if isinstance(reader, Same) and place != reader.inputs[0]:
                     demands.append((place, reader.inputs[0]))
                 if isinstance(reader, Homogeneous) or (
-                    isinstance(reader, Affine) and not self._takes_shift(reader)
+                    isinstance(reader, Weighted) and not self._takes_shift(reader)
                 ):
                     demands.append((place, None))
         return demands
 
-    def _takes_shift(self, relation: Affine) -> bool:
+    def _takes_shift(self, relation: Weighted) -> bool:
         return self.problem.can_shift(relation) and not relation.operation.padded
 
     def _forward(self) -> dict[Place, Tensor]:
@@ -327,7 +337,7 @@ class _Shifts:
     ) -> Tensor:
         if place in self.chosen:
             return self.chosen[place]
-        if producer is None or isinstance(producer, Affine | Homogeneous):
+        if producer is None or isinstance(producer, Weighted | Homogeneous):
             return _ZERO
         before = [shifts[inner] for inner in producer.inputs]
         if isinstance(producer, Same):
@@ -353,7 +363,7 @@ class _Shifts:
 
     def _settle_by(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
         producer = self.problem.relations.producers.get(place)
-        if isinstance(producer, Affine):
+        if isinstance(producer, Weighted):
             if place in self.chosen or not self.problem.can_shift(producer):
                 return False
             self.chosen[place] = target
@@ -369,9 +379,9 @@ class _Shifts:
     def _settle_norm(
         self, place: Place, producer: Normed, target: Tensor, shifts: Mapping[Place, Tensor]
     ) -> bool:
-        if producer.index in self.problem.bound:
+        if producer.index in self.problem.pinned:
             return False
-        if producer.index in self.problem.kept:
+        if producer.index in self.problem.decoupled:
             self.chosen[place] = target
             return True
         norm = self.problem.norms[producer.index]

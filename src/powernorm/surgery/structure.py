@@ -153,6 +153,7 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
     for name in structure.untied:
         module, attribute = slot_of(model, name)
         old = getattr(module, attribute)
+        # Of its own memory, for `load_folded`, which copies the values in.
         changes.set_tensor(module, attribute, parameter_like(old.detach().clone(), old))
     if structure.untied:
         _stop_tying(model, changes)

@@ -45,8 +45,8 @@ class Trace:
     graph: fx.Graph
     tensors: Mapping[str, str]
     """Names of the model's parameters and persistent buffers by the graph's inputs."""
-    worked_on: Mapping[int, str]
-    """Norms that cannot fold because of an in-place operator around them, with that operator."""
+    inplace_neighbors: Mapping[int, str]
+    """In-place operator that would write through each such norm, once folded, to another value."""
 
     def tensor_of(self, node: fx.Node) -> str | None:
         """Return the name of the parameter or persistent buffer that a node is, else None."""
@@ -82,8 +82,8 @@ def trace(
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             program = torch.export.export(recorder, (args, dict(kwargs)), strict=False)
-            worked_on = _norms_worked_on(program.graph)
-            # Removes in-place operators, so that each node is a value.
+            inplace_neighbors = _inplace_neighbors(program.graph)
+            # Removes in-place operators, so that each node is a value, and dropout.
             program = program.run_decompositions({})
         except Exception as error:
             raise InputError(
@@ -100,7 +100,7 @@ def trace(
     }
     named = {**signature.inputs_to_parameters, **persistent}
     tensors = {name: _strip(target) for name, target in named.items()}
-    return Trace(program.graph, tensors, worked_on)
+    return Trace(program.graph, tensors, inplace_neighbors)
 
 
 def _first_line(error: Exception) -> str:
@@ -185,7 +185,7 @@ class _Mark:
         return MARK(total, self.index, masked), total
 
 
-def _norms_worked_on(graph: fx.Graph) -> dict[int, str]:
+def _inplace_neighbors(graph: fx.Graph) -> dict[int, str]:
     """Return the norms that must not return their input itself, with the in-place operator.
 
     Args:

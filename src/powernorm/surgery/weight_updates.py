@@ -1,4 +1,4 @@
-"""Computing how the weights of operations change, and which parameters are replaced."""
+"""Computing how the weights of operations update, and which parameters are replaced."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor, fx, nn
 
 from powernorm.surgery.axes import Place, only_checks
 from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.relations import Affine, Relations
+from powernorm.surgery.relations import Relations, Weighted
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, nearest_norm
 from powernorm.surgery.tracing import Trace
 
 
 @dataclass(frozen=True)
-class Change:
+class WeightUpdate:
     """New weights of an operation whose input and output are reparametrized.
 
     `W' = diag(1/A_out) W diag(A_in)`, `b' = (b + W B_in - B_out) / A_out`. Parts are named by the
-    slots that the operation reads.
+    slots that the operation reads. Scales (A) and shifts (B) are (C,) or 0-d, float64.
     """
 
     kind: str
@@ -40,8 +40,8 @@ class Change:
             and not bool(self.shift_out.any())
         )
 
-    def agrees(self, other: Change) -> bool:
-        """Return whether both changes demand the same of the same rows."""
+    def agrees(self, other: WeightUpdate) -> bool:
+        """Return whether both updates demand the same of the same rows."""
         return (
             (self.kind, self.weight, self.bias) == (other.kind, other.weight, other.bias)
             and torch.equal(self.scale_in, other.scale_in)
@@ -58,9 +58,10 @@ class Change:
             return weight * self.scale_in / self.scale_out
         oriented = weight.transpose(0, 1) if self.weight.transposed else weight
         beyond = (1,) * (oriented.ndim - 2)
-        columns = self.scale_in.reshape(1, -1, *beyond) if self.scale_in.ndim else self.scale_in
-        rows = self.scale_out.reshape(-1, 1, *beyond) if self.scale_out.ndim else self.scale_out
-        changed = oriented * columns / rows
+        inner, outer = self.scale_in, self.scale_out
+        per_column = inner.reshape(1, -1, *beyond) if inner.ndim else inner
+        per_row = outer.reshape(-1, 1, *beyond) if outer.ndim else outer
+        changed = oriented * per_column / per_row
         return changed.transpose(0, 1) if self.weight.transposed else changed
 
     def new_bias(self, weight: Tensor, bias: Tensor) -> Tensor:
@@ -77,13 +78,13 @@ class Replacement:
 
     Args:
         names: the slots that get the same new tensor.
-        changes: the changes of its rows, each once.
+        updates: the updates of its rows, each once.
         size: size of a bias that is added, None if there was a tensor before.
         unties: whether it shared its tensor with other slots before.
     """
 
     names: tuple[str, ...]
-    changes: tuple[Change, ...]
+    updates: tuple[WeightUpdate, ...]
     size: int | None = None
     unties: bool = False
 
@@ -173,7 +174,7 @@ class Editor:
         related = {
             relation.operation.node: relation.operation
             for relation in self.relations.all()
-            if isinstance(relation, Affine)
+            if isinstance(relation, Weighted)
         }
         for node in self.trace.graph.nodes:
             if node not in related:
@@ -185,31 +186,31 @@ class Editor:
     def replacements(
         self, solution: Solution, problem: Problem, *, untie: bool
     ) -> list[Replacement]:
-        """Return the parameters that change.
+        """Return the parameters that update.
 
         Raises:
-            FoldConflictError: a parameter is shared by operations that need different changes.
+            FoldConflictError: a parameter is shared by operations that need different updates.
         """
-        changes = [(operation, self._change(operation, solution)) for operation in self.operations]
-        touched: dict[str, list[tuple[Operation, Change]]] = {}
+        updates = [(operation, self._update(operation, solution)) for operation in self.operations]
+        touched: dict[str, list[tuple[Operation, WeightUpdate]]] = {}
         made: dict[str, int] = {}
-        for operation, change in changes:
-            for part in (change.weight, change.bias):
+        for operation, update in updates:
+            for part in (update.weight, update.bias):
                 if part is None:
                     continue
                 name = part.name
                 if name in self.slots.tensors:
                     name = self.slots.aliases(name)[0]
-                elif change.is_trivial:
+                elif update.is_trivial:
                     continue
                 else:
                     bias = self.slots.bias_for(operation)
                     assert bias is not None
                     made[name] = bias[1]
-                touched.setdefault(name, []).append((operation, change))
+                touched.setdefault(name, []).append((operation, update))
         found: list[Replacement] = []
         for name, uses in touched.items():
-            if all(change.is_trivial for _, change in uses):
+            if all(update.is_trivial for _, update in uses):
                 continue
             try:
                 found += self._replace(name, uses, made.get(name), untie)
@@ -227,7 +228,7 @@ class Editor:
                 continue
         raise LookupError(f"no norm is connected with {places}")
 
-    def _change(self, operation: Operation, solution: Solution) -> Change:
+    def _update(self, operation: Operation, solution: Solution) -> WeightUpdate:
         one = torch.ones((), dtype=torch.float64)
         zero = torch.zeros((), dtype=torch.float64)
         reads, writes = operation.reads, operation.writes
@@ -244,37 +245,37 @@ class Editor:
         if bias is None and bool(shift_in.any() or shift_out.any()):
             found = self.slots.bias_for(operation)
             bias = found[0] if found else None
-        return Change(operation.kind, weight, bias, scale_in, shift_in, scale_out, shift_out)
+        return WeightUpdate(operation.kind, weight, bias, scale_in, shift_in, scale_out, shift_out)
 
     def _replace(
         self,
         name: str,
-        uses: list[tuple[Operation, Change]],
+        uses: list[tuple[Operation, WeightUpdate]],
         size: int | None,
         untie: bool,
     ) -> Iterator[Replacement]:
-        by_slot: dict[str, list[tuple[Operation, Change]]] = {}
-        for operation, change in uses:
-            part = _part_in(change, name, self.slots)
-            by_slot.setdefault(part.name, []).append((operation, change))
+        by_slot: dict[str, list[tuple[Operation, WeightUpdate]]] = {}
+        for operation, update in uses:
+            part = _part_in(update, name, self.slots)
+            by_slot.setdefault(part.name, []).append((operation, update))
         if size is not None:
             yield Replacement((name,), _agreed(name, uses), size)
             return
         if self._is_read_elsewhere(name):
-            operation = next(o for o, change in uses if not change.is_trivial)
+            operation = next(o for o, update in uses if not update.is_trivial)
             raise _SharedError(operation, f"{name} is also read by other operators")
         agreed = {slot: _agreed(slot, group) for slot, group in by_slot.items()}
         aliases = self.slots.aliases(name)
         first, *others = agreed.values()
-        of_biases = all(_part_in(change, name, self.slots) is change.bias for _, change in uses)
+        of_biases = all(_part_in(update, name, self.slots) is update.bias for _, update in uses)
         if all(_ask_the_same(first, other, of_biases=of_biases) for other in others):
             yield Replacement(tuple(aliases), first)
             return
         if not untie:
             raise _SharedError(_changed(uses), f"{name} is tied: {', '.join(aliases)}")
-        for slot, changes in agreed.items():
-            if not all(change.is_trivial for change in changes):
-                yield Replacement((slot,), changes, unties=True)
+        for slot, updates in agreed.items():
+            if not all(update.is_trivial for update in updates):
+                yield Replacement((slot,), updates, unties=True)
 
     def _is_read_elsewhere(self, name: str) -> bool:
         """Return whether operators other than operations with weights read the tensor."""
@@ -310,47 +311,47 @@ class _SharedError(Exception):
         self.operation = operation
 
 
-def _changed(uses: list[tuple[Operation, Change]]) -> Operation:
-    """Return the operation that demands a change, the last one if there are several."""
-    return [operation for operation, change in uses if not change.is_trivial][-1]
+def _changed(uses: list[tuple[Operation, WeightUpdate]]) -> Operation:
+    """Return the operation that demands a update, the last one if there are several."""
+    return [operation for operation, update in uses if not update.is_trivial][-1]
 
 
-def _part_in(change: Change, name: str, slots: Slots) -> TensorPart:
+def _part_in(update: WeightUpdate, name: str, slots: Slots) -> TensorPart:
     """Return the part of an operation's weights that is the tensor of a name."""
-    for part in (change.weight, change.bias):
+    for part in (update.weight, update.bias):
         if part is not None and (
             part.name == name
             or (part.name in slots.tensors and slots.aliases(part.name)[0] == name)
         ):
             return part
-    raise AssertionError(f"{change} does not hold {name}")
+    raise AssertionError(f"{update} does not hold {name}")
 
 
-def _agreed(slot: str, uses: list[tuple[Operation, Change]]) -> tuple[Change, ...]:
-    """Return the changes of one slot, each once.
+def _agreed(slot: str, uses: list[tuple[Operation, WeightUpdate]]) -> tuple[WeightUpdate, ...]:
+    """Return the updates of one slot, each once.
 
     Raises:
-        _SharedError: two operations demand different changes of the same rows.
+        _SharedError: two operations demand different updates of the same rows.
     """
-    kept: list[Change] = []
-    for _, change in uses:
-        if any(change.agrees(other) for other in kept):
+    kept: list[WeightUpdate] = []
+    for _, update in uses:
+        if any(update.agrees(other) for other in kept):
             continue
-        if any(_overlap(change, other, slot) for other in kept):
-            if change.is_trivial and all(other.is_trivial for other in kept):
+        if any(_overlap(update, other, slot) for other in kept):
+            if update.is_trivial and all(other.is_trivial for other in kept):
                 continue
             paths = sorted({operation.path or "the model" for operation, _ in uses})
             raise _SharedError(
                 _changed(uses), f"{slot} is used several times, in {' and '.join(paths)}"
             )
-        kept.append(change)
+        kept.append(update)
     return tuple(kept)
 
 
-def _overlap(change: Change, other: Change, slot: str) -> bool:
+def _overlap(update: WeightUpdate, other: WeightUpdate, slot: str) -> bool:
     rows = [
         part.rows
-        for item in (change, other)
+        for item in (update, other)
         for part in (item.weight, item.bias)
         if part is not None and part.name == slot
     ]
@@ -359,15 +360,15 @@ def _overlap(change: Change, other: Change, slot: str) -> bool:
 
 
 def _ask_the_same(
-    first: tuple[Change, ...], second: tuple[Change, ...], *, of_biases: bool
+    first: tuple[WeightUpdate, ...], second: tuple[WeightUpdate, ...], *, of_biases: bool
 ) -> bool:
-    def bare(change: Change) -> Change:
-        if of_biases and bool(change.shift_in.any()):
-            return replace(change, bias=None)  # b' depends on the weight
-        none = TensorPart("", change.weight.rows, change.weight.transposed)
-        return replace(change, weight=none, bias=None)
+    def bare(update: WeightUpdate) -> WeightUpdate:
+        if of_biases and bool(update.shift_in.any()):
+            return replace(update, bias=None)  # b' depends on the weight
+        none = TensorPart("", update.weight.rows, update.weight.transposed)
+        return replace(update, weight=none, bias=None)
 
-    if all(change.is_trivial for change in (*first, *second)):
+    if all(update.is_trivial for update in (*first, *second)):
         return True
     return len(first) == len(second) and all(
         bare(a).agrees(bare(b)) for a, b in zip(first, second, strict=True)
@@ -378,33 +379,33 @@ def compute(replacement: Replacement, read: Mapping[str, Tensor]) -> Tensor:
     """Return the new tensor in float64.
 
     Args:
-        replacement: what changes.
+        replacement: what updates.
         read: the model's original tensors by name.
     """
     name = replacement.names[0]
     if replacement.size is None:
         new = read[name].detach().double().clone()
     else:
-        weight = read[replacement.changes[0].weight.name]
+        weight = read[replacement.updates[0].weight.name]
         new = torch.zeros(replacement.size, dtype=torch.float64, device=weight.device)
-    for change in replacement.changes:
-        old = read[change.weight.name].detach().double()
-        moved = _on(change, old.device)
-        rows = slice(*change.weight.rows)
-        if any(change.weight.name == slot for slot in replacement.names):
+    for update in replacement.updates:
+        old = read[update.weight.name].detach().double()
+        moved = _on(update, old.device)
+        rows = slice(*update.weight.rows)
+        if any(update.weight.name == slot for slot in replacement.names):
             new[rows] = moved.new_weight(old[rows])
         else:
-            assert change.bias is not None
-            place = slice(*change.bias.rows)
+            assert update.bias is not None
+            place = slice(*update.bias.rows)
             new[place] = moved.new_bias(old[rows], new[place].clone())
     return new
 
 
-def _on(change: Change, device: torch.device) -> Change:
+def _on(update: WeightUpdate, device: torch.device) -> WeightUpdate:
     return replace(
-        change,
-        scale_in=change.scale_in.to(device),
-        shift_in=change.shift_in.to(device),
-        scale_out=change.scale_out.to(device),
-        shift_out=change.shift_out.to(device),
+        update,
+        scale_in=update.scale_in.to(device),
+        shift_in=update.shift_in.to(device),
+        scale_out=update.scale_out.to(device),
+        shift_out=update.shift_out.to(device),
     )
