@@ -1,4 +1,4 @@
-"""The layers: parameters, buffers, training and evaluation, masks; one family a file."""
+"""The layers: parameters, buffers, training and evaluation, masks; one family per file."""
 
 from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV

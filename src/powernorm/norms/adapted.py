@@ -1,4 +1,4 @@
-"""Any module as a norm: what a user has registered, under the contract of all norms."""
+"""Adapting any module, such as one that a user has registered, to the interface of all norms."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from powernorm.norms.feature_dims import (
 from powernorm.norms.masks import current_padding_mask, padding_mask
 
 _EPS: Final = 1e-5
-"""Of a module that has none of its own: the contract's, which is not used."""
+"""Value of `eps` for a module that has none; the interface requires one, but it is not used."""
 
 
 class AdaptedNorm(Norm):
     """A module with `forward(x)` or `forward(x, padding_mask)` as a `Norm`.
 
-    The features are moved to the last dimension and back, and a residual is added in front. The
-    padding mask, of the call or of the scope, goes where it is taken: to the module's argument
-    `padding_mask` or, by a scope, to norms of this library in it. A module that is an affine map
-    per feature in evaluation may say so by an attribute `is_static = True`: then it folds.
+    The features are moved to the last dimension and back, and a residual is added before the
+    module. The padding mask, of the call or of the scope, is passed to the module's argument
+    `padding_mask` or, by a scope, to norms of this library inside it. A module that is an affine
+    map per feature in evaluation may declare it by an attribute `is_static = True`: then it folds.
 
     Args:
         layer: maps (..., C), features last, to the same shape.
         num_features: C.
         feature_dim: the dimension of x that holds the features.
-        looks_along: does the module itself look along `feature_dim`? Then nothing is moved.
+        looks_along: whether the module itself works along `feature_dim`; then nothing is moved.
 
     Raises:
-        InputError: in the forward: the module returns something else than a tensor of x's shape.
+        InputError: in the forward: the module does not return a tensor of x's shape.
     """
 
     def __init__(
@@ -70,27 +70,27 @@ class AdaptedNorm(Norm):
 
     @property
     def class_name(self) -> str:
-        """The module's own."""
+        """Class name of the module."""
         return type(self.layer).__name__
 
     @property
     def affine_part(self) -> nn.Module:
-        """The module, if its `weight` and `bias` began as 1 and 0: else they may mean anything."""
+        """The module if its `weight` and `bias` began as 1 and 0; else they may mean anything."""
         return self.layer if self._has_affine else self
 
     @property
     def weight(self) -> nn.Parameter | None:
-        """The module's, which code around a norm may ask for."""
+        """Weight of the module, for code that reads a norm's weight."""
         return self.layer._parameters.get("weight")
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """As `weight`."""
+        """Bias of the module, for code that reads a norm's bias."""
         return self.layer._parameters.get("bias")
 
     @property
     def is_static(self) -> bool:
-        """What the module says of itself."""
+        """Whether the module declares itself static."""
         return getattr(self.layer, "is_static", False) is True
 
     def forward(
@@ -105,7 +105,7 @@ class AdaptedNorm(Norm):
         return super().forward(x, padding_mask, residual)
 
     def normalize(self, call: Call) -> Normalized:
-        """Call the module, with what it takes."""
+        """Call the module with the arguments that it takes."""
         x, mask, residual = call
         total = x if residual is None else x + residual
         shown = padding_mask(mask) if self._shows_mask and mask is not None else nullcontext()
@@ -124,10 +124,10 @@ class AdaptedNorm(Norm):
 
     @torch.no_grad()
     def affine(self) -> tuple[Tensor, Tensor]:
-        """(a, c) with `y = a ⊙ x + c` in evaluation, found by looking at what 0 and 1 become.
+        """Return (a, c) with `y = a ⊙ x + c` in evaluation, found from the outputs for 0 and 1.
 
         Raises:
-            InputError: the module does not say that it is static, or other tokens show that it is
+            InputError: the module does not declare itself static, or other tokens show that it is
                 not.
         """
         if not self.is_static:
@@ -147,7 +147,7 @@ class AdaptedNorm(Norm):
         return scale, shift
 
     def _of_tokens(self, tokens: Tensor) -> Tensor:
-        """(tokens, C) through a call in the layout of `feature_dim`."""
+        """Return the outputs for (tokens, C), called in the layout of `feature_dim`."""
         dim = self.feature_dim
         ndim = max(3, dim + 1, -dim)
         x = features_back(tokens.reshape(*(1,) * (ndim - 2), *tokens.shape), dim)
@@ -156,7 +156,7 @@ class AdaptedNorm(Norm):
         return features_last(y, dim).reshape(tokens.shape)
 
     def reset_parameters(self) -> None:
-        """What the module and its parts start with, where they have a method of this name."""
+        """Reset the module and its parts, those that have a method of this name."""
         for part in self.layer.modules():
             reset = getattr(part, "reset_parameters", None)
             if callable(reset):
@@ -167,7 +167,7 @@ class AdaptedNorm(Norm):
 
 
 def check_output(norm: Norm, y: object, x: Tensor) -> Tensor:
-    """What a norm returned, or an InputError unless it is a tensor of its input's shape."""
+    """Return a norm's output, or raise an InputError unless it is a tensor of the input's shape."""
     if isinstance(y, Tensor) and y.shape == x.shape:
         return y
     what = f"the shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
@@ -180,12 +180,12 @@ def check_output(norm: Norm, y: object, x: Tensor) -> Tensor:
 def _takes_mask(layer: nn.Module) -> bool:
     try:
         return "padding_mask" in inspect.signature(layer.forward).parameters
-    except ValueError:  # compiled code does not say what it takes
+    except ValueError:  # compiled code has no signature
         return False
 
 
 def _begins_as_affine(layer: nn.Module, num_features: int) -> bool:
-    """Does a new module have γ and β, or one of them, by names, shapes and values?
+    """Return whether a new module has γ and β, or one of them, by names, shapes and values.
 
     A `weight` that begins as 0 may stand for γ - 1.
     """

@@ -17,7 +17,7 @@ Variant = Literal["paper", "released"]
 def check_number(
     name: str, value: float, *, above: float | None = None, at_least: float | None = None
 ) -> float:
-    """A finite number above or of at least a bound, or an InputError that names it."""
+    """Return a finite number within its bound, or raise an InputError that names it."""
     bound = ""
     if above is not None:
         bound = f" above {above}"
@@ -32,14 +32,14 @@ def check_number(
 
 
 def check_flag(name: str, value: bool) -> bool:
-    """True or False, or an InputError that names it."""
+    """Return True or False, or raise an InputError that names it."""
     if not isinstance(value, bool):
         raise InputError(f"{name} is {value!r}, expected True or False")
     return value
 
 
 def check_share(name: str, value: float) -> float:
-    """A weight in (0, 1], or an InputError that names it."""
+    """Return a weight in (0, 1], or raise an InputError that names it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise InputError(
             f"{name} is {value!r}, expected a number in (0, 1]: it is the weight of the new batch "
@@ -49,7 +49,7 @@ def check_share(name: str, value: float) -> float:
 
 
 def check_groups(groups: int, num_features: int) -> int:
-    """A number of groups that divides the features, or an InputError."""
+    """Return a number of groups that divides the features, or raise an InputError."""
     if (
         isinstance(groups, bool)
         or not isinstance(groups, int)
@@ -61,7 +61,7 @@ def check_groups(groups: int, num_features: int) -> int:
 
 
 def check_count(name: str, value: int, least: int) -> int:
-    """An integer of at least `least`, or an InputError that names it."""
+    """Return an integer of at least `least`, or raise an InputError that names it."""
     try:
         count = operator.index(value)
     except TypeError:
@@ -72,14 +72,14 @@ def check_count(name: str, value: int, least: int) -> int:
 
 
 def check_variant(variant: str) -> Variant:
-    """`paper` or `released`, or an InputError."""
+    """Return `paper` or `released`, or raise an InputError."""
     if variant not in ("paper", "released"):
         raise InputError(f"variant is {variant!r}, expected 'paper' or 'released'")
     return cast(Variant, variant)
 
 
 def feature_count(num_features: int | tuple[int, ...]) -> int:
-    """C from an integer or a 1-tuple (torch's `normalized_shape`), or an InputError."""
+    """Return C from an integer or 1-tuple (torch's `normalized_shape`), or raise an InputError."""
     if isinstance(num_features, tuple | list | torch.Size):
         if len(num_features) != 1:
             raise InputError(
@@ -91,7 +91,7 @@ def feature_count(num_features: int | tuple[int, ...]) -> int:
 
 
 def check_model(model: object, name: str = "model") -> None:
-    """Raise an InputError unless this is a module; `name` is that of the argument."""
+    """Raise an InputError unless this is a module; `name` is the argument's name."""
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{name} is {shown(model)}, expected a torch.nn.Module: give the model itself"
@@ -105,7 +105,7 @@ def check_function(name: str, value: object) -> None:
 
 
 def shown(value: object) -> str:
-    """A value for a message: what is short in full, of all else the type."""
+    """Return a value as text for a message: in full if it is short, else its type."""
     if value is None or isinstance(value, bool | int | float | str):
         text = repr(value)
         return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,4 +1,4 @@
-"""The contract of every norm."""
+"""The base class and interface of every norm."""
 
 from __future__ import annotations
 
@@ -26,36 +26,37 @@ from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
 class Norm(nn.Module):
     """A normalization of vectors of features: (..., C) in and out, same dtype.
 
-    `norm(x, padding_mask)` gives y; `norm(x, padding_mask, residual)` normalizes the sum and gives
-    (y, x + residual), in one pass over the data where the norm has a kernel: the pre-norm pattern
-    `y, stream = norm(branch, mask, stream)`.
+    `norm(x, padding_mask)` returns y. `norm(x, padding_mask, residual)` normalizes the sum and
+    returns (y, x + residual), in one pass over the data if the norm has a kernel: the pre-norm
+    pattern `y, stream = norm(branch, mask, stream)`.
 
     Args:
         num_features: C, an integer or a 1-tuple as torch's `normalized_shape`.
         eps: added inside the root, > 0.
         feature_dim: the dimension of x that holds the features: 1 for (N, C, H, W) and (N, C, L).
-            The mask then has the shape of x without that dimension, and the output is laid out in
-            memory as x. With `channels_last` (or whatever makes the features lie next to each
-            other) that costs nothing; else x is copied once, and so are y and the gradients.
+            The mask then has the shape of x without that dimension, and the output has the memory
+            layout of x. With `channels_last` (or any layout with contiguous features) that costs
+            nothing; else x is copied once, and so are y and the gradients.
     """
 
     num_features: int
     eps: float
     feature_dim: int = LAST  # of the class too: for layers that were pickled without one
     is_pointwise: bool = False
-    """Does the layer take an input that is not contiguous as it is?"""
+    """Whether the layer takes an input that is not contiguous as it is."""
     checks_itself: bool = False
-    """Does `normalize` look at its input's shape, once it knows the mask of the scope?"""
+    """Whether `normalize` checks its input's shape itself, once it knows the mask of the scope."""
     reads_mask: bool = False
-    """Does the layer look for the mask of a scope? `powernorm.swap` then hands it the model's."""
+    """Whether the layer uses the mask of a scope; `powernorm.swap` then passes it the model's."""
     registered_as: str = ""
-    """Short name that a layer of a user's own was built by."""
+    """Short name that a user's own layer was built by."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "forward" not in cls.__dict__:
-            # torch.compile allows a piece of code so many compilations: each class gets code of
-            # its own, so that layers compiled one by one do not use up those of other classes.
+            # torch.compile limits the number of compilations of a code object. Each class gets a
+            # code object of its own, so that layers compiled one by one do not use up the limit
+            # of other classes.
             cls.forward = _own_code(cls.forward, cls)  # type: ignore[method-assign]
 
     def __init__(
@@ -80,30 +81,30 @@ class Norm(nn.Module):
 
     @abstractmethod
     def normalize(self, call: Call) -> Normalized:
-        """The layer's work: normalize (..., C), whatever `feature_dim` is."""
+        """Normalize (..., C), features last, whatever `feature_dim` is."""
 
     @property
     def class_name(self) -> str:
-        """What errors and tables call the layer."""
+        """Name of the layer in errors and tables."""
         return type(self).__name__
 
     @property
     def affine_part(self) -> nn.Module:
-        """The module whose parameters `weight` and `bias`, where it has them, are γ and β."""
+        """Module whose parameters `weight` and `bias`, if it has them, are γ and β."""
         return self
 
     @property
     def wants_mask(self) -> bool:
-        """Would a forward in the present mode look for the mask of a scope?"""
+        """Whether a forward in the current mode uses the mask of a scope."""
         return self.reads_mask
 
     @property
     def is_static(self) -> bool:
-        """Is the layer in evaluation an affine map per feature, which can be folded away?"""
+        """Whether the layer is an affine map per feature in evaluation, which can be folded."""
         return False
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """(a, c) with `y = a ⊙ x + c` in evaluation, each (C,) in float64.
+        """Return (a, c) with `y = a ⊙ x + c` in evaluation, each (C,) in float64.
 
         Raises:
             InputError: the layer is not static.
@@ -114,13 +115,13 @@ class Norm(nn.Module):
         )
 
     def transient_state(self) -> dict[str, object]:
-        """Attributes besides buffers and parameters that a forward in training changes."""
+        """Return the attributes that a training forward changes, without buffers and parameters."""
         return {}
 
     def check_input(
         self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None = None
     ) -> None:
-        """Raise an InputError unless input, mask and residual of a forward fit the layer."""
+        """Raise an InputError unless a forward's input, mask and residual fit the layer."""
         dim = self.feature_dim
         ndim = x.ndim
         if not -ndim <= dim < ndim or x.shape[dim] != self.num_features:
@@ -145,7 +146,7 @@ class Norm(nn.Module):
             )
 
     def _advice(self, x: Tensor) -> str:
-        """Which feature_dim would fit an input, where only one would."""
+        """Return advice which feature_dim would fit an input, if exactly one would."""
         fitting = [dim for dim, size in enumerate(x.shape) if size == self.num_features]
         if len(fitting) != 1:
             return ""
@@ -153,13 +154,13 @@ class Norm(nn.Module):
         return f": build the layer with feature_dim={dim} for it"
 
     def extra_repr(self) -> str:
-        """Features and their dimension."""
+        """Return the features and their dimension."""
         dim = "" if self.feature_dim == LAST else f", feature_dim={self.feature_dim}"
         return f"{self.num_features}{dim}"
 
 
 def _own_code(forward: Any, owner: type) -> Any:
-    """A forward that differs from another in its identity alone."""
+    """Return a copy of a forward that differs from it only in identity."""
     code = forward.__code__.replace(co_qualname=f"{owner.__qualname__}.forward")
     copied = FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__)
     return update_wrapper(copied, forward)
@@ -194,18 +195,18 @@ class AffineNorm(Norm):
             self.register_parameter("bias", None)
 
     def scale_and_shift(self, y: Tensor) -> Tensor:
-        """γ ⊙ y + β in the type of y; y itself without γ and β."""
+        """Return γ ⊙ y + β in the type of y; y itself without γ and β."""
         if self.weight is None:
             return y
         return scale_and_shift(y.to(accumulation_dtype(y)), self.weight, self.bias).to(y.dtype)
 
     def reset_parameters(self) -> None:
-        """γ to 1, β to 0."""
+        """Set γ to 1 and β to 0."""
         if self.weight is not None:
             nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        """Features, eps and whether γ and β are learned."""
+        """Return the features, eps and whether γ and β are learned."""
         return f"{super().extra_repr()}, eps={self.eps}, affine={self.weight is not None}"

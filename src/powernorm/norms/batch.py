@@ -19,23 +19,23 @@ class BatchNorm(CenteredNorm):
 
     In training `y = γ (x - μ_B)/sqrt(σ²_B + eps) + β`, with mean and biased variance per feature
     over all valid tokens (Shen et al. 2020, Algorithm 1; Wang et al. 2022, eq. 1-3) and the exact
-    gradient through both; in evaluation the running statistics take their place. Padded
-    positions get the same affine map and add nothing to a statistic.
+    gradient through both; in evaluation with the running statistics instead. Padded positions get
+    the same affine map and do not count in any statistic.
 
     Args:
         num_features: C.
         eps: added to the variance.
         momentum: weight of the new batch in the running statistics, in (0, 1].
         affine: learn γ and β.
-        groups: GroupScaling with this many groups in front; None leaves it out.
+        groups: GroupScaling with this many groups before the norm; None leaves it out.
         variant: `paper`, or `released` for the behavior of Wang et al.'s code: padding is set to
             0 before anything else, eps is a floor of the variance, the running variance divides
             by M (there with momentum 0.05).
         sync: statistics over all processes (as SyncBatchNorm).
-        process_group: the processes; None is the default group where torch.distributed runs.
+        process_group: the processes; None is the default group if torch.distributed runs.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of parameters and buffers.
-        dtype: of parameters.
+        device: device of parameters and buffers.
+        dtype: type of parameters.
 
     Shape:
         x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
@@ -45,8 +45,8 @@ class BatchNorm(CenteredNorm):
 
     State:
         running_mean, running_var (M - 1, as torch), num_batches_tracked, num_nonfinite_batches;
-        moved in the training-mode forward, once a micro-batch, not by a recomputed forward. A
-        batch without valid tokens is normalized by the running statistics and moves nothing; a
+        updated in the training-mode forward, once per micro-batch, not by a recomputed forward. A
+        batch without valid tokens is normalized by the running statistics and updates nothing; a
         feature whose statistics are not finite keeps its running ones.
 
     Numerics:
@@ -127,27 +127,28 @@ class PowerNormV(UncenteredNorm):
     """PowerNorm-V: BatchNorm without the mean (Shen et al. 2020, Definition 1, eq. 4-6).
 
     In training `y = γ x/sqrt(ψ_B² + eps) + β` with `ψ_B²` the mean of x² per feature over the valid
-    tokens, and the exact gradient; in evaluation running ψ² takes its place.
+    tokens, and the exact gradient; in evaluation with running ψ² instead.
 
     Args:
         num_features: C.
         eps: added to ψ².
         momentum: weight of the new batch in ψ², in (0, 1]; the paper's 1 - α.
         affine: learn γ and β.
-        groups: GroupScaling with this many groups in front (Shen et al., App. A); None without.
+        groups: GroupScaling with this many groups before the norm (Shen et al., App. A); None
+            leaves it out.
         variant: `paper`, or `released`: padding is set to 0 before anything else and eps is a
             floor of ψ² (there with momentum 0.05).
         sync: statistics over all processes.
-        process_group: the processes; None is the default group where torch.distributed runs.
+        process_group: the processes; None is the default group if torch.distributed runs.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of parameters and buffers.
-        dtype: of parameters.
+        device: device of parameters and buffers.
+        dtype: type of parameters.
 
     Shape:
         x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
 
     State:
-        running_second_moment (ψ²), num_batches_tracked, num_nonfinite_batches, moved in the
+        running_second_moment (ψ²), num_batches_tracked, num_nonfinite_batches; updated in the
         training-mode forward as BatchNorm's.
 
     >>> norm = PowerNormV(4)
@@ -213,7 +214,7 @@ class PowerNormV(UncenteredNorm):
         return ((self.running_second_moment, statistics[1], self.momentum),)
 
     def update_running_stats(self, sums: Tensor) -> None:
-        """One step of ψ² from (n, 0, Σx²)."""
+        """Update ψ² by one step from (n, 0, Σx²)."""
         functions_for(sums).absorb_uncentered(
             *self.buffers_to_move("running_second_moment"),
             sums,
@@ -221,7 +222,7 @@ class PowerNormV(UncenteredNorm):
         )
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
-        """The released layer calls ψ² `running_var`."""
+        """Rename `running_var` of the released layer, which is ψ²."""
         rename_key(
             state_dict,
             f"{prefix}running_var",

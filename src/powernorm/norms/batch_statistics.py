@@ -1,4 +1,4 @@
-"""What the norms with batch statistics share."""
+"""The base class of the norms with batch statistics."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ from powernorm.ops.reference.state import move_statistics
 
 
 class BatchStatisticsNorm(AffineNorm):
-    """What the norms with statistics over the valid tokens of a batch share.
+    """Base of the norms with statistics over the valid tokens of a batch.
 
-    Subclasses name their buffers and compute; here are groups, masks, processes, the types of
-    buffers and the counters.
+    Subclasses name their buffers and compute; this class handles groups, masks, processes, the
+    types of buffers and the counters.
 
     Args:
         num_features: C.
         eps: added inside the root.
         momentum: weight of the new batch in running statistics, in (0, 1].
         affine: learn γ and β.
-        groups: GroupScaling with this many groups in front of the norm; None leaves it out.
+        groups: GroupScaling with this many groups before the norm; None leaves it out.
         sync: take statistics over all processes of the group. With False under
             DistributedDataParallel pass `broadcast_buffers=False` too, or rank 0's statistics
             overwrite the others'.
-        process_group: the group; None is the default one where torch.distributed runs.
-        device: of parameters and buffers.
+        process_group: the group; None is the default one if torch.distributed runs.
+        device: device of parameters and buffers.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        dtype: of parameters; buffers are float32, or float64 for float64 parameters.
+        dtype: type of parameters; buffers are float32, or float64 for float64 parameters.
 
     State:
-        num_batches_tracked: batches that moved the running statistics, 0-d int64.
-        num_nonfinite_batches: batches of which some feature's statistics were NaN or infinite and
-            were left out, 0-d int64.
+        num_batches_tracked: number of batches that updated the running statistics, 0-d int64.
+        num_nonfinite_batches: number of batches in which some feature's statistics were NaN or
+            infinite and were left out, 0-d int64.
     """
 
     num_sums: int
-    """Rows of the (C,) sums over a batch that move the running statistics."""
+    """Number of (C,) sums over a batch that update the running statistics."""
 
     checks_itself = True
     reads_mask = True
     centered: bool = True
     variant: Variant = "paper"
     is_frozen: bool = False
-    """Does the layer evaluate in training too? See `freeze_statistics`."""
+    """Whether the layer evaluates in training too, see `freeze_statistics`."""
 
     num_batches_tracked: Tensor
     num_nonfinite_batches: Tensor
@@ -104,21 +104,21 @@ class BatchStatisticsNorm(AffineNorm):
 
     @property
     def wants_mask(self) -> bool:
-        """In training; the released variants in evaluation, too."""
+        """Whether the layer uses a mask: in training, and in released variants always."""
         return self.training or self.variant == "released"
 
     @property
     def is_static(self) -> bool:
-        """True without GroupScaling."""
+        """Whether the layer is static: without GroupScaling."""
         return self.groups is None
 
     @property
     def group_name(self) -> str:
-        """Name of the process group that shares statistics, `""` for none."""
+        """Name of the process group that shares statistics, `""` if there is none."""
         return group_name_of(self.process_group, self.sync)
 
     def batch_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
-        """Moments of what the layer normalizes, over the valid tokens of this process.
+        """Return the moments of what the layer normalizes, over this process's valid tokens.
 
         Args:
             x: the layer's input, features in `feature_dim`.
@@ -127,17 +127,17 @@ class BatchStatisticsNorm(AffineNorm):
         return self.token_moments(features_last(x, self.feature_dim), padding_mask)
 
     def token_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
-        """The same of what has its features last, (..., C)."""
+        """Return the same moments for an x with the features last, (..., C)."""
         mask = padding_mask if padding_mask is not None else current_padding_mask(x, self)
         with torch.no_grad():
             return Moments.of(self.scaled(x), mask)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """(..., C) after GroupScaling, where the layer has it, in the accumulation type."""
+        """Return x, (..., C), after GroupScaling if the layer has it, in the accumulation type."""
         return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
 
     def prepare(self, call: Call, *state: Tensor) -> tuple[Call, Seen]:
-        """Check a call and give what to normalize and what to normalize it by.
+        """Check a call and return what to normalize and what to normalize it by.
 
         Args:
             call: the arguments of the forward.
@@ -145,8 +145,8 @@ class BatchStatisticsNorm(AffineNorm):
         """
         x, mask, residual = call
         if mask is None:
-            # Evaluation needs no mask but in the released variants: a model's own, which may be
-            # longer than the input there, is left alone.
+            # Evaluation needs a mask only in the released variants; a model's own mask, which may
+            # be longer than the input in evaluation, is ignored.
             mask = current_padding_mask(x, self) if self.wants_mask else users_padding_mask()
         plain = mask is None and residual is None
         if not (plain and x.shape[-1:] == (self.num_features,) and x.is_floating_point()):
@@ -154,7 +154,7 @@ class BatchStatisticsNorm(AffineNorm):
             others = None if residual is None else features_back(residual, dim)
             self.check_input(features_back(x, dim), mask, others)
         seen = Seen(mask, self.stage, state)
-        # Evaluation reads a mask in the released variants only, and repeats it only with gradients.
+        # Evaluation reads a mask only in the released variants; it is repeated only with gradients.
         repeatable = self.training or (self.floor and torch.is_grad_enabled())
         if repeatable and not torch.compiler.is_compiling() and may_replay():
             seen = self._records.replay(x, seen)
@@ -164,12 +164,12 @@ class BatchStatisticsNorm(AffineNorm):
 
     @property
     def stage(self) -> int:
-        """Which of its behaviors the layer is in; the warm-up of most comes first, as 0."""
+        """Index of the layer's current behavior; for most layers 0 is the warm-up."""
         return 0
 
     @property
     def floor(self) -> bool:
-        """Is eps a floor of the second moment (released) rather than added to it (paper)?"""
+        """Whether eps is a floor of the second moment (released), not added to it (paper)."""
         return self.variant == "released"
 
     def _hide_padding(self, call: Call, padding_mask: Tensor | None) -> Call:
@@ -181,19 +181,19 @@ class BatchStatisticsNorm(AffineNorm):
         return Call(call.x.masked_fill(hidden, 0.0), padding_mask, residual)
 
     def reset_running_stats(self) -> None:
-        """Running statistics and counters back to their start."""
+        """Reset running statistics and counters to their initial values."""
         self.num_batches_tracked.zero_()
         self.num_nonfinite_batches.zero_()
 
     def reset_parameters(self) -> None:
-        """γ, β and the running statistics back to their start."""
+        """Reset γ, β and the running statistics to their initial values."""
         super().reset_parameters()
         self.reset_running_stats()
 
     def buffers_to_move(self, *names: str) -> tuple[Tensor, ...]:
-        """Buffers by name, and the two counters.
+        """Return buffers by name, and the two counters.
 
-        Looked up directly: an attribute of a module takes as long as moving it.
+        They are looked up directly: reading an attribute of a module takes as long as updating it.
         """
         buffers = cast(dict[str, Tensor], self._buffers)
         counters = (buffers["num_batches_tracked"], buffers["num_nonfinite_batches"])
@@ -201,7 +201,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     @abstractmethod
     def update_running_stats(self, sums: Tensor) -> None:
-        """Move the running statistics by one step.
+        """Update the running statistics by one step.
 
         Args:
             sums: (num_sums, C) float64 sums over the tokens of the step, of all processes; the
@@ -214,7 +214,7 @@ class BatchStatisticsNorm(AffineNorm):
         return super().train(mode and not self.is_frozen)
 
     def freeze_statistics(self) -> None:
-        """From now on use the running statistics in training too, and leave them as they are."""
+        """Use the running statistics in training too from now on, without updating them."""
         mode = self._mode if self.is_frozen else self.training
         self.is_frozen = True
         self.train(mode)
@@ -223,14 +223,14 @@ class BatchStatisticsNorm(AffineNorm):
         """Undo `freeze_statistics`.
 
         Args:
-            mode: training or not from now on; None means what `train` was last called with.
+            mode: training mode from now on; None means what `train` was last called with.
         """
         if self.is_frozen:
             self.is_frozen = False
             self.train(self._mode if mode is None else mode)
 
     def hold_statistics(self) -> None:
-        """From now on gather the sums of batches instead of moving the running statistics."""
+        """Gather the sums of batches from now on instead of updating the running statistics."""
         self._held = torch.zeros(
             (self.num_sums, self.num_features),
             dtype=torch.float64,
@@ -239,21 +239,21 @@ class BatchStatisticsNorm(AffineNorm):
 
     @property
     def is_holding(self) -> bool:
-        """Are sums gathered instead of moving the running statistics?"""
+        """Whether sums are gathered instead of updating the running statistics."""
         return self._held is not None
 
     def gather(self, sums: Tensor) -> None:
-        """Add a batch's sums to what is held."""
+        """Add a batch's sums to the gathered ones."""
         assert self._held is not None
         self._held.add_(sums)
 
     def drop_statistics(self) -> None:
-        """Forget what was gathered."""
+        """Discard the gathered sums."""
         self._held = None
 
     @torch.no_grad()
     def release_statistics(self) -> None:
-        """Move the running statistics by what was gathered, as one batch."""
+        """Update the running statistics by the gathered sums, as one batch."""
         held, self._held = self._held, None
         if held is not None:
             self.update_running_stats(all_reduce_sum(held, self.group_name))
@@ -262,10 +262,10 @@ class BatchStatisticsNorm(AffineNorm):
     def move_statistics(
         self, present: Tensor, *updates: tuple[Tensor, Tensor, float | Tensor]
     ) -> None:
-        """Move buffers towards new values where those are finite, and count.
+        """Update buffers toward new values where those are finite, and count.
 
         Args:
-            present: 0-d bool; False leaves all as it was (no valid token, or a recomputation).
+            present: 0-d bool; False changes nothing (no valid token, or a recomputation).
             updates: (buffer, new value, weight of the new value).
         """
         move_statistics(self.num_batches_tracked, self.num_nonfinite_batches, present, *updates)
@@ -297,12 +297,12 @@ class BatchStatisticsNorm(AffineNorm):
             f"{prefix}num_nonfinite_batches", torch.zeros((), dtype=torch.long, device=device)
         )
         super()._load_from_state_dict(state_dict, prefix, *args)
-        for name, buffer in self._buffers.items():  # narrow ones come in with assign=True
+        for name, buffer in self._buffers.items():  # assign=True loads narrow types as they are
             if buffer is not None and buffer.dtype in (torch.float16, torch.bfloat16):
                 self._buffers[name] = buffer.float()
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
-        """Rename, in place, what a checkpoint of a released layer calls otherwise."""
+        """Rename, in place, the keys of a released layer's checkpoint."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # A process group cannot be copied; the copy uses the same one.
@@ -319,7 +319,7 @@ class BatchStatisticsNorm(AffineNorm):
         return state
 
     def extra_repr(self) -> str:
-        """Features, eps, momentum, affine, groups."""
+        """Return the features, eps, momentum, affine, groups."""
         groups = "" if self.groups is None else f", groups={self.groups}"
         groups += "" if self.variant == "paper" else f", variant={self.variant!r}"
         groups += ", frozen" if self.is_frozen else ""
@@ -329,7 +329,7 @@ class BatchStatisticsNorm(AffineNorm):
 def rename_key(
     state_dict: dict[str, Tensor], old: str, new: str, shape: tuple[int, ...], factor: float = 1.0
 ) -> None:
-    """Move an entry to another key, shape and scale, where the old key is there."""
+    """Move an entry to another key, shape and scale, if the old key exists."""
     if old in state_dict and state_dict[old].numel() == math.prod(shape):
         value = state_dict.pop(old)
         state_dict[new] = value.reshape(shape) * factor if factor != 1.0 else value.reshape(shape)

@@ -1,11 +1,11 @@
-"""State that moves in the backward: the layers whose training reads their running statistics.
+"""State updated in the backward, for layers whose training reads their running statistics.
 
-Such a layer hands its op a *carrier*: a leaf tensor that is neither parameter nor buffer and takes
-no part in the result. The op's backward returns the sums of the batch as the carrier's gradient,
-autograd adds them over all uses of the layer, and a hook on the leaf, run once a backward, reduces
-them over the processes and moves the buffers, outside op and graph. A forward alone therefore
-changes nothing, so a recomputed forward (activation checkpointing) sees what the first one saw,
-in eager and compiled mode alike.
+Such a layer passes its op a *carrier*: a leaf tensor that is neither parameter nor buffer and does
+not affect the result. The op's backward returns the sums of the batch as the carrier's gradient.
+Autograd adds them over all uses of the layer, and a hook on the leaf, run once per backward,
+reduces them over the processes and updates the buffers, outside op and graph. A forward alone
+therefore changes nothing, so a recomputed forward (activation checkpointing) sees what the first
+one saw, in eager and compiled mode alike.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from powernorm.ops.processes import all_reduce_sum
 
 
 class BackwardStateNorm(BatchStatisticsNorm):
-    """A batch-statistics norm whose buffers move in the backward.
+    """A batch-statistics norm whose buffers are updated in the backward.
 
-    Limits: a training-mode forward without a backward changes no state, and neither do
-    `torch.autograd.grad` and `backward(inputs=…)` with respect to other tensors; every `backward`
-    that comes through moves it, so two through one retained graph move it twice; a layer used
-    several times inside *reentrant* activation checkpointing moves it once a use;
+    Limits: A training-mode forward without a backward changes no state, and neither do
+    `torch.autograd.grad` and `backward(inputs=…)` with respect to other tensors. Every `backward`
+    through the layer updates the state, so two through one retained graph update it twice. A layer
+    used several times inside *reentrant* activation checkpointing updates it once per use.
     `torch.func` transforms are not supported.
     """
 
@@ -41,7 +41,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
         return ()
 
     def register_hook(self) -> None:
-        """Make the carrier and its hook; at the end of a subclass's constructor."""
+        """Make the carrier and its hook; called at the end of a subclass's constructor."""
         device = self.num_batches_tracked.device
         carrier = torch.zeros(
             (self.num_sums, self.num_features),
@@ -55,10 +55,10 @@ class BackwardStateNorm(BatchStatisticsNorm):
         self._recount()
 
     def carrier_for(self, x: Tensor) -> Tensor | None:
-        """The carrier for a forward, None where no backward will come through here.
+        """Return the carrier for a forward, None if no backward will pass through the layer.
 
-        It is passed even where nothing else requires a gradient (raw input, frozen weights), so
-        that a layer in training mode never stands still in silence.
+        It is passed even if nothing else requires a gradient (raw input, frozen weights), so that
+        a layer in training mode never silently skips its update.
         """
         if not torch.compiler.is_compiling():
             if self._carrier.device != x.device:
@@ -69,18 +69,18 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     @property
     def stage(self) -> int:
-        """How many thresholds have been passed: a mirror on the host, so no sync is needed."""
+        """Number of thresholds passed, mirrored on the host so that no sync is needed."""
         return self._stage
 
     def release_statistics(self) -> None:
-        """Move the buffers by what was gathered, as one batch, and count one step."""
+        """Update the buffers by the gathered sums, as one batch, and count one step."""
         holding = self._held is not None
         super().release_statistics()
         if holding:
             self.advance()
 
     def receive(self, sums: Tensor) -> None:
-        """Take the sums of one backward, of this process; without gradients."""
+        """Process the sums of one backward, of this process; without gradients."""
         if self._held is not None:
             self.gather(sums)
             return
@@ -96,11 +96,11 @@ class BackwardStateNorm(BatchStatisticsNorm):
         self._steps += 1
         if self._stage < len(self.thresholds) and self._steps >= self.thresholds[self._stage]:
             # Steps without a valid token do not count. The mirror may run ahead of the buffer,
-            # never behind, so one look at the threshold keeps the two together.
+            # never behind, so reading the buffer at the threshold keeps the two in step.
             self._recount()
 
     def _follow_counter(self, own_step: bool = False) -> None:
-        """Look at the buffer again where somebody else has written it or put another in its place.
+        """Read the counter again if other code has written or replaced the buffer.
 
         Loaders do that, and data-parallel wrappers that broadcast buffers. After the last
         threshold the count no longer matters, so that nothing is read back from the device.
@@ -120,7 +120,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
         self._last_stage = len(self.thresholds)
 
     def reset_running_stats(self) -> None:
-        """Running statistics and counters back to their start."""
+        """Reset running statistics and counters to their initial values."""
         super().reset_running_stats()
         self._recount()
 

@@ -1,8 +1,8 @@
-"""What a checkpointed forward saw, for the forward that autograd runs again in the backward.
+"""Records of checkpointed forwards, for the forward that autograd repeats in the backward.
 
 Activation checkpointing runs a layer twice. The second run must see what the first one saw: the
 padding mask (its scope is closed by then) and, for layers that normalize by running statistics,
-those statistics (another backward may have moved them in between).
+those statistics (another backward may have updated them in between).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from powernorm.ops.reference.batch import in_backward
 
 _MAX_RECORDS = 64
-"""More forwards than this between a forward and its backward lose the oldest record."""
+"""Maximum number of records; more forwards between a forward and its backward lose the oldest."""
 
 _NUM_SAMPLES = 16
 FINGERPRINT_SIZE = _NUM_SAMPLES + 1
@@ -46,7 +46,7 @@ class CallRecords:
         self._records: deque[_Record] = deque(maxlen=_MAX_RECORDS)
 
     def replay(self, x: Tensor, seen: Seen) -> Seen:
-        """What this call shall normalize by: its own, or what the call that it repeats saw."""
+        """Return what this call must normalize by: its own, or that of the call it repeats."""
         if in_backward():
             record = self._find(x)
             if record is None:
@@ -63,8 +63,8 @@ class CallRecords:
     def _find(self, x: Tensor) -> _Record | None:
         fitting = [record for record in reversed(self._records) if record.shape == x.shape]
         if len(fitting) > 1:
-            # Recomputed values are the same to the last bit or very near, so the nearest is ours;
-            # among equals one that no backward has asked for, then the newest.
+            # Recomputed values are equal to the last bit or nearly so, so the nearest record is
+            # ours; among equals one that no backward has asked for, then the newest.
             own = fingerprint(x)
             fitting.sort(
                 key=lambda record: (fingerprint_distance(record.fingerprint, own), record.used)
@@ -76,7 +76,7 @@ class CallRecords:
 
 
 def may_replay() -> bool:
-    """Is this call a repetition, or one that may be repeated? Else there is nothing to note."""
+    """Return whether this call is a repetition or may be repeated; else no record is needed."""
     return _may_be_repeated() or in_backward()
 
 
@@ -89,18 +89,18 @@ def _may_be_repeated() -> bool:
 
 
 def fingerprint(x: Tensor) -> Tensor:
-    """Return a few values of x and their sum, (FINGERPRINT_SIZE,) float64, to know it again by.
+    """Return a few values of x and their sum, (FINGERPRINT_SIZE,) float64, to recognize x by.
 
-    A backward finds what its forward left behind by it. Recomputed values may differ in their last
-    bits: compare by `fingerprint_distance`.
+    A backward uses it to find what its forward left behind. Recomputed values may differ in their
+    last bits: compare by `fingerprint_distance`.
     """
     flat = x.detach().reshape(-1)
-    # Odd steps, so that not all are of one feature.
+    # An odd step, so that the samples are not all of one feature.
     samples = flat[:: max(1, flat.shape[0] // _NUM_SAMPLES) | 1][:_NUM_SAMPLES].to(torch.float64)
     samples = torch.nn.functional.pad(samples, (0, _NUM_SAMPLES - samples.shape[0]))
     return torch.cat([samples, flat.sum(dtype=torch.float64)[None]])
 
 
 def fingerprint_distance(a: Tensor, b: Tensor) -> float:
-    """How far two fingerprints lie apart."""
+    """Return the distance of two fingerprints."""
     return float((a.nan_to_num() - b.nan_to_num()).abs().max())

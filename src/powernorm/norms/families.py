@@ -1,4 +1,4 @@
-"""What the centered and the uncentered batch-statistics norms share: buffers and evaluation."""
+"""Base classes of the centered and the uncentered batch-statistics norms."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ Updates = tuple[tuple[Tensor, Tensor, float], ...]
 def move_forward(
     norm: BatchStatisticsNorm, result: BatchNormResult, updates: Callable[[Tensor], Updates]
 ) -> None:
-    """Move the running statistics of a norm that does so in its forward.
+    """Update the running statistics of a norm that does so in its forward.
 
     Args:
         norm: the layer.
-        result: of its op.
-        updates: makes those of `move_statistics` from the op's statistics, which hold for all
-            processes; for compiled code and where there are several.
+        result: the result of its op.
+        updates: returns the updates for `move_statistics` from the op's statistics, which hold for
+            all processes; used in compiled code and with several processes.
     """
     has_tokens = result.has_tokens
     if has_tokens is None:
@@ -67,7 +67,7 @@ def move_forward(
 
 
 class CenteredNorm(BatchStatisticsNorm):
-    """Running mean and variance, and evaluation by them: what BatchNorm and its kin share."""
+    """Base of BatchNorm and its variants: running mean and variance, and evaluation by them."""
 
     num_sums = 3
     running_mean: Tensor
@@ -83,7 +83,7 @@ class CenteredNorm(BatchStatisticsNorm):
         return evaluate(self, call, self.running_mean, self.running_var)
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """(a, c): a = γ/sqrt(σ² + eps), c = β - a μ, (C,) float64."""
+        """Return (a, c): a = γ/sqrt(σ² + eps), c = β - a μ, (C,) float64."""
         if not self.is_static:
             return super().affine()
         scale = reciprocal_root(self.running_var.double(), self.eps, self.floor)
@@ -93,11 +93,14 @@ class CenteredNorm(BatchStatisticsNorm):
         return scale, shift if self.bias is None else shift + self.bias.double()
 
     def running_target(self, var: Tensor, count: Tensor) -> Tensor:
-        """What the running variance is fed: divided by M - 1, by M where M = 1 or released."""
+        """Return the new value for the running variance.
+
+        It divides by M - 1, or by M if M = 1 or the variant is `released`.
+        """
         return var if self.variant == "released" else unbiased(var, count)
 
     def update_running_stats(self, sums: Tensor) -> None:
-        """One step of the running mean and variance from (n, Σx, Σx²)."""
+        """Update the running mean and variance by one step from (n, Σx, Σx²)."""
         functions_for(sums).absorb_centered(
             *self.buffers_to_move("running_mean", "running_var"),
             sums,
@@ -106,13 +109,13 @@ class CenteredNorm(BatchStatisticsNorm):
         )
 
     def reset_running_stats(self) -> None:
-        """Mean to 0, variance to 1, counters to 0."""
+        """Set the mean to 0, the variance to 1 and the counters to 0."""
         self.running_mean.zero_()
         self.running_var.fill_(1)
         super().reset_running_stats()
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
-        """Released checkpoints also hold the last batch's statistics; they are dropped."""
+        """Drop the last batch's statistics, which released checkpoints also hold."""
         for name in ("batch_mean", "batch_var"):
             state_dict.pop(prefix + name, None)
         for name in ("running_mean", "running_var"):
@@ -121,11 +124,11 @@ class CenteredNorm(BatchStatisticsNorm):
 
 
 class CenteredBackwardNorm(CenteredNorm, BackwardStateNorm):
-    """A centered norm whose training reads its running statistics, so they move in the backward."""
+    """Base of centered norms whose training reads running statistics: updated in the backward."""
 
 
 class UncenteredNorm(BatchStatisticsNorm):
-    """Running quadratic mean ψ², and evaluation by it: what PowerNorm and its kin share."""
+    """Base of PowerNorm and its variants: running quadratic mean ψ², and evaluation by it."""
 
     centered = False
     running_second_moment: Tensor
@@ -135,7 +138,7 @@ class UncenteredNorm(BatchStatisticsNorm):
         return evaluate(self, call, None, self.running_second_moment)
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """(a, c): a = γ/sqrt(ψ² + eps), c = β, (C,) float64."""
+        """Return (a, c): a = γ/sqrt(ψ² + eps), c = β, (C,) float64."""
         if not self.is_static:
             return super().affine()
         scale = reciprocal_root(self.running_second_moment.double(), self.eps, self.floor)
@@ -144,6 +147,6 @@ class UncenteredNorm(BatchStatisticsNorm):
         return scale, torch.zeros_like(scale) if self.bias is None else self.bias.double()
 
     def reset_running_stats(self) -> None:
-        """ψ² to 1, counters to 0."""
+        """Set ψ² to 1 and the counters to 0."""
         self.running_second_moment.fill_(1)
         super().reset_running_stats()

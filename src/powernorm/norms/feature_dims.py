@@ -1,4 +1,4 @@
-"""The dimension of an input that holds the features: there and back, copied only where needed."""
+"""Moving the features of an input to the last dimension and back, copying only if needed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Call(NamedTuple):
 
 
 Normalized = Tensor | tuple[Tensor, Tensor]
-"""What a forward returns: y, or (y, x + residual) where a residual was given."""
+"""Return value of a forward: y, or (y, x + residual) if a residual was given."""
 
 
 def answer(result: tuple[Tensor, Tensor | None], residual: Tensor | None) -> Normalized:
-    """A forward's answer from (y, the sum with the residual)."""
+    """Return a forward's return value from (y, the sum with the residual)."""
     y, total = result
     return y if residual is None else (y, cast(Tensor, total))
 
 
 def check_feature_dim(feature_dim: int) -> int:
-    """A dimension, or an InputError; whether an input has it shows in the forward."""
+    """Return a dimension, or raise an InputError; the forward checks if an input has it."""
     try:
         dim = operator.index(feature_dim)
     except TypeError:
@@ -48,22 +48,22 @@ def check_feature_dim(feature_dim: int) -> int:
 
 
 def has_dim(x: Tensor, dim: int) -> bool:
-    """Does a tensor have this dimension?"""
+    """Return whether a tensor has this dimension."""
     return -x.ndim <= dim < x.ndim
 
 
 def features_last(x: Tensor, dim: int) -> Tensor:
-    """A view of x with the features in the last dimension."""
+    """Return a view of x with the features in the last dimension."""
     return x if dim == LAST else x.movedim(dim, LAST)
 
 
 def features_back(x: Tensor, dim: int) -> Tensor:
-    """A view of what has the features last with the features in a dimension."""
+    """Return a view of a tensor with the features last that has them in dimension `dim`."""
     return x if dim == LAST else x.movedim(LAST, dim)
 
 
 def shape_without(shape: torch.Size, dim: int) -> tuple[int, ...]:
-    """Shape of the positions: all dimensions but that of the features."""
+    """Return the shape of the positions: all dimensions but that of the features."""
     index = dim % len(shape)
     return (*shape[:index], *shape[index + 1 :])
 
@@ -71,23 +71,22 @@ def shape_without(shape: torch.Size, dim: int) -> tuple[int, ...]:
 def over_dimension(
     normalize: Callable[[Call], Normalized], call: Call, dim: int, is_pointwise: bool
 ) -> Normalized:
-    """Normalize over a dimension by what normalizes over the last one.
+    """Normalize over a dimension with a function that normalizes over the last one.
 
     Channels-last input is contiguous once its features are moved last, so that nothing is copied;
-    other input is copied in and the results out. The results lie in memory as the input does.
+    other input is copied before, and the results after. The results have the input's memory layout.
 
     Args:
-        normalize: the layer's work, (..., C) in and out.
+        normalize: the layer's computation, (..., C) in and out.
         call: input, mask and residual, checked.
         dim: the dimension of the features.
-        is_pointwise: does the layer work as well, in place as it were, on a view that is not
-            contiguous?
+        is_pointwise: whether the layer also works on a view that is not contiguous.
     """
     x, mask, residual = call
     inputs = features_last(x, dim)
     others = None if residual is None else features_last(residual, dim)
     if not is_pointwise:
-        # Here and not in the ops: so the gradient that comes back is of a contiguous input, too.
+        # Here and not in the ops, so that the incoming gradient is of a contiguous input, too.
         inputs = inputs.contiguous()
         others = None if others is None else others.contiguous()
     result = normalize(Call(inputs, mask, others))
@@ -98,13 +97,13 @@ def over_dimension(
 
 
 def _laid_out(y: Tensor, x: Tensor, dim: int) -> Tensor:
-    """What has the features last in the shape and memory layout of x; no copy where it fits."""
+    """Return y, features last, in the shape and memory layout of x; without a copy if it fits."""
     y = features_back(y, dim)
     if x.is_contiguous():
         return y.contiguous()
     if features_last(x, dim).is_contiguous():
         return y
-    # Dense, in the order of x's dimensions in memory: what torch's own layers give.
+    # Dense, in the order of x's dimensions in memory, as torch's own layers return.
     strides = x.stride()
     order = sorted(range(x.ndim), key=lambda d: -strides[d])
     places = [order.index(d) for d in range(x.ndim)]

@@ -1,4 +1,4 @@
-"""The padding mask of a call: checked, or handed over from a scope around a foreign model."""
+"""The padding mask of a call: checked, or taken from a scope around a model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from powernorm.errors import InputError
 from powernorm.norms.feature_dims import LAST, features_back, shape_without
 
 # Thread-local and not a ContextVar: `ContextVar.get` does not trace under fullgraph compilation.
-# `frames` is a tuple, the innermost last: what cannot be changed in place traces as well, and is
-# restored by putting the former value back.
+# `frames` is a tuple, the innermost last: an immutable value traces as well, and is restored by
+# setting the former value.
 _scope = threading.local()
 
 
@@ -26,14 +26,14 @@ _MODULE_CALLS: Final = ("inner", "_call_impl")
 
 
 class MaskSource(Protocol):
-    """What opened a scope for a model around the norms; words for a mask that does not fit."""
+    """The opener of a scope for a model around the norms; it describes masks that do not fit."""
 
     @property
     def label(self) -> str:
-        """The argument that the mask was given by."""
+        """Argument by which the mask was given."""
 
     def name_of(self, norm: object) -> str:
-        """How to call one of the norms."""
+        """Return a description of one of the norms."""
 
 
 class ScopedMask(NamedTuple):
@@ -41,24 +41,24 @@ class ScopedMask(NamedTuple):
 
     mask: Tensor
     source: MaskSource | None = None
-    """The model's own mask, which may not be meant for each norm below; None is a user's, which
-    is."""
+    """Source of a model's own mask, which may not be meant for each norm below; None for a user's
+    mask, which is meant for all."""
     batch_dim: int = 0
-    """Which dimension of the mask counts the sequences."""
+    """Dimension of the mask that counts the sequences."""
 
 
 class _Frame(NamedTuple):
     """An open scope."""
 
     masks: tuple[ScopedMask, ...]
-    """The nearest first: of a model's own masks the first one that fits an input is used."""
+    """Masks, the nearest first; the first of a model's own masks that fits an input is used."""
     opener: object | None
-    """None is a user."""
+    """Opener of the scope; None is a user."""
     call: FrameType | None = None
     """The running function that an opener's scope belongs to. An interrupt (no Exception) runs no
     hook that would close the scope: it is open for as long as that function is on the stack."""
     observed: bool = False
-    """Whether it is for onlookers only: the norms go by the scopes around it."""
+    """Whether the scope is for observers only: the norms use the scopes around it."""
 
 
 def _open_frames() -> tuple[_Frame, ...]:
@@ -68,7 +68,7 @@ def _open_frames() -> tuple[_Frame, ...]:
 
 def _frames() -> tuple[_Frame, ...]:
     frames = _open_frames()
-    # What is below the innermost one was looked through when that was opened.
+    # The frames below the innermost one were checked when that one was opened.
     if not frames or torch.compiler.is_compiling() or _is_open(frames[-1]):
         return frames
     return _without_leftovers(frames)
@@ -95,11 +95,12 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     """Give every norm called inside the scope this padding mask.
 
     For models whose layers call their norms as `norm(x)`. An explicit `padding_mask=` argument of
-    a norm wins over the scope. Scopes nest; None hides an outer one. Each thread has its own.
+    a norm takes precedence over the scope. Scopes nest; None hides an outer one. Each thread has
+    its own scopes.
 
     Args:
-        mask: bool, shape (batch, length) or whatever the shape of x without the features is at
-            the norms, True = padding; None for no mask.
+        mask: bool, True = padding, of shape (batch, length) or whatever shape x has at the norms
+            without the features; None for no mask.
 
     >>> import torch, powernorm
     >>> norm = powernorm.BatchNorm(4)
@@ -115,7 +116,7 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
 
 
 def _innermost(*, observing: bool = False) -> _Frame | None:
-    """The scope that counts: for the norms themselves the innermost that is not for onlookers."""
+    """Return the scope that applies: for the norms, the innermost that is not for observers."""
     for frame in reversed(_frames()):
         if observing or not frame.observed:
             return frame
@@ -125,18 +126,18 @@ def _innermost(*, observing: bool = False) -> _Frame | None:
 def current_padding_mask(
     x: Tensor | None = None, norm: object = None, *, observing: bool = False, strict: bool = True
 ) -> Tensor | None:
-    """The mask of the innermost `padding_mask` scope of this thread, or None.
+    """Return the mask of the innermost `padding_mask` scope of this thread, or None.
 
     Args:
         x: input of a norm, features last, (..., C). In a model's own scope, as `powernorm.swap`
             opens it, the mask is then the one that fits, in the shape of the input's tokens.
-        norm: whose input it is, for the error.
-        observing: an onlooker asks, who also sees scopes that the norms do not.
-        strict: whether a model's own masks have to fit the input; else there is none where they do
+        norm: the norm that gets the input, for the error.
+        observing: whether an observer asks, which also sees scopes that the norms do not.
+        strict: whether a model's own masks have to fit the input; else None is returned if they do
             not, as in evaluation with a cache, where masks are longer than the input.
 
     Raises:
-        InputError: none of the model's own masks fits the input, and one has to.
+        InputError: none of the model's own masks fits the input, and `strict` is set.
     """
     frame = _innermost(observing=observing)
     masks = frame.masks if frame is not None else ()
@@ -151,31 +152,31 @@ def current_padding_mask(
 
 
 def users_padding_mask() -> Tensor | None:
-    """The mask of the innermost scope if a user opened it, else None."""
+    """Return the mask of the innermost scope if a user opened it, else None."""
     frame = _innermost()
     masks = frame.masks if frame is not None else ()
     return masks[0].mask if masks and masks[0].source is None else None
 
 
 def offered_padding_mask(x: Tensor, *, observing: bool) -> tuple[Tensor | None, bool]:
-    """Return the mask that the scopes offer for an input, for onlookers and without an error.
+    """Return the mask that the scopes offer for an input, for observers and without an error.
 
     Args:
         x: input of a norm, features last, (..., C).
         observing: see `current_padding_mask`.
 
     Returns:
-        (mask, whether it fits): (None, True) where there is none.
+        (mask, whether it fits): (None, True) if there is none.
     """
     frame = _innermost(observing=observing)
     masks = frame.masks if frame is not None else ()
     mask, fits = _fitting(masks, x.shape[:-1]) if masks else (None, True)
-    # A user's mask is for all norms inside, but not all of them need to see tokens.
+    # A user's mask is for all norms inside, but the inputs of some may not be tokens.
     return mask, fits and (mask is None or mask.shape == x.shape[:-1])
 
 
 def _fitting(masks: tuple[ScopedMask, ...], shape: torch.Size) -> tuple[Tensor | None, bool]:
-    """Find the mask for an input's tokens, and say whether one fits."""
+    """Return the mask for an input's tokens, and whether one fits."""
     for mask, source, batch_dim in masks:
         if source is None or mask.shape == shape:
             return mask, True
@@ -183,7 +184,7 @@ def _fitting(masks: tuple[ScopedMask, ...], shape: torch.Size) -> tuple[Tensor |
             if mask.numel() == shape[0]:
                 return mask.reshape(-1), True
             if mask.shape[batch_dim] == shape[0]:
-                return None, True  # one vector a sequence: what was padded has been pooled away
+                return None, True  # one vector per sequence: padding has been pooled away
     return None, False
 
 
@@ -201,7 +202,7 @@ def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:
 def innermost_scope(
     *, observing: bool = False
 ) -> tuple[tuple[ScopedMask, ...], object | None] | None:
-    """Masks and opener of the innermost scope (None is a user); None where none is open."""
+    """Return masks and opener (None is a user) of the innermost scope; None if none is open."""
     frame = _innermost(observing=observing)
     return None if frame is None else (frame.masks, frame.opener)
 
@@ -210,10 +211,10 @@ def open_scope(masks: tuple[ScopedMask, ...], opener: object, *, observed: bool 
     """Open a scope that outlives the caller; for hooks, where a `with` cannot span the call.
 
     Args:
-        masks: that the norms inside may use, the nearest first.
+        masks: masks that the norms inside may use, the nearest first.
         opener: who opens it, not None; `close_scope` takes the same object. The scope ends at the
-            latest with the call of the module whose hook it is opened by.
-        observed: the norms inside shall not see it, only who asks with `observing`.
+            latest with the call of the module whose hook opens it.
+        observed: whether only callers with `observing` see it, not the norms inside.
     """
     if torch.compiler.is_compiling():
         _scope.frames = (*_open_frames(), _Frame(masks, opener, None, observed))
@@ -225,7 +226,7 @@ def open_scope(masks: tuple[ScopedMask, ...], opener: object, *, observed: bool 
 
 
 def close_scope(opener: object) -> None:
-    """Close the opener's innermost scope and what is left open inside it; none open is no error."""
+    """Close the opener's innermost scope and those left open inside it, if any is open."""
     frames = _open_frames()
     for index in range(len(frames) - 1, -1, -1):
         if frames[index].opener is opener:
@@ -234,11 +235,11 @@ def close_scope(opener: object) -> None:
 
 
 def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None:
-    """Raise unless the mask is one bool a token.
+    """Raise an InputError unless the mask holds one bool per token.
 
     Args:
-        mask: to be checked.
-        x: what it belongs to.
+        mask: the mask to check.
+        x: the input that it belongs to.
         feature_dim: the dimension of x that holds the features.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Functions over all norms of a model: the penalty of RBN, the units of the backward statistics."""
+"""Functions over all norms of a model: RBN's penalty, accumulation, units of ν."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ Reduction = Literal["mean", "token_sum"]
 def penalty(
     model: nn.Module, reduction: Reduction = "mean", num_tokens: int | Tensor | None = None
 ) -> Tensor:
-    """The penalty of all RegularizedBatchNorm layers, in the units of the loss it is added to.
+    """Return the penalty of all RegularizedBatchNorm layers, in the units of the loss.
 
-    λ of Wang et al. 2022 belongs to a cross entropy *summed* over tokens. Added to a mean it has
+    λ of Wang et al. 2022 applies to a cross entropy *summed* over tokens. Added to a mean it has
     to be divided by the number of tokens: at 4,096 tokens λ = 60 is 0.015.
 
-    The backward ends what a penalty is of, and so does dropping the forward's result. A loop that
-    leaves out a backward (because a loss is not finite) and still has that loss has to call
-    `model.train()` before it goes on, once a step at best: that drops what is pending, which the
-    next penalty would contain otherwise, NaN and graph included. A single layer drops its own by
-    `layer.forget_penalty()`.
+    The backward drops the terms of its forwards, and so does dropping a forward's result. A loop
+    that skips a backward (because a loss is not finite) and still has that loss has to call
+    `model.train()` before it continues, preferably once per step: that drops pending terms, which
+    the next penalty would otherwise contain, NaN and graph included. `layer.forget_penalty()`
+    drops those of a single layer.
 
     Args:
         model: any module; layers that appear twice count once, layers in evaluation mode and
-            layers that the forward left out not at all.
+            layers that the forward left out do not count.
         reduction: how the loss is reduced: `mean` over tokens (the usual trainer) or `token_sum`.
-        num_tokens: tokens that the mean is taken over (of all processes), at least 1 (a tensor,
-            which nobody looks into, counts as 1 below that); needed for `mean`, not used for
-            `token_sum`.
+        num_tokens: number of tokens that the mean is taken over (of all processes), at least 1 (a
+            tensor, whose value is not read, counts as 1 below that); needed for `mean`, not used
+            for `token_sum`.
 
     Returns:
-        0-d tensor to add to the loss, once an update; zero where the model has no such layer.
+        0-d tensor to add to the loss, once per update; zero if the model has no such layer.
 
     Raises:
-        InputError: `mean` without num_tokens, or with what is no such number; no training-mode
-            forward before; a forward inside reentrant activation checkpointing; more than 64
-            compiled forwards of a layer without a backward.
+        InputError: `mean` without a valid num_tokens; no training-mode forward before; a forward
+            inside reentrant activation checkpointing; more than 64 compiled forwards of a layer
+            without a backward.
     """
     check_model(model)
     if reduction not in ("mean", "token_sum"):
@@ -73,7 +73,7 @@ def penalty(
 
 
 def check_num_tokens(num_tokens: int | Tensor) -> int | Tensor:
-    """A tensor as it is (a look into it would wait for the device), or a number of at least 1.
+    """Return a tensor unchecked (reading it would wait for the device), or a number ≥ 1.
 
     Raises:
         InputError: anything else.
@@ -91,11 +91,11 @@ def check_num_tokens(num_tokens: int | Tensor) -> int | Tensor:
 
 @contextmanager
 def accumulated_statistics(model: nn.Module) -> Iterator[None]:
-    """Move running statistics once for all forwards and backwards inside, not once for each.
+    """Update running statistics once for all forwards and backwards inside, not once for each.
 
     For gradient accumulation: put the micro-batches of one update inside. They are normalized as
-    without it, but the running statistics move by the moments of all their tokens together, and
-    every warm-up counts one step. After an exception nothing has moved.
+    without it, but the running statistics are updated by the moments of all their tokens together,
+    and every warm-up counts one step. After an exception nothing is updated.
 
     Args:
         model: any module.
@@ -104,7 +104,7 @@ def accumulated_statistics(model: nn.Module) -> Iterator[None]:
         InputError: no model; inside another such scope of a layer.
 
     Distributed:
-        One exchange a layer at the end; all processes have to come there.
+        One exchange per layer at the end; all processes have to reach it.
 
     >>> norm = powernorm.BatchNorm(4)
     >>> with accumulated_statistics(norm):
@@ -132,8 +132,8 @@ def accumulated_statistics(model: nn.Module) -> Iterator[None]:
 def rescale_backward_statistics(model: nn.Module, factor: float) -> None:
     """Multiply the running gradient statistics (ν) of all layers by a factor.
 
-    ν is in units of the loss. Call this when those units change: when a loss scale doubles pass
-    2, when a loss that was a sum becomes a mean over N tokens pass 1/N.
+    ν is in units of the loss. Call this function when those units change: pass 2 when a loss scale
+    doubles, pass 1/N when a loss that was a sum becomes a mean over N tokens.
 
     Args:
         model: any module.

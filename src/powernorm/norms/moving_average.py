@@ -18,16 +18,16 @@ from powernorm.ops.plain import refuse_transforms
 
 
 class _CenteredWeight(nn.Module):
-    """W with the mean of each output's weights taken out."""
+    """Parametrization that subtracts the mean of each output's weights from W."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight - weight.flatten(1).mean(1).view(-1, *[1] * (weight.ndim - 1))
 
 
 def center_weight(module: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None:
-    """Center the weight of a layer that feeds a MABN (Yan et al. 2020), in place and for good.
+    """Center the weight of a layer that feeds a MABN (Yan et al. 2020), in place and permanently.
 
-    Without a mean in the norm, this keeps the mean of its input small. The raw weight stays the
+    The norm does not center, so this keeps the mean of its input small. The raw weight stays the
     trained parameter (`module.parametrizations.weight.original`); undo with
     `torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`.
 
@@ -62,20 +62,20 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         ratio_start: steps with r = 1 (at least the warm-up); 1,000 in the released code.
         eps: added to χ.
         affine: learn γ and β.
-        groups: GroupScaling with this many groups in front; None leaves it out (Wang et al. 2022
-            found MABN unstable without it).
+        groups: GroupScaling with this many groups before the norm; None leaves it out (Wang et al.
+            2022 found MABN unstable without it).
         sync: statistics over all processes.
-        process_group: the processes; None is the default group where torch.distributed runs.
+        process_group: the processes; None is the default group if torch.distributed runs.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of parameters and buffers.
-        dtype: of parameters.
+        device: device of parameters and buffers.
+        dtype: type of parameters.
 
     Shape:
         x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
 
     State:
         running_second_moment (C,), window_second_moment and window_gradient_moment (K, C) newest
-        last, counters; moved in the *backward*. window_gradient_moment is in units of the loss:
+        last, counters; updated in the *backward*. window_gradient_moment is in units of the loss:
         see `rescale_backward_statistics`.
 
     >>> norm = MovingAverageBatchNorm(4, window=8, warmup_steps=100)
@@ -125,7 +125,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
 
     @property
     def thresholds(self) -> tuple[int, ...]:
-        """End of own statistics (t ≤ K or t < warm-up), start of r."""
+        """Steps at which the batch's own statistics end (t ≤ K or t < warm-up) and r starts."""
         own = max(self.window, self.warmup_steps - 1)
         return own, max(own, self.ratio_start, self.warmup_steps)
 
@@ -164,7 +164,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         return scaled
 
     def update_running_stats(self, sums: Tensor) -> None:
-        """One step of windows and running ψ² from (n, Σx², Σ g r z)."""
+        """Update the windows and running ψ² by one step from (n, Σx², Σ g r z)."""
         count, squares, products = sums.unbind()
         size = count.clamp(min=1)
         batch = squares / size
@@ -180,7 +180,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         )
 
     def reset_running_stats(self) -> None:
-        """ψ² to 1, windows and counters to their start."""
+        """Set ψ² to 1, and windows and counters to their initial values."""
         self.window_second_moment.fill_(1)
         self.window_gradient_moment.zero_()
         super().reset_running_stats()
@@ -190,7 +190,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         self.window_gradient_moment.mul_(factor)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
-        """`running_var`, `buffer_x2`, `buffer_gz` and `iters` of the released layer."""
+        """Rename `running_var`, `buffer_x2`, `buffer_gz` and `iters` of the released layer."""
         features = (self.num_features,)
         windows = (self.window, *features)
         rename_key(state_dict, f"{prefix}running_var", f"{prefix}running_second_moment", features)
@@ -199,5 +199,5 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         rename_key(state_dict, f"{prefix}iters", f"{prefix}num_batches_tracked", ())
 
     def extra_repr(self) -> str:
-        """Features, window and warm-up."""
+        """Return the features, window and warm-up."""
         return f"{super().extra_repr()}, window={self.window}, warmup_steps={self.warmup_steps}"

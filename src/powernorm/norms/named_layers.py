@@ -1,4 +1,4 @@
-"""Layers of users by name: `module:Class`, and the names that installed packages give theirs."""
+"""Users' layers by name: `module:Class`, and short names from installed packages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 from powernorm.errors import InputError
 
 GROUP: Final = "powernorm.norms"
-"""Entry points of packages: `mine = "my.module:MyNorm"` makes `mine` a short name."""
+"""Group of packages' entry points: `mine = "my.module:MyNorm"` makes `mine` a short name."""
 
 
 def imported_layer(name: str) -> Any:
-    """The object that `module:attribute` names; importing the module runs its code.
+    """Return the object that `module:attribute` names; importing the module runs its code.
 
-    The module is looked for as by `python -m`, in the working directory first (unless Python was
-    told by `-P` to stay out of it).
+    The module is searched as by `python -m`, in the working directory first (unless Python runs
+    with `-P`).
 
     Raises:
         InputError: not of that form, no such module, one that fails, or no such attribute.
@@ -36,7 +36,7 @@ def imported_layer(name: str) -> Any:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # whatever a user's module raises
+    except Exception as error:  # a user's module may raise anything
         advice = ""
         if isinstance(error, ModuleNotFoundError):
             advice = ": start in the folder that holds it, or put that on PYTHONPATH"
@@ -47,19 +47,19 @@ def imported_layer(name: str) -> Any:
 
 
 def packaged_names() -> list[str]:
-    """Short names that installed packages give."""
+    """Return the short names that installed packages define."""
     from importlib.metadata import entry_points
 
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
 def packaged_layer(name: str) -> Any | None:
-    """What an installed package gives this short name, None where no package does.
+    """Return the layer that an installed package defines for a short name, or None.
 
     Raises:
-        InputError: several packages give it, or what the one names cannot be loaded.
+        InputError: several packages define it, or the layer cannot be loaded.
     """
-    # Not above: a name that is known costs no look at the installed packages.
+    # Imported here, because known names need no search of the installed packages.
     from importlib.metadata import entry_points
 
     points = [*entry_points(group=GROUP, name=name)]
@@ -73,7 +73,7 @@ def packaged_layer(name: str) -> Any | None:
         )
     try:
         return points[0].load()
-    except Exception as error:  # whatever the package raises
+    except Exception as error:  # the package may raise anything
         raise InputError(
             f"norm {name!r} of the package {owners[0]} cannot be loaded ({type(error).__name__}: "
             f"{error})"

@@ -1,4 +1,4 @@
-"""What users give as a layer of their own: looked at, and built under the contract of all norms."""
+"""Users' own layers: checked, and built with the interface of all norms."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from powernorm.norms.base import Norm
 from powernorm.norms.feature_dims import LAST, check_feature_dim
 
 FOR_ALL: Final = ("device", "dtype", "feature_dim")
-"""Options of every norm, also of one whose own layer does not take them."""
+"""Options of every norm, even if the user's layer does not take them."""
 _PLAIN: Final = frozenset({"int", "float", "bool", "str", "None"})
 _VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 Layer = Callable[..., nn.Module]
-"""Gives a module for a number of features, and options by keyword."""
+"""A function that builds a module from a number of features and keyword options."""
 
 
 def check_layer(name: str, layer: object) -> Layer:
-    """A layer that a user gives, as it is.
+    """Return a user's layer unchanged, after checking it.
 
     Raises:
-        InputError: nothing that builds a module for a number of features.
+        InputError: it does not build a module for a number of features.
     """
     if isinstance(layer, nn.Module):
         raise InputError(
@@ -45,10 +45,10 @@ def check_layer(name: str, layer: object) -> Layer:
 
 
 def parameters_of(name: str, layer: Layer) -> dict[str, inspect.Parameter]:
-    """What a layer takes besides the number of features.
+    """Return the parameters of a layer besides the number of features.
 
     Raises:
-        InputError: it does not say, or takes nothing by position.
+        InputError: it has no signature, or no positional parameter.
     """
     try:
         parameters = inspect.signature(layer).parameters
@@ -67,7 +67,7 @@ def parameters_of(name: str, layer: Layer) -> dict[str, inspect.Parameter]:
 
 
 def check_own_options(name: str, layer: Layer, options: Mapping[str, Any]) -> None:
-    """Raise an InputError unless the layer takes these options; types as far as they are plain."""
+    """Raise an InputError unless the layer takes these options; only plain types are checked."""
     parameters = parameters_of(name, layer)
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     known = [key for key, one in parameters.items() if one.kind not in _VARIABLE]
@@ -87,20 +87,20 @@ def check_own_options(name: str, layer: Layer, options: Mapping[str, Any]) -> No
 
 
 def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, Any]) -> Norm:
-    """Build a user's norm; what is no `Norm` becomes one as `AdaptedNorm`.
+    """Build a user's norm; a module that is not a `Norm` is wrapped in an `AdaptedNorm`.
 
     Args:
         name: short name, or `module:Class`.
-        layer: of `check_layer`.
+        layer: checked by `check_layer`.
         num_features: C.
-        options: of `check_own_options`, and those of every norm.
+        options: checked by `check_own_options`, and those of every norm.
 
     Raises:
-        InputError: it lacks an argument, raises, or gives something else than such a module.
+        InputError: the layer lacks an argument, raises, or does not return such a module.
     """
     parameters = parameters_of(name, layer)
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    # On the meta device nothing shows what its parameters begin as: it goes there afterwards.
+    # On the meta device initial parameter values are unknown, so the layer is moved afterwards.
     later = {"device"} if _is_meta(options.get("device")) else set()
     given = {
         key: value
@@ -129,7 +129,7 @@ def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, 
 
 
 def is_same_layer(known: object, layer: object) -> bool:
-    """Whether it is the very same, or the same definition that was run again, as in a notebook."""
+    """Return whether both are the same object, or the same definition run again in a notebook."""
     places = [
         (getattr(one, "__module__", 0), getattr(one, "__qualname__", "<")) for one in (known, layer)
     ]
@@ -137,7 +137,7 @@ def is_same_layer(known: object, layer: object) -> bool:
 
 
 def shown(layer: object) -> str:
-    """A layer's name for a message."""
+    """Return a layer's name for a message."""
     return getattr(layer, "__qualname__", None) or repr(layer)
 
 
@@ -154,7 +154,7 @@ def _built(name: str, layer: Layer, num_features: int, given: Mapping[str, Any])
         module: object = layer(num_features, **given)
     except InputError:
         raise
-    except Exception as error:  # whatever a user's constructor raises
+    except Exception as error:  # a user's constructor may raise anything
         raise InputError(
             f"{shown(layer)} ({name}) cannot be built for {num_features} features: "
             f"{type(error).__name__}: {error}"
@@ -183,9 +183,9 @@ def _as_norm(
 
 
 def _plain_types(parameter: inspect.Parameter) -> tuple[str, ...]:
-    """The plain types that a parameter is for, empty where it is for others too, or does not say.
+    """Return the plain types that a parameter takes; empty if it takes others too, or is unknown.
 
-    Without an annotation its default says it.
+    Without an annotation the type of the default counts.
     """
     annotation, default = parameter.annotation, parameter.default
     if annotation is parameter.empty:

@@ -1,4 +1,4 @@
-"""What stands in a norm's place and looks at no statistic: DynamicTanh, and nothing at all."""
+"""Replacements of norms without statistics: DynamicTanh and Identity."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class DynamicTanh(AffineNorm):
         alpha: start of the learned scalar α.
         affine: learn γ and β (α is always learned).
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: type of the parameters.
 
     Shape:
         x (..., C), output as x.
@@ -44,18 +44,18 @@ class DynamicTanh(AffineNorm):
         self.alpha = nn.Parameter(torch.full((), alpha, device=device, dtype=dtype))
 
     def normalize(self, call: Call) -> Normalized:
-        """Squash (..., C)."""
+        """Apply the scaled tanh to (..., C)."""
         total = call.x if call.residual is None else call.x + call.residual
         y = dynamic_tanh(total, self.alpha, self.weight, self.bias)
         return answer((y, total), call.residual)
 
     def reset_parameters(self) -> None:
-        """α, γ and β back to their start."""
+        """Reset α, γ and β to their initial values."""
         super().reset_parameters()
         nn.init.constant_(self.alpha, self.initial_alpha)
 
     def extra_repr(self) -> str:
-        """Features and the start of α."""
+        """Return the features and the initial α."""
         affine = self.weight is not None
         return f"{Norm.extra_repr(self)}, alpha={self.initial_alpha}, affine={affine}"
 
@@ -67,8 +67,8 @@ class Identity(AffineNorm):
         num_features: C.
         affine: learn γ and β, `y = γ x + β`.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of the parameters, where affine.
-        dtype: of the parameters, where affine.
+        device: device of the parameters, if affine.
+        dtype: type of the parameters, if affine.
 
     Shape:
         x (..., C), output as x.
@@ -90,20 +90,20 @@ class Identity(AffineNorm):
 
     @property
     def is_static(self) -> bool:
-        """True."""
+        """Whether the layer is static: always."""
         return True
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """(γ, β), or (1, 0)."""
+        """Return (γ, β), or (1, 0)."""
         ones = torch.ones(self.num_features, dtype=torch.float64)
         scale = ones if self.weight is None else self.weight.double()
         return scale, torch.zeros_like(scale) if self.bias is None else self.bias.double()
 
     def normalize(self, call: Call) -> Normalized:
-        """The input itself, or γ x + β."""
+        """Return the input itself, or γ x + β."""
         total = call.x if call.residual is None else call.x + call.residual
         return answer((self.scale_and_shift(total), total), call.residual)
 
     def extra_repr(self) -> str:
-        """Features."""
+        """Return the features."""
         return f"{Norm.extra_repr(self)}, affine={self.weight is not None}"

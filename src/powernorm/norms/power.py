@@ -34,8 +34,8 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
     `∂L/∂x = (g - ν x̂)/sqrt(ψ² + eps)` with `g = γ ∂L/∂y` and the running moment ν of `g x̂`. After
     each step, over valid tokens, `ψ² += m (mean x² - ψ²)` and
     `ν ← ν (1 - m_b Γ) + m_b Λ` with `Γ = mean x̂²`, `Λ = mean g x̂`. During the first
-    `warmup_steps` steps the batch's own ψ_B takes the place of ψ, and ψ² is the plain average of
-    ψ_B² so far (App. A). The backward is on purpose not the forward's derivative.
+    `warmup_steps` steps the batch's own ψ_B is used instead of ψ, and ψ² is the plain average of
+    ψ_B² so far (App. A). The backward is intentionally not the forward's derivative.
 
     Args:
         num_features: C.
@@ -44,23 +44,23 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         backward_momentum: m_b, the paper's 1 - α backward.
         warmup_steps: steps with the batch's own statistics; the paper sets it to the warm-up of
             the learning rate. Make it a fraction of a short run.
-        groups: GroupScaling with this many groups in front (the paper's layer-scale). None leaves
-            it out: then the layer is static in evaluation, but plain PowerNorm can break down;
-            stabilize it with `max_ratio` or `decay="floored"`.
+        groups: GroupScaling with this many groups before the norm (the paper's layer-scale). None
+            leaves it out: then the layer is static in evaluation, but plain PowerNorm can break
+            down; stabilize it with `max_ratio` or `decay="floored"`.
         max_ratio: keep the ψ used within [ψ_B/r, r ψ_B] (r = 5 as in MABN); costs a second pass
             and a collective in the forward. None leaves it unbounded.
         decay: `floored` keeps ν's factor 1 - m_b Γ at 0 or above, at no cost; `plain` is the
-            paper's. None means floored where `max_ratio` is set, else plain. While neither bound
-            is active the layer is the paper's to the last bit.
+            paper's. None means floored if `max_ratio` is set, else plain. While neither bound is
+            active the layer is the paper's to the last bit.
         affine: learn γ and β.
         variant: `paper`, or `released` for what the published code computes: the batch's ψ_B
-            divides every gradient, ψ² takes two updates a warm-up step, and the gradient moments
+            divides every gradient, ψ² takes two updates per warm-up step, and the gradient moments
             count padding.
         sync: statistics over all processes.
-        process_group: the processes; None is the default group where torch.distributed runs.
+        process_group: the processes; None is the default group if torch.distributed runs.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of parameters and buffers.
-        dtype: of parameters.
+        device: device of parameters and buffers.
+        dtype: type of parameters.
 
     Shape:
         x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
@@ -70,12 +70,13 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
 
     State:
         running_second_moment (ψ², starts at 1), running_gradient_moment (ν, starts at 0),
-        num_batches_tracked, num_nonfinite_batches; all move in the *backward*. A training-mode
+        num_batches_tracked, num_nonfinite_batches; all updated in the *backward*. A training-mode
         forward alone changes nothing (re-estimate statistics with `calibrate`). ν is in units of
         the loss: see `rescale_backward_statistics`.
 
     Numerics:
-        Sums in float32 per batch, merged in float64. No valid token: ψ is used, nothing moves.
+        Sums in float32 per batch, merged in float64. Without a valid token ψ is used, and nothing
+        is updated.
 
     Distributed:
         One all-reduce of the sums in the backward; none in the forward after the warm-up
@@ -142,12 +143,12 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
 
     @property
     def floor(self) -> bool:
-        """False: both variants add eps to ψ²."""
+        """Whether eps is a floor: never, both variants add it to ψ²."""
         return False
 
     @property
     def thresholds(self) -> tuple[int, ...]:
-        """The end of the warm-up."""
+        """Step at which the warm-up ends."""
         return (self.warmup_steps,)
 
     def normalize(self, call: Call) -> Normalized:
@@ -179,7 +180,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         return answer(result, call.residual)
 
     def update_running_stats(self, sums: Tensor) -> None:
-        """One step of ψ² and ν from (n, Σx², n of the gradient sums, Σx̂², Σ g x̂)."""
+        """Update ψ² and ν by one step from (n, Σx², n of the gradient sums, Σx̂², Σ g x̂)."""
         warmup = self.stage == 0
         if warmup and self.variant == "released":
             self._absorb_released(sums)
@@ -210,7 +211,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         )
 
     def reset_running_stats(self) -> None:
-        """ψ² to 1, ν to 0, counters to 0."""
+        """Set ψ² to 1, ν to 0 and the counters to 0."""
         self.running_gradient_moment.zero_()
         super().reset_running_stats()
 
@@ -219,7 +220,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         self.running_gradient_moment.mul_(factor)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
-        """`running_phi`, `ema_gz` (= ν/(1 - α_b)) and `iters` of the released layer."""
+        """Rename `running_phi`, `ema_gz` (= ν/(1 - α_b)) and `iters` of the released layer."""
         shape = (self.num_features,)
         ema = f"{prefix}ema_gz"
         rename_key(state_dict, f"{prefix}running_phi", f"{prefix}running_second_moment", shape)
@@ -229,7 +230,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         rename_key(state_dict, f"{prefix}iters", f"{prefix}num_batches_tracked", ())
 
     def extra_repr(self) -> str:
-        """Features and the settings of the update."""
+        """Return the features and the settings of the update."""
         return (
             f"{super().extra_repr()}, backward_momentum={self.backward_momentum}, "
             f"warmup_steps={self.warmup_steps}, max_ratio={self.max_ratio}, decay={self.decay!r}"

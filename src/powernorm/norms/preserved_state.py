@@ -1,4 +1,4 @@
-"""Running a model without leaving a trace in it."""
+"""Running a model without changing its state."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,13 +11,12 @@ from powernorm.norms.base import Norm
 
 @contextmanager
 def preserved_state(model: nn.Module, training: Iterable[nn.Module]) -> Iterator[None]:
-    """In the block only the modules of `training` are in training mode, and gradients are off.
+    """Put only the modules of `training` in training mode in the block, with gradients off.
 
-    Afterwards, also after an exception, every buffer, every mode, the penalties that wait to be
-    asked for and the random number generators of torch (CPU and the model's CUDA devices) are what
-    they were. Compiled parts run uncompiled,
-    so that they see hooks, and torch's fused Transformer path, which never calls a swapped norm,
-    is off. Parameters are not guarded: nothing here changes them.
+    Afterwards, also after an exception, every buffer, every mode, the pending penalties and the
+    random number generators of torch (CPU and the model's CUDA devices) are restored. Compiled
+    parts run uncompiled, so that hooks work, and torch's fused Transformer path, which never calls
+    a swapped norm, is off. Parameters are not restored: nothing here changes them.
     """
     modes = {module: module.training for module in model.modules()}
     buffers = {
@@ -61,5 +60,5 @@ def _restore(module: nn.Module, name: str, before: torch.Tensor) -> None:
     if now is None or now.shape != before.shape or now.dtype != before.dtype:
         module._buffers[name] = before
     else:
-        # In place: others (an optimizer, a data-parallel wrapper) may hold the very tensor.
+        # In place: an optimizer or a data-parallel wrapper may hold this tensor object.
         now.copy_(before)

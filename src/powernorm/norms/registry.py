@@ -1,7 +1,7 @@
 """Short names: the same in the API, the command line, run folders and reports.
 
-The norms of this library are in `NORMS`. A user's own get a name by `register_norm`, by an entry
-point of an installed package, or are called `module:Class`, which is imported when it is asked for.
+The norms of this library are in `NORMS`. A user's own norms get a name by `register_norm`, by an
+entry point of an installed package, or are written as `module:Class`, which is imported on use.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class NormInfo:
     layer: Callable[..., nn.Module]
     averages_over: str
     static: bool
-    """Is it an affine map per feature in evaluation, with its default options?"""
+    """Whether it is an affine map per feature in evaluation, with its default options."""
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
-    """Options that the short name stands for, overridable."""
+    """Options that the short name sets; they can be overridden."""
 
     @property
     def needs_batch_statistics(self) -> bool:
-        """Does training use statistics over the tokens of a batch?"""
+        """Whether training uses statistics over the tokens of a batch."""
         return inspect.isclass(self.layer) and issubclass(self.layer, BatchStatisticsNorm)
 
 
@@ -131,40 +131,40 @@ _ROWS: Final = (
 )
 
 NORMS: Final[Mapping[str, NormInfo]] = {row.name: row for row in _ROWS}
-"""The table of this library's norms by short name."""
+"""This library's norms by short name."""
 
 REGISTERED: Final[dict[str, NormInfo]] = {}
-"""Those that users, or packages whose names were asked for, have registered in this process."""
+"""Norms registered in this process by users, or by packages whose names were used."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-"""What a name may be: it becomes part of a folder's name, and stands in lists between commas."""
+"""Allowed names: they become part of folder names, and are listed with commas between them."""
 _UNKNOWN: Final = "-"
-"""Of a norm that is not ours."""
+"""Table entry for a property that is not known of a user's norm."""
 
 
 def register_norm(
     name: str, layer: Callable[..., nn.Module], *, presets: Mapping[str, Any] | None = None
 ) -> None:
-    """Make a norm of one's own a short name, as those of `NORMS`, in this process.
+    """Register a norm of your own under a short name, like those of `NORMS`, in this process.
 
-    From then on `build_norm(name, C)`, `powernorm.swap(model, to=name)` and comparisons take it.
-    Without registering, `module:Class` is taken wherever a short name is (`powernorm compare lm
-    --norms ln,my.module:MyNorm`): that imports the module, which runs its code. A package makes
-    its norms known by entry points of the group `powernorm.norms`.
+    From then on `build_norm(name, C)`, `powernorm.swap(model, to=name)` and comparisons accept it.
+    Without registering, `module:Class` is accepted wherever a short name is (`powernorm compare lm
+    --norms ln,my.module:MyNorm`): that imports the module, which runs its code. A package registers
+    its norms by entry points of the group `powernorm.norms`.
 
     Args:
         name: letters, digits, dots, underscores and hyphens.
-        layer: `layer(num_features, **options)` gives a module whose forward takes (..., C), with
-            or without a `padding_mask` beside it, and keeps the shape: any torch module, which
-            `AdaptedNorm` then puts under the contract of `Norm` (residual, `feature_dim`, mask of
+        layer: `layer(num_features, **options)` returns a module whose forward takes (..., C), with
+            or without a `padding_mask`, and keeps the shape. It is any torch module, which
+            `AdaptedNorm` then adapts to the interface of `Norm` (residual, `feature_dim`, mask of
             the scope), or a subclass of `powernorm.Norm`, which is used as it is. `device`,
-            `dtype` and `feature_dim` are handed to it only where it takes them.
-        presets: options that the name stands for, overridable.
+            `dtype` and `feature_dim` are passed to it only if it takes them.
+        presets: options that the name sets; they can be overridden.
 
     Raises:
-        InputError: a name that is taken or does not fit, nothing that can be called with a number
+        InputError: a name that is taken or not allowed, a layer that cannot be called with a number
             of features, a preset that the layer does not take. Registering the same class again,
-            as a notebook does whose cell is run twice, replaces it.
+            as when a notebook's cell is run twice, replaces it.
 
     >>> class Doubled(nn.LayerNorm):
     ...     def forward(self, x):
@@ -178,7 +178,7 @@ def register_norm(
             f"name is {name!r}, expected letters, digits, dots, underscores and hyphens, the first "
             "a letter or digit: it becomes part of a folder's name"
         )
-    # Where file systems do not tell cases apart, neither would the folders of runs.
+    # On file systems that ignore case, names that differ only in case would share run folders.
     taken = {known.lower(): info for known, info in _known().items()}.get(name.lower())
     if taken is not None and (
         taken.name in NORMS or taken.name != name or not is_same_layer(taken.layer, layer)
@@ -190,7 +190,7 @@ def register_norm(
 
 
 def norm_info(name: str) -> NormInfo:
-    """The row of a short name, or of a `module:Class`.
+    """Return the row of a short name, or of a `module:Class`.
 
     A module is imported, which runs its code.
 
@@ -217,10 +217,10 @@ def build_norm(name: str, num_features: int | tuple[int, ...], **options: Any) -
     Args:
         name: one of `NORMS`, one of your own (`register_norm`) or `module:Class`.
         num_features: C.
-        options: keyword arguments of the layer, over those that the name stands for.
+        options: keyword arguments of the layer; they override those that the name sets.
 
     Raises:
-        InputError: unknown name (lists the known ones), unknown option (lists the layer's); of
+        InputError: unknown name (lists the known ones), unknown option (lists the layer's); for
             your own norms also a layer that cannot be built.
 
     >>> build_norm("pn-only", 8).is_static
@@ -253,7 +253,7 @@ def _unknown(name: str) -> InputError:
 
 
 def _own_row(name: str, layer: object, presets: Mapping[str, Any]) -> NormInfo:
-    """The row of a norm that is not ours, after a look at its layer."""
+    """Return the row of a user's norm, after checking its layer."""
     checked = check_layer(name, layer)
     check_own_options(name, checked, presets)
     is_static = getattr(checked, "is_static", False) is True
@@ -281,7 +281,7 @@ def _check_options(info: NormInfo, options: Mapping[str, Any]) -> None:
 
 
 def _fits(value: Any, annotation: str) -> bool:
-    """Does a value fit a parameter's annotation, as far as plain types go?"""
+    """Return whether a value fits a parameter's annotation; only plain types are checked."""
     accepted = {part.strip() for part in annotation.split("|")}
     if value is None:
         return "None" in accepted
@@ -297,7 +297,7 @@ def _fits(value: Any, annotation: str) -> bool:
 
 
 def short_name(layer: Norm) -> str:
-    """The layer's short name; of names for one class, the one whose options fit most closely."""
+    """Return the layer's short name; if several names fit, the one with the most presets."""
     if layer.registered_as:
         return layer.registered_as
     fitting = [

@@ -1,4 +1,4 @@
-"""Batch Renormalization: BatchNorm corrected towards the running statistics."""
+"""Batch Renormalization: BatchNorm corrected toward the running statistics."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class BatchRenorm(CenteredBackwardNorm):
         max_r: final bound of r, ≥ 1.
         max_d: final bound of d, ≥ 0.
         warmup_steps: steps of plain BatchNorm.
-        ramp_steps: steps over which the bounds grow after that; 0 lets them jump.
+        ramp_steps: steps over which the bounds grow after that; 0 applies the final bounds at once.
         eps: added to the variance.
         momentum: weight of the new batch in the running statistics, in (0, 1].
         affine: learn γ and β.
-        groups: GroupScaling with this many groups in front; None leaves it out.
+        groups: GroupScaling with this many groups before the norm; None leaves it out.
         sync: statistics over all processes.
-        process_group: the processes; None is the default group where torch.distributed runs.
+        process_group: the processes; None is the default group if torch.distributed runs.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of parameters and buffers.
-        dtype: of parameters.
+        device: device of parameters and buffers.
+        dtype: type of parameters.
 
     Shape:
         x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
 
     State:
-        As BatchNorm's, but moved in the *backward*, because training reads them.
+        As BatchNorm's, but updated in the *backward*, because training reads them.
 
     >>> norm = BatchRenorm(4, 3.0, 5.0, warmup_steps=10, ramp_steps=100)
     >>> y = norm(torch.randn(2, 3, 4))
@@ -113,11 +113,11 @@ class BatchRenorm(CenteredBackwardNorm):
         return answer((result.y, result.total), call.residual)
 
     def _limits(self, step: Tensor) -> Tensor:
-        """(r_max, d_max) of this step, on the device: no host sync, no recompilation."""
+        """Return (r_max, d_max) of this step, on the device: no host sync, no recompilation."""
         past = torch.ops.powernorm.snapshot(step).to(torch.float32) - self.warmup_steps
         share = ((past + 1) / max(self.ramp_steps, 1)).clamp(0, 1)
         return torch.stack([1 + share * (self.max_r - 1), share * self.max_d])
 
     def extra_repr(self) -> str:
-        """Features and the bounds."""
+        """Return the features and the bounds."""
         return f"{super().extra_repr()}, max_r={self.max_r}, max_d={self.max_d}"

@@ -1,7 +1,7 @@
-"""Norms of one token by its own features: no state, the same in training and evaluation.
+"""Norms of each token over its own features: no state, the same in training and evaluation.
 
-All take `padding_mask` for the common contract; it changes nothing, because no token looks at
-another.
+All take `padding_mask` for the common interface; it changes nothing, because tokens are
+normalized independently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from powernorm.ops.reference.token import layer_norm
 
 
 class _StandardizingNorm(AffineNorm):
-    """LayerNorm's statistics, in the papers' and the released form."""
+    """Base of norms with LayerNorm's statistics, in the papers' and the released form."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class _StandardizingNorm(AffineNorm):
 
     @property
     def released(self) -> bool:
-        """Divide the variance by C - 1 and add eps to the standard deviation?"""
+        """Whether the variance divides by C - 1 and eps is added to the standard deviation."""
         return self.variant == "released"
 
     def standardize(
@@ -53,7 +53,7 @@ class _StandardizingNorm(AffineNorm):
         detach_mean: bool = False,
         detach_std: bool = False,
     ) -> Normalized:
-        """Take out mean and standard deviation; settings as of `ops.functions.token_norm`."""
+        """Remove mean and standard deviation; settings as in `ops.functions.token_norm`."""
         result = token_norm(
             x,
             residual,
@@ -69,7 +69,7 @@ class _StandardizingNorm(AffineNorm):
         return answer(result, residual)
 
     def extra_repr(self) -> str:
-        """Features, eps and variant."""
+        """Return the features, eps and variant."""
         return f"{super().extra_repr()}, variant={self.variant!r}"
 
 
@@ -82,8 +82,8 @@ class SimpleLayerNorm(_StandardizingNorm):
         variant: `paper`, or `released`: the variance divides by C - 1, eps is added to σ.
         affine: learn γ and β (not in the paper).
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of the parameters, where affine.
-        dtype: of the parameters, where affine.
+        device: device of the parameters, if affine.
+        dtype: type of the parameters, if affine.
 
     Shape:
         x (..., C), output as x.
@@ -113,7 +113,8 @@ class SimpleLayerNorm(_StandardizingNorm):
 class DetachNorm(_StandardizingNorm):
     """SimpleLayerNorm whose statistics are constants in the backward (Xu et al. 2019, eq. 4).
 
-    The forward is SimpleLayerNorm's; it isolates what the derivatives of μ and σ do for training.
+    The forward is SimpleLayerNorm's. The norm isolates what the derivatives of μ and σ do for
+    training.
 
     Args:
         num_features: C.
@@ -123,8 +124,8 @@ class DetachNorm(_StandardizingNorm):
         variant: `paper` or `released`, see SimpleLayerNorm.
         affine: learn γ and β (not in the paper).
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of the parameters, where affine.
-        dtype: of the parameters, where affine.
+        device: device of the parameters, if affine.
+        dtype: type of the parameters, if affine.
 
     Shape:
         x (..., C), output as x.
@@ -158,7 +159,7 @@ class DetachNorm(_StandardizingNorm):
         )
 
     def extra_repr(self) -> str:
-        """Features and which statistics are detached."""
+        """Return the features and which statistics are detached."""
         return (
             f"{super().extra_repr()}, detach_mean={self.detach_mean}, detach_std={self.detach_std}"
         )
@@ -167,7 +168,7 @@ class DetachNorm(_StandardizingNorm):
 class AdaNorm(_StandardizingNorm):
     """AdaNorm (Xu et al. 2019, eq. 9): `z = C (1 - k y) ⊙ y`, the factor constant in backward.
 
-    In place of γ and β the layer scales each value by how far it lies from the token's mean.
+    Instead of γ and β the layer scales each value by its distance from the token's mean.
 
     Args:
         num_features: number of features (the paper's H).
@@ -177,8 +178,8 @@ class AdaNorm(_StandardizingNorm):
         variant: `paper` or `released`, see SimpleLayerNorm.
         affine: learn γ and β (not in the paper).
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of the parameters, where affine.
-        dtype: of the parameters, where affine.
+        device: device of the parameters, if affine.
+        dtype: type of the parameters, if affine.
 
     Shape:
         x (..., num_features), output as x.
@@ -209,7 +210,7 @@ class AdaNorm(_StandardizingNorm):
         return self.standardize(call.x, call.residual, scale=self.scale, k=self.k)
 
     def extra_repr(self) -> str:
-        """Features, scale and k."""
+        """Return the features, scale and k."""
         return f"{super().extra_repr()}, scale={self.scale}, k={self.k}"
 
 
@@ -220,10 +221,10 @@ class LayerNorm(AffineNorm):
         num_features: C.
         eps: added to the variance.
         affine: learn γ and β.
-        bias: learn β, where affine.
+        bias: learn β, if affine.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: type of the parameters.
 
     Shape:
         x (..., C), output as x.
@@ -256,8 +257,8 @@ class RMSNorm(AffineNorm):
         eps: added to the mean square.
         affine: learn γ (there is no β).
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of the parameter.
-        dtype: of the parameter.
+        device: device of the parameter.
+        dtype: type of the parameter.
 
     Shape:
         x (..., C), output as x.
@@ -287,8 +288,8 @@ class RMSNorm(AffineNorm):
 class GroupScaling(AffineNorm):
     """Divide each token's feature groups by their root mean square (Shen et al. 2020, App. A).
 
-    The "layer-scale" that Shen et al. put in front of every norm of their comparison; an option
-    `groups` of the batch-statistics norms.
+    This is the "layer-scale" that Shen et al. put before every norm of their comparison. The
+    batch-statistics norms have it as an option `groups`.
 
     Args:
         num_features: C.
@@ -296,8 +297,8 @@ class GroupScaling(AffineNorm):
         eps: added to the mean square.
         affine: learn γ and β (not in the paper).
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of the parameters, where affine.
-        dtype: of the parameters, where affine.
+        device: device of the parameters, if affine.
+        dtype: type of the parameters, if affine.
 
     Shape:
         x (..., C), output as x.
@@ -321,7 +322,7 @@ class GroupScaling(AffineNorm):
         self.groups = check_groups(groups, self.num_features)
 
     def normalize(self, call: Call) -> Normalized:
-        """Scale (..., C)."""
+        """Scale the groups of (..., C)."""
         affine = (self.weight, self.bias)
         result = token_norm(
             call.x, call.residual, *affine, groups=self.groups, centered=False, eps=self.eps
@@ -329,12 +330,12 @@ class GroupScaling(AffineNorm):
         return answer(result, call.residual)
 
     def extra_repr(self) -> str:
-        """Features and groups."""
+        """Return the features and groups."""
         return f"{Norm.extra_repr(self)}, groups={self.groups}, eps={self.eps}"
 
 
 class GroupNorm(AffineNorm):
-    """GroupNorm over the features of one token (Wu and He 2018), not over its neighbors.
+    """GroupNorm over the features of one token (Wu and He 2018), not over other tokens.
 
     Args:
         num_features: C.
@@ -342,8 +343,8 @@ class GroupNorm(AffineNorm):
         eps: added to the variance.
         affine: learn γ and β.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: type of the parameters.
 
     Shape:
         x (..., C), output as x.
@@ -371,5 +372,5 @@ class GroupNorm(AffineNorm):
         return answer(result, call.residual)
 
     def extra_repr(self) -> str:
-        """Features and groups."""
+        """Return the features and groups."""
         return f"{super().extra_repr()}, groups={self.groups}"

@@ -304,6 +304,6 @@ def _row(found: FoundNorm, folding: Folding) -> NormRow:
     into = folding.into.get(name, ())
     if not reason:
         return replace(row, action="fold", into=into)
-    # The norm also counts as removed if something simpler could replace it.
+    # A norm that does not fold is still replaced if a multiply-add can take its place.
     is_simpler = name in folding.multiply_adds
     return replace(row, action="swap", into=("multiply-add", *into)) if is_simpler else row

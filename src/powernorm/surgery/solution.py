@@ -353,7 +353,7 @@ class _Shifts:
         return norm.scale * before[0] + norm.shift
 
     def _settle(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
-        """Bring the shift of a place to the target by the nearest operation before it."""
+        """Set a place's shift by the nearest operation before it; return whether one could."""
         if place in self.hopeless:
             return False
         done = self._settle_by(place, target, shifts)
