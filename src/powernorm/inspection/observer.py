@@ -27,7 +27,7 @@ from powernorm.ops.moments import Moments
 from powernorm.ops.reference.batch import in_backward
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class NormCall:
     """One call of a norm.
 
@@ -49,7 +49,8 @@ class NormCall:
     def moments(self) -> Moments:
         """Return the moments of a batch norm's input over the valid tokens."""
         assert isinstance(self.module, BatchStatisticsNorm)
-        return self.module.token_moments(self.x, self.padding_mask)
+        with torch.no_grad():
+            return Moments.of(self.module.scaled(self.x), self.padding_mask)
 
 
 class _Arguments(NamedTuple):

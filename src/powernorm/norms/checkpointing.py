@@ -19,8 +19,7 @@ from powernorm.ops.reference.batch import in_backward
 _MAX_RECORDS = 64
 """Maximum number of records; more forwards between a forward and its backward lose the oldest."""
 
-_NUM_SAMPLES = 16
-FINGERPRINT_SIZE = _NUM_SAMPLES + 1
+FINGERPRINT_SIZE = 16
 
 
 class Seen(NamedTuple):
@@ -57,7 +56,7 @@ class CallRecords:
             while self._records and self._records[0].used:
                 self._records.popleft()
             state = tuple(tensor.clone() for tensor in seen.state)
-            self._records.append(_Record(x.shape, fingerprint(x), seen._replace(state=state)))
+            self._records.append(_Record(x.shape, _with_sum(x), seen._replace(state=state)))
         return seen
 
     def _find(self, x: Tensor) -> _Record | None:
@@ -65,7 +64,7 @@ class CallRecords:
         if len(fitting) > 1:
             # Recomputed values are equal to the last bit or nearly so, so the nearest record is
             # ours; among equals one that no backward has asked for, then the newest.
-            own = fingerprint(x)
+            own = _with_sum(x)
             fitting.sort(
                 key=lambda record: (fingerprint_distance(record.fingerprint, own), record.used)
             )
@@ -89,16 +88,22 @@ def _may_be_repeated() -> bool:
 
 
 def fingerprint(x: Tensor) -> Tensor:
-    """Return a few values of x and their sum, (FINGERPRINT_SIZE,) float64, to recognize x by.
+    """Return a few values of x, (FINGERPRINT_SIZE,) float64, to know it again by.
 
-    A backward uses it to find what its forward left behind. Recomputed values may differ in their
-    last bits: compare by `fingerprint_distance`.
+    A backward finds the record of its forward by it. Recomputed values may differ in their last
+    bits: compare by `fingerprint_distance`.
     """
     flat = x.detach().reshape(-1)
-    # An odd step, so that the samples are not all of one feature.
-    samples = flat[:: max(1, flat.shape[0] // _NUM_SAMPLES) | 1][:_NUM_SAMPLES].to(torch.float64)
-    samples = torch.nn.functional.pad(samples, (0, _NUM_SAMPLES - samples.shape[0]))
-    return torch.cat([samples, flat.sum(dtype=torch.float64)[None]])
+    # Odd steps, so that not all are of one feature.
+    steps = max(1, flat.shape[0] // FINGERPRINT_SIZE) | 1
+    samples = flat[::steps][:FINGERPRINT_SIZE].to(torch.float64)
+    return torch.nn.functional.pad(samples, (0, FINGERPRINT_SIZE - samples.shape[0]))
+
+
+def _with_sum(x: Tensor) -> Tensor:
+    """Return the fingerprint and the sum, for inputs that agree in a few values."""
+    total = x.detach().sum(dtype=torch.float64)
+    return torch.cat([fingerprint(x), total[None]])
 
 
 def fingerprint_distance(a: Tensor, b: Tensor) -> float:

@@ -31,7 +31,7 @@ from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.relations import Normed, Relations, Weighted, relate
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
 from powernorm.surgery.structure import Rest, Structure
-from powernorm.surgery.tracing import MARK, Trace, trace
+from powernorm.surgery.tracing import Trace, mark_of, trace
 from powernorm.surgery.verification import Examples
 from powernorm.surgery.weight_updates import Editor, Replacement, Slots, can_shift
 
@@ -138,9 +138,10 @@ class _Solver:
                 self.reasons[index] = "the model does not use it on the example inputs"
                 self.pinned.add(index)
         for node in traced.graph.nodes:
-            if node.target is MARK and node.args[2] and _hides_padding(self.norms[node.args[1]]):
+            mark = mark_of(node)
+            if mark is not None and mark.is_masked and _hides_padding(self.norms[mark.index]):
                 self._leave_untouched(
-                    node.args[1],
+                    mark.index,
                     "variant='released' sets padding to 0 in evaluation, which is no affine map "
                     "of its input where a mask is given",
                 )
@@ -352,7 +353,10 @@ def _feature_axis(norm: nn.Module) -> int:
 
 def _does_more(norm: nn.Module) -> bool:
     """Return whether a call of the norm does more than its class defines."""
-    return bool("forward" in norm.__dict__ or norm._forward_hooks or norm._forward_pre_hooks)
+    # Of a user's norm also those of the module inside.
+    return "forward" in norm.__dict__ or any(
+        part._forward_hooks or part._forward_pre_hooks for part in norm.modules()
+    )
 
 
 def _hides_padding(norm: nn.Module) -> bool:

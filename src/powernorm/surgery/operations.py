@@ -93,18 +93,18 @@ def _linear(node: fx.Node, trace: Trace, name: str) -> Operation | None:
 
 
 def _convolution(node: fx.Node, trace: Trace) -> Operation | None:
-    arguments = dict(enumerate(node.args))
-    weight, given = part_of(arguments[1], trace), arguments.get(2)
-    bias = part_of(given, trace)
+    defaults: list[Any] = [None, None, None, 1, 0, 1, 1]
+    arguments = [*node.args, *defaults[len(node.args) :]]
+    x, kernel, given, _stride, padding, _dilation, groups = arguments
+    weight, bias = part_of(kernel, trace), part_of(given, trace)
     if weight is None or weight.transposed or (given is not None and bias is None):
         return None
-    if arguments.get(6, 1) != 1:
+    if groups != 1:
         return None
-    padding = arguments.get(4, 0)
     padded = padding not in ("valid",) and (isinstance(padding, str) or any(integers(padding)))
     # Without a batch there is one leading axis less.
     channels = len(shape_of(node)) - 1 - _SPATIAL[operator_name(node)]
-    read, written = Place(_node(arguments[0]), channels), Place(node, channels)
+    read, written = Place(_node(x), channels), Place(node, channels)
     return Operation(node, "convolution", trace.path_of(node), read, written, weight, bias, padded)
 
 

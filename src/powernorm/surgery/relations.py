@@ -28,7 +28,7 @@ from powernorm.surgery.axes import (
     shape_of,
 )
 from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.tracing import MARK, Trace
+from powernorm.surgery.tracing import Mark, Trace, mark_of
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,9 @@ class _Explorer:
 
     def explore(self) -> Relations:
         for node in self.trace.graph.nodes:
-            if node.target is MARK:
-                self._see(self._norm(node).output)
+            mark = mark_of(node)
+            if mark is not None:
+                self._see(self._norm(node, mark).output)
         while self.queue:
             place = self.queue.popleft()
             self._look_up(place)
@@ -195,7 +196,9 @@ class _Explorer:
         part = part_of(place.node, self.trace)
         whole = part is not None and place.axis == len(shape_of(place.node)) - 1
         if part is None or not whole:
-            self._fix(place, _GIVEN if part is None else "it is broadcast over features")
+            self._fix(
+                place, _GIVEN if part is None else "its last dimension is not that of the features"
+            )
             return
         self._add(Weighted(Operation(place.node, "value", "", None, place, part)))
 
@@ -218,8 +221,9 @@ class _Explorer:
 
     def _relation(self, node: fx.Node, output: Place | None, read: Place | None) -> Relation | None:
         """Return the relation of an operator, reached at its output or at an operand, or None."""
-        if node.target is MARK:
-            return self._norm(node)
+        mark = mark_of(node)
+        if mark is not None:
+            return self._norm(node, mark)
         if not holds_floats(node):
             return None
         operation = operation_of(node, self.trace)
@@ -237,11 +241,9 @@ class _Explorer:
     def _known(self, output: Place) -> Relation | None:
         return self.found.producers.get(output)
 
-    def _norm(self, node: fx.Node) -> Normed:
-        inner, index = operand_of(node), node.args[1]
-        assert isinstance(index, int)
-        axis = self.feature_axes[index] % len(shape_of(node))
-        return Normed(Place(node, axis), (Place(inner, axis),), index)
+    def _norm(self, node: fx.Node, mark: Mark) -> Normed:
+        axis = self.feature_axes[mark.index] % len(shape_of(node))
+        return Normed(Place(node, axis), (Place(mark.x, axis),), mark.index)
 
     def _output_of(self, node: fx.Node, name: str, read: Place) -> Place | None:
         """Return the place of an operator's output for the features that it reads, or None."""

@@ -356,8 +356,10 @@ class _Shifts:
         """Set a place's shift by the nearest operation before it; return whether one could."""
         if place in self.hopeless:
             return False
+        before = dict(self.chosen)
         done = self._settle_by(place, target, shifts)
         if not done:
+            self.chosen = before  # what was chosen on the way that failed
             self.hopeless.add(place)
         return done
 

@@ -200,8 +200,8 @@ def _check(model: nn.Module, structure: Structure) -> None:
             )
     for name in (*structure.biases, *structure.untied):
         path, _, attribute = name.rpartition(".")
-        slot = modules[path]._parameters.get(attribute, modules[path])
-        if slot is modules[path] or (slot is None) != (name in structure.biases):
+        slots = modules[path]._parameters
+        if attribute not in slots or (slots[attribute] is None) != (name in structure.biases):
             raise InputError(
                 f"{type(modules[path]).__name__} {path!r} has no place for {attribute!r} as the "
                 "folded model's has: build the model with the same configuration"

@@ -39,6 +39,25 @@ _ROOT: Final = "model"
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A call of a marked norm in the graph."""
+
+    x: fx.Node
+    index: int
+    is_masked: bool
+
+
+def mark_of(node: fx.Node) -> Mark | None:
+    """Return the arguments of a marked norm's call, None for every other node."""
+    if node.target is not MARK:
+        return None
+    x, index, is_masked = node.args
+    assert isinstance(x, fx.Node)
+    assert isinstance(index, int)
+    return Mark(x, index, bool(is_masked))
+
+
+@dataclass(frozen=True)
 class Trace:
     """One run of a model as a functional graph of torch's operators."""
 
@@ -210,15 +229,13 @@ class _Memory:
         self.norms: list[tuple[fx.Node, fx.Node, int, int]] = []
         """Blocks before and after each norm, its index and its position in the graph."""
         for order, node in enumerate(graph.nodes):
-            aliased = None if node.target is MARK else _aliased(node)
+            mark = mark_of(node)
+            aliased = None if mark is not None else _aliased(node)
             self.block[node] = node if aliased is None else self.block[aliased]
             for used in node.all_input_nodes:
                 self.last_use[self.block[used]] = order
-            if node.target is MARK:
-                inner, index = node.args[:2]
-                assert isinstance(inner, fx.Node)
-                assert isinstance(index, int)
-                self.norms.append((self.block[inner], node, index, order))
+            if mark is not None:
+                self.norms.append((self.block[mark.x], node, mark.index, order))
 
     def norms_in_the_way(self, written: fx.Node, order: int) -> Iterator[int]:
         """Yield norms that keep a write from memory that is read later or belongs to the user."""

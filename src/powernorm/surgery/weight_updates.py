@@ -130,7 +130,8 @@ class Slots:
         name = {"weight": "bias", "in_proj_weight": "in_proj_bias"}.get(attribute)
         if name is None or operation.weight.transposed or operation.kind not in _WITH_BIAS:
             return None
-        if module._parameters.get(name, module) is not None or not self._reads(operation, path):
+        has_empty_slot = name in module._parameters and module._parameters[name] is None
+        if not has_empty_slot or not self._reads(operation, path):
             return None
         part = TensorPart(f"{path}.{name}" if path else name, operation.weight.rows)
         return part, weight.shape[0]
