@@ -1,7 +1,5 @@
 """`powernorm swap`, `fold` and `diagnose`: surgery and diagnosis of models that exist."""
 
-import importlib
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_args
@@ -95,6 +93,7 @@ def _built_model(source: str) -> "nn.Module":
     from torch import nn
 
     from powernorm.integrations.pretrained import build_from_config, is_configuration
+    from powernorm.norms.named_layers import import_attribute
 
     if is_configuration(Path(source)):
         return build_from_config(Path(source))
@@ -104,13 +103,8 @@ def _built_model(source: str) -> "nn.Module":
             f"{source!r} is neither module:name (a model, or a function that builds one) nor a "
             "Hugging Face config.json"
         )
-    # As `python -m` does: the user's own modules stand in the working directory.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found = import_attribute(module_name, name)
     except Exception as error:  # whatever a user's module raises
         raise InputError(f"{source!r} cannot be loaded: {error}") from error
     model = found if isinstance(found, nn.Module) else _called(found, source)

@@ -13,7 +13,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, call_model, check_repeatable
 from powernorm.inspection.modules import batch_layers
 from powernorm.inspection.observer import NormCall, observe
-from powernorm.inspection.rows import PERCENT, NormRow, format_rows
+from powernorm.inspection.rows import PERCENT, NormRow, NormTable
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.norms.registry import short_name
@@ -30,7 +30,7 @@ class DiscrepancyRow(NormRow):
 
 
 @dataclass(frozen=True)
-class DiscrepancyReport:
+class DiscrepancyReport(NormTable):
     """TID of every layer that was called, in the order of the model.
 
     Attributes:
@@ -53,13 +53,6 @@ class DiscrepancyReport:
             mean_avg=fmean(means) if means else None,
             var_avg=fmean(layer.var_tid for layer in self.rows),
         )
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one per layer."""
-        return [row.to_dict() for row in self.rows]
-
-    def __str__(self) -> str:
-        return format_rows(self.rows)
 
 
 class _Expectation:

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from powernorm.errors import InputError
-from powernorm.inspection.rows import PERCENT, NormRow, format_rows
+from powernorm.inspection.rows import PERCENT, NormRow, NormTable, format_rows
 from powernorm.inspection.selection import Side
 from powernorm.runs import (
     DIAGNOSIS_COLUMNS,
@@ -124,7 +124,7 @@ class DiagnosisRow(NormRow):
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(NormTable):
     """Result of `powernorm.diagnose`.
 
     Attributes:
@@ -154,10 +154,6 @@ class Diagnosis:
     num_tokens: int
     padding: float
     step: int | None = None
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one per norm."""
-        return [row.to_dict() for row in self.rows]
 
     def summary(self) -> TID:
         """Return the TID of the last norm and the mean over norms (W22, Tables 1, 4, 6)."""

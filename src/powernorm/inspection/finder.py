@@ -60,10 +60,6 @@ class Slot:
     parent: nn.Module
     attribute: str
 
-    def put(self, module: nn.Module) -> None:
-        """Put a module into the slot; the order of the parent's children stays."""
-        self.parent._modules[self.attribute] = module
-
     def holds(self, module: nn.Module) -> bool:
         """Return whether the slot holds this same module object."""
         return self.parent._modules.get(self.attribute) is module

@@ -49,8 +49,7 @@ class NormCall:
     def moments(self) -> Moments:
         """Return the moments of a batch norm's input over the valid tokens."""
         assert isinstance(self.module, BatchStatisticsNorm)
-        with torch.no_grad():
-            return Moments.of(self.module.scaled(self.x), self.padding_mask)
+        return self.module.token_moments(self.x, self.padding_mask)
 
 
 class _Arguments(NamedTuple):

@@ -45,6 +45,20 @@ class NormRow:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
+class NormTable:
+    """What plans and reports have in common: one row a norm."""
+
+    rows: Sequence[NormRow]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the table as dictionaries, one a norm."""
+        return [row.to_dict() for row in self.rows]
+
+    def __str__(self) -> str:
+        """Return the table as text."""
+        return format_rows(self.rows)
+
+
 def format_rows(rows: Sequence[NormRow], columns: Sequence[str] | None = None) -> str:
     """Return a plain text table with one line per norm.
 

@@ -30,12 +30,8 @@ def imported_layer(name: str) -> Any:
             f"norm {name!r} names a file: name its module, {module_name.removesuffix('.py')}:"
             f"{attribute}"
         )
-    if not sys.flags.safe_path and "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        return import_attribute(module_name, attribute)
     except Exception as error:  # a user's module may raise anything
         advice = ""
         if isinstance(error, ModuleNotFoundError):
@@ -43,6 +39,18 @@ def imported_layer(name: str) -> Any:
         raise InputError(
             f"norm {name!r} cannot be loaded ({type(error).__name__}: {error}){advice}"
         ) from error
+
+
+def import_attribute(module_name: str, attribute: str) -> Any:
+    """Return what a module holds under a dotted name; running its code may raise anything.
+
+    The module is also looked for in the working directory, as by `python -m`.
+    """
+    if not sys.flags.safe_path and "" not in sys.path:
+        sys.path.insert(0, "")
+    found: Any = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        found = getattr(found, part)
     return found
 
 

@@ -37,7 +37,7 @@ def check_layer(name: str, layer: object) -> Layer:
         )
     if not callable(layer) or (isinstance(layer, type) and not issubclass(layer, nn.Module)):
         raise InputError(
-            f"the layer of {name!r} is {shown(layer)}, expected a class of torch.nn.Module or a "
+            f"the layer of {name!r} is {title_of(layer)}, expected a class of torch.nn.Module or a "
             "function that builds one"
         )
     parameters_of(name, layer)
@@ -81,7 +81,7 @@ def check_own_options(name: str, layer: Layer, options: Mapping[str, Any]) -> No
                 )
         elif not takes_any and key not in FOR_ALL:
             raise InputError(
-                f"{shown(layer)} ({name}) has no option {key!r}, it takes "
+                f"{title_of(layer)} ({name}) has no option {key!r}, it takes "
                 f"{', '.join(known) or 'none'}"
             )
 
@@ -107,7 +107,7 @@ def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, 
         for key, value in options.items()
         if key not in later and (key in parameters or (takes_any and key not in FOR_ALL))
     }
-    if "feature_dim" in parameters and not _is_contract(layer):
+    if "feature_dim" in parameters and not _is_norm_class(layer):
         # Told in any case: its default may be another one than that of all norms.
         given.setdefault("feature_dim", LAST)
     missing = [
@@ -117,7 +117,7 @@ def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, 
     ]
     if missing:
         raise InputError(
-            f"{shown(layer)} ({name}) also needs {', '.join(missing)}: give it as an option, by "
+            f"{title_of(layer)} ({name}) also needs {', '.join(missing)}: give it as an option, by "
             "presets= of register_norm, or a default"
         )
     module = _built(name, layer, num_features, given)
@@ -136,12 +136,12 @@ def is_same_layer(known: object, layer: object) -> bool:
     return known is layer or (places[0] == places[1] and "<" not in places[0][1])
 
 
-def shown(layer: object) -> str:
+def title_of(layer: object) -> str:
     """Return a layer's name for a message."""
     return getattr(layer, "__qualname__", None) or repr(layer)
 
 
-def _is_contract(layer: object) -> bool:
+def _is_norm_class(layer: object) -> bool:
     return isinstance(layer, type) and issubclass(layer, Norm)
 
 
@@ -156,12 +156,12 @@ def _built(name: str, layer: Layer, num_features: int, given: Mapping[str, Any])
         raise
     except Exception as error:  # a user's constructor may raise anything
         raise InputError(
-            f"{shown(layer)} ({name}) cannot be built for {num_features} features: "
+            f"{title_of(layer)} ({name}) cannot be built for {num_features} features: "
             f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(module, nn.Module):
         raise InputError(
-            f"{shown(layer)} ({name}) gave a {type(module).__name__}, expected a torch.nn.Module"
+            f"{title_of(layer)} ({name}) gave a {type(module).__name__}, expected a torch.nn.Module"
         )
     return module
 

@@ -28,7 +28,7 @@ from powernorm.norms.own_layers import (
     check_layer,
     check_own_options,
     is_same_layer,
-    shown,
+    title_of,
 )
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
@@ -183,7 +183,7 @@ def register_norm(
     if taken is not None and (
         taken.name in NORMS or taken.name != name or not is_same_layer(taken.layer, layer)
     ):
-        raise InputError(f"the name {name!r} is taken by {shown(taken.layer)}: choose another")
+        raise InputError(f"the name {name!r} is taken by {title_of(taken.layer)}: choose another")
     if not isinstance(presets, Mapping | None):
         raise InputError(f"presets is {presets!r}, expected options by their names, or None")
     REGISTERED[name] = _own_row(name, layer, presets or {})

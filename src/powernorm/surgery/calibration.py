@@ -17,7 +17,7 @@ from powernorm.inspection.batches import (
 )
 from powernorm.inspection.modules import Names, choose_layers
 from powernorm.inspection.observer import NormCall
-from powernorm.inspection.rows import NormRow, format_rows
+from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_function
 from powernorm.norms.preserved_state import preserved_state
@@ -56,17 +56,10 @@ class CalibrationRow(NormRow):
 
 
 @dataclass(frozen=True)
-class CalibrationReport:
+class CalibrationReport(NormTable):
     """How far the statistics of each layer moved, in the order in which the model calls them."""
 
     rows: Sequence[CalibrationRow]
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one per layer."""
-        return [row.to_dict() for row in self.rows]
-
-    def __str__(self) -> str:
-        return format_rows(self.rows)
 
 
 def calibrate(

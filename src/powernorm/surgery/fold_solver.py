@@ -217,7 +217,7 @@ class _Summary:
         )
         for found in self.found:
             name, _ = found.inner
-            if static_of(found) is None:
+            if name not in self.names:
                 folding.reasons[name] = _why_not_static(found)
         changed = {name for replacement in solver.replacements for name in replacement.names}
         for index, uses in solver.uses.items():

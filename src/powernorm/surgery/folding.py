@@ -13,7 +13,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.rows import NormRow, format_rows
+from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.surgery.changes import Changes, parameter_like, slot_of
 from powernorm.surgery.fold_solver import (
     Folding,
@@ -30,7 +30,7 @@ from powernorm.surgery.weight_updates import Replacement, compute
 
 
 @dataclass(frozen=True)
-class FoldReport:
+class FoldReport(NormTable):
     """What folding has done.
 
     Args:
@@ -46,10 +46,6 @@ class FoldReport:
     errors: tuple[Errors, ...]
     structure: Structure
     _changes: Changes = field(repr=False)
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one per norm."""
-        return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
         return "\n".join([format_rows(self.rows), *map(str, self.errors)])
@@ -78,7 +74,7 @@ class FoldReport:
 
 
 @dataclass(frozen=True)
-class FoldPlan:
+class FoldPlan(NormTable):
     """What folding would change; nothing has been changed yet.
 
     Args:
@@ -98,13 +94,6 @@ class FoldPlan:
     multiply_adds: Mapping[str, Static]
     statics: Mapping[str, Static]
     examples: Examples
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one per norm."""
-        return [row.to_dict() for row in self.rows]
-
-    def __str__(self) -> str:
-        return format_rows(self.rows)
 
     def apply(self, *, inplace: bool = True, verify: bool = True) -> FoldReport:
         """Fold the norms.

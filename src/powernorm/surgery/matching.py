@@ -17,7 +17,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, Progress, call_model, check_repeatable
 from powernorm.inspection.modules import Names, choose_layers, listed, modules_by_name
 from powernorm.inspection.observer import NormCall, observe
-from powernorm.inspection.rows import NormRow, format_rows
+from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.feature_dims import features_last, has_dim
@@ -53,17 +53,10 @@ class MatchRow(NormRow):
 
 
 @dataclass(frozen=True)
-class MatchReport:
+class MatchReport(NormTable):
     """Report with one row per layer, in the order in which the layers were fitted."""
 
     rows: tuple[MatchRow, ...]
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one per layer."""
-        return [row.to_dict() for row in self.rows]
-
-    def __str__(self) -> str:
-        return format_rows(self.rows)
 
 
 def match_teacher(

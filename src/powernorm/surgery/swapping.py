@@ -13,7 +13,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.masking import attach_mask_owners, mask_sources
 from powernorm.inspection.modules import is_compiled
-from powernorm.inspection.rows import NormRow, format_rows
+from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.inspection.selection import (
     Role,
     Selection,
@@ -71,7 +71,7 @@ class SwapRow(NormRow):
 
 
 @dataclass(frozen=True)
-class SwapPlan:
+class SwapPlan(NormTable):
     """What a swap would do: nothing is changed until `apply`."""
 
     rows: tuple[SwapRow, ...]
@@ -80,10 +80,6 @@ class SwapPlan:
     model: nn.Module = field(repr=False, compare=False)
     _found: Mapping[str, FoundNorm] = field(repr=False, compare=False)
     _sides: Mapping[str, Side] = field(repr=False, compare=False)
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one per norm."""
-        return [row.to_dict() for row in self.rows]
 
     def __str__(self) -> str:
         """Return the table as text, and how many norms change."""
