@@ -1,7 +1,7 @@
 """powernorm: normalization for Transformers beyond LayerNorm.
 
 Layers (`PowerNorm`, `RegularizedBatchNorm`, `AdaNorm`, …), the padding mask's scope
-(`padding_mask`), what acts on a whole model (`penalty`, `rescale_backward_statistics`), surgery on
+(`padding_mask`), what acts on a whole model (`penalty`, `set_loss_scale`), surgery on
 models that exist (`swap`, `calibrate`, `freeze_statistics`, `fold`) and diagnosis (`diagnose`). The
 names below are loaded when they are first used, so that `import powernorm` costs nothing.
 """
@@ -33,7 +33,6 @@ __all__ = [
     "SimpleLayerNorm",
     "StatisticsFreezing",
     "Where",
-    "accumulated_statistics",
     "build_norm",
     "calibrate",
     "declare_norm",
@@ -48,10 +47,11 @@ __all__ = [
     "plan_fold",
     "plan_swap",
     "register_norm",
-    "rescale_backward_statistics",
     "save_folded",
+    "set_loss_scale",
     "swap",
     "training_inference_discrepancy",
+    "training_step",
     "unfreeze_statistics",
 ]
 
@@ -78,12 +78,12 @@ if TYPE_CHECKING:
         RegularizedBatchNorm,
         RMSNorm,
         SimpleLayerNorm,
-        accumulated_statistics,
         build_norm,
         padding_mask,
         penalty,
         register_norm,
-        rescale_backward_statistics,
+        set_loss_scale,
+        training_step,
     )
     from powernorm.ops import Moments
     from powernorm.surgery import (

@@ -1,72 +1,200 @@
-"""ν of PowerNorm follows the loss scale of float16 training."""
+"""PowerNorm and MABN in units of the loss, whatever scales it: gradients and statistics."""
 
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+import powernorm
 from powernorm.integrations.lightning import LossScaleFollower
-from powernorm.norms import PowerNorm, build_norm
+from powernorm.norms.carrier import GradientMomentNorm
+
+NAMES = ("pn", "pn-only", "pn-static", "mabn")
+MOMENTS = ("running_gradient_moment", "window_gradient_moment")
 
 
-class Scaler:
-    """Stands for a GradScaler whose scale is set by hand."""
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def get_scale(self) -> float:
-        return self.scale
+def build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    options = {"window": 2, "ratio_start": 3} if name == "mabn" else {}
+    norm = powernorm.build_norm(name, 8, warmup_steps=2, **options)
+    return nn.Sequential(nn.Linear(8, 8), norm, nn.Linear(8, 8), copy.deepcopy(norm))
 
 
-def trained(scales: list[float], *, follow: bool) -> PowerNorm:
-    """A PowerNorm after updates whose loss was scaled, as the steps of a GradScaler are."""
-    norm = build_norm("pn", 4, warmup_steps=0)
-    assert isinstance(norm, PowerNorm)
-    scaler = Scaler(scales[0])
-    follower = LossScaleFollower(norm, scaler)  # type: ignore[arg-type]
-    nothing: Any = None
-    follower.on_train_start(nothing, nothing)
-    generator = torch.Generator().manual_seed(0)
-    for scale, after in zip(scales, [*scales[1:], scales[-1]], strict=True):
-        x = torch.randn(16, 4, generator=generator, requires_grad=True)
-        weights = torch.randn(16, 4, generator=generator)
-        ((norm(x) * weights).sum() * scale).backward()
-        scaler.scale = after  # what scaler.update() does after the step
-        if follow:
-            follower.on_train_batch_end(nothing, nothing, nothing, nothing, 0)
-    return norm
+def loss_of(model: nn.Module, step: int, parts: int = 1) -> list[torch.Tensor]:
+    """The losses of the micro-batches of an update."""
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(8, 6, 8, generator=generator)
+    weights = torch.randn(8, 6, 8, generator=generator)
+    return [
+        (model(part) * w).sum()
+        for part, w in zip(x.chunk(parts), weights.chunk(parts), strict=True)
+    ]
 
 
-def test_backward_statistics_follow_the_loss_scale() -> None:
-    scales = [8.0, 8.0, 16.0, 4.0, 4.0]
-    reference = trained([1.0] * 5, follow=False).running_gradient_moment
-    got = trained(scales, follow=True).running_gradient_moment
-    torch.testing.assert_close(got / scales[-1], reference)
-    left_alone = trained(scales, follow=False).running_gradient_moment
-    assert not torch.allclose(left_alone / scales[-1], reference, rtol=1e-2)
+def states(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def test_an_overflow_halves_scale_and_statistics() -> None:
-    norm = nn.Sequential(build_norm("pn", 4, warmup_steps=0))
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    follower = LossScaleFollower(norm, scaler)
-    nothing: Any = None
-    optimizer = torch.optim.SGD(norm.parameters(), lr=0.1)
-    follower.on_train_start(nothing, nothing)
-
-    def step(factor: float) -> None:
-        loss = (norm(torch.randn(8, 4)) * torch.randn(8, 4)).sum() * factor
-        scaler.scale(loss).backward()
+def train_scaled(model: nn.Module, scaler: torch.amp.GradScaler, overflows: tuple[int, ...]) -> Any:
+    """A plain loop with a GradScaler; gives the unscaled gradients of each update."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    grads = []
+    for step in range(8):
+        (loss,) = loss_of(model, step)
+        scaler.scale(loss * (float("inf") if step in overflows else 1.0)).backward()
+        scaler.unscale_(optimizer)
+        grads.append([p.grad.clone() for p in model.parameters()])
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        follower.on_train_batch_end(nothing, nothing, nothing, nothing, 0)
+    return grads
 
-    # The first forward makes the scaler's scale; the follower must not take that for a change.
-    step(1.0)
-    before = norm[0].running_gradient_moment.clone()
-    assert before.abs().max() > 1
-    step(float("inf"))
-    assert scaler.get_scale() == 512.0
-    torch.testing.assert_close(norm[0].running_gradient_moment, before / 2)
+
+def make_scaler(**options: Any) -> torch.amp.GradScaler:
+    settings = {"init_scale": 2.0**10, "growth_interval": 2} | options
+    return torch.amp.GradScaler("cpu", **settings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_followed_scaler_changes_nothing(name: str, compiled: bool) -> None:
+    """Scales that grow are powers of two: gradients, weights and statistics to the last bit."""
+    plain, scaled, alone = build(name), build(name), build(name)
+    expected = train_scaled(plain, make_scaler(enabled=False), ())
+    scaler = make_scaler()
+    powernorm.set_loss_scale(scaled, scaler=scaler)
+    run = torch.compile(scaled, backend="aot_eager") if compiled else scaled
+    found = train_scaled(run, scaler, ())
+    assert scaler.get_scale() == 2.0**14
+    train_scaled(alone, make_scaler(), ())
+    pairs = zip(plain.parameters(), alone.parameters(), strict=True)
+    assert any(not torch.equal(a, b) for a, b in pairs)
+    close = torch.testing.assert_close if compiled else _assert_equal
+    for before, after in zip(expected, found, strict=True):
+        for a, b in zip(before, after, strict=True):
+            close(b, a)
+    for key, value in plain.state_dict().items():
+        close(scaled.state_dict()[key], value)
+
+
+def _assert_equal(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_that_overflows_leaves_the_moments(name: str) -> None:
+    """The scale halves behind it; what the gradients' moments were they still are."""
+    model, scaler = build(name), make_scaler(growth_interval=100)
+    powernorm.set_loss_scale(model, scaler=scaler)
+    train_scaled(model, scaler, ())
+    moments = {n: b.clone() for n, b in model.named_buffers() if n.endswith(MOMENTS)}
+    (loss,) = loss_of(model, 9)
+    scaler.scale(loss * float("inf")).backward()
+    for key, value in moments.items():
+        assert torch.equal(model.get_buffer(key), value)
+    assert int(model[1].num_nonfinite_batches) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_constant_factor_needs_no_help(name: str, parts: int) -> None:
+    """Accumulation, a sum for a mean, the number of processes: a factor of every gradient."""
+    plain, scaled = build(name), build(name)
+    for step in range(6):
+        for model, factor in ((plain, 1.0), (scaled, 1 / 8)):
+            for loss in loss_of(model, step, parts):
+                (loss * factor).backward()
+        for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad * 8)
+    for key, value in plain.state_dict().items():
+        factor = 8 if key.endswith(MOMENTS) else 1
+        assert torch.equal(scaled.state_dict()[key] * factor, value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_factor_that_changes_in_mid_run(name: str, reentrant: bool) -> None:
+    """As of another number of processes or micro-batches after a resume; recomputed as well."""
+    plain, scaled = build(name), build(name)
+    for step in range(8):
+        factor = 1.0 if step < 4 else 1024.0
+        powernorm.set_loss_scale(scaled, factor)
+        for model in (plain, scaled):
+            model.zero_grad()
+        (expected,) = loss_of(plain, step)
+        expected.backward()
+        x = torch.randn(8, 6, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        (weights,) = [torch.randn(8, 6, 8, generator=_after(step))]
+        y = checkpoint(scaled, x, use_reentrant=reentrant)
+        ((y * weights).sum() * factor).backward()
+        for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad / factor)
+    for key, value in plain.state_dict().items():
+        assert torch.equal(scaled.state_dict()[key], value)
+
+
+def _after(step: int) -> torch.Generator:
+    """The generator of `loss_of` after its first draw."""
+    generator = torch.Generator().manual_seed(step)
+    torch.randn(8, 6, 8, generator=generator)
+    return generator
+
+
+def test_a_copy_follows_the_same_scaler_and_a_saved_model_none() -> None:
+    model, scaler = build("pn"), make_scaler()
+    powernorm.set_loss_scale(model, scaler=scaler)
+    copied = copy.deepcopy(model)
+    scaler.update(8.0)
+    assert copied[1]._live_scale is model[1]._live_scale
+    assert float(copied[1].to_loss(torch.ones(()))) == 8.0
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert float(loaded[1].to_loss(torch.ones(()))) == 1.0
+
+
+def test_float16_without_a_followed_scaler_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GradientMomentNorm, "_has_warned", False)
+    model = build("pn")
+    x = torch.randn(2, 3, 8)
+    with torch.autocast("cpu", torch.float16):
+        with pytest.warns(UserWarning, match="set_loss_scale"):
+            model(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(x)
+            monkeypatch.setattr(GradientMomentNorm, "_has_warned", False)
+            powernorm.set_loss_scale(model)
+            model(x)
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build("pn")(x)
+
+
+def test_bad_input() -> None:
+    model = build("pn")
+    with pytest.raises(powernorm.InputError, match="scale is inf"):
+        powernorm.set_loss_scale(model, float("inf"))
+    with pytest.raises(powernorm.InputError, match=r"scaler is 2\.0, expected a .*GradScaler"):
+        powernorm.set_loss_scale(model, scaler=2.0)  # type: ignore[arg-type]
+    with pytest.raises(powernorm.InputError, match="model is 'x'"):
+        powernorm.set_loss_scale("x")  # type: ignore[arg-type]
+
+
+def test_lightning_callback_counts_the_processes() -> None:
+    norm = nn.Sequential(powernorm.build_norm("pn", 4))
+    scaler = make_scaler(init_scale=4.0)
+    trainer: Any = SimpleNamespace(world_size=2)
+    LossScaleFollower(norm, scaler).on_train_start(trainer, trainer)
+    assert float(norm[0].to_loss(torch.ones(()))) == 8.0
+    scaler.update(16.0)
+    assert float(norm[0].to_loss(torch.ones(()))) == 32.0

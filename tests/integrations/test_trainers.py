@@ -133,7 +133,7 @@ def trained_without_asking(layer: nn.Module, updates: int, below: nn.Module | No
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     for _ in range(updates):
         optimizer.zero_grad()
-        with powernorm.accumulated_statistics(model):
+        with powernorm.training_step(model):
             for _ in range(2):
                 x = torch.randn(5, 4, requires_grad=True)
                 model(x).square().mean().backward()

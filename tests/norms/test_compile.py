@@ -241,13 +241,13 @@ def test_mask_of_the_scope_reaches_a_compiled_norm() -> None:
 
 
 @pytest.mark.parametrize("name", ["bn", "pnv", "pn"])
-def test_accumulated_statistics(name: str) -> None:
+def test_training_step(name: str) -> None:
     options = {"warmup_steps": 1} if name == "pn" else {}
     eager, net = (powernorm.build_norm(name, 8, **options) for _ in range(2))
     compiled = torch.compile(net, fullgraph=True)
     for t in range(3):
         for norm, call in ((eager, eager), (net, compiled)):
-            with powernorm.accumulated_statistics(norm):
+            with powernorm.training_step(norm):
                 for part in range(2):
                     generator = torch.Generator().manual_seed(10 * t + part)
                     call(torch.randn(2, 5, 8, generator=generator)).square().sum().backward()

@@ -417,13 +417,13 @@ def test_every_norm_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", PAPER, ids=case_id)
-def test_accumulated_statistics_are_those_of_one_batch(case: Case) -> None:
+def test_training_step_are_those_of_one_batch(case: Case) -> None:
     """Micro-batches in one scope move the statistics as all their tokens in one batch do."""
     parts, whole = case.build(dtype=torch.float64), case.build(dtype=torch.float64)
     for t in range(3):
         x = tokens(6, 5, 8, seed=t, dtype=torch.float64) * (1 + t)
         mask = mask_of(6, 5, seed=t)
-        with powernorm.accumulated_statistics(parts):
+        with powernorm.training_step(parts):
             for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
                 parts(x[rows].clone().requires_grad_(), mask[rows]).sum().backward()
         assert int(parts.num_batches_tracked) == t + 1
@@ -441,7 +441,7 @@ def test_accumulation_scope_after_an_exception_and_inside_another(case: Case) ->
     before = states(norm)
 
     def interrupted() -> None:
-        with powernorm.accumulated_statistics(norm):
+        with powernorm.training_step(norm):
             step(norm, tokens(2, 3, 8), None)
             raise RuntimeError("boom")
 
@@ -450,6 +450,6 @@ def test_accumulation_scope_after_an_exception_and_inside_another(case: Case) ->
     assert all(torch.equal(b, before[n]) for n, b in norm.named_buffers())
     step(norm, tokens(2, 3, 8), None)
     assert int(norm.num_batches_tracked) == 1
-    nested = powernorm.accumulated_statistics(norm)
-    with powernorm.accumulated_statistics(norm), pytest.raises(powernorm.InputError, match="open"):
+    nested = powernorm.training_step(norm)
+    with powernorm.training_step(norm), pytest.raises(powernorm.InputError, match="open"):
         nested.__enter__()

@@ -66,14 +66,14 @@ def test_number_of_tokens(count: object) -> None:
 def test_no_model() -> None:
     calls = (
         lambda: powernorm.penalty(None, "token_sum"),  # type: ignore[arg-type]
-        lambda: powernorm.accumulated_statistics(None).__enter__(),  # type: ignore[arg-type]
-        lambda: powernorm.rescale_backward_statistics(None, 2.0),  # type: ignore[arg-type]
+        lambda: powernorm.training_step(None).__enter__(),  # type: ignore[arg-type]
+        lambda: powernorm.set_loss_scale(None),  # type: ignore[arg-type]
     )
     for call in calls:
         with pytest.raises(powernorm.InputError, match="model is None, expected a torch"):
             call()
-    with pytest.raises(powernorm.InputError, match="factor is 'x', expected a finite number"):
-        powernorm.rescale_backward_statistics(nn.Linear(2, 2), "x")  # type: ignore[arg-type]
+    with pytest.raises(powernorm.InputError, match="scale is 'x', expected a finite number"):
+        powernorm.set_loss_scale(nn.Linear(2, 2), "x")  # type: ignore[arg-type]
 
 
 def test_skipped_step_leaves_nothing_to_a_loop_that_sets_the_mode() -> None:
@@ -112,27 +112,6 @@ def test_no_penalty_without_valid_tokens() -> None:
     assert norm.penalty().item() == 0
     (grad,) = torch.autograd.grad(norm.penalty() + 0 * y.sum(), x)
     assert not grad.any()
-
-
-@pytest.mark.parametrize("name", ["pn", "mabn"])
-def test_rescaled_backward_statistics_fit_a_rescaled_loss(name: str) -> None:
-    """When the loss scale doubles in mid-run, the gradient doubles and nothing else happens."""
-    options = {"warmup_steps": 0} | ({"window": 2, "ratio_start": 0} if name == "mabn" else {})
-    plain, scaled = (powernorm.build_norm(name, 8, **options) for _ in range(2))
-    for t in range(8):
-        x = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(t))
-        factor = 1.0 if t < 4 else 1024.0
-        if t == 4:
-            powernorm.rescale_backward_statistics(scaled, 1024.0)
-        cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(100 + t))
-        grads = []
-        for norm, scale in ((plain, 1.0), (scaled, factor)):
-            own = x.clone().requires_grad_()
-            norm(own).backward(cotangent * scale)
-            grads.append(own.grad / scale)
-        torch.testing.assert_close(*grads)
-    with pytest.raises(powernorm.InputError, match="inf"):
-        powernorm.rescale_backward_statistics(plain, float("inf"))
 
 
 def test_unknown_names_and_options() -> None:
@@ -314,7 +293,7 @@ def test_a_logged_penalty_does_not_disturb_later_steps() -> None:
 
 def test_penalties_of_held_micro_batches_are_over_with_their_backward() -> None:
     norm = powernorm.RegularizedBatchNorm(4)
-    with powernorm.accumulated_statistics(norm):
+    with powernorm.training_step(norm):
         norm(torch.randn(30, 4)).sum().backward()
         assert not norm.has_penalty
         (norm(torch.randn(30, 4)).sum() + norm.penalty()).backward()

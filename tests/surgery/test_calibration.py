@@ -130,8 +130,8 @@ def test_does_not_depend_on_earlier_statistics(norm: str, way: Any) -> None:
     spoil(other)
     other.upper.num_batches_tracked.fill_(5000)
     data = batches(4)
-    calibrate(model, data, way=way)
-    calibrate(other, data, way=way)
+    calibrate(model, data, names="*", way=way)
+    calibrate(other, data, names="*", way=way)
     x, mask = data[1]
     model.eval()
     other.eval()
@@ -422,3 +422,46 @@ def generator() -> Iterator[Batch]:
 
 def test_generator_is_enough_for_one_pass() -> None:
     assert len(calibrate(built("bn"), generator(), way="one_pass").rows) == 2
+
+
+PAST_WARMUP: dict[str, dict[str, Any]] = {
+    "pn": {"warmup_steps": 2},
+    "pn-static": {"warmup_steps": 2},
+    "mabn": {"warmup_steps": 2, "window": 2},
+    "brn": {"warmup_steps": 2},
+}
+
+
+@pytest.mark.parametrize("name", PAST_WARMUP)
+def test_norms_past_their_warmup_are_kept(name: str) -> None:
+    """Their statistics are part of the function that was trained: the losses got twice as high."""
+    torch.manual_seed(0)
+    late = build_norm(name, 6, **PAST_WARMUP[name])
+    model = nn.Sequential(nn.Linear(6, 6), late, nn.Linear(6, 6), build_norm("bn", 6))
+    data = [torch.randn(20, 6) for _ in range(4)]
+    model(data[0]).square().sum().backward()
+    early = calibrate(model, data)
+    assert [row.action for row in early.rows] == ["calibrate", "calibrate"]
+    for x in data:
+        model(x).square().sum().backward()
+    before = {key: value.clone() for key, value in late.named_buffers()}
+    report = calibrate(model, data)
+    rows = {row.name: row for row in report.rows}
+    assert rows["1"].action == "keep"
+    assert "names='1'" in rows["1"].reason
+    assert rows["3"].tokens == 80
+    assert all(torch.equal(value, before[key]) for key, value in late.named_buffers())
+    assert "trains by its running statistics" in str(report)
+    model.eval()
+    assert_close = torch.testing.assert_close
+    inputs = torch.cat([model[:3](x) for x in data])
+    assert_close(model[3].running_mean, inputs.mean(0), rtol=1e-4, atol=1e-5)
+    named = calibrate(model, data, names="1")
+    assert named.rows[0].action == "calibrate"
+    assert any(not torch.equal(value, before[key]) for key, value in late.named_buffers())
+
+
+def test_a_model_of_kept_norms_only_needs_no_data() -> None:
+    model = nn.Sequential(build_norm("pn", 6, warmup_steps=0))
+    model(torch.randn(9, 6)).sum().backward()
+    assert [row.action for row in calibrate(model, []).rows] == ["keep"]

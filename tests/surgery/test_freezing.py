@@ -99,12 +99,12 @@ def test_survives_train_copy_pickle_and_reload() -> None:
     assert "frozen" not in "".join(model.state_dict())
 
 
-def test_accumulated_statistics_leave_frozen_layers_alone() -> None:
+def test_training_step_leave_frozen_layers_alone() -> None:
     for norm in ("bn", "pn"):
         model = calibrated(norm)
         freeze_statistics(model, "lower")
         before = statistics(model, "lower")
-        with powernorm.accumulated_statistics(model):
+        with powernorm.training_step(model):
             train(model)
         assert same(before, statistics(model, "lower"))
 

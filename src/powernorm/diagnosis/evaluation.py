@@ -95,9 +95,10 @@ def evaluate_statistics(
     rows = []
     with preserved_state(model, ()):
         rows.append(_row(RUNNING, None, mean_loss(model, evaluation, loss)))
-        calibrate(model, population, forward)
+        # All layers: what it costs is the question.
+        calibrate(model, population, forward, names="*")
         rows.append(_row(REESTIMATED, None, mean_loss(model, evaluation, loss)))
-        calibrate(model, population, forward, way="one_pass")
+        calibrate(model, population, forward, names="*", way="one_pass")
         rows.append(_row(REESTIMATED_AT_ONCE, None, mean_loss(model, evaluation, loss)))
     with preserved_state(model, layers.values()), evaluating_by_batches(layers):
         for tokens, batches in sizes:

@@ -17,7 +17,7 @@ from powernorm.integrations.trainers import (
     penalized_layers,
     process_penalty,
 )
-from powernorm.norms.models import check_num_tokens
+from powernorm.norms.models import check_num_tokens, set_loss_scale
 from powernorm.norms.preserved_state import preserved_state
 
 with needed_for("powernorm.integrations.huggingface"):
@@ -212,10 +212,9 @@ class NormCallback(TrainerCallback):
     are removed when training ends.
 
     The Trainer does not notify callbacks of an exception in `train()`: if the failed step was to be
-    logged, the hooks keep measuring until the next `train()` or `detach()`. Nor does it notify them
-    of a change of the loss scale: in float16 training of PowerNorm or MABN call
-    `powernorm.rescale_backward_statistics` after a change of
-    `trainer.accelerator.scaler.get_scale()`; bfloat16 has no such scale.
+    logged, the hooks keep measuring until the next `train()` or `detach()`. In float16 training
+    PowerNorm and MABN follow the Trainer's GradScaler from its start on
+    (`powernorm.set_loss_scale`).
 
     Args:
         trainer: the Trainer whose model is observed. Hooks are attached at once, because the
@@ -248,7 +247,7 @@ class NormCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attach to the model unless that has been done."""
+        """Attach to the model unless that has been done; follow the scaler."""
         del state, control, kwargs
         strategy = IntervalStrategy(args.logging_strategy)
         if strategy != IntervalStrategy.STEPS and self._schedule is None:
@@ -264,6 +263,9 @@ class NormCallback(TrainerCallback):
             self._stays = False
         else:
             self._stop()
+        scaler = self._trainer.accelerator.scaler
+        if scaler is not None and self._model is not None:
+            set_loss_scale(self._model, scaler=scaler)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

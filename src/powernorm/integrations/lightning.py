@@ -1,8 +1,8 @@
 """Callbacks for any LightningModule: the penalty of RBN, TID in the log, ν in float16.
 
-In float16 the gradients are multiplied by a loss scale, and so is ν of PowerNorm and MABN, which
-must be rescaled when the scale changes. `LossScaleFollower(model, scaler)` does this in any
-LightningModule. Create the scaler yourself, so that Lightning and the callback share it:
+In float16 the gradients are multiplied by a loss scale, in whose units ν of PowerNorm and MABN is.
+`LossScaleFollower(model, scaler)` makes them follow it in any LightningModule. Create the scaler
+yourself, so that Lightning and the callback share it:
 
     scaler = torch.amp.GradScaler("cuda")
     pl.Trainer(
@@ -27,7 +27,7 @@ from powernorm.integrations.trainers import (
     loss_scale,
     process_penalty,
 )
-from powernorm.norms import rescale_backward_statistics
+from powernorm.norms import set_loss_scale
 from powernorm.norms.arguments import check_function, check_model, check_number
 from powernorm.norms.models import Reduction
 
@@ -264,40 +264,25 @@ class NormCallback(pl.Callback):
 
 
 class LossScaleFollower(pl.Callback):
-    """Callback that keeps ν of PowerNorm and MABN in the units of the scaled loss in float16.
+    """Callback that tells PowerNorm and MABN by what factor the loss is multiplied.
 
-    ν averages gradients of the loss times the scale: when the scale doubles, the next gradient is
-    twice as large, and ν must be doubled too.
+    Their moving averages of the gradient (ν) are in units of the loss, and a GradScaler changes
+    these (`powernorm.set_loss_scale`). The gradients of W processes are averaged: each has W times
+    its share of the loss.
 
     Args:
         model: the model with the norms.
-        scaler: the GradScaler of the precision plugin.
+        scaler: the GradScaler of the precision plugin; None without one.
     """
 
-    def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+    def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler | None) -> None:
         self._model = model
         self._scaler = scaler
-        self._scale: float | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Store the scale, which in a resumed run is that of the checkpoint."""
-        del trainer, pl_module
-        self._scale = self._scaler.get_scale()
-
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Rescale ν if the scale has changed."""
-        del trainer, pl_module, outputs, batch, batch_idx
-        scale = self._scaler.get_scale()
-        if self._scale is not None and scale != self._scale:
-            rescale_backward_statistics(self._model, scale / self._scale)
-        self._scale = scale
+        """Follow the scaler, now that the model is on its device."""
+        del pl_module
+        set_loss_scale(self._model, trainer.world_size, scaler=self._scaler)
 
 
 def _scaler_of(trainer: pl.Trainer) -> Any:

@@ -4,7 +4,7 @@ from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.masks import current_padding_mask, padding_mask
-from powernorm.norms.models import accumulated_statistics, penalty, rescale_backward_statistics
+from powernorm.norms.models import penalty, set_loss_scale, training_step
 from powernorm.norms.moving_average import MovingAverageBatchNorm, center_weight
 from powernorm.norms.pointwise import DynamicTanh, Identity
 from powernorm.norms.power import PowerNorm
@@ -48,7 +48,6 @@ __all__ = [
     "RMSNorm",
     "RegularizedBatchNorm",
     "SimpleLayerNorm",
-    "accumulated_statistics",
     "build_norm",
     "center_weight",
     "check_norm_options",
@@ -57,5 +56,6 @@ __all__ = [
     "padding_mask",
     "penalty",
     "register_norm",
-    "rescale_backward_statistics",
+    "set_loss_scale",
+    "training_step",
 ]

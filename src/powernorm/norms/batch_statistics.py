@@ -113,6 +113,14 @@ class BatchStatisticsNorm(AffineNorm):
         return self.groups is None
 
     @property
+    def trains_by_running_stats(self) -> bool:
+        """Whether the weights have been trained with what the running statistics normalize.
+
+        Then these are part of the trained function, and re-estimating them changes it.
+        """
+        return False
+
+    @property
     def group_name(self) -> str:
         """Name of the process group that shares statistics, `""` if there is none."""
         return group_name_of(self.process_group, self.sync)

@@ -10,15 +10,22 @@ one saw, in eager and compiled mode alike.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Final, Self
 
 import torch
 from torch import Tensor
 
+from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
+from powernorm.norms.checkpointing import Seen
+from powernorm.norms.feature_dims import Call
 from powernorm.ops.processes import all_reduce_sum
+from powernorm.ops.reference.batch import current_backward
+
+NO_BACKWARD: Final = -1
 
 
 class BackwardStateNorm(BatchStatisticsNorm):
@@ -27,13 +34,18 @@ class BackwardStateNorm(BatchStatisticsNorm):
     Limits: A training-mode forward without a backward changes no state, and neither do
     `torch.autograd.grad` and `backward(inputs=…)` with respect to other tensors. Every `backward`
     through the layer updates the state, so two through one retained graph update it twice. A layer
-    used several times inside *reentrant* activation checkpointing updates it once per use.
-    `torch.func` transforms are not supported.
+    used inside and outside of a *reentrant* checkpoint, or in several, would take a step per
+    checkpoint in one backward, and raises an InputError there. `torch.func` transforms are not
+    supported.
     """
 
     _carrier: Tensor
     _stage: int
     _last_stage: int
+    _updated_in: int = NO_BACKWARD
+    """Backward of the last update, by torch's number: the outer one of a reentrant checkpoint."""
+    _recomputed_in: int = NO_BACKWARD
+    """Backward that has recomputed a forward since the last update."""
 
     @property
     def thresholds(self) -> tuple[int, ...]:
@@ -72,6 +84,25 @@ class BackwardStateNorm(BatchStatisticsNorm):
         """Number of thresholds passed, mirrored on the host so that no sync is needed."""
         return self._stage
 
+    def prepare(self, call: Call, *state: Tensor) -> tuple[Call, Seen]:
+        """Return what to normalize and what to normalize it by; note a recomputation."""
+        if self.training and not torch.compiler.is_compiling():
+            backward = current_backward()
+            if backward != NO_BACKWARD and torch.is_grad_enabled():
+                self._check_first_update(backward)
+                self._recomputed_in = backward
+        return super().prepare(call, *state)
+
+    def _check_first_update(self, backward: int) -> None:
+        """Raise an InputError if this backward has made an update already."""
+        if backward == self._updated_in and not self.is_holding:
+            raise InputError(
+                f"a {self.class_name} is used several times in a step and in a reentrant "
+                "checkpoint, which would update its statistics more than once in one backward: "
+                "pass use_reentrant=False to torch.utils.checkpoint, or put the step inside "
+                "`with powernorm.training_step(model):`"
+            )
+
     def release_statistics(self) -> None:
         """Update the buffers by the gathered sums, as one batch, and count one step."""
         holding = self._held is not None
@@ -81,6 +112,12 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     def receive(self, sums: Tensor) -> None:
         """Process the sums of one backward, of this process; without gradients."""
+        # A reentrant checkpoint recomputes in one backward and starts another one inside it, which
+        # ends here.
+        outer = self._recomputed_in
+        backward = current_backward() if outer == NO_BACKWARD else outer
+        self._check_first_update(backward)
+        self._updated_in, self._recomputed_in = backward, NO_BACKWARD
         if self._held is not None:
             self.gather(sums)
             return
@@ -142,6 +179,75 @@ class BackwardStateNorm(BatchStatisticsNorm):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.register_hook()
+
+
+class GradientMomentNorm(BackwardStateNorm):
+    """A norm with running moments of the gradient (ν), which are in units of the loss.
+
+    After its warm-up it also normalizes by running statistics in training.
+
+    The buffers hold them in units of the loss that is trained. `loss_scale` is the factor by which
+    the loss of a backward differs from it (`powernorm.set_loss_scale`).
+    """
+
+    _fixed_scale: float | None = None
+    """Factor set by the user; None as long as nobody has."""
+    _live_scale: Tensor | None = None
+    """The scale of a GradScaler, which the scaler updates in place."""
+    _has_warned: ClassVar[bool] = False
+
+    @property
+    def trains_by_running_stats(self) -> bool:
+        """Whether the layer has been trained and is past its warm-up."""
+        self._follow_counter()
+        return self.stage > 0 and int(self.num_batches_tracked) > 0
+
+    def set_loss_scale(self, scale: float | None, live: Tensor | None) -> None:
+        """Set the factor of the loss: a number, times a 0-d tensor that may change in place."""
+        self._fixed_scale, self._live_scale = scale, live
+
+    def to_loss(self, moment: Tensor) -> Tensor:
+        """Return moments of the gradient of this backward's loss, given those of the buffers."""
+        if self._fixed_scale is None:
+            if not torch.compiler.is_compiling():
+                self._warn_of_float16(moment)
+            return moment
+        if self._live_scale is not None:
+            moment = moment * self._live_scale.to(moment.device)
+        return moment if self._fixed_scale == 1 else moment * self._fixed_scale
+
+    def from_loss(self, sums: Tensor, row: int) -> Tensor:
+        """Return the sums of a backward with the gradient's row in the units of the buffers."""
+        if self._fixed_scale is None or (self._fixed_scale == 1 and self._live_scale is None):
+            return sums
+        sums = sums.clone()
+        if self._live_scale is not None:
+            sums[row] /= self._live_scale.to(sums.device)
+        sums[row] /= self._fixed_scale
+        return sums
+
+    def _warn_of_float16(self, moment: Tensor) -> None:
+        device = moment.device.type
+        if GradientMomentNorm._has_warned or not torch.is_autocast_enabled(device):
+            return
+        if torch.get_autocast_dtype(device) == torch.float16:
+            GradientMomentNorm._has_warned = True
+            warnings.warn(
+                f"a {self.class_name} is trained under float16 autocast: a GradScaler changes the "
+                "scale of the loss, in whose units its gradient statistics are; after making the "
+                "scaler call powernorm.set_loss_scale(model, scaler=scaler), without one "
+                "powernorm.set_loss_scale(model)",
+                stacklevel=2,
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = super().__deepcopy__(memo)
+        copied.set_loss_scale(self._fixed_scale, self._live_scale)  # follows the same scaler
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process there is no scaler to follow.
+        return super().__getstate__() | {"_fixed_scale": None, "_live_scale": None}
 
 
 def _version_of(tensor: Tensor) -> int:

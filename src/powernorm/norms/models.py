@@ -1,8 +1,8 @@
-"""Functions over all norms of a model: RBN's penalty, accumulation, units of ν."""
+"""Functions over all norms of a model: RBN's penalty, the step, the scale of the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Real
 from typing import Literal
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import check_model, check_number
+from powernorm.norms.arguments import check_model, check_number, shown
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
-from powernorm.norms.moving_average import MovingAverageBatchNorm
-from powernorm.norms.power import PowerNorm
+from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
 
 Reduction = Literal["mean", "token_sum"]
@@ -29,8 +28,8 @@ def penalty(
     to be divided by the number of tokens: at 4,096 tokens λ = 60 is 0.015.
 
     The backward drops the terms of its forwards, and so does dropping a forward's result. A loop
-    that skips a backward (because a loss is not finite) and still has that loss has to call
-    `model.train()` before it continues, preferably once per step: that drops pending terms, which
+    that skips a backward (because a loss is not finite) and still has that loss uses
+    `training_step`, or calls `model.train()` before it continues: both drop pending terms, which
     the next penalty would otherwise contain, NaN and graph included. `layer.forget_penalty()`
     drops those of a single layer.
 
@@ -89,13 +88,31 @@ def check_num_tokens(num_tokens: int | Tensor) -> int | Tensor:
     return num_tokens
 
 
-@contextmanager
-def accumulated_statistics(model: nn.Module) -> Iterator[None]:
-    """Update running statistics once for all forwards and backwards inside, not once for each.
+class TrainingStep:
+    """An open `training_step`."""
 
-    For gradient accumulation: put the micro-batches of one update inside. They are normalized as
-    without it, but the running statistics are updated by the moments of all their tokens together,
-    and every warm-up counts one step. After an exception nothing is updated.
+    def __init__(self) -> None:
+        self.is_skipped = False
+        """Whether `skip` was called."""
+
+    def skip(self) -> None:
+        """Leave the statistics as they were before the step, as the optimizer leaves the weights.
+
+        In several processes all have to, or none.
+        """
+        self.is_skipped = True
+
+
+@contextmanager
+def training_step(model: nn.Module) -> Iterator[TrainingStep]:
+    """Make one step of the running statistics of all forwards and backwards inside.
+
+    Put the micro-batches of one update inside, and what may skip it. The micro-batches are
+    normalized as without it, but every norm updates its running statistics once, at the end, by
+    the moments of all their tokens together, and every warm-up counts one step. After `skip()`, as
+    for a loss that is not finite or an update that a GradScaler leaves out, and after an exception,
+    no statistic has changed, whether the norm updates in the forward or in the backward. Penalties
+    of RegularizedBatchNorm that nobody asked for are dropped before and after.
 
     Args:
         model: any module.
@@ -104,46 +121,91 @@ def accumulated_statistics(model: nn.Module) -> Iterator[None]:
         InputError: no model; inside another such scope of a layer.
 
     Distributed:
-        One exchange per layer at the end; all processes have to reach it.
+        One exchange per layer at the end; all processes have to reach it, and to agree on a skip.
 
     >>> norm = powernorm.BatchNorm(4)
-    >>> with accumulated_statistics(norm):
-    ...     for x in torch.randn(3, 8, 4):
-    ...         y = norm(x)
+    >>> for x in torch.randn(3, 8, 4):
+    ...     with training_step(norm) as step:
+    ...         loss = sum(norm(part).square().mean() for part in x.chunk(2))
+    ...         if not loss.isfinite():
+    ...             step.skip()
     >>> int(norm.num_batches_tracked)
-    1
+    3
     """
     check_model(model)
     layers = [module for module in model.modules() if isinstance(module, BatchStatisticsNorm)]
     if any(layer.is_holding for layer in layers):
-        raise InputError("accumulated_statistics is open already: use one scope an update")
+        raise InputError("training_step is open already: use one scope per update")
+    step = TrainingStep()
+    _forget_penalties(layers)
     for layer in layers:
         layer.hold_statistics()
     try:
-        yield
+        yield step
     except BaseException:
-        for layer in layers:
-            layer.drop_statistics()
+        step.skip()
         raise
+    finally:
+        _forget_penalties(layers)
+        for layer in layers:
+            if step.is_skipped:
+                layer.drop_statistics()
+            else:
+                layer.release_statistics()
+
+
+def _forget_penalties(layers: Iterable[BatchStatisticsNorm]) -> None:
     for layer in layers:
-        layer.release_statistics()
+        if isinstance(layer, RegularizedBatchNorm):
+            layer.forget_penalty()
 
 
-def rescale_backward_statistics(model: nn.Module, factor: float) -> None:
-    """Multiply the running gradient statistics (ν) of all layers by a factor.
+def set_loss_scale(
+    model: nn.Module, scale: float = 1.0, *, scaler: torch.amp.GradScaler | None = None
+) -> None:
+    """Say by what factor the losses of the backwards are multiplied from now on.
 
-    ν is in units of the loss. Call this function when those units change: pass 2 when a loss scale
-    doubles, pass 1/N when a loss that was a sum becomes a mean over N tokens.
+    PowerNorm and MABN keep moving averages of the gradient (ν), which are in units of the loss.
+    A factor that is the same from the first step on needs no call: a loss divided by the number of
+    micro-batches, a sum in place of a mean, a number of processes whose gradients are averaged.
+    Every gradient of the layer has that factor, and nothing else changes. What needs it is a
+    factor that changes while ν has a memory:
+
+    - a GradScaler, once it is made and the model is on its device: `set_loss_scale(model,
+      scaler=scaler)`. The layers then follow it, without waiting for the device;
+    - another number of micro-batches or processes than before, of which each loss has a share, or
+      a sum that becomes a mean: the new factor, relative to the loss that `scale=1` stands for.
+
+    Buffers then hold ν in units of the loss without the factor, so that a checkpoint does not
+    depend on it. Powers of two are exact.
 
     Args:
-        model: any module.
-        factor: new unit over old unit, a finite number above 0.
+        model: any module; layers without such statistics ignore it.
+        scale: number above 0 by which the loss is multiplied.
+        scaler: the GradScaler that scales the loss besides.
 
     Raises:
-        InputError: no model; a factor that is not finite or not above 0.
+        InputError: no model; a scale that is not finite or not above 0; no GradScaler.
+
+    >>> model = torch.nn.Sequential(powernorm.PowerNorm(4))
+    >>> set_loss_scale(model, 1 / 8)
     """
     check_model(model)
-    check_number("factor", factor, above=0)
-    for module in model.modules():
-        if isinstance(module, PowerNorm | MovingAverageBatchNorm):
-            module.rescale_backward_statistics(factor)
+    check_number("scale", scale, above=0)
+    layers = [module for module in model.modules() if isinstance(module, GradientMomentNorm)]
+    live = None
+    if scaler is not None and layers:
+        live = _live_scale(scaler, layers[0].num_batches_tracked.device)
+    for layer in layers:
+        layer.set_loss_scale(scale, live)
+
+
+def _live_scale(scaler: torch.amp.GradScaler, device: torch.device) -> Tensor | None:
+    """Return the tensor that holds a scaler's scale and that it updates in place."""
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise InputError(f"scaler is {shown(scaler)}, expected a torch.amp.GradScaler")
+    if not scaler.is_enabled():
+        return None
+    scaler.scale(torch.ones((), device=device))  # makes the tensor if there is none yet
+    scale: Tensor = scaler._scale  # type: ignore[assignment]
+    return scale

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_count
 from powernorm.norms.batch_statistics import rename_key
-from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.families import UncenteredNorm
 from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.functions import token_norm
@@ -44,7 +44,7 @@ def center_weight(module: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None
     parametrize.register_parametrization(module, "weight", _CenteredWeight())
 
 
-class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
+class MovingAverageBatchNorm(UncenteredNorm, GradientMomentNorm):
     """Moving Average Batch Normalization (Yan et al. 2020), over the valid tokens.
 
     Forward `z = x/sqrt(χ + eps)`, `y = γ r z + β`, with χ the mean of ψ_B² over the last `window`
@@ -76,7 +76,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
     State:
         running_second_moment (C,), window_second_moment and window_gradient_moment (K, C) newest
         last, counters; updated in the *backward*. window_gradient_moment is in units of the loss:
-        see `rescale_backward_statistics`.
+        see `set_loss_scale`.
 
     >>> norm = MovingAverageBatchNorm(4, window=8, warmup_steps=100)
     >>> norm(torch.randn(2, 3, 4)).sum().backward()
@@ -140,13 +140,16 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
             self.window_gradient_moment,
         )
         total = call.x if call.residual is None else call.x + call.residual
+        second, window_second, window_gradient = seen.state
         refuse_transforms()
         y, *_ = torch.ops.powernorm.moving_average_norm(
             self._group_scaled(total),
             seen.padding_mask,
             self.weight,
             self.bias,
-            *seen.state,
+            second,
+            window_second,
+            self.to_loss(window_gradient),
             self.carrier_for(call.x),
             self.eps,
             seen.stage == 0,
@@ -165,7 +168,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
 
     def update_running_stats(self, sums: Tensor) -> None:
         """Update the windows and running ψ² by one step from (n, Σx², Σ g r z)."""
-        count, squares, products = sums.unbind()
+        count, squares, products = self.from_loss(sums, 2).unbind()
         size = count.clamp(min=1)
         batch = squares / size
         second = torch.cat([self.window_second_moment[1:], batch[None]])
@@ -184,10 +187,6 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
         self.window_second_moment.fill_(1)
         self.window_gradient_moment.zero_()
         super().reset_running_stats()
-
-    def rescale_backward_statistics(self, factor: float) -> None:
-        """Multiply the gradient window, which is in units of the loss, by a factor."""
-        self.window_gradient_moment.mul_(factor)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename `running_var`, `buffer_x2`, `buffer_gz` and `iters` of the released layer."""

@@ -17,7 +17,7 @@ from powernorm.norms.arguments import (
     check_variant,
 )
 from powernorm.norms.batch_statistics import rename_key
-from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.families import UncenteredNorm
 from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.dispatch import functions_for
@@ -27,7 +27,7 @@ from powernorm.ops.reference.state import next_gradient_moment
 Decay = Literal["plain", "floored"]
 
 
-class PowerNorm(UncenteredNorm, BackwardStateNorm):
+class PowerNorm(UncenteredNorm, GradientMomentNorm):
     """PowerNorm (Shen et al. 2020, Definition 3, Algorithm 2, eq. 8-13).
 
     Forward `y = γ x/sqrt(ψ² + eps) + β` with the *running* quadratic mean ψ², backward
@@ -71,8 +71,9 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
     State:
         running_second_moment (ψ², starts at 1), running_gradient_moment (ν, starts at 0),
         num_batches_tracked, num_nonfinite_batches; all updated in the *backward*. A training-mode
-        forward alone changes nothing (re-estimate statistics with `calibrate`). ν is in units of
-        the loss: see `rescale_backward_statistics`.
+        forward alone changes nothing. ν is in units of the loss: a constant factor of the loss,
+        as of accumulation or of the number of processes, is a factor of every gradient and changes
+        nothing else; where the factor changes, see `set_loss_scale`.
 
     Numerics:
         Sums in float32 per batch, merged in float64. Without a valid token ψ is used, and nothing
@@ -168,7 +169,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
             self.weight,
             self.bias,
             second_moment,
-            gradient_moment,
+            self.to_loss(gradient_moment),
             self.carrier_for(call.x),
             self.groups or 0,
             self.eps,
@@ -181,6 +182,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
 
     def update_running_stats(self, sums: Tensor) -> None:
         """Update ψ² and ν by one step from (n, Σx², n of the gradient sums, Σx̂², Σ g x̂)."""
+        sums = self.from_loss(sums, 4)
         warmup = self.stage == 0
         if warmup and self.variant == "released":
             self._absorb_released(sums)
@@ -214,10 +216,6 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         """Set ψ² to 1, ν to 0 and the counters to 0."""
         self.running_gradient_moment.zero_()
         super().reset_running_stats()
-
-    def rescale_backward_statistics(self, factor: float) -> None:
-        """Multiply ν, which is in units of the loss, by a factor."""
-        self.running_gradient_moment.mul_(factor)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename `running_phi`, `ema_gz` (= ν/(1 - α_b)) and `iters` of the released layer."""

@@ -84,6 +84,11 @@ class BatchRenorm(CenteredBackwardNorm):
         self.add_statistics(device)
         self.register_hook()
 
+    @property
+    def trains_by_running_stats(self) -> bool:
+        """Whether r and d have corrected toward the running statistics."""
+        return int(self.num_batches_tracked) > self.warmup_steps
+
     def normalize(self, call: Call) -> Normalized:
         """Normalize (..., C); see the class."""
         if not self.training:

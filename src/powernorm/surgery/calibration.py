@@ -47,12 +47,12 @@ class CalibrationRow(NormRow):
         tokens: number of valid tokens behind the statistics, over all processes.
         mean_shift: mean over features of |μ_new - μ_old|/σ_new; None for a layer without a mean.
         std_shift: mean over features of |σ_new - σ_old|/σ_new (ψ without centering); σ includes
-            eps.
+            eps. None for a layer that was kept as it is.
     """
 
-    tokens: int
-    mean_shift: float | None
-    std_shift: float
+    tokens: int = 0
+    mean_shift: float | None = None
+    std_shift: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,10 @@ def calibrate(
       iterated over only once. But a layer sees inputs that the evaluated network never produces,
       and the more so the smaller the batches and the deeper the layer.
 
-    Layers in evaluation mode and frozen ones are calibrated too; leave layers out by `names`.
+    PowerNorm and MABN past their warm-up, and BatchRenorm past its plain BatchNorm, normalize by
+    their running statistics in training too. The weights have grown around these, and measuring
+    them again makes another function: such layers are kept, in a row with the reason, unless
+    `names` names them. Layers in evaluation mode and frozen ones are calibrated too.
 
     Args:
         model: holds layers of `BatchStatisticsNorm`.
@@ -99,13 +102,14 @@ def calibrate(
             in each pass, so that a shuffling loader yields the same batches).
         forward: runs the model on a batch. None calls `model(batch)` for a tensor,
             `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
-        names: globs over module names; other layers keep and evaluate by their statistics.
+        names: globs over module names; other layers keep and evaluate by their statistics. None
+            means all layers whose statistics are not part of the trained function.
         way: see above.
         on_progress: called after every batch with (batches done, batches in all); the second is
             0 while it is unknown.
 
     Returns:
-        One row per layer: how many tokens, how far its statistics moved.
+        One row per layer: how many tokens, how far its statistics moved, or why it was kept.
 
     Raises:
         InputError: no layer with batch statistics, a glob that matches none, a layer that no
@@ -139,12 +143,17 @@ def calibrate(
     if way not in ("layer_by_layer", "one_pass"):
         raise InputError(f"way is {way!r}, expected 'layer_by_layer' or 'one_pass'")
     layers = choose_layers(model, names, "to calibrate")
+    kept = {} if names is not None else _trained_with(layers)
+    layers = {name: layer for name, layer in layers.items() if name not in kept}
     check_batches(batches)
     check_function("forward", forward)
     check_function("on_progress", on_progress)
     if way == "layer_by_layer" and len(layers) > 1:
         check_repeatable(batches, f"for way='layer_by_layer' {len(layers)}")
     num_passes = len(layers) if way == "layer_by_layer" else 1
+    kept_rows = tuple(_kept_row(name, layer) for name, layer in kept.items())
+    if not layers:
+        return CalibrationReport(kept_rows)
     survey = _Survey(model, layers, batches, forward or call_model, num_passes, on_progress)
     with preserved_state(model, layers.values()):
         populations = survey.measure(way)
@@ -155,7 +164,22 @@ def calibrate(
     rows = [_row(name, layers[name], populations[name], new[name]) for name in new]
     for name, statistics in new.items():
         adopt_statistics(layers[name], statistics)
-    return CalibrationReport(tuple(rows))
+    return CalibrationReport((*rows, *kept_rows))
+
+
+def _trained_with(layers: Mapping[str, BatchStatisticsNorm]) -> dict[str, BatchStatisticsNorm]:
+    """Return the layers whose running statistics are part of the trained function."""
+    return {name: layer for name, layer in layers.items() if layer.trains_by_running_stats}
+
+
+def _kept_row(name: str, layer: BatchStatisticsNorm) -> CalibrationRow:
+    return CalibrationRow(
+        name=name,
+        kind=short_name(layer),
+        action="keep",
+        reason="it trains by its running statistics, which the weights have grown around: "
+        f"measuring them again changes the model; names={name!r} does so",
+    )
 
 
 class _Survey:

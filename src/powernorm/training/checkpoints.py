@@ -15,10 +15,9 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms import rescale_backward_statistics
 from powernorm.training.averaging import Snapshots
 from powernorm.training.language_modeling import LanguageModeling
-from powernorm.training.processes import gather, is_main, num_processes, rank
+from powernorm.training.processes import gather, is_main, rank
 
 LAST: Final = "last.ckpt"
 BEST: Final = "best.ckpt"
@@ -149,15 +148,10 @@ class DirectFiles(TorchCheckpointIO):
 class RandomState(pl.Callback):
     """Keeps torch's random numbers in the checkpoint, those of every process; Lightning does not.
 
-    With another number of processes than before, each goes on with numbers of its own, and ν of
-    PowerNorm and MABN is brought to the new units of the loss, of which each has a share.
-
-    Args:
-        model: holds the norms.
+    With another number of processes than before, each goes on with numbers of its own.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self) -> None:
         self._restored: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,8 +171,6 @@ class RandomState(pl.Callback):
             return
         states = [self._restored, *self._restored.get("others", [])]
         self._restored = None
-        if len(states) != num_processes():
-            rescale_backward_statistics(self._model, num_processes() / len(states))
         if rank() < len(states):
             _set_generators(states[rank()])
 

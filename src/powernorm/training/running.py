@@ -243,12 +243,12 @@ class RunTrainer:
 
     def _callbacks(self, precision: Precision, watching: list[pl.Callback]) -> list[pl.Callback]:
         run, config = self.run, self.run.config
-        callbacks: list[pl.Callback] = [RandomState(self.model), self.recorder, *watching]
+        callbacks: list[pl.Callback] = [RandomState(), self.recorder, *watching]
         callbacks.append(penalty_callback())
         if isinstance(self.model, Remembering):
             callbacks.append(StreamState(self.model))
-        if isinstance(precision, MixedPrecision) and precision.scaler is not None:
-            callbacks.append(LossScaleFollower(self.model, precision.scaler))
+        scaler = precision.scaler if isinstance(precision, MixedPrecision) else None
+        callbacks.append(LossScaleFollower(self.model, scaler))
         if config.training.patience is not None:
             # A loss that is not finite is the recorder's business, which marks the run.
             watched = "valid_loss" if self.data.selection is None else "badness"

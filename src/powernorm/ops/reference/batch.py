@@ -90,7 +90,12 @@ def batch_norm(
 
 def in_backward() -> bool:
     """Does autograd recompute a checkpointed forward right now?"""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return current_backward() != -1
+
+
+def current_backward() -> int:
+    """Return the number of the backward that runs in this thread, -1 outside of any."""
+    return int(torch._C._current_graph_task_id())
 
 
 def _measure(

@@ -1,0 +1,197 @@
+"""What one step of training does to the state of a norm: the same for all of them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import powernorm
+from cases import STATEFUL, Case, case_id, states
+from powernorm.norms.carrier import BackwardStateNorm
+
+every_stateful = pytest.mark.parametrize("case", STATEFUL, ids=case_id)
+backward_state = pytest.mark.parametrize(
+    "case", [c for c in STATEFUL if isinstance(c.build(), BackwardStateNorm)], ids=case_id
+)
+
+
+def batch(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(4, 5, 8, generator=generator).requires_grad_()
+
+
+def same_state(norm: nn.Module, before: dict[str, Tensor]) -> bool:
+    return all(torch.equal(value, before[name]) for name, value in states(norm).items())
+
+
+@every_stateful
+def test_a_skipped_step_leaves_nothing(case: Case) -> None:
+    """Whether the norm updates in the forward or in the backward, and with or without one."""
+    norm, never = case.build(), case.build()
+    for model in (norm, never):
+        model(batch(0)).square().sum().backward()
+    before = states(norm)
+    for backward in (False, True):
+        with powernorm.training_step(norm) as step:
+            loss = norm(batch(1)).square().sum() * float("nan")
+            if backward:
+                loss.backward()
+            step.skip()
+        assert same_state(norm, before)
+        assert isinstance(norm, powernorm.norms.BatchStatisticsNorm)
+        assert not norm.is_holding
+    if isinstance(norm, powernorm.RegularizedBatchNorm):
+        assert not norm.has_penalty
+    for model in (norm, never):
+        model.zero_grad()
+        x = batch(2)
+        model(x).square().sum().backward()
+    assert same_state(norm, states(never))
+
+
+@every_stateful
+def test_a_skip_is_of_one_step_alone(case: Case) -> None:
+    norm = case.build()
+    for skip in (True, False):
+        with powernorm.training_step(norm) as step:
+            norm(batch(0)).square().sum().backward()
+            if skip:
+                step.skip()
+        assert int(norm.num_batches_tracked) == (not skip)
+
+
+@every_stateful
+def test_a_batch_that_overflows_poisons_nothing(case: Case) -> None:
+    """Without any scope, as when a GradScaler skips: what is not finite is left out."""
+    norm = case.build()
+    norm(batch(0)).square().sum().backward()
+    (norm(batch(1)).square().sum() * float("inf")).backward()
+    with torch.no_grad():
+        spoiled = batch(2) * 1e30 * 1e30
+    norm(spoiled.requires_grad_()).sum().backward()
+    for name, value in states(norm).items():
+        assert bool(value.isfinite().all()), name
+
+
+def test_the_penalty_of_a_skipped_step_is_no_part_of_the_next() -> None:
+    norm = powernorm.RegularizedBatchNorm(8, mean_penalty=1.0)
+    expected = copy.deepcopy(norm)
+    losses = []  # a loop that keeps its losses keeps their graphs
+    with powernorm.training_step(norm) as step:
+        losses.append(norm(batch(0) * float("nan")).sum())
+        step.skip()
+    with powernorm.training_step(norm):
+        y = norm(batch(1)).sum()
+        found = powernorm.penalty(norm, num_tokens=20)
+        (y + found).backward()
+    expected(batch(1))
+    assert torch.equal(found, powernorm.penalty(expected, num_tokens=20))
+
+
+@every_stateful
+def test_passes_without_gradients(case: Case) -> None:
+    """In training mode as in torch: what updates in the forward does, what in the backward not."""
+    norm = case.build()
+    before = states(norm)
+    with torch.no_grad():
+        norm(batch(0))
+    assert same_state(norm, before) == isinstance(norm, BackwardStateNorm)
+    before = states(norm)
+    norm.eval()(batch(0))
+    with powernorm.training_step(norm.train()) as step, torch.no_grad():
+        norm(batch(0))
+        step.skip()
+    assert same_state(norm, before)
+
+
+class Twice(nn.Module):
+    """One norm, used in two blocks."""
+
+    def __init__(self, norm: nn.Module, *, together: bool) -> None:
+        super().__init__()
+        self.norm = norm
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.together = together
+
+    def forward(self, x: Tensor, reentrant: bool | None) -> Tensor:
+        def run(part: nn.Module, x: Tensor) -> Tensor:
+            return self.norm(part(x)).tanh()
+
+        def both(x: Tensor) -> Tensor:
+            return run(self.second, run(self.first, x))
+
+        if reentrant is None:
+            return both(x)
+        if self.together:
+            return checkpoint(both, x, use_reentrant=reentrant)
+        x = checkpoint(run, self.first, x, use_reentrant=reentrant)
+        return checkpoint(run, self.second, x, use_reentrant=reentrant)
+
+
+def trained(case: Case, reentrant: bool | None, *, together: bool, scoped: bool = False) -> Twice:
+    torch.manual_seed(0)
+    model = Twice(case.build(), together=together)
+    for seed in range(3):
+        if scoped:
+            with powernorm.training_step(model):
+                model(batch(seed), reentrant).square().sum().backward()
+        else:
+            model(batch(seed), reentrant).square().sum().backward()
+    return model
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    for (name, x), y in zip(a.named_parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(x.grad, y.grad, msg=name)
+    for name, value in a.named_buffers():
+        torch.testing.assert_close(value, b.get_buffer(name), msg=name)
+
+
+@every_stateful
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_shared_norm_in_one_checkpoint(case: Case, reentrant: bool) -> None:
+    plain = trained(case, None, together=True)
+    assert_same(plain, trained(case, reentrant, together=True))
+
+
+@every_stateful
+def test_a_shared_norm_in_two_checkpoints(case: Case) -> None:
+    plain = trained(case, None, together=False)
+    assert_same(plain, trained(case, False, together=False))
+
+
+@backward_state
+def test_a_shared_norm_in_two_reentrant_checkpoints_raises(case: Case) -> None:
+    """Each would take a step of its own, in silence."""
+    with pytest.raises(powernorm.InputError, match="use_reentrant=False"):
+        trained(case, True, together=False)
+    plain = trained(case, None, together=False)
+    assert_same(plain, trained(case, True, together=False, scoped=True))
+
+
+@backward_state
+@pytest.mark.parametrize("first", [False, True])
+def test_a_shared_norm_inside_and_outside_of_a_reentrant_checkpoint_raises(
+    case: Case, first: bool
+) -> None:
+    norm = case.build()
+    x = batch(0)
+    if first:
+        y = norm(checkpoint(norm, x, use_reentrant=True))
+    else:
+        y = checkpoint(norm, norm(x), use_reentrant=True)
+    with pytest.raises(powernorm.InputError, match="use_reentrant=False"):
+        y.square().sum().backward()
+
+
+@backward_state
+def test_two_reentrant_steps_in_a_row(case: Case) -> None:
+    norm = case.build()
+    for seed in range(3):
+        checkpoint(norm, batch(seed), use_reentrant=True).square().sum().backward()
+        norm(batch(seed)).square().sum().backward()
+    assert int(norm.num_batches_tracked) == 6
