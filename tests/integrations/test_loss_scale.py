@@ -163,7 +163,7 @@ def test_a_copy_follows_the_same_scaler_and_a_saved_model_none() -> None:
 
 
 def test_float16_without_a_followed_scaler_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GradientMomentNorm, "_has_warned", False)
+    monkeypatch.setattr(GradientMomentNorm, "_has_warned_of_float16", False)
     model = build("pn")
     x = torch.randn(2, 3, 8)
     with torch.autocast("cpu", torch.float16):
@@ -172,7 +172,7 @@ def test_float16_without_a_followed_scaler_warns_once(monkeypatch: pytest.Monkey
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             model(x)
-            monkeypatch.setattr(GradientMomentNorm, "_has_warned", False)
+            monkeypatch.setattr(GradientMomentNorm, "_has_warned_of_float16", False)
             powernorm.set_loss_scale(model)
             model(x)
     with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():

@@ -72,11 +72,8 @@ class BackwardStateNorm(BatchStatisticsNorm):
         It is passed even if nothing else requires a gradient (raw input, frozen weights), so that
         a layer in training mode never silently skips its update.
         """
-        if not torch.compiler.is_compiling():
-            if self._carrier.device != x.device:
-                self.register_hook()
-            else:
-                self._follow_counter()
+        if not torch.compiler.is_compiling() and self._carrier.device != x.device:
+            self.register_hook()
         return self._carrier if self.training and torch.is_grad_enabled() else None
 
     @property
@@ -87,6 +84,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
     def prepare(self, call: Call, *state: Tensor) -> tuple[Call, Seen]:
         """Return what to normalize and what to normalize it by; note a recomputation."""
         if self.training and not torch.compiler.is_compiling():
+            self._follow_counter()
             backward = current_backward()
             if backward != NO_BACKWARD and torch.is_grad_enabled():
                 self._check_first_update(backward)
@@ -194,7 +192,7 @@ class GradientMomentNorm(BackwardStateNorm):
     """Factor set by the user; None as long as nobody has."""
     _live_scale: Tensor | None = None
     """The scale of a GradScaler, which the scaler updates in place."""
-    _has_warned: ClassVar[bool] = False
+    _has_warned_of_float16: ClassVar[bool] = False
 
     @property
     def trains_by_running_stats(self) -> bool:
@@ -228,10 +226,10 @@ class GradientMomentNorm(BackwardStateNorm):
 
     def _warn_of_float16(self, moment: Tensor) -> None:
         device = moment.device.type
-        if GradientMomentNorm._has_warned or not torch.is_autocast_enabled(device):
+        if GradientMomentNorm._has_warned_of_float16 or not torch.is_autocast_enabled(device):
             return
         if torch.get_autocast_dtype(device) == torch.float16:
-            GradientMomentNorm._has_warned = True
+            GradientMomentNorm._has_warned_of_float16 = True
             warnings.warn(
                 f"a {self.class_name} is trained under float16 autocast: a GradScaler changes the "
                 "scale of the loss, in whose units its gradient statistics are; after making the "

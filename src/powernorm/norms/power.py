@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+import math
+import warnings
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -34,16 +36,19 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
     `∂L/∂x = (g - ν x̂)/sqrt(ψ² + eps)` with `g = γ ∂L/∂y` and the running moment ν of `g x̂`. After
     each step, over valid tokens, `ψ² += m (mean x² - ψ²)` and
     `ν ← ν (1 - m_b Γ) + m_b Λ` with `Γ = mean x̂²`, `Λ = mean g x̂`. During the first
-    `warmup_steps` steps the batch's own ψ_B is used instead of ψ, and ψ² is the plain average of
-    ψ_B² so far (App. A). The backward is intentionally not the forward's derivative.
+    `warmup_steps` steps, if they are given, the batch's own ψ_B is used instead of ψ, and ψ² is the
+    plain average of ψ_B² so far (App. A). The backward is intentionally not the forward's
+    derivative.
 
     Args:
         num_features: C.
         eps: added to ψ².
         momentum: weight m of the new batch in ψ², in (0, 1]; the paper's 1 - α forward.
         backward_momentum: m_b, the paper's 1 - α backward.
-        warmup_steps: steps with the batch's own statistics; the paper sets it to the warm-up of
-            the learning rate. Make it a fraction of a short run.
+        warmup_steps: steps with the batch's own statistics and the plain average of them; the
+            paper sets it to the warm-up of the learning rate. None means 1/m steps, from which on
+            the moving average forgets as fast as the plain one: it needs no schedule, and
+            evaluation is right at any step.
         groups: GroupScaling with this many groups before the norm (the paper's layer-scale). None
             leaves it out: then the layer is static in evaluation, but plain PowerNorm can break
             down; stabilize it with `max_ratio` or `decay="floored"`.
@@ -93,6 +98,7 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
     """
 
     num_sums = 5
+    _has_warned_of_warmup: ClassVar[bool] = False
     running_gradient_moment: Tensor
 
     def __init__(
@@ -102,7 +108,7 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
         eps: float = 1e-5,
         momentum: float = 0.1,
         backward_momentum: float = 0.1,
-        warmup_steps: int = 4000,
+        warmup_steps: int | None = None,
         groups: int | None = 1,
         max_ratio: float | None = None,
         decay: Decay | None = None,
@@ -128,7 +134,9 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
         )
         self.variant = check_variant(variant)
         self.backward_momentum = check_share("backward_momentum", backward_momentum)
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.warmup_steps = (
+            None if warmup_steps is None else check_count("warmup_steps", warmup_steps, 0)
+        )
         self.max_ratio = (
             None if max_ratio is None else check_number("max_ratio", max_ratio, at_least=1)
         )
@@ -150,11 +158,14 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
     @property
     def thresholds(self) -> tuple[int, ...]:
         """Step at which the warm-up ends."""
+        if self.warmup_steps is None:
+            return (math.ceil(1 / self.momentum),)
         return (self.warmup_steps,)
 
     def normalize(self, call: Call) -> Normalized:
         """Normalize (..., C); see the class."""
         if not self.training:
+            self._warn_of_warmup()
             return self.evaluate(call)
         call, seen = self.prepare(
             call,
@@ -180,6 +191,19 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
         )
         return answer(result, call.residual)
 
+    def _warn_of_warmup(self) -> None:
+        if torch.compiler.is_compiling() or PowerNorm._has_warned_of_warmup:
+            return
+        if self.warmup_steps is not None and self.stage == 0 and self._steps > 1 / self.momentum:
+            PowerNorm._has_warned_of_warmup = True
+            warnings.warn(
+                f"a PowerNorm is evaluated after {self._steps} of its {self.warmup_steps} warm-up "
+                "steps, by the average over all of them, which holds the first ones too: losses "
+                "may be far off until the warm-up is over; give a fraction of the run as "
+                "warmup_steps, or None, which needs no schedule",
+                stacklevel=2,
+            )
+
     def update_running_stats(self, sums: Tensor) -> None:
         """Update ψ² and ν by one step from (n, Σx², n of the gradient sums, Σx̂², Σ g x̂)."""
         sums = self.from_loss(sums, 4)
@@ -204,7 +228,7 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
         step = (self.num_batches_tracked + 1).double()
         running = self.running_second_moment.double()
         average = ((step - 1) * running + batch) / step
-        running = torch.where(step < self.warmup_steps, average, running)
+        running = torch.where(step < self.thresholds[0], average, running)
         nu = next_gradient_moment(self.running_gradient_moment, sums, self.backward_momentum, False)
         self.move_statistics(
             count.amax() > 0,
