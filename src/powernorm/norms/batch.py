@@ -27,6 +27,7 @@ class BatchNorm(CenteredNorm):
         eps: added to the variance.
         momentum: weight of the new batch in the running statistics, in (0, 1].
         affine: learn γ and β.
+        track_running_stats: True, torch's argument of this name; False is refused.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
         variant: `paper`, or `released` for the behavior of Wang et al.'s code: padding is set to
             0 before anything else, eps is a floor of the variance, the running variance divides
@@ -65,10 +66,11 @@ class BatchNorm(CenteredNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        *,
         eps: float = 1e-5,
         momentum: float = 0.1,
         affine: bool = True,
+        track_running_stats: bool = True,
+        *,
         groups: int | None = None,
         variant: Variant = "paper",
         sync: bool = True,
@@ -82,6 +84,7 @@ class BatchNorm(CenteredNorm):
             eps=eps,
             momentum=momentum,
             affine=affine,
+            track_running_stats=track_running_stats,
             groups=groups,
             sync=sync,
             process_group=process_group,
@@ -134,6 +137,7 @@ class PowerNormV(UncenteredNorm):
         eps: added to ψ².
         momentum: weight of the new batch in ψ², in (0, 1]; the paper's 1 - α.
         affine: learn γ and β.
+        track_running_stats: True, torch's argument of this name; False is refused.
         groups: GroupScaling with this many groups before the norm (Shen et al., App. A); None
             leaves it out.
         variant: `paper`, or `released`: padding is set to 0 before anything else and eps is a
@@ -160,10 +164,11 @@ class PowerNormV(UncenteredNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        *,
         eps: float = 1e-5,
         momentum: float = 0.1,
         affine: bool = True,
+        track_running_stats: bool = True,
+        *,
         groups: int | None = None,
         variant: Variant = "paper",
         sync: bool = True,
@@ -177,6 +182,7 @@ class PowerNormV(UncenteredNorm):
             eps=eps,
             momentum=momentum,
             affine=affine,
+            track_running_stats=track_running_stats,
             groups=groups,
             sync=sync,
             process_group=process_group,

@@ -6,16 +6,18 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Self, cast
+from typing import Any, Final, Self, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from powernorm.norms.arguments import (
     Variant,
     check_groups,
     check_share,
+    check_tracking,
 )
 from powernorm.norms.base import AffineNorm
 from powernorm.norms.checkpointing import CallRecords, Seen, may_replay
@@ -29,6 +31,9 @@ from powernorm.ops.reference.arrays import (
 )
 from powernorm.ops.reference.state import move_statistics
 
+OPTIONAL_BUFFER: Final = "num_nonfinite_batches"
+"""Buffer that a state dict holds only if it is not 0, as torch's BatchNorm has none such."""
+
 
 class BatchStatisticsNorm(AffineNorm):
     """Base of the norms with statistics over the valid tokens of a batch.
@@ -41,6 +46,7 @@ class BatchStatisticsNorm(AffineNorm):
         eps: added inside the root.
         momentum: weight of the new batch in running statistics, in (0, 1].
         affine: learn γ and β.
+        track_running_stats: True; False is refused.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
         sync: take statistics over all processes of the group. With False under
             DistributedDataParallel pass `broadcast_buffers=False` too, or rank 0's statistics
@@ -76,6 +82,7 @@ class BatchStatisticsNorm(AffineNorm):
         eps: float,
         momentum: float,
         affine: bool,
+        track_running_stats: bool,
         groups: int | None,
         sync: bool,
         process_group: dist.ProcessGroup | None,
@@ -84,6 +91,7 @@ class BatchStatisticsNorm(AffineNorm):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
+        check_tracking(track_running_stats)
         self.momentum = check_share("momentum", momentum)
         self.groups = None if groups is None else check_groups(groups, self.num_features)
         self.sync = sync
@@ -288,14 +296,21 @@ class BatchStatisticsNorm(AffineNorm):
                 )
         return self
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not _is_positive(self.num_nonfinite_batches):
+            del destination[prefix + OPTIONAL_BUFFER]
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         self.adopt_keys(state_dict, prefix)
-        # torch's BatchNorm and the released layers have no such counter.
-        own = [value for key, value in state_dict.items() if key.startswith(prefix)]
-        device = own[0].device if own else None
-        state_dict.setdefault(
-            f"{prefix}num_nonfinite_batches", torch.zeros((), dtype=torch.long, device=device)
-        )
+        key = prefix + OPTIONAL_BUFFER
+        if key not in state_dict:
+            # 0 for the statistics that are loaded; without any, those of the layer stay.
+            loaded = [
+                state_dict[prefix + name] for name in self._buffers if prefix + name in state_dict
+            ]
+            count = self.num_nonfinite_batches.detach()
+            state_dict[key] = count.new_zeros((), device=loaded[0].device) if loaded else count
         super()._load_from_state_dict(state_dict, prefix, *args)
         for name, buffer in self._buffers.items():  # assign=True loads narrow types as they are
             if buffer is not None and buffer.dtype in (torch.float16, torch.bfloat16):
@@ -324,6 +339,16 @@ class BatchStatisticsNorm(AffineNorm):
         groups += "" if self.variant == "paper" else f", variant={self.variant!r}"
         groups += ", frozen" if self.is_frozen else ""
         return f"{super().extra_repr()}, momentum={self.momentum}{groups}"
+
+
+def is_optional_key(name: str) -> bool:
+    """Return whether a key of a state dict may be missing: the counter that is 0 then."""
+    return name.rpartition(".")[2] == OPTIONAL_BUFFER
+
+
+def _is_positive(count: Tensor) -> bool:
+    """Return whether a counter is known to be above 0: meta and fake tensors have no value."""
+    return not (count.is_meta or is_fake(count)) and int(count) > 0
 
 
 def rename_key(

@@ -41,6 +41,8 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         num_features: C.
         eps: added to ψ².
         momentum: weight m of the new batch in ψ², in (0, 1]; the paper's 1 - α forward.
+        affine: learn γ and β.
+        track_running_stats: True, torch's argument of this name; False is refused.
         backward_momentum: m_b, the paper's 1 - α backward.
         warmup_steps: steps with the batch's own statistics; the paper sets it to the warm-up of
             the learning rate. Make it a fraction of a short run.
@@ -52,7 +54,6 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         decay: `floored` keeps ν's factor 1 - m_b Γ at 0 or above, at no cost; `plain` is the
             paper's. None means floored if `max_ratio` is set, else plain. While neither bound is
             active the layer is the paper's to the last bit.
-        affine: learn γ and β.
         variant: `paper`, or `released` for what the published code computes: the batch's ψ_B
             divides every gradient, ψ² takes two updates per warm-up step, and the gradient moments
             count padding.
@@ -97,15 +98,16 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        *,
         eps: float = 1e-5,
         momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
         backward_momentum: float = 0.1,
         warmup_steps: int = 4000,
         groups: int | None = 1,
         max_ratio: float | None = None,
         decay: Decay | None = None,
-        affine: bool = True,
         variant: Variant = "paper",
         sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
@@ -118,6 +120,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
             eps=eps,
             momentum=momentum,
             affine=affine,
+            track_running_stats=track_running_stats,
             groups=groups,
             sync=sync,
             process_group=process_group,

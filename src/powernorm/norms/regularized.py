@@ -33,11 +33,12 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
 
     Args:
         num_features: C.
-        mean_penalty: λ_mean ≥ 0.
-        var_penalty: λ_var ≥ 0.
         eps: added to the variance.
         momentum: weight of the new batch in the running statistics, in (0, 1].
         affine: learn γ and β.
+        track_running_stats: True, torch's argument of this name; False is refused.
+        mean_penalty: λ_mean ≥ 0.
+        var_penalty: λ_var ≥ 0.
         groups: GroupScaling with this many groups in front; None leaves it out.
         variant: `paper`, or `released` (see BatchNorm).
         sync: statistics over all processes.
@@ -68,12 +69,13 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        *,
-        mean_penalty: float = 0.1,
-        var_penalty: float = 0.01,
         eps: float = 1e-5,
         momentum: float = 0.05,
         affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        mean_penalty: float = 0.1,
+        var_penalty: float = 0.01,
         groups: int | None = None,
         variant: Variant = "paper",
         sync: bool = True,
@@ -87,6 +89,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             eps=eps,
             momentum=momentum,
             affine=affine,
+            track_running_stats=track_running_stats,
             groups=groups,
             sync=sync,
             process_group=process_group,
