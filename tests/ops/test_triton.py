@@ -140,7 +140,9 @@ def test_several_processes(
 UPDATES = (
     ("absorb_centered", 2, 3, (0.1, False)),
     ("absorb_centered", 2, 3, (0.1, True)),
+    ("absorb_centered", 2, 3, (None, True)),
     ("absorb_uncentered", 1, 3, (0.3,)),
+    ("absorb_uncentered", 1, 3, (None,)),
     ("absorb_power", 2, 5, (False, 0.1, 0.2, False)),
     ("absorb_power", 2, 5, (True, 0.1, 0.2, True)),
 )

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from powernorm.errors import InputError
 from powernorm.norms.arguments import (
     Variant,
     check_groups,
@@ -27,7 +28,7 @@ from powernorm.ops.reference.arrays import (
     scale_groups,
     tokens_of,
 )
-from powernorm.ops.reference.state import move_statistics
+from powernorm.ops.reference.state import Update, move_statistics
 
 
 class BatchStatisticsNorm(AffineNorm):
@@ -39,7 +40,8 @@ class BatchStatisticsNorm(AffineNorm):
     Args:
         num_features: C.
         eps: added inside the root.
-        momentum: weight of the new batch in running statistics, in (0, 1].
+        momentum: weight of the new batch in running statistics, in (0, 1]; None for the plain
+            average of all batches, as in torch.
         affine: learn γ and β.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
         sync: take statistics over all processes of the group. With False under
@@ -63,6 +65,8 @@ class BatchStatisticsNorm(AffineNorm):
     reads_mask = True
     centered: bool = True
     variant: Variant = "paper"
+    trains_by_average: bool = False
+    """Whether training normalizes by running statistics, so that they must not become slow."""
     is_frozen: bool = False
     """Whether the layer evaluates in training too, see `freeze_statistics`."""
 
@@ -74,7 +78,7 @@ class BatchStatisticsNorm(AffineNorm):
         num_features: int | tuple[int, ...],
         *,
         eps: float,
-        momentum: float,
+        momentum: float | None,
         affine: bool,
         groups: int | None,
         sync: bool,
@@ -84,7 +88,7 @@ class BatchStatisticsNorm(AffineNorm):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
-        self.momentum = check_share("momentum", momentum)
+        self.momentum = momentum
         self.groups = None if groups is None else check_groups(groups, self.num_features)
         self.sync = sync
         self.process_group = process_group
@@ -94,6 +98,21 @@ class BatchStatisticsNorm(AffineNorm):
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
+
+    @property
+    def momentum(self) -> float | None:
+        """Weight of the new batch in running statistics; None for the plain average of all."""
+        return self._momentum
+
+    @momentum.setter
+    def momentum(self, momentum: float | None) -> None:
+        if momentum is None and self.trains_by_average:
+            raise InputError(
+                f"momentum is None, expected a number in (0, 1]: {self.class_name} normalizes by "
+                "its running average in training, which has to follow the weights, and the plain "
+                "average of all batches does so less and less"
+            )
+        self._momentum = None if momentum is None else check_share("momentum", momentum)
 
     def add_statistic(self, name: str, value: float, device: Any, *leading: int) -> None:
         """Register a running statistic of shape (*leading, C), starting at `value`."""
@@ -259,14 +278,12 @@ class BatchStatisticsNorm(AffineNorm):
             self.update_running_stats(all_reduce_sum(held, self.group_name))
 
     @torch.no_grad()
-    def move_statistics(
-        self, present: Tensor, *updates: tuple[Tensor, Tensor, float | Tensor]
-    ) -> None:
+    def move_statistics(self, present: Tensor, *updates: Update) -> None:
         """Update buffers toward new values where those are finite, and count.
 
         Args:
             present: 0-d bool; False changes nothing (no valid token, or a recomputation).
-            updates: (buffer, new value, weight of the new value).
+            updates: of each buffer.
         """
         move_statistics(self.num_batches_tracked, self.num_nonfinite_batches, present, *updates)
 

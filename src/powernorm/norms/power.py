@@ -92,6 +92,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
     """
 
     num_sums = 5
+    trains_by_average = True
     running_gradient_moment: Tensor
 
     def __init__(
@@ -199,6 +200,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         # step before the warm-up does.
         count = sums[0]
         batch = sums[1] / count.clamp(min=1)
+        momentum = cast(float, self.momentum)
         step = (self.num_batches_tracked + 1).double()
         running = self.running_second_moment.double()
         average = ((step - 1) * running + batch) / step
@@ -206,7 +208,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         nu = next_gradient_moment(self.running_gradient_moment, sums, self.backward_momentum, False)
         self.move_statistics(
             count.amax() > 0,
-            (self.running_second_moment, running + self.momentum * (batch - running), 1.0),
+            (self.running_second_moment, running + momentum * (batch - running), 1.0),
             (self.running_gradient_moment, nu, 1.0),
         )
 

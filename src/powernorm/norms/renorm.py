@@ -28,7 +28,8 @@ class BatchRenorm(CenteredBackwardNorm):
         warmup_steps: steps of plain BatchNorm.
         ramp_steps: steps over which the bounds grow after that; 0 applies the final bounds at once.
         eps: added to the variance.
-        momentum: weight of the new batch in the running statistics, in (0, 1].
+        momentum: weight of the new batch in the running statistics, in (0, 1]; None for the plain
+            average of all batches.
         affine: learn γ and β.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
         sync: statistics over all processes.
@@ -56,7 +57,7 @@ class BatchRenorm(CenteredBackwardNorm):
         warmup_steps: int = 1000,
         ramp_steps: int = 4000,
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = True,
         groups: int | None = None,
         sync: bool = True,
