@@ -94,3 +94,71 @@ def test_norms_that_train_by_their_average_need_a_momentum(layer: Any) -> None:
     norm = layer(4)
     with pytest.raises(powernorm.InputError, match=r"momentum is None.*running average"):
         norm.momentum = None
+
+
+def train_from(norm: Any, x: Tensor, value: float) -> Any:
+    """One step that takes the new batch alone, from statistics that are far off."""
+    with torch.no_grad():
+        for name, buffer in norm.named_buffers():
+            if buffer.is_floating_point() and "gradient" not in name:
+                buffer.fill_(value)
+    norm(x).backward(x.sign())
+    return norm
+
+
+BACKENDS = ("eager", "cpu")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("bn", {}),
+        ("bn", {"variant": "released"}),
+        ("rbn", {}),
+        ("pnv", {}),
+        ("pn-only", {"warmup_steps": 0}),
+        ("pn-only", {"warmup_steps": 2, "variant": "released"}),
+        ("mabn", {"window": 2}),
+    ],
+)
+def test_the_whole_weight_takes_the_new_batch_as_it_is(
+    name: str, options: dict[str, Any], backend: Any
+) -> None:
+    """`b + w (v - b)` gives 0 for a batch of scale 1 after one of 1e15."""
+    x = batches()[2].flatten(0, 1).float().requires_grad_()
+    with powernorm.ops.use_backend(backend):
+        norm = train_from(powernorm.build_norm(name, 4, momentum=1.0, **options), x, 1e30)
+    moment = x.detach().square().mean(0)
+    buffers = dict(norm.named_buffers())
+    if "running_mean" in buffers:
+        correction = int("variant" not in options)
+        torch.testing.assert_close(buffers["running_mean"], x.detach().mean(0))
+        torch.testing.assert_close(buffers["running_var"], x.detach().var(0, correction=correction))
+    else:
+        torch.testing.assert_close(buffers["running_second_moment"], moment)
+    if name == "mabn":
+        torch.testing.assert_close(buffers["window_second_moment"][1], moment)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gradient_moment_whose_factor_is_0_is_the_new_one(backend: Any) -> None:
+    """ν after one bad loss must come back once its factor allows it."""
+    norm = powernorm.PowerNorm(
+        4, groups=None, decay="floored", backward_momentum=1.0, warmup_steps=0
+    )
+    x = (3 * batches()[2].flatten(0, 1).float()).requires_grad_()
+    norm.running_gradient_moment.fill_(1e30)
+    with powernorm.ops.use_backend(backend):
+        train_from(norm, x, 1.0)
+    expected = x.detach().abs().mean(0) / (1 + norm.eps) ** 0.5
+    torch.testing.assert_close(norm.running_gradient_moment, expected)
+
+
+def test_penalty_takes_the_new_batch_as_it_is() -> None:
+    norm = powernorm.RegularizedBatchNorm(4, variant="released", momentum=1.0)
+    norm.running_mean.fill_(1e30)
+    norm.running_var.fill_(1e30)
+    y = norm(batches()[2].float().requires_grad_())
+    assert norm.penalty().item() == 0
+    del y

@@ -174,6 +174,15 @@ def test_update(kind: str, width: int, dtype: torch.dtype, update: Any) -> None:
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_whole_weight_takes_the_new_value_as_it_is(dtype: torch.dtype) -> None:
+    sums = torch.tensor([[4.0], [4.0], [8.0]], dtype=torch.float64, device=DEVICE)
+    mean, var = (torch.full((1,), 1e30, dtype=dtype, device=DEVICE) for _ in range(2))
+    counters = [torch.tensor(0, device=DEVICE) for _ in range(2)]
+    kernels.absorb_centered(mean, var, *counters, sums, 1.0, False)
+    assert (mean.item(), var.item()) == (1, 1)
+
+
 def compile_programs(extent: str, cache: Path) -> None:
     """Compile for an H100 in a process of its own, without the interpreter."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

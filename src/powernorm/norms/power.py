@@ -22,7 +22,7 @@ from powernorm.norms.families import UncenteredNorm
 from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import power_norm
-from powernorm.ops.reference.state import next_gradient_moment
+from powernorm.ops.reference.state import mixed, next_gradient_moment
 
 Decay = Literal["plain", "floored"]
 
@@ -200,7 +200,6 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         # step before the warm-up does.
         count = sums[0]
         batch = sums[1] / count.clamp(min=1)
-        momentum = cast(float, self.momentum)
         step = (self.num_batches_tracked + 1).double()
         running = self.running_second_moment.double()
         average = ((step - 1) * running + batch) / step
@@ -208,7 +207,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         nu = next_gradient_moment(self.running_gradient_moment, sums, self.backward_momentum, False)
         self.move_statistics(
             count.amax() > 0,
-            (self.running_second_moment, running + momentum * (batch - running), 1.0),
+            (self.running_second_moment, mixed(running, batch, cast(float, self.momentum)), 1.0),
             (self.running_gradient_moment, nu, 1.0),
         )
 

@@ -16,7 +16,7 @@ from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.norms.penalties import MOST_COMPILED, Pending
 from powernorm.ops.functions import batch_norm
 from powernorm.ops.reference.batch import in_backward
-from powernorm.ops.reference.state import average_weight
+from powernorm.ops.reference.state import average_weight, mixed
 
 _PATIENCE: Final = 100
 """Backwards without anybody asking for the penalty before a layer warns: a few are no sign."""
@@ -225,9 +225,9 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         """(μ_run - μ_B, σ²_run - σ²_B) after this step's update, which is a constant."""
         mean, var, count = statistics[0], statistics[1], statistics[-1].detach()
         weight = (count > 0).to(mean.dtype) * weight
-        new_mean = running_mean + weight * (mean.detach() - running_mean)
+        new_mean = mixed(running_mean.to(mean.dtype), mean.detach(), weight)
         target = self.running_target(var.detach(), count)
-        new_var = running_var + weight * (target - running_var)
+        new_var = mixed(running_var.to(var.dtype), target, weight)
         return new_mean - mean, new_var - var
 
     def _sum(self, mean_gap: Tensor, var_gap: Tensor) -> Tensor:

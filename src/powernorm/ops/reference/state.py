@@ -17,6 +17,16 @@ def average_weight(num_batches_tracked: Tensor, num_nonfinite_batches: Tensor) -
     return 1 / (num_batches_tracked + 1 - num_nonfinite_batches).double()
 
 
+def mixed(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
+    """`(1 - w) old + w new` as `torch.lerp` computes it, in the type of `old`.
+
+    `old + w (new - old)` would lose a new value that is small beside the old one, even at w = 1.
+    """
+    if isinstance(weight, Tensor):
+        weight = weight.to(old.dtype)
+    return torch.lerp(old, new.to(old.dtype), weight)
+
+
 def move_statistics(
     num_batches_tracked: Tensor,
     num_nonfinite_batches: Tensor,
@@ -36,7 +46,7 @@ def move_statistics(
         weight: float | Tensor | None = momentum
         if weight is None:
             weight = average_weight(num_batches_tracked, num_nonfinite_batches)
-        moved = buffer + weight * (value.to(buffer.dtype) - buffer)
+        moved = mixed(buffer, value, weight)
         finite = torch.isfinite(value) & torch.isfinite(moved)
         buffer.copy_(torch.where(finite & present, moved, buffer))
         nonfinite = nonfinite | ~finite.all()

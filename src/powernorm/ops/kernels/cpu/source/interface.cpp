@@ -107,8 +107,11 @@ struct Running {
   // Moves one feature of a buffer; a value that is not finite leaves it as it was.
   void move(void* buffer, int64_t c, double value, double weight) {
     B* place = static_cast<B*>(buffer) + c;
+    const double old = *place, gap = value - old;
+    // From the nearer end: old + gap would lose a value that is small beside the old one.
+    const double mixed = weight < 0.5 ? old + weight * gap : value - (1 - weight) * gap;
     // Finite in the buffer's own type, which may be the narrower one.
-    const B moved = static_cast<B>(*place + weight * (value - *place));
+    const B moved = static_cast<B>(mixed);
     const bool good = finite(value) & finite(moved);
     *place = good ? moved : *place;
     nonfinite |= !good;

@@ -34,7 +34,11 @@ def _is_finite(values):
 def _move(buffer_ptr, value, weight, tokens, features, exists):
     """Move a buffer towards float64 values; where were they not finite?"""
     buffer = tl.load(buffer_ptr + features, exists, other=0.0)
-    moved = buffer + weight.to(buffer.dtype) * (value.to(buffer.dtype) - buffer)
+    weight = weight.to(buffer.dtype)
+    gap = value.to(buffer.dtype) - buffer
+    # From the nearer end: buffer + gap would lose a value that is small beside the buffer.
+    from_value = value.to(buffer.dtype) - (1.0 - weight) * gap
+    moved = tl.where(weight < 0.5, buffer + weight * gap, from_value)
     finite = _is_finite(value) & _is_finite(moved)
     present = (tl.zeros_like(value) + tokens) > 0
     tl.store(buffer_ptr + features, moved, exists & finite & present)
