@@ -8,10 +8,11 @@ from torch import Tensor
 
 from powernorm.norms.arguments import Variant, check_variant
 from powernorm.norms.batch_statistics import rename_key
-from powernorm.norms.families import CenteredNorm, UncenteredNorm, Updates, move_forward
+from powernorm.norms.families import CenteredNorm, UncenteredNorm, move_forward
 from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import batch_norm
+from powernorm.ops.reference.state import Update
 
 
 class BatchNorm(CenteredNorm):
@@ -25,7 +26,8 @@ class BatchNorm(CenteredNorm):
     Args:
         num_features: C.
         eps: added to the variance.
-        momentum: weight of the new batch in the running statistics, in (0, 1].
+        momentum: weight of the new batch in the running statistics, in (0, 1]; None for the plain
+            average of all batches, as in torch.
         affine: learn γ and β.
         track_running_stats: True, torch's argument of this name; False is refused.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
@@ -67,7 +69,7 @@ class BatchNorm(CenteredNorm):
         self,
         num_features: int | tuple[int, ...],
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
         *,
@@ -118,7 +120,7 @@ class BatchNorm(CenteredNorm):
         move_forward(self, result, self._updates)
         return answer((result.y, result.total), call.residual)
 
-    def _updates(self, statistics: Tensor) -> Updates:
+    def _updates(self, statistics: Tensor) -> tuple[Update, ...]:
         target = self.running_target(statistics[1], statistics[-1])
         return (
             (self.running_mean, statistics[0], self.momentum),
@@ -135,7 +137,8 @@ class PowerNormV(UncenteredNorm):
     Args:
         num_features: C.
         eps: added to ψ².
-        momentum: weight of the new batch in ψ², in (0, 1]; the paper's 1 - α.
+        momentum: weight of the new batch in ψ², in (0, 1]; the paper's 1 - α. None for the plain
+            average of all batches.
         affine: learn γ and β.
         track_running_stats: True, torch's argument of this name; False is refused.
         groups: GroupScaling with this many groups before the norm (Shen et al., App. A); None
@@ -165,7 +168,7 @@ class PowerNormV(UncenteredNorm):
         self,
         num_features: int | tuple[int, ...],
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
         *,
@@ -216,7 +219,7 @@ class PowerNormV(UncenteredNorm):
         move_forward(self, result, self._updates)
         return answer((result.y, result.total), call.residual)
 
-    def _updates(self, statistics: Tensor) -> Updates:
+    def _updates(self, statistics: Tensor) -> tuple[Update, ...]:
         return ((self.running_second_moment, statistics[1], self.momentum),)
 
     def update_running_stats(self, sums: Tensor) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
+from powernorm.errors import InputError
 from powernorm.norms.arguments import (
     Variant,
     check_groups,
@@ -29,7 +30,7 @@ from powernorm.ops.reference.arrays import (
     scale_groups,
     tokens_of,
 )
-from powernorm.ops.reference.state import move_statistics
+from powernorm.ops.reference.state import Update, move_statistics
 
 OPTIONAL_BUFFER: Final = "num_nonfinite_batches"
 """Buffer that a state dict holds only if it is not 0, as torch's BatchNorm has none such."""
@@ -44,7 +45,8 @@ class BatchStatisticsNorm(AffineNorm):
     Args:
         num_features: C.
         eps: added inside the root.
-        momentum: weight of the new batch in running statistics, in (0, 1].
+        momentum: weight of the new batch in running statistics, in (0, 1]; None for the plain
+            average of all batches, as in torch.
         affine: learn γ and β.
         track_running_stats: True; False is refused.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
@@ -69,6 +71,8 @@ class BatchStatisticsNorm(AffineNorm):
     reads_mask = True
     centered: bool = True
     variant: Variant = "paper"
+    trains_by_average: bool = False
+    """Whether training normalizes by running statistics, so that they must not become slow."""
     is_frozen: bool = False
     """Whether the layer evaluates in training too, see `freeze_statistics`."""
 
@@ -80,7 +84,7 @@ class BatchStatisticsNorm(AffineNorm):
         num_features: int | tuple[int, ...],
         *,
         eps: float,
-        momentum: float,
+        momentum: float | None,
         affine: bool,
         track_running_stats: bool,
         groups: int | None,
@@ -92,7 +96,7 @@ class BatchStatisticsNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
         check_tracking(track_running_stats)
-        self.momentum = check_share("momentum", momentum)
+        self.momentum = momentum
         self.groups = None if groups is None else check_groups(groups, self.num_features)
         self.sync = sync
         self.process_group = process_group
@@ -102,6 +106,21 @@ class BatchStatisticsNorm(AffineNorm):
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
+
+    @property
+    def momentum(self) -> float | None:
+        """Weight of the new batch in running statistics; None for the plain average of all."""
+        return self._momentum
+
+    @momentum.setter
+    def momentum(self, momentum: float | None) -> None:
+        if momentum is None and self.trains_by_average:
+            raise InputError(
+                f"momentum is None, expected a number in (0, 1]: {self.class_name} normalizes by "
+                "its running average in training, which has to follow the weights, and the plain "
+                "average of all batches does so less and less"
+            )
+        self._momentum = None if momentum is None else check_share("momentum", momentum)
 
     def add_statistic(self, name: str, value: float, device: Any, *leading: int) -> None:
         """Register a running statistic of shape (*leading, C), starting at `value`."""
@@ -267,14 +286,12 @@ class BatchStatisticsNorm(AffineNorm):
             self.update_running_stats(all_reduce_sum(held, self.group_name))
 
     @torch.no_grad()
-    def move_statistics(
-        self, present: Tensor, *updates: tuple[Tensor, Tensor, float | Tensor]
-    ) -> None:
+    def move_statistics(self, present: Tensor, *updates: Update) -> None:
         """Update buffers toward new values where those are finite, and count.
 
         Args:
             present: 0-d bool; False changes nothing (no valid token, or a recomputation).
-            updates: (buffer, new value, weight of the new value).
+            updates: of each buffer.
         """
         move_statistics(self.num_batches_tracked, self.num_nonfinite_batches, present, *updates)
 

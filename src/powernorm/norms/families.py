@@ -14,7 +14,7 @@ from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import BatchNormResult, static_norm
 from powernorm.ops.reference.arrays import reciprocal_root
 from powernorm.ops.reference.batch import in_backward
-from powernorm.ops.reference.state import unbiased
+from powernorm.ops.reference.state import Update, unbiased
 
 
 def evaluate(norm: BatchStatisticsNorm, call: Call, mean: Tensor | None, var: Tensor) -> Normalized:
@@ -34,12 +34,10 @@ def evaluate(norm: BatchStatisticsNorm, call: Call, mean: Tensor | None, var: Te
     return answer(result, call.residual)
 
 
-Updates = tuple[tuple[Tensor, Tensor, float], ...]
-"""(buffer, new value, weight of the new value) of each running statistic."""
-
-
 def move_forward(
-    norm: BatchStatisticsNorm, result: BatchNormResult, updates: Callable[[Tensor], Updates]
+    norm: BatchStatisticsNorm,
+    result: BatchNormResult,
+    updates: Callable[[Tensor], tuple[Update, ...]],
 ) -> None:
     """Update the running statistics of a norm that does so in its forward.
 

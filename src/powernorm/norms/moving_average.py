@@ -84,6 +84,7 @@ class MovingAverageBatchNorm(UncenteredNorm, BackwardStateNorm):
     """
 
     num_sums = 3
+    trains_by_average = True
     window_second_moment: Tensor
     window_gradient_moment: Tensor
 

@@ -22,7 +22,7 @@ from powernorm.norms.families import UncenteredNorm
 from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import power_norm
-from powernorm.ops.reference.state import next_gradient_moment
+from powernorm.ops.reference.state import mixed, next_gradient_moment
 
 Decay = Literal["plain", "floored"]
 
@@ -93,6 +93,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
     """
 
     num_sums = 5
+    trains_by_average = True
     running_gradient_moment: Tensor
 
     def __init__(
@@ -209,7 +210,7 @@ class PowerNorm(UncenteredNorm, BackwardStateNorm):
         nu = next_gradient_moment(self.running_gradient_moment, sums, self.backward_momentum, False)
         self.move_statistics(
             count.amax() > 0,
-            (self.running_second_moment, running + self.momentum * (batch - running), 1.0),
+            (self.running_second_moment, mixed(running, batch, cast(float, self.momentum)), 1.0),
             (self.running_gradient_moment, nu, 1.0),
         )
 

@@ -24,7 +24,8 @@ class BatchRenorm(CenteredBackwardNorm):
     Args:
         num_features: C.
         eps: added to the variance.
-        momentum: weight of the new batch in the running statistics, in (0, 1].
+        momentum: weight of the new batch in the running statistics, in (0, 1]; None for the plain
+            average of all batches.
         affine: learn γ and β.
         track_running_stats: True, torch's argument of this name; False is refused.
         max_r: final bound of r, ≥ 1.
@@ -52,7 +53,7 @@ class BatchRenorm(CenteredBackwardNorm):
         self,
         num_features: int | tuple[int, ...],
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
         *,
