@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import Variant, check_variant
+from powernorm.norms.averaging import ReestimatedNorm
 from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.families import CenteredNorm, UncenteredNorm, move_forward
 from powernorm.norms.feature_dims import Call, Normalized, answer
@@ -15,7 +16,7 @@ from powernorm.ops.functions import batch_norm
 from powernorm.ops.reference.state import Update
 
 
-class BatchNorm(CenteredNorm):
+class BatchNorm(CenteredNorm, ReestimatedNorm):
     """Batch normalization over the valid tokens of a batch (Ioffe and Szegedy 2015).
 
     In training `y = γ (x - μ_B)/sqrt(σ²_B + eps) + β`, with mean and biased variance per feature
@@ -117,18 +118,11 @@ class BatchNorm(CenteredNorm):
             self.floor,
             self.group_name,
         )
-        move_forward(self, result, self._updates)
+        move_forward(self, result, self.updates)
         return answer((result.y, result.total), call.residual)
 
-    def _updates(self, statistics: Tensor) -> tuple[Update, ...]:
-        target = self.running_target(statistics[1], statistics[-1])
-        return (
-            (self.running_mean, statistics[0], self.momentum),
-            (self.running_var, target, self.momentum),
-        )
 
-
-class PowerNormV(UncenteredNorm):
+class PowerNormV(UncenteredNorm, ReestimatedNorm):
     """PowerNorm-V: BatchNorm without the mean (Shen et al. 2020, Definition 1, eq. 4-6).
 
     In training `y = γ x/sqrt(ψ_B² + eps) + β` with `ψ_B²` the mean of x² per feature over the valid

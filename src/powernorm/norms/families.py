@@ -97,6 +97,14 @@ class CenteredNorm(BatchStatisticsNorm):
         """
         return var if self.variant == "released" else unbiased(var, count)
 
+    def updates(self, statistics: Tensor) -> tuple[Update, ...]:
+        """Return the updates for `move_statistics` from a forward's statistics."""
+        target = self.running_target(statistics[1], statistics[-1])
+        return (
+            (self.running_mean, statistics[0], self.momentum),
+            (self.running_var, target, self.momentum),
+        )
+
     def update_running_stats(self, sums: Tensor) -> None:
         """Update the running mean and variance by one step from (n, Σx, Σx²)."""
         functions_for(sums).absorb_centered(

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_number, check_variant
-from powernorm.norms.families import CenteredBackwardNorm
+from powernorm.norms.averaging import ReestimatedNorm
+from powernorm.norms.families import CenteredBackwardNorm, move_forward
 from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.norms.penalties import MOST_COMPILED, Pending
 from powernorm.ops.functions import batch_norm
@@ -22,7 +23,7 @@ _PATIENCE: Final = 100
 """Backwards without anybody asking for the penalty before a layer warns: a few are no sign."""
 
 
-class RegularizedBatchNorm(CenteredBackwardNorm):
+class RegularizedBatchNorm(CenteredBackwardNorm, ReestimatedNorm):
     """Regularized BatchNorm (Wang et al. 2022, Section 4.1).
 
     BatchNorm over the valid tokens, and a penalty to be added to the loss,
@@ -136,7 +137,9 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             self.group_name,
         )
         y = result.y
-        if self._is_penalized():
+        if self.is_reestimated and not torch.is_grad_enabled():
+            move_forward(self, result, self.updates)
+        elif self._is_penalized():
             y = self._note(y, result.statistics, running_mean, running_var)
         return answer((y, result.total), call.residual)
 
