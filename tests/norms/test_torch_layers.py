@@ -122,6 +122,17 @@ def test_tensors_without_values_have_no_count() -> None:
     assert int(meta.num_nonfinite_batches) == 0
 
 
+@pytest.mark.parametrize("then", [nn.Module.eval, nn.Module.double], ids=["eval", "double"])
+def test_a_model_on_the_meta_device_that_is_filled_key_by_key(
+    then: Callable[[nn.Module], nn.Module],
+) -> None:
+    """As transformers does: what the file does not hold would stay without a value."""
+    model = nn.Sequential(powernorm.RegularizedBatchNorm(8, device="meta"))
+    for key, value in powernorm.RegularizedBatchNorm(8).state_dict(keep_vars=True).items():
+        setattr(model[0], key, value)
+    assert int(then(model)[0].num_nonfinite_batches) == 0
+
+
 @pytest.mark.parametrize(("saved", "present"), [(0, 0), (2, 0), (0, 2)])
 def test_distributed_state_dicts_hold_the_count(saved: int, present: int) -> None:
     one, other = (nn.Sequential(powernorm.RegularizedBatchNorm(8)) for _ in range(2))

@@ -237,6 +237,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; a frozen layer stays in evaluation and takes the mode once unfrozen."""
+        self._materialize_count()
         self._mode = mode
         return super().train(mode and not self.is_frozen)
 
@@ -296,6 +297,7 @@ class BatchStatisticsNorm(AffineNorm):
         move_statistics(self.num_batches_tracked, self.num_nonfinite_batches, present, *updates)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._materialize_count()
         # An average with momentum 0.01 stalls in bfloat16: buffers stay float32 through .half().
         wide = {
             name: buffer
@@ -312,6 +314,15 @@ class BatchStatisticsNorm(AffineNorm):
                     else before.to(after.device, torch.float32)
                 )
         return self
+
+    def _materialize_count(self) -> None:
+        # Loaders that fill a model on the meta device key by key, as Hugging Face's, leave there
+        # what their file does not hold: a count of 0.
+        count = self.num_nonfinite_batches
+        if count.is_meta and not self.num_batches_tracked.is_meta:
+            self.num_nonfinite_batches = torch.zeros_like(
+                count, device=self.num_batches_tracked.device
+            )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
