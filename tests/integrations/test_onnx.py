@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import powernorm
 from powernorm.errors import InputError
 from powernorm.integrations.onnx import export, largest_error
+from powernorm.norms import NORMS, Norm
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -32,6 +33,15 @@ class Scored(nn.Module):
         return {"logits": self.head(hidden), "hidden": hidden}
 
 
+def trained(norm: Norm) -> Norm:
+    """The norm with statistics, γ and β that are not 0 and 1."""
+    with torch.no_grad():
+        for tensor in (*norm.parameters(), *norm.buffers()):
+            if tensor.is_floating_point():
+                tensor.uniform_(0.5, 1.5)
+    return norm
+
+
 def inputs(rows: int = 3) -> dict[str, Tensor]:
     return {"x": torch.randn(rows, 4), "shift": torch.randn(4)}
 
@@ -52,12 +62,34 @@ def test_a_folded_model(tmp_path: Path) -> None:
     assert [given.name for given in session.get_inputs()] == ["x", "shift"]
 
 
-def test_norms_that_onnx_does_not_know_are_named() -> None:
+class Each(nn.Module):
+    """Every norm, each with an output of its own: `largest_error` is relative to each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(trained(powernorm.build_norm(name, 8)) for name in NORMS)
+
+    def forward(self, x: Tensor, shift: Tensor) -> list[Tensor]:
+        return [norm(x.repeat(1, 2) + shift.repeat(2)) for norm in self.norms]
+
+
+def test_a_model_whose_norms_are_left() -> None:
+    model = Each().eval()
+    batch = torch.export.Dim("batch", min=2)
+    program = export(model, inputs(), dynamic_shapes={"x": {0: batch}, "shift": None})
+    assert largest_error(program, model, inputs(7)) < 1e-5
+    assert {node.domain for node in program.model.graph} == {""}  # ONNX's own operators
+
+
+def test_norms_in_training_mode_are_named() -> None:
     model = Scored(powernorm.PowerNorm(8)).eval()
-    with pytest.raises(InputError, match=r"not know the norms inner\.1: fold them with"):
+    model.inner[1].train()
+    with pytest.raises(InputError, match=r"norms inner\.1 are in training mode, .*model\.eval"):
         export(model, inputs())
-    with pytest.raises(InputError, match=r"norms 0, 1, 2 and 2 more: fold"):
-        export(nn.Sequential(*(powernorm.RMSNorm(4) for _ in range(5))).eval(), torch.randn(3, 4))
+    model = nn.Sequential(*(powernorm.BatchNorm(4) for _ in range(5)))
+    model.training = False
+    with pytest.raises(InputError, match=r"norms 0, 1, 2 and 2 more are in training mode"):
+        export(model, torch.randn(3, 4))
 
 
 def test_models_that_cannot_be_exported() -> None:

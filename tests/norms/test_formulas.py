@@ -19,7 +19,7 @@ def batch(seed: int) -> torch.Tensor:
 def test_batch_renorm(warmup: int) -> None:
     """Ioffe 2017, Algorithm 1, with bounds that grow after the warm-up."""
     norm = powernorm.BatchRenorm(
-        8, 3.0, 5.0, warmup_steps=warmup, ramp_steps=4, dtype=torch.float64
+        8, max_r=3.0, max_d=5.0, warmup_steps=warmup, ramp_steps=4, dtype=torch.float64
     )
     mean, var = torch.zeros(8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
     for t in range(8):

@@ -142,8 +142,8 @@ def test_unknown_names_and_options() -> None:
         (lambda: powernorm.PowerNorm(8, variant="new"), "variant is 'new'"),  # type: ignore[arg-type]
         (lambda: powernorm.PowerNorm(8, variant="released", max_ratio=5.0), "cannot be stabilized"),
         (lambda: powernorm.RegularizedBatchNorm(8, mean_penalty=-1.0), "mean_penalty is -1.0"),
-        (lambda: powernorm.BatchRenorm(8, 0.5, 1.0), "max_r is 0.5"),
-        (lambda: powernorm.BatchRenorm(8, 2.0, -1.0), "max_d is -1.0"),
+        (lambda: powernorm.BatchRenorm(8, max_r=0.5), "max_r is 0.5"),
+        (lambda: powernorm.BatchRenorm(8, max_d=-1.0), "max_d is -1.0"),
         (lambda: powernorm.MovingAverageBatchNorm(8, window=0), "window is 0"),
         (lambda: powernorm.SimpleLayerNorm(1, variant="released"), "at least 2 features"),
     ],

@@ -182,7 +182,9 @@ def test_running_statistics(wide: bool, seed: int) -> None:
         power[1, 3] = float("nan")
     for name, args in (
         ("absorb_centered", (sums, 0.1, bool(seed % 2))),
+        ("absorb_centered", (sums, None, True)),
         ("absorb_uncentered", (sums, 0.3)),
+        ("absorb_uncentered", (sums, None)),
         ("absorb_power", (power, bool(seed % 2), 0.1, 0.2, bool(seed // 2))),
     ):
         num_buffers = 1 if name == "absorb_uncentered" else 2

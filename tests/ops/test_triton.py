@@ -140,7 +140,9 @@ def test_several_processes(
 UPDATES = (
     ("absorb_centered", 2, 3, (0.1, False)),
     ("absorb_centered", 2, 3, (0.1, True)),
+    ("absorb_centered", 2, 3, (None, True)),
     ("absorb_uncentered", 1, 3, (0.3,)),
+    ("absorb_uncentered", 1, 3, (None,)),
     ("absorb_power", 2, 5, (False, 0.1, 0.2, False)),
     ("absorb_power", 2, 5, (True, 0.1, 0.2, True)),
 )
@@ -170,6 +172,15 @@ def test_update(kind: str, width: int, dtype: torch.dtype, update: Any) -> None:
     for mine, theirs in zip(state, expected, strict=True):
         tolerance = 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_whole_weight_takes_the_new_value_as_it_is(dtype: torch.dtype) -> None:
+    sums = torch.tensor([[4.0], [4.0], [8.0]], dtype=torch.float64, device=DEVICE)
+    mean, var = (torch.full((1,), 1e30, dtype=dtype, device=DEVICE) for _ in range(2))
+    counters = [torch.tensor(0, device=DEVICE) for _ in range(2)]
+    kernels.absorb_centered(mean, var, *counters, sums, 1.0, False)
+    assert (mean.item(), var.item()) == (1, 1)
 
 
 def compile_programs(extent: str, cache: Path) -> None:

@@ -89,6 +89,21 @@ def test_another_architecture_is_refused_and_left_alone(tmp_path: Path) -> None:
         assert isinstance(other[0], powernorm.BatchNorm | nn.Linear)
 
 
+@pytest.mark.parametrize(("saved", "present"), [(2, 0), (0, 2)])
+def test_a_count_of_nonfinite_batches_may_be_in_one_of_them_only(
+    saved: int, present: int, tmp_path: Path
+) -> None:
+    def build(count: int) -> nn.Sequential:
+        model = nn.Sequential(*small(), powernorm.PowerNorm(3))  # the last one stays
+        model[2].num_nonfinite_batches.fill_(count)
+        return model
+
+    path = tmp_path / "model.pt"
+    powernorm.fold(settle(build(saved)), torch.randn(2, 4)).save(path)
+    loaded = powernorm.load_folded(build(present), path)
+    assert int(loaded[2].num_nonfinite_batches) == saved
+
+
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
 def test_damaged_files(name: str, tmp_path: Path) -> None:
     path = tmp_path / name

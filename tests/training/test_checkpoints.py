@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from same_runs import assert_readable, assert_same_run
 from tiny_translation import tiny_translation, write_pairs
 
+import powernorm
 from forking import own_packages
 from powernorm.errors import InputError
 from powernorm.runs import RunResult
@@ -311,6 +312,16 @@ def test_nothing_in_a_checkpoint_is_executed(
     else:
         assert f"{folder / name} is not a checkpoint of a run" in refusal(config, out)
     assert not trace.exists()
+
+
+def test_checkpoints_with_a_count_of_nonfinite_batches_and_without(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(powernorm.BatchNorm(4))
+    without = model.state_dict()
+    checkpoints.check_weights(
+        tmp_path, {**without, "0.num_nonfinite_batches": torch.tensor(0)}, model
+    )
+    model[0].num_nonfinite_batches.fill_(1)
+    checkpoints.check_weights(tmp_path, without, model)
 
 
 def test_checkpoints_of_another_recipe(

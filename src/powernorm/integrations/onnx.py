@@ -21,7 +21,8 @@ from powernorm.surgery.verification import as_call
 def export(model: nn.Module, example_inputs: object, *, dynamic_shapes: Any = None) -> ONNXProgram:
     """Return a model as ONNX: `export(model, x).save("model.onnx")`.
 
-    Fold the model first: most norms of this library are operators that ONNX does not support.
+    Fold the model first if it has static norms (`powernorm.fold`): then none of them is left. Other
+    norms of this library become the operators of ONNX that they consist of.
 
     Args:
         model: in evaluation mode.
@@ -30,8 +31,8 @@ def export(model: nn.Module, example_inputs: object, *, dynamic_shapes: Any = No
             all to those of the example.
 
     Raises:
-        InputError: the model is in training mode, torch.export cannot trace it, or it has
-            operators that ONNX does not support, each named by its module.
+        InputError: the model or one of its norms is in training mode, or torch.export cannot trace
+            it.
         ModuleNotFoundError: onnx or onnxscript is missing.
     """
     with needed_for("the export to ONNX"):
@@ -99,8 +100,8 @@ def _check_operators(traced: torch.export.ExportedProgram) -> None:
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise InputError(
-            f"ONNX does not know the norms {', '.join(names[:3])}{more}: fold them with "
-            "powernorm.fold first, or swap those that do not fold to ln"
+            f"the norms {', '.join(names[:3])}{more} are in training mode, for which ONNX has no "
+            "operators: call model.eval() first"
         )
 
 

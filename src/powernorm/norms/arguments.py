@@ -48,6 +48,16 @@ def check_share(name: str, value: float) -> float:
     return value
 
 
+def check_tracking(track_running_stats: bool) -> None:
+    """Raise an InputError unless torch's argument of this name is True."""
+    if check_flag("track_running_stats", track_running_stats):
+        return
+    raise InputError(
+        "track_running_stats is False, by which evaluation would depend on what else is in the "
+        "batch: leave it out, or take torch.nn.BatchNorm1d(track_running_stats=False)"
+    )
+
+
 def check_groups(groups: int, num_features: int) -> int:
     """Return a number of groups that divides the features, or raise an InputError."""
     if (

@@ -7,14 +7,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import Variant, check_variant
+from powernorm.norms.averaging import ReestimatedNorm
 from powernorm.norms.batch_statistics import rename_key
-from powernorm.norms.families import CenteredNorm, UncenteredNorm, Updates, move_forward
+from powernorm.norms.families import CenteredNorm, UncenteredNorm, move_forward
 from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import batch_norm
+from powernorm.ops.reference.state import Update
 
 
-class BatchNorm(CenteredNorm):
+class BatchNorm(CenteredNorm, ReestimatedNorm):
     """Batch normalization over the valid tokens of a batch (Ioffe and Szegedy 2015).
 
     In training `y = γ (x - μ_B)/sqrt(σ²_B + eps) + β`, with mean and biased variance per feature
@@ -25,8 +27,10 @@ class BatchNorm(CenteredNorm):
     Args:
         num_features: C.
         eps: added to the variance.
-        momentum: weight of the new batch in the running statistics, in (0, 1].
+        momentum: weight of the new batch in the running statistics, in (0, 1]; None for the plain
+            average of all batches, as in torch.
         affine: learn γ and β.
+        track_running_stats: True, torch's argument of this name; False is refused.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
         variant: `paper`, or `released` for the behavior of Wang et al.'s code: padding is set to
             0 before anything else, eps is a floor of the variance, the running variance divides
@@ -65,10 +69,11 @@ class BatchNorm(CenteredNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        *,
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = True,
+        track_running_stats: bool = True,
+        *,
         groups: int | None = None,
         variant: Variant = "paper",
         sync: bool = True,
@@ -82,6 +87,7 @@ class BatchNorm(CenteredNorm):
             eps=eps,
             momentum=momentum,
             affine=affine,
+            track_running_stats=track_running_stats,
             groups=groups,
             sync=sync,
             process_group=process_group,
@@ -112,18 +118,11 @@ class BatchNorm(CenteredNorm):
             self.floor,
             self.group_name,
         )
-        move_forward(self, result, self._updates)
+        move_forward(self, result, self.updates)
         return answer((result.y, result.total), call.residual)
 
-    def _updates(self, statistics: Tensor) -> Updates:
-        target = self.running_target(statistics[1], statistics[-1])
-        return (
-            (self.running_mean, statistics[0], self.momentum),
-            (self.running_var, target, self.momentum),
-        )
 
-
-class PowerNormV(UncenteredNorm):
+class PowerNormV(UncenteredNorm, ReestimatedNorm):
     """PowerNorm-V: BatchNorm without the mean (Shen et al. 2020, Definition 1, eq. 4-6).
 
     In training `y = γ x/sqrt(ψ_B² + eps) + β` with `ψ_B²` the mean of x² per feature over the valid
@@ -132,8 +131,10 @@ class PowerNormV(UncenteredNorm):
     Args:
         num_features: C.
         eps: added to ψ².
-        momentum: weight of the new batch in ψ², in (0, 1]; the paper's 1 - α.
+        momentum: weight of the new batch in ψ², in (0, 1]; the paper's 1 - α. None for the plain
+            average of all batches.
         affine: learn γ and β.
+        track_running_stats: True, torch's argument of this name; False is refused.
         groups: GroupScaling with this many groups before the norm (Shen et al., App. A); None
             leaves it out.
         variant: `paper`, or `released`: padding is set to 0 before anything else and eps is a
@@ -160,10 +161,11 @@ class PowerNormV(UncenteredNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        *,
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = True,
+        track_running_stats: bool = True,
+        *,
         groups: int | None = None,
         variant: Variant = "paper",
         sync: bool = True,
@@ -177,6 +179,7 @@ class PowerNormV(UncenteredNorm):
             eps=eps,
             momentum=momentum,
             affine=affine,
+            track_running_stats=track_running_stats,
             groups=groups,
             sync=sync,
             process_group=process_group,
@@ -210,7 +213,7 @@ class PowerNormV(UncenteredNorm):
         move_forward(self, result, self._updates)
         return answer((result.y, result.total), call.residual)
 
-    def _updates(self, statistics: Tensor) -> Updates:
+    def _updates(self, statistics: Tensor) -> tuple[Update, ...]:
         return ((self.running_second_moment, statistics[1], self.momentum),)
 
     def update_running_stats(self, sums: Tensor) -> None:

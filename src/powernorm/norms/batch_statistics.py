@@ -6,16 +6,19 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Self, cast
+from typing import Any, Final, Self, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
+from powernorm.errors import InputError
 from powernorm.norms.arguments import (
     Variant,
     check_groups,
     check_share,
+    check_tracking,
 )
 from powernorm.norms.base import AffineNorm
 from powernorm.norms.checkpointing import CallRecords, Seen, may_replay
@@ -27,7 +30,10 @@ from powernorm.ops.reference.arrays import (
     scale_groups,
     tokens_of,
 )
-from powernorm.ops.reference.state import move_statistics
+from powernorm.ops.reference.state import Update, move_statistics
+
+OPTIONAL_BUFFER: Final = "num_nonfinite_batches"
+"""Buffer that a state dict holds only if it is not 0, as torch's BatchNorm has none such."""
 
 
 class BatchStatisticsNorm(AffineNorm):
@@ -39,8 +45,10 @@ class BatchStatisticsNorm(AffineNorm):
     Args:
         num_features: C.
         eps: added inside the root.
-        momentum: weight of the new batch in running statistics, in (0, 1].
+        momentum: weight of the new batch in running statistics, in (0, 1]; None for the plain
+            average of all batches, as in torch.
         affine: learn γ and β.
+        track_running_stats: True; False is refused.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
         sync: take statistics over all processes of the group. With False under
             DistributedDataParallel pass `broadcast_buffers=False` too, or rank 0's statistics
@@ -63,6 +71,8 @@ class BatchStatisticsNorm(AffineNorm):
     reads_mask = True
     centered: bool = True
     variant: Variant = "paper"
+    trains_by_average: bool = False
+    """Whether training normalizes by running statistics, so that they must not become slow."""
     is_frozen: bool = False
     """Whether the layer evaluates in training too, see `freeze_statistics`."""
 
@@ -74,8 +84,9 @@ class BatchStatisticsNorm(AffineNorm):
         num_features: int | tuple[int, ...],
         *,
         eps: float,
-        momentum: float,
+        momentum: float | None,
         affine: bool,
+        track_running_stats: bool,
         groups: int | None,
         sync: bool,
         process_group: dist.ProcessGroup | None,
@@ -84,7 +95,8 @@ class BatchStatisticsNorm(AffineNorm):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
-        self.momentum = check_share("momentum", momentum)
+        check_tracking(track_running_stats)
+        self.momentum = momentum
         self.groups = None if groups is None else check_groups(groups, self.num_features)
         self.sync = sync
         self.process_group = process_group
@@ -94,6 +106,21 @@ class BatchStatisticsNorm(AffineNorm):
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
+
+    @property
+    def momentum(self) -> float | None:
+        """Weight of the new batch in running statistics; None for the plain average of all."""
+        return self._momentum
+
+    @momentum.setter
+    def momentum(self, momentum: float | None) -> None:
+        if momentum is None and self.trains_by_average:
+            raise InputError(
+                f"momentum is None, expected a number in (0, 1]: {self.class_name} normalizes by "
+                "its running average in training, which has to follow the weights, and the plain "
+                "average of all batches does so less and less"
+            )
+        self._momentum = None if momentum is None else check_share("momentum", momentum)
 
     def add_statistic(self, name: str, value: float, device: Any, *leading: int) -> None:
         """Register a running statistic of shape (*leading, C), starting at `value`."""
@@ -218,6 +245,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; a frozen layer stays in evaluation and takes the mode once unfrozen."""
+        self._materialize_count()
         self._mode = mode
         return super().train(mode and not self.is_frozen)
 
@@ -267,18 +295,17 @@ class BatchStatisticsNorm(AffineNorm):
             self.update_running_stats(all_reduce_sum(held, self.group_name))
 
     @torch.no_grad()
-    def move_statistics(
-        self, present: Tensor, *updates: tuple[Tensor, Tensor, float | Tensor]
-    ) -> None:
+    def move_statistics(self, present: Tensor, *updates: Update) -> None:
         """Update buffers toward new values where those are finite, and count.
 
         Args:
             present: 0-d bool; False changes nothing (no valid token, or a recomputation).
-            updates: (buffer, new value, weight of the new value).
+            updates: of each buffer.
         """
         move_statistics(self.num_batches_tracked, self.num_nonfinite_batches, present, *updates)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._materialize_count()
         # An average with momentum 0.01 stalls in bfloat16: buffers stay float32 through .half().
         wide = {
             name: buffer
@@ -296,14 +323,30 @@ class BatchStatisticsNorm(AffineNorm):
                 )
         return self
 
+    def _materialize_count(self) -> None:
+        # Loaders that fill a model on the meta device key by key, as Hugging Face's, leave there
+        # what their file does not hold: a count of 0.
+        count = self.num_nonfinite_batches
+        if count.is_meta and not self.num_batches_tracked.is_meta:
+            self.num_nonfinite_batches = torch.zeros_like(
+                count, device=self.num_batches_tracked.device
+            )
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not _is_positive(self.num_nonfinite_batches):
+            del destination[prefix + OPTIONAL_BUFFER]
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         self.adopt_keys(state_dict, prefix)
-        # torch's BatchNorm and the released layers have no such counter.
-        own = [value for key, value in state_dict.items() if key.startswith(prefix)]
-        device = own[0].device if own else None
-        state_dict.setdefault(
-            f"{prefix}num_nonfinite_batches", torch.zeros((), dtype=torch.long, device=device)
-        )
+        key = prefix + OPTIONAL_BUFFER
+        if key not in state_dict:
+            # 0 for the statistics that are loaded; without any, those of the layer stay.
+            loaded = [
+                state_dict[prefix + name] for name in self._buffers if prefix + name in state_dict
+            ]
+            count = self.num_nonfinite_batches.detach()
+            state_dict[key] = count.new_zeros((), device=loaded[0].device) if loaded else count
         super()._load_from_state_dict(state_dict, prefix, *args)
         for name, buffer in self._buffers.items():  # assign=True loads narrow types as they are
             if buffer is not None and buffer.dtype in (torch.float16, torch.bfloat16):
@@ -332,6 +375,16 @@ class BatchStatisticsNorm(AffineNorm):
         groups += "" if self.variant == "paper" else f", variant={self.variant!r}"
         groups += ", frozen" if self.is_frozen else ""
         return f"{super().extra_repr()}, momentum={self.momentum}{groups}"
+
+
+def is_optional_key(name: str) -> bool:
+    """Return whether a key of a state dict may be missing: the counter that is 0 then."""
+    return name.rpartition(".")[2] == OPTIONAL_BUFFER
+
+
+def _is_positive(count: Tensor) -> bool:
+    """Return whether a counter is known to be above 0: meta and fake tensors have no value."""
+    return not (count.is_meta or is_fake(count)) and int(count) > 0
 
 
 def rename_key(

@@ -188,6 +188,7 @@ class GradientMomentNorm(BackwardStateNorm):
     the loss of a backward differs from it (`powernorm.set_loss_scale`).
     """
 
+    trains_by_average = True
     _fixed_scale: float | None = None
     """Factor set by the user; None as long as nobody has."""
     _live_scale: Tensor | None = None

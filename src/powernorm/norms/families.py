@@ -14,7 +14,7 @@ from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import BatchNormResult, static_norm
 from powernorm.ops.reference.arrays import reciprocal_root
 from powernorm.ops.reference.batch import in_backward
-from powernorm.ops.reference.state import unbiased
+from powernorm.ops.reference.state import Update, unbiased
 
 
 def evaluate(norm: BatchStatisticsNorm, call: Call, mean: Tensor | None, var: Tensor) -> Normalized:
@@ -34,12 +34,10 @@ def evaluate(norm: BatchStatisticsNorm, call: Call, mean: Tensor | None, var: Te
     return answer(result, call.residual)
 
 
-Updates = tuple[tuple[Tensor, Tensor, float], ...]
-"""(buffer, new value, weight of the new value) of each running statistic."""
-
-
 def move_forward(
-    norm: BatchStatisticsNorm, result: BatchNormResult, updates: Callable[[Tensor], Updates]
+    norm: BatchStatisticsNorm,
+    result: BatchNormResult,
+    updates: Callable[[Tensor], tuple[Update, ...]],
 ) -> None:
     """Update the running statistics of a norm that does so in its forward.
 
@@ -98,6 +96,14 @@ class CenteredNorm(BatchStatisticsNorm):
         It divides by M - 1, or by M if M = 1 or the variant is `released`.
         """
         return var if self.variant == "released" else unbiased(var, count)
+
+    def updates(self, statistics: Tensor) -> tuple[Update, ...]:
+        """Return the updates for `move_statistics` from a forward's statistics."""
+        target = self.running_target(statistics[1], statistics[-1])
+        return (
+            (self.running_mean, statistics[0], self.momentum),
+            (self.running_var, target, self.momentum),
+        )
 
     def update_running_stats(self, sums: Tensor) -> None:
         """Update the running mean and variance by one step from (n, Σx, Σx²)."""

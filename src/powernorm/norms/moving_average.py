@@ -56,12 +56,13 @@ class MovingAverageBatchNorm(UncenteredNorm, GradientMomentNorm):
 
     Args:
         num_features: C.
-        window: K ≥ 1, number of batches averaged.
+        eps: added to χ.
         momentum: weight of χ in the slow running ψ², in (0, 1].
+        affine: learn γ and β.
+        track_running_stats: True, torch's argument of this name; False is refused.
+        window: K ≥ 1, number of batches averaged.
         warmup_steps: steps with the batch's own statistics (at least `window`).
         ratio_start: steps with r = 1 (at least the warm-up); 1,000 in the released code.
-        eps: added to χ.
-        affine: learn γ and β.
         groups: GroupScaling with this many groups before the norm; None leaves it out (Wang et al.
             2022 found MABN unstable without it).
         sync: statistics over all processes.
@@ -89,13 +90,14 @@ class MovingAverageBatchNorm(UncenteredNorm, GradientMomentNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
+        eps: float = 1e-5,
+        momentum: float = 0.02,
+        affine: bool = True,
+        track_running_stats: bool = True,
         *,
         window: int = 16,
-        momentum: float = 0.02,
         warmup_steps: int = 100,
         ratio_start: int = 1000,
-        eps: float = 1e-5,
-        affine: bool = True,
         groups: int | None = None,
         sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
@@ -108,6 +110,7 @@ class MovingAverageBatchNorm(UncenteredNorm, GradientMomentNorm):
             eps=eps,
             momentum=momentum,
             affine=affine,
+            track_running_stats=track_running_stats,
             groups=groups,
             sync=sync,
             process_group=process_group,

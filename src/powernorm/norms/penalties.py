@@ -23,10 +23,10 @@ MOST_COMPILED: Final = 64
 
 _NONE_COMPILED: Final[tuple[Tensor | None, ...]] = (None,) * (MOST_COMPILED + 1)
 
-Measured = tuple[Tensor, Tensor, Tensor]
-"""The statistics of a forward's op, and running mean and variance as they were."""
+Measured = tuple[Tensor, Tensor, Tensor, float | Tensor]
+"""The statistics of a forward's op; running mean and variance as they were; the batch's weight."""
 
-Evaluation = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Evaluation = Callable[[Tensor, Tensor, Tensor, float | Tensor], tuple[Tensor, Tensor]]
 """What was measured to the penalty and its gradient by the statistics.
 
 The penalty is differentiable itself, where a graph is recorded.

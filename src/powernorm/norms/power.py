@@ -24,7 +24,7 @@ from powernorm.norms.families import UncenteredNorm
 from powernorm.norms.feature_dims import Call, Normalized, answer
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.functions import power_norm
-from powernorm.ops.reference.state import next_gradient_moment
+from powernorm.ops.reference.state import mixed, next_gradient_moment
 
 Decay = Literal["plain", "floored"]
 
@@ -44,6 +44,8 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
         num_features: C.
         eps: added to ψ².
         momentum: weight m of the new batch in ψ², in (0, 1]; the paper's 1 - α forward.
+        affine: learn γ and β.
+        track_running_stats: True, torch's argument of this name; False is refused.
         backward_momentum: m_b, the paper's 1 - α backward.
         warmup_steps: steps with the batch's own statistics and the plain average of them; the
             paper sets it to the warm-up of the learning rate. None means 1/m steps, from which on
@@ -57,7 +59,6 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
         decay: `floored` keeps ν's factor 1 - m_b Γ at 0 or above, at no cost; `plain` is the
             paper's. None means floored if `max_ratio` is set, else plain. While neither bound is
             active the layer is the paper's to the last bit.
-        affine: learn γ and β.
         variant: `paper`, or `released` for what the published code computes: the batch's ψ_B
             divides every gradient, ψ² takes two updates per warm-up step, and the gradient moments
             count padding.
@@ -104,15 +105,16 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        *,
         eps: float = 1e-5,
         momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
         backward_momentum: float = 0.1,
         warmup_steps: int | None = None,
         groups: int | None = 1,
         max_ratio: float | None = None,
         decay: Decay | None = None,
-        affine: bool = True,
         variant: Variant = "paper",
         sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
@@ -125,6 +127,7 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
             eps=eps,
             momentum=momentum,
             affine=affine,
+            track_running_stats=track_running_stats,
             groups=groups,
             sync=sync,
             process_group=process_group,
@@ -159,7 +162,7 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
     def thresholds(self) -> tuple[int, ...]:
         """Step at which the warm-up ends."""
         if self.warmup_steps is None:
-            return (math.ceil(1 / self.momentum),)
+            return (math.ceil(1 / cast(float, self.momentum)),)
         return (self.warmup_steps,)
 
     def normalize(self, call: Call) -> Normalized:
@@ -194,7 +197,8 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
     def _warn_of_warmup(self) -> None:
         if torch.compiler.is_compiling() or PowerNorm._has_warned_of_warmup:
             return
-        if self.warmup_steps is not None and self.stage == 0 and self._steps > 1 / self.momentum:
+        is_long = self._steps * cast(float, self.momentum) > 1
+        if self.warmup_steps is not None and self.stage == 0 and is_long:
             PowerNorm._has_warned_of_warmup = True
             warnings.warn(
                 f"a PowerNorm is evaluated after {self._steps} of its {self.warmup_steps} warm-up "
@@ -232,7 +236,7 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
         nu = next_gradient_moment(self.running_gradient_moment, sums, self.backward_momentum, False)
         self.move_statistics(
             count.amax() > 0,
-            (self.running_second_moment, running + self.momentum * (batch - running), 1.0),
+            (self.running_second_moment, mixed(running, batch, cast(float, self.momentum)), 1.0),
             (self.running_gradient_moment, nu, 1.0),
         )
 

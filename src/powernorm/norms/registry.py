@@ -138,6 +138,8 @@ REGISTERED: Final[dict[str, NormInfo]] = {}
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """Allowed names: they become part of folder names, and are listed with commas between them."""
+_NO_OPTIONS: Final = ("num_features", "track_running_stats")
+"""Arguments of the layers that are no options: the latter has one value."""
 _UNKNOWN: Final = "-"
 """Table entry for a property that is not known of a user's norm."""
 
@@ -266,7 +268,7 @@ def _check_options(info: NormInfo, options: Mapping[str, Any]) -> None:
         check_own_options(info.name, info.layer, options)
         return
     parameters = inspect.signature(info.layer).parameters
-    known = [key for key in parameters if key != "num_features"]
+    known = [key for key in parameters if key not in _NO_OPTIONS]
     for key, value in options.items():
         if key not in known:
             raise InputError(

@@ -11,17 +11,19 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_number, check_variant
-from powernorm.norms.families import CenteredBackwardNorm
+from powernorm.norms.averaging import ReestimatedNorm
+from powernorm.norms.families import CenteredBackwardNorm, move_forward
 from powernorm.norms.feature_dims import Call, Normalized, answer
-from powernorm.norms.penalties import MOST_COMPILED, Measured, Pending
+from powernorm.norms.penalties import MOST_COMPILED, Pending
 from powernorm.ops.functions import batch_norm
 from powernorm.ops.reference.batch import in_backward
+from powernorm.ops.reference.state import average_weight, mixed
 
 _PATIENCE: Final = 100
 """Backwards without anybody asking for the penalty before a layer warns: a few are no sign."""
 
 
-class RegularizedBatchNorm(CenteredBackwardNorm):
+class RegularizedBatchNorm(CenteredBackwardNorm, ReestimatedNorm):
     """Regularized BatchNorm (Wang et al. 2022, Section 4.1).
 
     BatchNorm over the valid tokens, and a penalty to be added to the loss,
@@ -33,11 +35,13 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
 
     Args:
         num_features: C.
+        eps: added to the variance.
+        momentum: weight of the new batch in the running statistics, in (0, 1]; None for the plain
+            average of all batches.
+        affine: learn γ and β.
+        track_running_stats: True, torch's argument of this name; False is refused.
         mean_penalty: λ_mean ≥ 0.
         var_penalty: λ_var ≥ 0.
-        eps: added to the variance.
-        momentum: weight of the new batch in the running statistics, in (0, 1].
-        affine: learn γ and β.
         groups: GroupScaling with this many groups in front; None leaves it out.
         variant: `paper`, or `released` (see BatchNorm).
         sync: statistics over all processes.
@@ -68,12 +72,13 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
+        eps: float = 1e-5,
+        momentum: float | None = 0.05,
+        affine: bool = True,
+        track_running_stats: bool = True,
         *,
         mean_penalty: float = 0.1,
         var_penalty: float = 0.01,
-        eps: float = 1e-5,
-        momentum: float = 0.05,
-        affine: bool = True,
         groups: int | None = None,
         variant: Variant = "paper",
         sync: bool = True,
@@ -87,6 +92,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             eps=eps,
             momentum=momentum,
             affine=affine,
+            track_running_stats=track_running_stats,
             groups=groups,
             sync=sync,
             process_group=process_group,
@@ -131,8 +137,10 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
             self.group_name,
         )
         y = result.y
-        if self._is_penalized():
-            y = self._note(y, (result.statistics, running_mean, running_var))
+        if self.is_reestimated and not torch.is_grad_enabled():
+            move_forward(self, result, self.updates)
+        elif self._is_penalized():
+            y = self._note(y, result.statistics, running_mean, running_var)
         return answer((y, result.total), call.residual)
 
     @property
@@ -192,16 +200,22 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
     def _is_penalized(self) -> bool:
         return bool(self.mean_penalty or self.var_penalty)
 
-    def _note(self, y: Tensor, measured: Measured) -> Tensor:
+    def _note(
+        self, y: Tensor, statistics: Tensor, running_mean: Tensor, running_var: Tensor
+    ) -> Tensor:
         """Keep what the penalty that may be asked for is computed from; gives y."""
         is_compiling = torch.compiler.is_compiling()
         if not is_compiling and in_backward():
             return y  # the forward that activation checkpointing runs again: it has been counted
-        statistics, running_mean, running_var = measured
         # The buffers may have moved when somebody asks. Through `snapshot`, an opaque op: a
         # compiled backward must not read them again after the hook has moved them.
         keep = torch.ops.powernorm.snapshot if is_compiling else torch.clone
-        measured = (statistics, keep(running_mean), keep(running_var))
+        weight: float | Tensor | None = self.momentum
+        if weight is None:
+            weight = average_weight(
+                keep(self.num_batches_tracked), keep(self.num_nonfinite_batches)
+            )
+        measured = (statistics, keep(running_mean), keep(running_var), weight)
         if not torch.is_grad_enabled():
             self._pending.add_blind(measured)
         elif is_compiling:
@@ -212,14 +226,14 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         return y
 
     def _gaps(
-        self, statistics: Tensor, running_mean: Tensor, running_var: Tensor
+        self, statistics: Tensor, running_mean: Tensor, running_var: Tensor, weight: float | Tensor
     ) -> tuple[Tensor, Tensor]:
         """(μ_run - μ_B, σ²_run - σ²_B) after this step's update, which is a constant."""
         mean, var, count = statistics[0], statistics[1], statistics[-1].detach()
-        weight = (count > 0).to(mean.dtype) * self.momentum
-        new_mean = running_mean + weight * (mean.detach() - running_mean)
+        weight = (count > 0).to(mean.dtype) * weight
+        new_mean = mixed(running_mean.to(mean.dtype), mean.detach(), weight)
         target = self.running_target(var.detach(), count)
-        new_var = running_var + weight * (target - running_var)
+        new_var = mixed(running_var.to(var.dtype), target, weight)
         return new_mean - mean, new_var - var
 
     def _sum(self, mean_gap: Tensor, var_gap: Tensor) -> Tensor:
@@ -228,10 +242,10 @@ class RegularizedBatchNorm(CenteredBackwardNorm):
         return total
 
     def _evaluate(
-        self, statistics: Tensor, running_mean: Tensor, running_var: Tensor
+        self, statistics: Tensor, running_mean: Tensor, running_var: Tensor, weight: float | Tensor
     ) -> tuple[Tensor, Tensor]:
         """The penalty of a forward and its gradient by the statistics; see `Evaluation`."""
-        mean_gap, var_gap = self._gaps(statistics, running_mean, running_var)
+        mean_gap, var_gap = self._gaps(statistics, running_mean, running_var, weight)
         gradient = torch.zeros_like(statistics)
         gradient[0] = mean_gap * (-2 * self.mean_penalty)
         gradient[1] = var_gap.sign() * -self.var_penalty

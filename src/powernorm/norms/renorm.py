@@ -23,13 +23,15 @@ class BatchRenorm(CenteredBackwardNorm):
 
     Args:
         num_features: C.
+        eps: added to the variance.
+        momentum: weight of the new batch in the running statistics, in (0, 1]; None for the plain
+            average of all batches.
+        affine: learn γ and β.
+        track_running_stats: True, torch's argument of this name; False is refused.
         max_r: final bound of r, ≥ 1.
         max_d: final bound of d, ≥ 0.
         warmup_steps: steps of plain BatchNorm.
         ramp_steps: steps over which the bounds grow after that; 0 applies the final bounds at once.
-        eps: added to the variance.
-        momentum: weight of the new batch in the running statistics, in (0, 1].
-        affine: learn γ and β.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
         sync: statistics over all processes.
         process_group: the processes; None is the default group if torch.distributed runs.
@@ -43,21 +45,22 @@ class BatchRenorm(CenteredBackwardNorm):
     State:
         As BatchNorm's, but updated in the *backward*, because training reads them.
 
-    >>> norm = BatchRenorm(4, 3.0, 5.0, warmup_steps=10, ramp_steps=100)
+    >>> norm = BatchRenorm(4, max_r=3.0, max_d=5.0, warmup_steps=10, ramp_steps=100)
     >>> y = norm(torch.randn(2, 3, 4))
     """
 
     def __init__(
         self,
         num_features: int | tuple[int, ...],
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
         max_r: float = 3.0,
         max_d: float = 5.0,
-        *,
         warmup_steps: int = 1000,
         ramp_steps: int = 4000,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        affine: bool = True,
         groups: int | None = None,
         sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
@@ -70,6 +73,7 @@ class BatchRenorm(CenteredBackwardNorm):
             eps=eps,
             momentum=momentum,
             affine=affine,
+            track_running_stats=track_running_stats,
             groups=groups,
             sync=sync,
             process_group=process_group,

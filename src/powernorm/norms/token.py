@@ -233,10 +233,10 @@ class LayerNorm(AffineNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        *,
         eps: float = 1e-5,
         affine: bool = True,
         bias: bool = True,
+        *,
         feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -270,9 +270,9 @@ class RMSNorm(AffineNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        *,
         eps: float = 1e-5,
         affine: bool = True,
+        *,
         feature_dim: int = -1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -1,5 +1,7 @@
 """The ops as the layers call them: straight to the kernels in eager mode, else registered ops.
 
+Graphs that leave the process have torch's own operators, where the norms are a forward alone.
+
 Outputs that do not exist (a sum without a residual, factors without groups) are empty or None.
 """
 
@@ -10,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from powernorm.ops import eager, gradients, registration  # noqa: F401 - registers the ops
+from powernorm.ops import eager, exported, gradients, registration  # noqa: F401 - registers the ops
 from powernorm.ops.dispatch import functions_for
-from powernorm.ops.plain import is_plain, is_transformed, refuse_transforms
+from powernorm.ops.plain import is_exported, is_plain, is_transformed, refuse_transforms
 from powernorm.ops.reference.token import differentiable_token_norm
 
 # With `forward(ctx, ...)` and not `setup_context`: torch binds the arguments of the latter form by
@@ -188,6 +190,9 @@ def token_norm(
     args = (x, residual, weight, bias, *settings)
     if is_plain(x, residual, weight, bias):
         y, total = _TokenNorm.apply_plain(*args)
+    elif is_exported():
+        total = x if residual is None else x + residual
+        y = exported.token_norm(total, weight, bias, *settings)
     elif is_transformed():
         total = x if residual is None else x + residual
         y = differentiable_token_norm(total, weight, bias, *settings)
@@ -213,6 +218,9 @@ def static_norm(
     args = (x, residual, weight, bias, mean, var, groups, eps, floor)
     if is_plain(x, residual, weight, bias):
         y, total = _StaticNorm.apply_plain(*args)
+    elif is_exported():
+        total = x if residual is None else x + residual
+        y = exported.static_norm(total, *args[2:])
     elif is_transformed():
         y, total, *_ = eager.static_norm(*args)
     else:

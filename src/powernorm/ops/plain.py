@@ -31,6 +31,28 @@ def is_plain(*tensors: Tensor | None) -> bool:
     )
 
 
+def is_exported() -> bool:
+    """Is a graph being made that has to run without this library: torch.export, TorchScript?"""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return torch._C._get_tracing_state() is not None
+
+
+def num_features_of(x: Tensor) -> int:
+    """Return the size of the last dimension, for TorchScript's tracer too a number.
+
+    To that tracer sizes are operators of the graph, and what takes a number cannot take those.
+    """
+    state = None if torch.compiler.is_compiling() else torch._C._get_tracing_state()
+    if state is None:
+        return x.shape[-1]
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        return x.shape[-1]
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
+
+
 def is_transformed() -> bool:
     """Is this inside a transform of torch.func, or forward-mode differentiation?
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.norms.batch_statistics import is_optional_key
 from powernorm.surgery.structure import Structure, build_structure
 
 _KEY: Final = "powernorm_folded"
@@ -138,13 +139,15 @@ def load_folded(model: nn.Module, path: str | Path) -> nn.Module:
 
 
 def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
-    for what, names in (
+    for what, missing in (
         ("the file lacks", expected.keys() - given.keys()),
         ("the model lacks", given.keys() - expected.keys()),
     ):
+        names = [name for name in missing if not is_optional_key(name)]
         if names:
             return f"{what} {min(names)}"
-    for name, tensor in expected.items():
+    for name in expected.keys() & given.keys():
+        tensor = expected[name]
         if tensor.shape != given[name].shape:
             return f"{name} is {tuple(given[name].shape)} there and {tuple(tensor.shape)} here"
     return ""

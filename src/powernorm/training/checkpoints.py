@@ -15,6 +15,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.norms.batch_statistics import is_optional_key
 from powernorm.training.averaging import Snapshots
 from powernorm.training.language_modeling import LanguageModeling
 from powernorm.training.processes import gather, is_main, rank
@@ -209,7 +210,7 @@ def check_weights(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -
         InputError: they are of another one; the message names a weight.
     """
     expected = model.state_dict()
-    names = sorted(expected.keys() ^ weights.keys())
+    names = sorted(name for name in expected.keys() ^ weights.keys() if not is_optional_key(name))
     problem = f"{names[0]} is in one of them only" if names else ""
     for name in expected.keys() & weights.keys():
         given, wanted = tuple(weights[name].shape), tuple(expected[name].shape)

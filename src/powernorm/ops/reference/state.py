@@ -5,12 +5,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+Update = tuple[Tensor, Tensor, float | None]
+"""(buffer, new value, weight of the new value; None for the plain average of the batches so far)"""
+
+
+def average_weight(num_batches_tracked: Tensor, num_nonfinite_batches: Tensor) -> Tensor:
+    """The weight of the next batch in the plain average of all batches, 0-d float64.
+
+    Batches that were left out take no part, or the start value would stay in the average.
+    """
+    return 1 / (num_batches_tracked + 1 - num_nonfinite_batches).double()
+
+
+def mixed(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
+    """`(1 - w) old + w new` as `torch.lerp` computes it, in the type of `old`.
+
+    `old + w (new - old)` would lose a new value that is small beside the old one, even at w = 1.
+    """
+    if isinstance(weight, Tensor):
+        weight = weight.to(old.dtype)
+    return torch.lerp(old, new.to(old.dtype), weight)
+
 
 def move_statistics(
     num_batches_tracked: Tensor,
     num_nonfinite_batches: Tensor,
     present: Tensor,
-    *updates: tuple[Tensor, Tensor, float | Tensor],
+    *updates: Update,
 ) -> None:
     """Move buffers towards new values where those are finite, and count.
 
@@ -18,11 +39,14 @@ def move_statistics(
         num_batches_tracked: 0-d int64; one more where `present`.
         num_nonfinite_batches: 0-d int64; one more where a value was not finite.
         present: 0-d bool; False leaves all as it was (no valid token, or a recomputation).
-        updates: (buffer, new value, weight of the new value).
+        updates: of each buffer.
     """
     nonfinite = torch.zeros_like(present)
-    for buffer, value, weight in updates:
-        moved = buffer + weight * (value.to(buffer.dtype) - buffer)
+    for buffer, value, momentum in updates:
+        weight: float | Tensor | None = momentum
+        if weight is None:
+            weight = average_weight(num_batches_tracked, num_nonfinite_batches)
+        moved = mixed(buffer, value, weight)
         finite = torch.isfinite(value) & torch.isfinite(moved)
         buffer.copy_(torch.where(finite & present, moved, buffer))
         nonfinite = nonfinite | ~finite.all()
@@ -42,7 +66,7 @@ def absorb_centered(
     num_batches_tracked: Tensor,
     num_nonfinite_batches: Tensor,
     sums: Tensor,
-    momentum: float,
+    momentum: float | None,
     correct_bias: bool,
 ) -> None:
     """One step of running mean and variance.
@@ -53,7 +77,7 @@ def absorb_centered(
         num_batches_tracked: 0-d int64.
         num_nonfinite_batches: 0-d int64.
         sums: (3, C) float64: n, Σx, Σx² over valid tokens of all processes.
-        momentum: weight of the batch.
+        momentum: weight of the batch; None for the plain average of the batches so far.
         correct_bias: divide the variance by M - 1.
     """
     count, total, squares = sums.unbind()
@@ -74,7 +98,7 @@ def absorb_uncentered(
     num_batches_tracked: Tensor,
     num_nonfinite_batches: Tensor,
     sums: Tensor,
-    momentum: float,
+    momentum: float | None,
 ) -> None:
     """One step of running ψ² from (n, 0, Σx²), (3, C) float64; else as `absorb_centered`."""
     count, _, squares = sums.unbind()
@@ -111,16 +135,12 @@ def absorb_power(
         floored: keep ν's factor 1 - m_b Γ at 0 or above.
     """
     count = sums[0]
-    weight: float | Tensor = momentum
-    if warmup:
-        # Batches that were left out take no part, or the start value 1 would stay in the mean.
-        weight = 1 / (num_batches_tracked + 1 - num_nonfinite_batches).double()
     nu = next_gradient_moment(gradient_moment, sums, backward_momentum, floored)
     move_statistics(
         num_batches_tracked,
         num_nonfinite_batches,
         count.amax() > 0,
-        (second_moment, sums[1] / count.clamp(min=1), weight),
+        (second_moment, sums[1] / count.clamp(min=1), None if warmup else momentum),
         (gradient_moment, nu, 1.0),
     )
 

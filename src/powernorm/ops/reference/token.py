@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from powernorm.ops.plain import num_features_of
 from powernorm.ops.reference.arrays import (
     accumulation_dtype,
     add_residual,
@@ -157,7 +158,7 @@ def differentiable_token_norm(
     detach_std: bool,
 ) -> Tensor:
     """The same in differentiable torch, for derivatives of the derivative."""
-    parts = tokens_of(x).unflatten(-1, (groups, x.shape[-1] // groups))
+    parts = tokens_of(x).unflatten(-1, (groups, num_features_of(x) // groups))
     deviations = parts
     constant = parts
     if centered:
@@ -172,12 +173,13 @@ def differentiable_token_norm(
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Torch's LayerNorm over the features."""
+    shape = (num_features_of(x),)
     if weight is not None and weight.dtype != x.dtype:
         wide = x.to(accumulation_dtype(x))
-        normalized = torch.nn.functional.layer_norm(wide, x.shape[-1:], None, None, eps)
+        normalized = torch.nn.functional.layer_norm(wide, shape, None, None, eps)
         return scale_and_shift(normalized, weight, bias).to(x.dtype)
     # Autocast on some devices returns float32.
-    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps).to(x.dtype)
+    return torch.nn.functional.layer_norm(x, shape, weight, bias, eps).to(x.dtype)
 
 
 def dynamic_tanh(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -272,11 +272,19 @@ def _can_move(first: Tensor, second: Tensor, counters: tuple[Tensor, Tensor], su
 
 
 def _state(
-    kind: int, buffer: Tensor, counters: tuple[Tensor, Tensor], sums: Tensor, momentum: float
+    kind: int,
+    buffer: Tensor,
+    counters: tuple[Tensor, Tensor],
+    sums: Tensor,
+    momentum: float | None,
 ) -> State:
     state = State()
     state.kind, state.wide = kind, buffer.dtype is torch.float64
-    state.features, state.momentum = sums.shape[-1], momentum
+    state.features = sums.shape[-1]
+    if momentum is None:
+        state.average = True
+    else:
+        state.momentum = momentum
     state.second, state.sums = buffer.data_ptr(), sums.data_ptr()
     state.num_batches_tracked = counters[0].data_ptr()
     state.num_nonfinite_batches = counters[1].data_ptr()
@@ -289,7 +297,7 @@ def absorb_centered(
     num_batches_tracked: Tensor,
     num_nonfinite_batches: Tensor,
     sums: Tensor,
-    momentum: float,
+    momentum: float | None,
     correct_bias: bool,
 ) -> None:
     """As `reference.state.absorb_centered`."""
@@ -310,7 +318,7 @@ def absorb_uncentered(
     num_batches_tracked: Tensor,
     num_nonfinite_batches: Tensor,
     sums: Tensor,
-    momentum: float,
+    momentum: float | None,
 ) -> None:
     """As `reference.state.absorb_uncentered`."""
     counters = (num_batches_tracked, num_nonfinite_batches)
@@ -340,8 +348,8 @@ def absorb_power(
             *moments, *counters, sums, warmup, momentum, backward_momentum, floored
         )
         return
-    state = _state(tasks.POWER, second_moment, counters, sums, momentum)
-    state.first, state.warmup, state.floored = gradient_moment.data_ptr(), warmup, floored
+    state = _state(tasks.POWER, second_moment, counters, sums, None if warmup else momentum)
+    state.first, state.floored = gradient_moment.data_ptr(), floored
     state.backward_momentum = backward_momentum
     absorb(state)
     torch.autograd.graph.increment_version((second_moment, gradient_moment, *counters))

@@ -52,7 +52,7 @@ class State(ctypes.Structure):
     """One call of `powernorm_absorb`."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("kind", "wide", "features", "unbiased", "warmup")),
+        *((name, ctypes.c_int64) for name in ("kind", "wide", "features", "unbiased", "average")),
         ("floored", ctypes.c_int64),
         ("momentum", ctypes.c_double),
         ("backward_momentum", ctypes.c_double),

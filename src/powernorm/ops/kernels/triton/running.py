@@ -21,7 +21,7 @@ def absorb_centered(
     num_batches_tracked: Tensor,
     num_nonfinite_batches: Tensor,
     sums: Tensor,
-    momentum: float,
+    momentum: float | None,
     correct_bias: bool,
 ) -> None:
     """One step of a running mean and variance, in place.
@@ -34,14 +34,15 @@ def absorb_centered(
         num_batches_tracked: 0-d int64; grows where there was a token.
         num_nonfinite_batches: 0-d int64; grows where, besides, some feature was not finite.
         sums: (3, C) float64: n, Σx, Σx².
-        momentum: weight of the new batch.
+        momentum: weight of the new batch; None for the plain average of the batches so far.
         correct_bias: divide the variance by n - 1 (by 1 where n = 1).
     """
     _launch(
         centered_kernel,
         sums,
         (running_mean, running_var, num_batches_tracked, num_nonfinite_batches),
-        momentum,
+        momentum or 0.0,
+        AVERAGE=momentum is None,
         CORRECT_BIAS=correct_bias,
     )
 
@@ -51,7 +52,7 @@ def absorb_uncentered(
     num_batches_tracked: Tensor,
     num_nonfinite_batches: Tensor,
     sums: Tensor,
-    momentum: float,
+    momentum: float | None,
 ) -> None:
     """One step of a running ψ², in place; see `absorb_centered`.
 
@@ -60,10 +61,10 @@ def absorb_uncentered(
         num_batches_tracked: 0-d int64.
         num_nonfinite_batches: 0-d int64.
         sums: (3, C) float64: n, 0, Σx².
-        momentum: weight of the new batch.
+        momentum: weight of the new batch; None for the plain average of the batches so far.
     """
     state = (running_second_moment, num_batches_tracked, num_nonfinite_batches)
-    _launch(uncentered_kernel, sums, state, momentum)
+    _launch(uncentered_kernel, sums, state, momentum or 0.0, AVERAGE=momentum is None)
 
 
 def absorb_power(
@@ -96,7 +97,7 @@ def absorb_power(
         (second_moment, gradient_moment, num_batches_tracked, num_nonfinite_batches),
         momentum,
         backward_momentum,
-        WARMUP=warmup,
+        AVERAGE=warmup,
         FLOORED=floored,
     )
 

@@ -107,22 +107,25 @@ struct Running {
   // Moves one feature of a buffer; a value that is not finite leaves it as it was.
   void move(void* buffer, int64_t c, double value, double weight) {
     B* place = static_cast<B*>(buffer) + c;
+    const double old = *place, gap = value - old;
+    // From the nearer end: old + gap would lose a value that is small beside the old one.
+    const double mixed = weight < 0.5 ? old + weight * gap : value - (1 - weight) * gap;
     // Finite in the buffer's own type, which may be the narrower one.
-    const B moved = static_cast<B>(*place + weight * (value - *place));
+    const B moved = static_cast<B>(mixed);
     const bool good = finite(value) & finite(moved);
     *place = good ? moved : *place;
     nonfinite |= !good;
   }
 
-  void mean_and_var(int64_t c, double size, double share) {
+  void mean_and_var(int64_t c, double size, double share, double weight) {
     const double* sums = state.sums;
     // A second moment is a variance about 0, without a correction.
     const double mean = state.kind == kMeanAndVar ? sums[state.features + c] * share : 0;
     double var = sums[2 * state.features + c] * share - mean * mean;
     if (var < 0) var = 0;
     if (state.unbiased && size > 1) var *= size / (size - 1);
-    if (state.kind == kMeanAndVar) move(state.first, c, mean, state.momentum);
-    move(state.second, c, var, state.momentum);
+    if (state.kind == kMeanAndVar) move(state.first, c, mean, weight);
+    move(state.second, c, var, weight);
   }
 
   void power(int64_t c, double share, double gradient_share, double weight) {
@@ -140,7 +143,8 @@ struct Running {
     const double count = state.sums[0];
     if (!(count > 0)) return;
     double weight = state.momentum;
-    if (state.warmup) {
+    if (state.average) {
+      // Batches that were left out take no part, or the start value would stay in the average.
       weight = 1.0 / static_cast<double>(*state.num_batches_tracked + 1 -
                                          *state.num_nonfinite_batches);
     }
@@ -149,7 +153,7 @@ struct Running {
       const double gradient_share = 1 / (size < 1 ? 1 : size);
       for (int64_t c = 0; c < state.features; ++c) power(c, 1 / count, gradient_share, weight);
     } else {
-      for (int64_t c = 0; c < state.features; ++c) mean_and_var(c, count, 1 / count);
+      for (int64_t c = 0; c < state.features; ++c) mean_and_var(c, count, 1 / count, weight);
     }
     *state.num_batches_tracked += 1;
     *state.num_nonfinite_batches += nonfinite != 0;

@@ -75,7 +75,7 @@ enum PowernormStateKind { kMeanAndVar, kSecondMoment, kPower };
 
 struct PowernormState {
   int64_t kind, wide, features;  // wide: the buffers are double
-  int64_t unbiased, warmup, floored;
+  int64_t unbiased, average, floored;  // average: of all batches, without a momentum
   double momentum, backward_momentum;
   void* first;   // running mean; null for kSecondMoment; the gradient moment of kPower
   void* second;  // running variance or second moment

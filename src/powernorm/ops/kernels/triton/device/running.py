@@ -34,12 +34,25 @@ def _is_finite(values):
 def _move(buffer_ptr, value, weight, tokens, features, exists):
     """Move a buffer towards float64 values; where were they not finite?"""
     buffer = tl.load(buffer_ptr + features, exists, other=0.0)
-    weight = tl.full(features.shape, weight, buffer.dtype)
-    moved = buffer + weight * (value.to(buffer.dtype) - buffer)
+    weight = weight.to(buffer.dtype)
+    gap = value.to(buffer.dtype) - buffer
+    # From the nearer end: buffer + gap would lose a value that is small beside the buffer.
+    from_value = value.to(buffer.dtype) - (1.0 - weight) * gap
+    moved = tl.where(weight < 0.5, buffer + weight * gap, from_value)
     finite = _is_finite(value) & _is_finite(moved)
     present = (tl.zeros_like(value) + tokens) > 0
     tl.store(buffer_ptr + features, moved, exists & finite & present)
     return exists & (finite == 0)
+
+
+@triton.jit
+def _weight(momentum, tracked, nonfinite, AVERAGE: tl.constexpr, BLOCK_F: tl.constexpr):
+    """The weight of this batch, (BLOCK_F,) float64."""
+    weight = tl.full((BLOCK_F,), momentum, tl.float64)
+    if AVERAGE:
+        # Batches that were left out take no part, or the start value would stay in the average.
+        weight = 1.0 / (tl.zeros_like(weight) + (tracked + 1 - nonfinite))
+    return weight
 
 
 @triton.jit
@@ -60,6 +73,7 @@ def centered_kernel(
     nonfinite_ptr,
     sums_ptr,
     momentum: tl.float64,
+    AVERAGE: tl.constexpr,
     CORRECT_BIAS: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -67,6 +81,7 @@ def centered_kernel(
     """Running mean and variance from n, Σx, Σx²."""
     tracked = tl.load(tracked_ptr)
     nonfinite = tl.load(nonfinite_ptr)
+    weight = _weight(momentum, tracked, nonfinite, AVERAGE, BLOCK_F)
     tokens = _most_tokens(sums_ptr, FEATURES, BLOCK_F)
     failures = tl.zeros((BLOCK_F,), tl.int32)
     for start in tl.range(0, FEATURES, BLOCK_F):
@@ -79,8 +94,8 @@ def centered_kernel(
         var = tl.where(var < 0, 0.0, var)
         if CORRECT_BIAS:
             var *= count / tl.maximum(count - 1.0, 1.0)
-        failed = _move(mean_ptr, mean, momentum, tokens, features, exists)
-        failed |= _move(var_ptr, var, momentum, tokens, features, exists)
+        failed = _move(mean_ptr, mean, weight, tokens, features, exists)
+        failed |= _move(var_ptr, var, weight, tokens, features, exists)
         failures |= failed.to(tl.int32)
     _count(tracked_ptr, nonfinite_ptr, tracked, nonfinite, tokens, failures)
 
@@ -92,12 +107,14 @@ def uncentered_kernel(
     nonfinite_ptr,
     sums_ptr,
     momentum: tl.float64,
+    AVERAGE: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
     """Running ψ² from n, 0, Σx²."""
     tracked = tl.load(tracked_ptr)
     nonfinite = tl.load(nonfinite_ptr)
+    weight = _weight(momentum, tracked, nonfinite, AVERAGE, BLOCK_F)
     tokens = _most_tokens(sums_ptr, FEATURES, BLOCK_F)
     failures = tl.zeros((BLOCK_F,), tl.int32)
     for start in tl.range(0, FEATURES, BLOCK_F):
@@ -105,7 +122,7 @@ def uncentered_kernel(
         exists = features < FEATURES
         size = tl.maximum(_load(sums_ptr, 0, features, exists, FEATURES), 1.0)
         batch = _load(sums_ptr, 2, features, exists, FEATURES) / size
-        failures |= _move(moment_ptr, batch, momentum, tokens, features, exists).to(tl.int32)
+        failures |= _move(moment_ptr, batch, weight, tokens, features, exists).to(tl.int32)
     _count(tracked_ptr, nonfinite_ptr, tracked, nonfinite, tokens, failures)
 
 
@@ -118,7 +135,7 @@ def power_kernel(
     sums_ptr,
     momentum: tl.float64,
     backward_momentum: tl.float64,
-    WARMUP: tl.constexpr,
+    AVERAGE: tl.constexpr,
     FLOORED: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -126,6 +143,7 @@ def power_kernel(
     """ψ² and ν from n, Σx², n of the gradient sums, Σx̂², Σ g x̂."""
     tracked = tl.load(tracked_ptr)
     nonfinite = tl.load(nonfinite_ptr)
+    weight = _weight(momentum, tracked, nonfinite, AVERAGE, BLOCK_F)
     backward_momentum = tl.full((BLOCK_F,), backward_momentum, tl.float64)
     tokens = _most_tokens(sums_ptr, FEATURES, BLOCK_F)
     failures = tl.zeros((BLOCK_F,), tl.int32)
@@ -142,12 +160,9 @@ def power_kernel(
             factor = tl.where(factor < 0, 0.0, factor)
         nu = tl.load(gradient_ptr + features, exists, other=0.0).to(tl.float64) * factor
         nu += backward_momentum * lambda_
-        if WARMUP:
-            # Batches that were left out take no part, or the start value 1 would stay in the mean.
-            share = 1.0 / (tracked + 1 - nonfinite).to(tl.float64)
-            failed = _move(second_ptr, batch, share, tokens, features, exists)
-        else:
-            failed = _move(second_ptr, batch, momentum, tokens, features, exists)
-        failed |= _move(gradient_ptr, nu, 1.0, tokens, features, exists)
+        failed = _move(second_ptr, batch, weight, tokens, features, exists)
+        failed |= _move(
+            gradient_ptr, nu, tl.full((BLOCK_F,), 1.0, tl.float64), tokens, features, exists
+        )
         failures |= failed.to(tl.int32)
     _count(tracked_ptr, nonfinite_ptr, tracked, nonfinite, tokens, failures)

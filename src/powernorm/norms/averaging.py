@@ -1,0 +1,84 @@
+"""Re-estimation of running statistics by torch's `update_bn`, which follows weight averaging.
+
+It looks for torch's own batch norms among a model's modules, resets them, sets their momentum to
+None for the plain average, and runs the model over the data. Deriving from torch's class would let
+it find ours, but `SyncBatchNorm.convert_sync_batchnorm` and others too, which replace what they
+find. So a layer shows it, and nobody else, a stand-in beside itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import update_bn
+
+from powernorm.norms.batch_statistics import BatchStatisticsNorm
+
+_UPDATE_BN: Final[CodeType] = inspect.unwrap(update_bn).__code__
+_ITERATORS: Final = ("modules", "named_modules")
+
+
+class ReestimatedNorm(BatchStatisticsNorm):
+    """A norm that trains by the statistics of its batch alone: its running ones may be taken anew.
+
+    Norms whose training reads running statistics are none: those are part of what was trained.
+    """
+
+    is_reestimated: bool = False
+    """Whether `update_bn` is running."""
+
+    def named_modules(
+        self,
+        memo: set[nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules of the layer as any module does; for `update_bn` its stand-in too."""
+        memo = set() if memo is None else memo
+        is_new = self not in memo
+        yield from super().named_modules(memo, prefix, remove_duplicate)
+        if is_new and not self.is_frozen and _is_update_bn_asking():
+            yield f"{prefix}.stand_in", _StandIn(self)
+
+
+class _StandIn(_BatchNorm):
+    """What `update_bn` handles in a layer's place; it has no parameters, buffers or children."""
+
+    layer: ReestimatedNorm
+    _is_running: bool = False
+
+    def __init__(self, layer: ReestimatedNorm) -> None:
+        nn.Module.__init__(self)
+        self.__dict__["layer"] = layer  # not as a child
+
+    def reset_running_stats(self) -> None:
+        """Reset the layer's running statistics."""
+        self.layer.reset_running_stats()
+
+    @property
+    def momentum(self) -> float | None:
+        """The layer's momentum; it is set twice, to None at the start, and back at the end."""
+        return self.layer.momentum
+
+    @momentum.setter
+    def momentum(self, momentum: float | None) -> None:
+        self._is_running = not self._is_running
+        self.layer.is_reestimated = self._is_running
+        self.layer.momentum = momentum
+
+
+def _is_update_bn_asking() -> bool:
+    """Return whether the modules are iterated over by `update_bn` itself."""
+    if torch.compiler.is_compiling():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name in _ITERATORS:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _UPDATE_BN
