@@ -6,13 +6,18 @@ Autograd adds them over all uses of the layer, and a hook on the leaf, run once 
 reduces them over the processes and updates the buffers, outside op and graph. A forward alone
 therefore changes nothing, so a recomputed forward (activation checkpointing) sees what the first
 one saw, in eager and compiled mode alike.
+
+A forward with other buffers than the layer's own, as `torch.func.functional_call` gives it, gets a
+carrier of its own, whose hook updates those: by then the layer has its own buffers again.
 """
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +37,10 @@ class BackwardStateNorm(BatchStatisticsNorm):
     """
 
     _carrier: Tensor
+    _home: tuple[Tensor, ...]
+    """Buffers that the layer had when the carrier was made."""
+    _guest: tuple[tuple[Tensor, ...], Tensor] | None
+    """Other buffers of the last forward that had some, and their carrier."""
     _stage: int
     _last_stage: int
 
@@ -42,17 +51,31 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     def register_hook(self) -> None:
         """Make the carrier and its hook; called at the end of a subclass's constructor."""
-        device = self.num_batches_tracked.device
+        self._carrier = self._new_carrier()
+        self._home, self._guest = self._buffers_now(), None
+        self._recount()
+
+    def _new_carrier(self, buffers: dict[str, Tensor | None] | None = None) -> Tensor:
+        """Return a carrier that updates these buffers, None means those that the layer has then."""
         carrier = torch.zeros(
             (self.num_sums, self.num_features),
             dtype=torch.float64,
-            device=device,
+            device=self.num_batches_tracked.device,
             requires_grad=True,
         )
         layer = weakref.ref(self)
-        carrier.register_post_accumulate_grad_hook(lambda leaf: _deliver(layer, leaf))
-        self._carrier = carrier
-        self._recount()
+        carrier.register_post_accumulate_grad_hook(lambda leaf: _deliver(layer, leaf, buffers))
+        return carrier
+
+    def _buffers_now(self) -> tuple[Tensor, ...]:
+        return tuple(cast(dict[str, Tensor], self._buffers).values())
+
+    def _guest_carrier(self) -> Tensor:
+        """Return the carrier of buffers that are not the layer's own."""
+        guests = self._buffers_now()
+        if self._guest is None or not all(map(operator.is_, self._guest[0], guests)):
+            self._guest = guests, self._new_carrier(dict(self._buffers))
+        return self._guest[1]
 
     def carrier_for(self, x: Tensor) -> Tensor | None:
         """Return the carrier for a forward, None if no backward will pass through the layer.
@@ -65,6 +88,8 @@ class BackwardStateNorm(BatchStatisticsNorm):
                 self.register_hook()
             else:
                 self._follow_counter()
+            if not all(map(operator.is_, self._home, self._buffers.values())):
+                return self._guest_carrier() if torch.is_grad_enabled() else None
         return self._carrier if self.training and torch.is_grad_enabled() else None
 
     @property
@@ -78,6 +103,16 @@ class BackwardStateNorm(BatchStatisticsNorm):
         super().release_statistics()
         if holding:
             self.advance()
+
+    def receive_for(self, buffers: dict[str, Tensor | None], sums: Tensor) -> None:
+        """Process the sums of one backward through a forward that had these buffers."""
+        own = self._buffers
+        self.__dict__["_buffers"] = buffers
+        try:
+            self._follow_counter()  # another forward may have been the last
+            self.receive(sums)
+        finally:
+            self.__dict__["_buffers"] = own
 
     def receive(self, sums: Tensor) -> None:
         """Process the sums of one backward, of this process; without gradients."""
@@ -135,7 +170,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("_carrier", "_counter"):
+        for name in ("_carrier", "_counter", "_home", "_guest"):
             state.pop(name)
         return state
 
@@ -149,13 +184,16 @@ def _version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _deliver(layer: weakref.ref[BackwardStateNorm], leaf: Tensor) -> None:
+def _deliver(
+    layer: weakref.ref[BackwardStateNorm], leaf: Tensor, buffers: dict[str, Tensor | None] | None
+) -> None:
     sums, leaf.grad = leaf.grad, None
     norm = layer()
     if norm is None or sums is None:
         return
+    receive = norm.receive if buffers is None else partial(norm.receive_for, buffers)
     if torch.is_grad_enabled():  # create_graph=True
         with torch.no_grad():
-            norm.receive(sums.detach())
+            receive(sums.detach())
     else:
-        norm.receive(sums)
+        receive(sums)
