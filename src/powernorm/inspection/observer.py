@@ -131,8 +131,7 @@ def _call_of(
             return None
     if x.is_nested:
         check_nested(name, x, dim)
-        tokens, holes = packed_tokens(x)
-        return NormCall(name, module, tokens if holes is None else tokens[~holes], None)
+        return NormCall(name, module, packed_tokens(x), None)
     x = _features_last(x, dim)
     fits = True
     if mask is None:
@@ -154,7 +153,7 @@ class _Dense(NamedTuple):
 
 def _dense(x: Tensor, padding_mask: Tensor | None, dim: int) -> _Dense:
     if x.is_nested:
-        return _Dense(*packed_tokens(x), partial(nested_like, x=x))
+        return _Dense(packed_tokens(x), None, partial(nested_like, x=x))
     if is_sharded(x):
         sharded: Any = x
         mask = local_mask(padding_mask, sharded, dim)

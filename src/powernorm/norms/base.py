@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_flag, check_number, feature_count
@@ -113,12 +114,13 @@ class Norm(nn.Module):
         check_nested(self.class_name, x, self.feature_dim)
         self.check_input(x, None)
         check_beside_nested(self.class_name, x, mask, residual)
-        values, holes = packed_tokens(x)
-        others = None if residual is None else packed_tokens(residual)[0]
+        others = None if residual is None else packed_tokens(residual)
         with padding_mask(None):  # a mask around is for padded tensors
-            result = self.normalize_dense(Call(values, holes, others))
+            result = self.normalize_dense(Call(packed_tokens(x), None, others))
         return _wrapped(result, partial(nested_like, x=x))
 
+    # Compiled code would take the state of the norm itself: such a call is a break in the graph.
+    @_disable_dynamo
     def _normalize_sharded(self, call: Call) -> Normalized:
         x, mask, residual = call
         x = cast("DTensor", x)

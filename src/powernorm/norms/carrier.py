@@ -22,6 +22,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
+from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.ops.processes import all_reduce_sum
 
@@ -83,14 +84,23 @@ class BackwardStateNorm(BatchStatisticsNorm):
         It is passed even if nothing else requires a gradient (raw input, frozen weights), so that
         a layer in training mode never silently skips its update.
         """
-        if not torch.compiler.is_compiling():
-            if self._carrier.device != x.device:
-                self.register_hook()
-            else:
-                self._follow_counter()
+        if torch.compiler.is_compiling():
+            self._check_own_buffers()
+        elif self._carrier.device != x.device:
+            self.register_hook()
+        else:
+            self._follow_counter()
             if not all(map(operator.is_, self._home, self._buffers.values())):
                 return self._guest_carrier() if torch.is_grad_enabled() else None
         return self._carrier if self.training and torch.is_grad_enabled() else None
+
+    def _check_own_buffers(self) -> None:
+        if self._counter is not self.num_batches_tracked:
+            raise InputError(
+                f"{self.class_name} was called with other buffers than its own in compiled code, "
+                "where their update in the backward would be lost: leave the call of "
+                "torch.func.functional_call uncompiled, or give it parameters alone"
+            )
 
     @property
     def stage(self) -> int:
@@ -166,6 +176,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._home, self._guest = self._buffers_now(), None  # assign=True replaces buffers
         self._recount()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,31 +15,27 @@ from torch import Tensor
 from powernorm.errors import InputError
 
 
-def packed_tokens(x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the tokens of a jagged nested tensor, (tokens, …, C), and which of them are holes.
+def packed_tokens(x: Tensor) -> Tensor:
+    """Return the tokens of a jagged nested tensor, (tokens, …, C) or all of them, (tokens, C).
 
-    The holes are True where the memory belongs to no sequence, as in a view of a padded tensor;
-    None if there are none.
+    The latter if it has holes: memory between the sequences that belongs to none, as in a view of
+    a padded tensor.
     """
     values = x.values()
-    offsets, lengths = _structure(x)
-    if lengths is None:
-        return values, None
-    dim = _ragged_dim(x) - 1
-    starts = offsets[: lengths.shape[0]]
-    position = torch.arange(values.shape[dim], device=values.device)
-    row = torch.searchsorted(starts, position, right=True) - 1
-    # A position before the first sequence has the row -1.
-    inside = (row >= 0) & (position < (starts + lengths)[row])
-    shape = [1] * (values.ndim - 1)
-    shape[dim] = -1
-    return values, (~inside).reshape(shape).expand(values.shape[:-1]).contiguous()
+    taken = _taken(x)
+    return values if taken is None else values[taken]
 
 
-def nested_like(values: Tensor, x: Tensor) -> Tensor:
-    """Return tokens as a nested tensor of the structure of x, so that the two can be added."""
+def nested_like(tokens: Tensor, x: Tensor) -> Tensor:
+    """Return tokens, as `packed_tokens` gives them, as a nested tensor of the structure of x.
+
+    The two can be added. Holes hold 0.
+    """
+    taken = _taken(x)
+    if taken is not None:
+        tokens = tokens.new_zeros(x.values().shape).index_put((taken,), tokens)
     nested: Tensor = torch.nested.nested_tensor_from_jagged(
-        values,
+        tokens,
         *_structure(x),
         jagged_dim=_ragged_dim(x),
         # Known already, or None: asking for them would wait for the device.
@@ -47,6 +43,21 @@ def nested_like(values: Tensor, x: Tensor) -> Tensor:
         max_seqlen=x._maybe_max_seqlen,  # type: ignore[attr-defined]
     )
     return nested
+
+
+def _taken(x: Tensor) -> Tensor | None:
+    """Return which positions of the memory belong to a sequence; None if there are no holes."""
+    offsets, lengths = _structure(x)
+    if lengths is None:
+        return None
+    shape = x.values().shape[:-1]
+    dim = _ragged_dim(x) - 1
+    starts = offsets[: lengths.shape[0]]
+    position = torch.arange(shape[dim], device=x.device)
+    row = torch.searchsorted(starts, position, right=True) - 1
+    # A position before the first sequence has the row -1.
+    taken = (row >= 0) & (position < (starts + lengths)[row])
+    return taken.reshape([-1 if at == dim else 1 for at in range(len(shape))]).expand(shape)
 
 
 def check_nested(name: str, x: Tensor, feature_dim: int) -> None:
