@@ -41,7 +41,6 @@ def test_a_layer_that_is_used_twice_moves_once() -> None:
     norm, other = (powernorm.PowerNorm(8, warmup_steps=0) for _ in range(2))
     given = states(norm)
     x = torch.randn(3, 4, 8)
-    call(nn.Sequential(norm, norm), {f"0.{name}": one for name, one in given.items()}, x)
     loss = call(norm, given, x).sum() + call(norm, given, x + 1).sum()
     loss.backward()
     (other(x).sum() + other(x + 1).sum()).backward()
