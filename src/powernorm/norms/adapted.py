@@ -35,6 +35,7 @@ class AdaptedNorm(Norm):
     module. The padding mask, of the call or of the scope, is passed to the module's argument
     `padding_mask` or, by a scope, to norms of this library inside it. A module that is an affine
     map per feature in evaluation may declare it by an attribute `is_static = True`: then it folds.
+    The tokens of a nested tensor reach the module as (tokens, C); a distributed one as it is.
 
     Args:
         layer: maps (..., C), features last, to the same shape.
