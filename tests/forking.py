@@ -13,6 +13,7 @@ FOREIGN = str(Path(sys.prefix) / "foreign")
 multiprocessing.set_forkserver_preload(
     [
         *("torch", "torch.distributed", "torch.multiprocessing", "torch._dynamo"),
+        "torch.distributed.tensor.parallel",
         *("lightning.pytorch", "matplotlib.figure", "scipy.stats", "torchmetrics"),
         *("powernorm.cli.commands", "powernorm.training.tasks", "powernorm.training.comparison"),
         *("powernorm.report", "powernorm.benchmarking", "powernorm.surgery", "powernorm.diagnosis"),

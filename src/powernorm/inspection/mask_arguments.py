@@ -142,10 +142,12 @@ def library_of(module: nn.Module) -> str:
 def data_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Return the data of a call that its mask belongs to, or None.
 
-    These are tokens (batch, length) or vectors (batch, length, features).
+    These are tokens (batch, length) or vectors (batch, length, features); a nested tensor, which
+    holds no padding, is none of them.
     """
     candidates = [*args[:1], *(kwargs.get(name) for name in _DATA)]
-    return next((x for x in candidates if isinstance(x, Tensor) and x.ndim in (2, 3)), None)
+    tensors = (x for x in candidates if isinstance(x, Tensor) and not x.is_nested)
+    return next((x for x in tensors if x.ndim in (2, 3)), None)
 
 
 def takes_length_first(module: nn.Module) -> bool:

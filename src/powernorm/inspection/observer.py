@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from powernorm.errors import InputError
 from powernorm.inspection.observer_ops import number_of, observe_input, observe_output
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.feature_dims import LAST, features_last, has_dim
 from powernorm.norms.masks import check_padding_mask, current_padding_mask, offered_padding_mask
+from powernorm.norms.nested import check_nested, nested_like, packed_tokens
+from powernorm.norms.sharded import is_sharded, local_mask, local_values, sharded_like
 from powernorm.ops.moments import Moments
 from powernorm.ops.reference.batch import in_backward
 
@@ -34,7 +35,8 @@ class NormCall:
     Attributes:
         name: name of the norm, as given to `observe`.
         module: the norm.
-        x: what the norm normalizes, (..., C): features last, the residual added.
+        x: what the norm normalizes, (..., C): features last, the residual added; of a nested
+            tensor its tokens in a row, of a distributed one those of this process.
         padding_mask: `x.shape[:-1]` bool, True = padding; None if there is none.
         mask_fits: whether the masks of the scopes around the call, if any, fit the input; if not,
             all positions count as tokens.
@@ -82,8 +84,8 @@ def observe(
             the last by default.
 
     Raises:
-        InputError: in the block: a nested tensor, a mask that is not bool, or one that does not
-            fit a norm with batch statistics.
+        InputError: in the block: a nested tensor that is not jagged, a mask that is not bool, or
+            one that does not fit a norm with batch statistics.
     """
     dims = feature_dims or {}
 
@@ -127,18 +129,40 @@ def _call_of(
         x = next(iter((*args, *kwargs.values())), None)  # type: ignore[assignment]
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return None
-        if x.is_nested:
-            raise InputError(
-                f"{name} got a nested tensor, whose padding cannot be told: give the model padded "
-                "tensors and masks"
-            )
+    if x.is_nested:
+        check_nested(name, x, dim)
+        return NormCall(name, module, packed_tokens(x), None)
     x = _features_last(x, dim)
     fits = True
     if mask is None:
         mask, fits = _scoped_mask(x, module)
+    x, mask, _ = _dense(x, mask, LAST)
     if mask is not None:
         check_padding_mask(mask, x)
     return NormCall(name, module, x, mask, fits)
+
+
+class _Dense(NamedTuple):
+    """The tokens of an input that may be nested or distributed, as an ordinary tensor."""
+
+    x: Tensor
+    padding_mask: Tensor | None
+    wrap: Callable[[Tensor], Tensor]
+    """Returns such tokens as a tensor of the input's type."""
+
+
+def _dense(x: Tensor, padding_mask: Tensor | None, dim: int) -> _Dense:
+    if x.is_nested:
+        return _Dense(packed_tokens(x), None, partial(nested_like, x=x))
+    if is_sharded(x):
+        sharded: Any = x
+        mask = local_mask(padding_mask, sharded, dim)
+        return _Dense(local_values(sharded), mask, partial(sharded_like, x=sharded))
+    return _Dense(x, padding_mask, _unchanged)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def _scoped_mask(x: Tensor, module: nn.Module) -> tuple[Tensor | None, bool]:
@@ -201,34 +225,44 @@ class NormObserver(ABC):
         if not isinstance(module, Norm):
             return self._before_foreign(args, kwargs)
         x, mask, residual = _arguments_of(args, kwargs)
-        module.check_input(x, mask, residual)
+        module.check_input(x, None if x.is_nested or is_sharded(x) else mask, residual)
         if residual is not None:
             # Added here, so that the observed gradient is the norm's alone, not the stream's too.
             x = self._total = x + residual
-        seen = self._mask_of(x, mask)
+        tokens, seen, wrap = self._dense(x, mask)
         if seen is not None and isinstance(module, BatchStatisticsNorm) and module.floor:
             # Such a layer does this itself, but here it has to come before the operator saves x.
-            x = x.masked_fill(seen.unsqueeze(self.feature_dim), 0.0)
-        return (observe_input(x, seen, self._number), mask), {}
+            tokens = tokens.masked_fill(seen.unsqueeze(self.feature_dim), 0.0)
+        return (wrap(observe_input(tokens, seen, self._number)), mask), {}
 
     def _before_foreign(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if args and isinstance(args[0], Tensor):
-            x = observe_input(args[0], self._mask_of(args[0], None), self._number)
-            return (x, *args[1:]), kwargs
+            return (self._observed(args[0]), *args[1:]), kwargs
         for name, value in kwargs.items():
             if isinstance(value, Tensor) and value.is_floating_point():
-                x = observe_input(value, self._mask_of(value, None), self._number)
-                return args, {**kwargs, name: x}
+                return args, {**kwargs, name: self._observed(value)}
         return None
+
+    def _observed(self, x: Tensor) -> Tensor:
+        tokens, seen, wrap = self._dense(x, None)
+        return wrap(observe_input(tokens, seen, self._number))
+
+    def _dense(self, x: Tensor, mask: Tensor | None) -> _Dense:
+        """Return the tokens of an input and their padding: the call's mask, or the scope's."""
+        if x.is_nested:
+            check_nested(type(self.module).__name__, x, self.feature_dim)
+            return _dense(x, None, self.feature_dim)
+        return _dense(x, self._mask_of(x, mask), self.feature_dim)
 
     def after(self, args: tuple[Any, ...], output: Any) -> Any:
         """Return the output of a call with its gradient observed."""
         x = args[0]
         if self.needs_output(x) and isinstance(output, Tensor) and output.requires_grad:
-            masked = self._mask_of(x, args[1]) is not None
-            output = observe_output(output, x, masked, self._number)
+            y, _, wrap = _dense(output, None, self.feature_dim)
+            tokens, seen, _ = self._dense(x, args[1])
+            output = wrap(observe_output(y, tokens, seen is not None, self._number))
         total, self._total = self._total, None
         return output if total is None else (output, total)
 

@@ -35,6 +35,7 @@ class AdaptedNorm(Norm):
     module. The padding mask, of the call or of the scope, is passed to the module's argument
     `padding_mask` or, by a scope, to norms of this library inside it. A module that is an affine
     map per feature in evaluation may declare it by an attribute `is_static = True`: then it folds.
+    The tokens of a nested tensor reach the module as (tokens, C); a distributed one as it is.
 
     Args:
         layer: maps (..., C), features last, to the same shape.
@@ -45,6 +46,8 @@ class AdaptedNorm(Norm):
     Raises:
         InputError: in the forward: the module does not return a tensor of x's shape.
     """
+
+    takes_local = False  # what the module computes over is not known
 
     def __init__(
         self,
@@ -93,16 +96,14 @@ class AdaptedNorm(Norm):
         """Whether the module declares itself static."""
         return getattr(self.layer, "is_static", False) is True
 
-    def forward(
-        self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Normalized:
+    def normalize_dense(self, call: Call) -> Normalized:
         """Normalize over `feature_dim`; see the class."""
-        if padding_mask is None and self.reads_mask:
-            padding_mask = self._mask_of_scope(x)
+        if call.padding_mask is None and self.reads_mask:
+            call = call._replace(padding_mask=self._mask_of_scope(call.x))
         if self._looks_along:
-            self.check_input(x, padding_mask, residual)
-            return self.normalize(Call(x, padding_mask, residual))
-        return super().forward(x, padding_mask, residual)
+            self.check_input(*call)
+            return self.normalize(call)
+        return super().normalize_dense(call)
 
     def normalize(self, call: Call) -> Normalized:
         """Call the module with the arguments that it takes."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import update_wrapper
+from collections.abc import Callable
+from functools import partial, update_wrapper
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_flag, check_number, feature_count
@@ -17,10 +19,23 @@ from powernorm.norms.feature_dims import (
     Call,
     Normalized,
     check_feature_dim,
+    features_last,
     over_dimension,
 )
-from powernorm.norms.masks import check_padding_mask
+from powernorm.norms.masks import check_padding_mask, current_padding_mask, padding_mask
+from powernorm.norms.nested import check_beside_nested, check_nested, nested_like, packed_tokens
+from powernorm.norms.sharded import (
+    check_sharded,
+    is_sharded,
+    local_mask,
+    local_state,
+    local_values,
+    sharded_like,
+)
 from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class Norm(nn.Module):
@@ -29,6 +44,10 @@ class Norm(nn.Module):
     `norm(x, padding_mask)` returns y. `norm(x, padding_mask, residual)` normalizes the sum and
     returns (y, x + residual), in one pass over the data if the norm has a kernel: the pre-norm
     pattern `y, stream = norm(branch, mask, stream)`.
+
+    A jagged nested tensor (batch, j*, C) gives one of the same structure, as without the padding.
+    A distributed tensor (DTensor) whose tokens are divided gives one with the same placements;
+    batch statistics are those of all tokens, as far as the norm's process group has them.
 
     Args:
         num_features: C, an integer or a 1-tuple as torch's `normalized_shape`.
@@ -48,6 +67,8 @@ class Norm(nn.Module):
     """Whether `normalize` checks its input's shape itself, once it knows the mask of the scope."""
     reads_mask: bool = False
     """Whether the layer uses the mask of a scope; `powernorm.swap` then passes it the model's."""
+    takes_local: bool = True
+    """Whether the layer gets the local tokens of a distributed tensor, not the tensor itself."""
     registered_as: str = ""
     """Short name that a user's own layer was built by."""
 
@@ -72,12 +93,51 @@ class Norm(nn.Module):
     ) -> Normalized:
         """Normalize over `feature_dim`; see the class."""
         call = Call(x, padding_mask, residual)
+        if type(x) is not Tensor or x.is_nested:
+            if x.is_nested:
+                return self._normalize_nested(call)
+            if self.takes_local and is_sharded(x):
+                return self._normalize_sharded(call)
+        return self.normalize_dense(call)
+
+    def normalize_dense(self, call: Call) -> Normalized:
+        """Normalize over `feature_dim` what is neither nested nor distributed."""
         is_last = self.feature_dim == LAST
         if not (is_last and self.checks_itself):
-            self.check_input(x, padding_mask, residual)
+            self.check_input(*call)
         if is_last:
             return self.normalize(call)
         return over_dimension(self.normalize, call, self.feature_dim, self.is_pointwise)
+
+    def _normalize_nested(self, call: Call) -> Normalized:
+        x, mask, residual = call
+        check_nested(self.class_name, x, self.feature_dim)
+        self.check_input(x, None)
+        check_beside_nested(self.class_name, x, mask, residual)
+        others = None if residual is None else packed_tokens(residual)
+        with padding_mask(None):  # a mask around is for padded tensors
+            result = self.normalize_dense(Call(packed_tokens(x), None, others))
+        return _wrapped(result, partial(nested_like, x=x))
+
+    # Compiled code would take the state of the norm itself: such a call is a break in the graph.
+    @_disable_dynamo
+    def _normalize_sharded(self, call: Call) -> Normalized:
+        x, mask, residual = call
+        x = cast("DTensor", x)
+        dim = self.feature_dim
+        self.check_input(x, None, residual)
+        check_sharded(self.class_name, x, residual, dim)
+        self.check_copies(x)
+        if mask is None and self.wants_mask:
+            mask = current_padding_mask(features_last(x, dim), self)
+        others = None if residual is None else local_values(cast("DTensor", residual))
+        local = Call(local_values(x), local_mask(mask, x, dim), others)
+        with local_state(self, x), padding_mask(None):  # the mask around is for all tokens
+            result = self.normalize_dense(local)
+        return _wrapped(result, partial(sharded_like, x=x))
+
+    def check_copies(self, x: DTensor) -> None:
+        """Raise an InputError if a forward's statistics would count tokens several times."""
 
     @abstractmethod
     def normalize(self, call: Call) -> Normalized:
@@ -157,6 +217,14 @@ class Norm(nn.Module):
         """Return the features and their dimension."""
         dim = "" if self.feature_dim == LAST else f", feature_dim={self.feature_dim}"
         return f"{self.num_features}{dim}"
+
+
+def _wrapped(result: Normalized, wrap: Callable[[Tensor], Tensor]) -> Normalized:
+    """Return a forward's result with its tensors wrapped."""
+    if isinstance(result, tuple):
+        y, total = result
+        return wrap(y), wrap(total)
+    return wrap(result)
 
 
 def _own_code(forward: Any, owner: type) -> Any:

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from powernorm.norms.base import AffineNorm
 from powernorm.norms.checkpointing import CallRecords, Seen, may_replay
 from powernorm.norms.feature_dims import Call, features_back, features_last
 from powernorm.norms.masks import current_padding_mask, users_padding_mask
+from powernorm.norms.sharded import check_group, local_state
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum, group_name_of
 from powernorm.ops.reference.arrays import (
@@ -34,6 +35,9 @@ from powernorm.ops.reference.state import Update, move_statistics
 
 OPTIONAL_BUFFER: Final = "num_nonfinite_batches"
 """Buffer that a state dict holds only if it is not 0, as torch's BatchNorm has none such."""
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class BatchStatisticsNorm(AffineNorm):
@@ -151,6 +155,11 @@ class BatchStatisticsNorm(AffineNorm):
     def group_name(self) -> str:
         """Name of the process group that shares statistics, `""` if there is none."""
         return group_name_of(self.process_group, self.sync)
+
+    def check_copies(self, x: DTensor) -> None:
+        """Raise an InputError if a forward's statistics would count tokens several times."""
+        if self.training and self.group_name:
+            check_group(self.class_name, x, self.process_group)
 
     def batch_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
         """Return the moments of what the layer normalizes, over this process's valid tokens.
@@ -292,7 +301,8 @@ class BatchStatisticsNorm(AffineNorm):
         """Update the running statistics by the gathered sums, as one batch."""
         held, self._held = self._held, None
         if held is not None:
-            self.update_running_stats(all_reduce_sum(held, self.group_name))
+            with local_state(self):
+                self.update_running_stats(all_reduce_sum(held, self.group_name))
 
     @torch.no_grad()
     def move_statistics(self, present: Tensor, *updates: Update) -> None:

@@ -6,14 +6,19 @@ Autograd adds them over all uses of the layer, and a hook on the leaf, run once 
 reduces them over the processes and updates the buffers, outside op and graph. A forward alone
 therefore changes nothing, so a recomputed forward (activation checkpointing) sees what the first
 one saw, in eager and compiled mode alike.
+
+A forward with other buffers than the layer's own, as `torch.func.functional_call` gives it, gets a
+carrier of its own, whose hook updates those: by then the layer has its own buffers again.
 """
 
 from __future__ import annotations
 
+import operator
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Self
+from functools import partial
+from typing import Any, ClassVar, Final, Self, cast
 
 import torch
 from torch import Tensor
@@ -40,6 +45,10 @@ class BackwardStateNorm(BatchStatisticsNorm):
     """
 
     _carrier: Tensor
+    _home: tuple[Tensor, ...]
+    """Buffers that the layer had when the carrier was made."""
+    _guest: tuple[tuple[Tensor, ...], Tensor] | None
+    """Other buffers of the last forward that had some, and their carrier."""
     _stage: int
     _last_stage: int
     _updated_in: int = NO_BACKWARD
@@ -54,17 +63,31 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     def register_hook(self) -> None:
         """Make the carrier and its hook; called at the end of a subclass's constructor."""
-        device = self.num_batches_tracked.device
+        self._carrier = self._new_carrier()
+        self._home, self._guest = self._buffers_now(), None
+        self._recount()
+
+    def _new_carrier(self, buffers: dict[str, Tensor | None] | None = None) -> Tensor:
+        """Return a carrier that updates these buffers, None means those that the layer has then."""
         carrier = torch.zeros(
             (self.num_sums, self.num_features),
             dtype=torch.float64,
-            device=device,
+            device=self.num_batches_tracked.device,
             requires_grad=True,
         )
         layer = weakref.ref(self)
-        carrier.register_post_accumulate_grad_hook(lambda leaf: _deliver(layer, leaf))
-        self._carrier = carrier
-        self._recount()
+        carrier.register_post_accumulate_grad_hook(lambda leaf: _deliver(layer, leaf, buffers))
+        return carrier
+
+    def _buffers_now(self) -> tuple[Tensor, ...]:
+        return tuple(cast(dict[str, Tensor], self._buffers).values())
+
+    def _guest_carrier(self) -> Tensor:
+        """Return the carrier of buffers that are not the layer's own."""
+        guests = self._buffers_now()
+        if self._guest is None or not all(map(operator.is_, self._guest[0], guests)):
+            self._guest = guests, self._new_carrier(dict(self._buffers))
+        return self._guest[1]
 
     def carrier_for(self, x: Tensor) -> Tensor | None:
         """Return the carrier for a forward, None if no backward will pass through the layer.
@@ -72,9 +95,21 @@ class BackwardStateNorm(BatchStatisticsNorm):
         It is passed even if nothing else requires a gradient (raw input, frozen weights), so that
         a layer in training mode never silently skips its update.
         """
-        if not torch.compiler.is_compiling() and self._carrier.device != x.device:
+        if torch.compiler.is_compiling():
+            self._check_own_buffers()
+        elif self._carrier.device != x.device:
             self.register_hook()
+        elif not all(map(operator.is_, self._home, self._buffers.values())):
+            return self._guest_carrier() if torch.is_grad_enabled() else None
         return self._carrier if self.training and torch.is_grad_enabled() else None
+
+    def _check_own_buffers(self) -> None:
+        if self._counter is not self.num_batches_tracked:
+            raise InputError(
+                f"{self.class_name} was called with other buffers than its own in compiled code, "
+                "where their update in the backward would be lost: leave the call of "
+                "torch.func.functional_call uncompiled, or give it parameters alone"
+            )
 
     @property
     def stage(self) -> int:
@@ -107,6 +142,18 @@ class BackwardStateNorm(BatchStatisticsNorm):
         super().release_statistics()
         if holding:
             self.advance()
+
+    def receive_for(self, buffers: dict[str, Tensor | None], sums: Tensor) -> None:
+        """Process the sums of one backward through a forward that had these buffers."""
+        own, updated_in = self._buffers, self._updated_in
+        self.__dict__["_buffers"] = buffers
+        self._updated_in = NO_BACKWARD  # of the own ones
+        try:
+            self._follow_counter()  # another forward may have been the last
+            self.receive(sums)
+        finally:
+            self.__dict__["_buffers"] = own
+            self._updated_in = updated_in
 
     def receive(self, sums: Tensor) -> None:
         """Process the sums of one backward, of this process; without gradients."""
@@ -166,11 +213,12 @@ class BackwardStateNorm(BatchStatisticsNorm):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._home, self._guest = self._buffers_now(), None  # assign=True replaces buffers
         self._recount()
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("_carrier", "_counter"):
+        for name in ("_carrier", "_counter", "_home", "_guest"):
             state.pop(name)
         return state
 
@@ -254,13 +302,16 @@ def _version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _deliver(layer: weakref.ref[BackwardStateNorm], leaf: Tensor) -> None:
+def _deliver(
+    layer: weakref.ref[BackwardStateNorm], leaf: Tensor, buffers: dict[str, Tensor | None] | None
+) -> None:
     sums, leaf.grad = leaf.grad, None
     norm = layer()
     if norm is None or sums is None:
         return
+    receive = norm.receive if buffers is None else partial(norm.receive_for, buffers)
     if torch.is_grad_enabled():  # create_graph=True
         with torch.no_grad():
-            norm.receive(sums.detach())
+            receive(sums.detach())
     else:
-        norm.receive(sums)
+        receive(sums)
