@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
-from powernorm.ops.processes import all_reduce_sum
+from powernorm.ops.reference.state import reduce_sums
 
 
 class BackwardStateNorm(BatchStatisticsNorm):
@@ -84,8 +84,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
         if self._held is not None:
             self.gather(sums)
             return
-        name = self.group_name
-        self.update_running_stats(all_reduce_sum(sums, name) if name else sums)
+        self.update_running_stats(reduce_sums(sums, self.centered, self.group_name))
         self.advance()
 
     def advance(self) -> None:
