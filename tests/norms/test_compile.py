@@ -207,6 +207,23 @@ def test_output_over_channels_lies_as_the_input(name: str) -> None:
         assert compiled(x).stride() == x.stride()
 
 
+@pytest.mark.parametrize("order", [(3, 2, 1, 0), (1, 0, 2, 3)])
+def test_permuted_input_of_any_size(order: tuple[int, ...]) -> None:
+    """Images that are neither contiguous nor channels last, as a transpose leaves them."""
+    norm = powernorm.build_norm("ln", 8, feature_dim=1)
+    compiled = torch.compile(norm, fullgraph=True, dynamic=True)
+    places = [order.index(dim) for dim in range(4)]
+    for size in (2, 5):
+        shape = (size, 8, size + 2, 4)
+        x = torch.randn([shape[dim] for dim in order]).permute(places).requires_grad_()
+        cotangent = torch.randn(shape)
+        y, expected = compiled(x), norm(x)
+        assert y.stride() == expected.stride() == x.stride()
+        torch.testing.assert_close(y, expected)
+        gradients = [torch.autograd.grad(out, x, cotangent)[0] for out in (y, expected)]
+        torch.testing.assert_close(*gradients)
+
+
 def test_layers_of_many_classes_compiled_one_by_one() -> None:
     """Each class has code of its own, or they would use up each other's recompilations."""
     codes = {type(case.build()).forward.__code__.co_qualname for case in CASES}

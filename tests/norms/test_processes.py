@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import powernorm
@@ -113,6 +113,39 @@ def test_compiled_equals_one_process(tmp_path: Path, names: tuple[str, ...]) -> 
     ranks = run_processes(one_rank, 2, tmp_path, 2, cases, True)
     for index, case in enumerate(cases):
         compare(case, whole(case, 2), [rank[index] for rank in ranks])
+
+
+def far_tokens(rank: int) -> Tensor:
+    """Mean 1e9 and spread 1, another mean and number on each rank; the last has none."""
+    generator = torch.Generator().manual_seed(rank)
+    number = (40, 7, 0)[rank]
+    return torch.randn(number, 8, generator=generator, dtype=torch.float64) + 1e9 + rank
+
+
+def far_from_zero(rank: int, held: bool) -> list[dict[str, Tensor]]:
+    norms = [
+        powernorm.build_norm(name, 8, momentum=1.0, dtype=torch.float64)
+        for name in ("bn", "rbn", "brn")
+    ]
+    x = far_tokens(rank)
+    with powernorm.accumulated_statistics(nn.ModuleList(norms if held else [])):
+        for norm in norms:
+            for part in x.tensor_split(3) if held else [x]:
+                norm(part.clone().requires_grad_()).sum().backward()
+    calibrated = powernorm.BatchNorm(8, dtype=torch.float64)
+    powernorm.calibrate(nn.Sequential(calibrated), [x])
+    return [norm.state_dict() for norm in (*norms, calibrated)]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("held", [False, True])
+def test_variance_far_from_zero(tmp_path: Path, held: bool) -> None:
+    """Processes exchange means and deviations: of sums of squares nothing would be left."""
+    tokens = torch.cat([far_tokens(rank) for rank in range(3)])
+    for states in run_processes(far_from_zero, 3, tmp_path, held):
+        for state in states:
+            torch.testing.assert_close(state["running_mean"], tokens.mean(0), rtol=1e-15, atol=0)
+            torch.testing.assert_close(state["running_var"], tokens.var(0), rtol=1e-6, atol=0)
 
 
 def unsynchronized(rank: int) -> dict[str, Tensor]:

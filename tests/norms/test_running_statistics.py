@@ -162,3 +162,57 @@ def test_penalty_takes_the_new_batch_as_it_is() -> None:
     y = norm(batches()[2].float().requires_grad_())
     assert norm.penalty().item() == 0
     del y
+
+
+def far_tokens() -> Tensor:
+    """Mean 1e9 and spread 1: x² has 18 digits before those of the variance, float64 has 16."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(96, 4, generator=generator, dtype=torch.float64) + 1e9
+
+
+def check_far(norm: Any, x: Tensor, correction: int = 1) -> None:
+    torch.testing.assert_close(norm.running_mean, x.mean(0), rtol=1e-15, atol=0)
+    torch.testing.assert_close(norm.running_var, x.var(0, correction=correction), rtol=1e-6, atol=0)
+
+
+centered = pytest.mark.parametrize("name", ["bn", "rbn", "brn"])
+
+
+@centered
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_variance_far_from_zero(name: str, backend: Any, masked: bool) -> None:
+    """From sums of x and x² it would be 0, or anything up to 100."""
+    norm = powernorm.build_norm(name, 4, momentum=1.0, dtype=torch.float64)
+    x, mask = far_tokens(), torch.arange(96) % 3 == 0 if masked else None
+    with powernorm.ops.use_backend(backend):
+        norm(x.clone().requires_grad_(), mask).sum().backward()
+    check_far(norm, x if mask is None else x[~mask])
+
+
+@centered
+@pytest.mark.parametrize("compiled", [False, True])
+def test_held_variance_far_from_zero(name: str, compiled: bool) -> None:
+    norm = powernorm.build_norm(name, 4, momentum=1.0, dtype=torch.float64)
+    call = torch.compile(norm, fullgraph=True, dynamic=True) if compiled else norm
+    x = far_tokens()
+    with powernorm.accumulated_statistics(norm):
+        for part in x.split(40):
+            call(part.clone().requires_grad_()).sum().backward()
+    check_far(norm, x)
+
+
+def test_calibrated_variance_far_from_zero() -> None:
+    model = nn.Sequential(powernorm.BatchNorm(4, dtype=torch.float64))
+    powernorm.calibrate(model, far_tokens().split(40))
+    check_far(model[0], far_tokens())
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_uses_of_a_shared_layer_with_other_means_are_one_batch(offset: float) -> None:
+    """The variance of both together has the gap of their means in it."""
+    norm = powernorm.RegularizedBatchNorm(4, momentum=1.0, dtype=torch.float64)
+    first, second = torch.randn(2, 30, 4, dtype=torch.float64) + offset
+    (norm(first) + norm(second + 7)).sum().backward()
+    both = torch.cat([first, second + 7])
+    torch.testing.assert_close(norm.running_var, both.var(0), rtol=1e-6, atol=0)

@@ -102,8 +102,8 @@ def compile_updates(features: int, dtype: torch.dtype) -> None:
     v = vectors(features, dtype=dtype)
     counter = torch.empty((), dtype=torch.int64, device="meta")
     sums = vectors(features, 5, dtype=torch.float64)
-    kernels.absorb_centered(v, v, counter, counter, sums[:3], 0.1, True)
-    kernels.absorb_uncentered(v, counter, counter, sums[:3], 0.1)
+    kernels.absorb_centered(v, v, counter, counter, sums[:4], 0.1, True)
+    kernels.absorb_uncentered(v, counter, counter, sums[:2], None)
     kernels.absorb_power(v, v, counter, counter, sums, True, 0.1, 0.1, True)
 
 

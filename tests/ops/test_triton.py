@@ -81,9 +81,20 @@ def test_variance_of_offset_data_is_right() -> None:
     output = kernels.batch_norm(*args)
     truth = case.x.double().var(0, correction=0)
     torch.testing.assert_close(output.statistics[1].double(), truth, rtol=1e-4, atol=0)
-    mean = output.sums[1] / output.sums[0]
-    var = output.sums[2] / output.sums[0] - mean.square()
+    var = output.sums[2] / output.sums[0]
     torch.testing.assert_close(var, truth, rtol=1e-4, atol=0)
+
+
+def test_variance_far_from_zero() -> None:
+    """Mean 1e9 and spread 1 in float64, up to the buffers."""
+    case = Case(0, dtype=torch.float64, offset=1e9, tokens=37, width=17, residual=False, groups=0)
+    mean, var = (torch.zeros(17, dtype=torch.float64, device=DEVICE) for _ in range(2))
+    args = (case.x, None, None, None, None, mean, var, None, 0, 1e-5, False, "")
+    output = kernels.batch_norm(*args)
+    counters = [torch.tensor(0, device=DEVICE) for _ in range(2)]
+    kernels.absorb_centered(mean, var, *counters, output.sums, 1.0, True)
+    torch.testing.assert_close(var, case.x.var(0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(output.statistics[1], case.x.var(0, correction=0), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("value", [float("inf"), 3e38])
@@ -118,17 +129,18 @@ def test_several_processes(
 
     def with_others(tensor: Tensor, group_name: str) -> Tensor:
         calls.append((group_name, tuple(tensor.shape)))
-        if not group_name:
-            return tensor
-        # An uncentered norm has no second row, the other processes neither.
-        absent = torch.arange(tensor.shape[0], device=DEVICE) == 1
-        absent &= (tensor.shape[0] == 3) & (tensor[1] == 0).all()
-        return tensor + torch.where(absent, 0.0, 1.5).to(tensor.dtype).unsqueeze(1)
+        return tensor + 1.5 if group_name else tensor
+
+    def merged_with_others(sums: Tensor, centered: bool, group_name: str) -> Tensor:
+        del centered
+        return with_others(sums, group_name)
 
     for name in ("batch", "power"):
         for room in ("kernels.triton", "reference"):
             module = importlib.import_module(f"powernorm.ops.{room}.{name}")
             monkeypatch.setattr(module, "all_reduce_sum", with_others)
+            if name == "batch":
+                monkeypatch.setattr(module, "reduce_sums", merged_with_others)
     case = Case(seed)
     case.group_name = "other processes"
     check_op(case)
@@ -138,11 +150,11 @@ def test_several_processes(
 
 
 UPDATES = (
-    ("absorb_centered", 2, 3, (0.1, False)),
-    ("absorb_centered", 2, 3, (0.1, True)),
-    ("absorb_centered", 2, 3, (None, True)),
-    ("absorb_uncentered", 1, 3, (0.3,)),
-    ("absorb_uncentered", 1, 3, (None,)),
+    ("absorb_centered", 2, 4, (0.1, False)),
+    ("absorb_centered", 2, 4, (0.1, True)),
+    ("absorb_centered", 2, 4, (None, True)),
+    ("absorb_uncentered", 1, 2, (0.3,)),
+    ("absorb_uncentered", 1, 2, (None,)),
     ("absorb_power", 2, 5, (False, 0.1, 0.2, False)),
     ("absorb_power", 2, 5, (True, 0.1, 0.2, True)),
 )
@@ -159,7 +171,7 @@ def test_update(kind: str, width: int, dtype: torch.dtype, update: Any) -> None:
     sums = torch.rand(rows, width, dtype=torch.float64) * 50
     sums[0] = sums[2 if rows == 5 else 0] = {"none": 0, "one": 1}.get(kind, 40)
     # Somewhere larger than 1/m_b, where the floor of ν's factor counts.
-    sums[3 if rows == 5 else 2] *= 40
+    sums[min(rows - 1, 3)] *= 40
     if kind == "infinite":
         sums[-1, 0] = sums[1, -1] = float("inf")
         sums[-1, width // 2] = float("nan")
@@ -176,7 +188,7 @@ def test_update(kind: str, width: int, dtype: torch.dtype, update: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_whole_weight_takes_the_new_value_as_it_is(dtype: torch.dtype) -> None:
-    sums = torch.tensor([[4.0], [4.0], [8.0]], dtype=torch.float64, device=DEVICE)
+    sums = torch.tensor([[4.0], [4.0], [4.0], [4.0]], dtype=torch.float64, device=DEVICE)
     mean, var = (torch.full((1,), 1e30, dtype=dtype, device=DEVICE) for _ in range(2))
     counters = [torch.tensor(0, device=DEVICE) for _ in range(2)]
     kernels.absorb_centered(mean, var, *counters, sums, 1.0, False)

@@ -61,7 +61,7 @@ class _Expectation:
     def __init__(self, layer: BatchStatisticsNorm, population: Moments) -> None:
         self.eps = layer.eps
         self.population = Statistics.of(population, centered=layer.centered)
-        self.sums = population.total.new_zeros(3)
+        self.sums = population.mean.new_zeros(3)
 
     def add(self, batch: Moments) -> None:
         parts = torch.stack(discrepancies(batch, self.population, self.eps))

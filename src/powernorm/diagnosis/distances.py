@@ -152,7 +152,7 @@ def batch_discrepancies(
 def _moments(count: Tensor, sums: Tensor) -> tuple[Moments, Moments, Moments]:
     nothing = torch.zeros_like(sums[TOTAL])
     return (
-        Moments(count, sums[TOTAL], sums[SQUARES]),
-        Moments(count, nothing, sums[RAW_SQUARES]),
-        Moments(count, nothing, sums[SCALED_SQUARES]),
+        Moments.from_sums(count, sums[TOTAL], sums[SQUARES]),
+        Moments.from_sums(count, nothing, sums[RAW_SQUARES]),
+        Moments.from_sums(count, nothing, sums[SCALED_SQUARES]),
     )

@@ -100,8 +100,8 @@ class Calls:
     """Records of several calls of one layer.
 
     Attributes:
-        moments: of the normalized values, over valid tokens of all processes: count (n, 1), sums
-            (n, C).
+        moments: of the normalized values, over valid tokens of all processes: count (n, 1), mean
+            and squares (n, C).
         state: result of `state_of` before each call, (n, k, C).
         products: Σ ∂L/∂y and Σ ∂L/∂y t over all positions, with t the values that the layer
             normalizes, (n, 2, C); None where `needs_products` is False.
@@ -202,7 +202,7 @@ def _power_norm(layer: PowerNorm, calls: Calls) -> Tensor:
         used = torch.minimum(torch.maximum(running, batch / bound), batch * bound)
     used = torch.where(stage == 0, batch, used)
     for_gradient = batch if layer.variant == "released" else used
-    squares = nu.square() * calls.moments.total_squares
+    squares = nu.square() * batch * calls.moments.count
     return (squares / ((used + layer.eps) * (for_gradient + layer.eps))).sum(-1)
 
 
@@ -215,4 +215,4 @@ def _moving_average(layer: MovingAverageBatchNorm, calls: Calls, products: Tenso
     ratio = torch.where(stage == 2, ratio, 1.0)
     current = weight * ratio * products[:, 1] / (root * calls.count)
     moment = torch.where(stage == 0, current, (history + current) / layer.window)
-    return (moment.square() * calls.moments.total_squares / root**4).sum(-1)
+    return (moment.square() * batch * calls.moments.count / root**4).sum(-1)

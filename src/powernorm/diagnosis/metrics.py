@@ -32,6 +32,7 @@ from powernorm.norms.checkpointing import FINGERPRINT_SIZE, fingerprint, fingerp
 from powernorm.norms.feature_dims import LAST
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
+from powernorm.ops.reference.state import centered_moments, centered_sums
 
 Kind = Literal["input", "input gradient", "output gradient"]
 
@@ -97,7 +98,7 @@ class BatchObserver(TokenObserver):
         return x.requires_grad and needs_products(self.module)
 
     def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Record count, sums and sums of squares (3, C), a fingerprint of x, the layer's state."""
+        """Record `centered_sums`, (4, C), a fingerprint of x, the layer's state."""
         tokens = wide(self.module.scaled(x)).reshape(-1, x.shape[-1])
         own = torch.cat([fingerprint(x), state_of(self.module).flatten()])
         self._keep(Record(self.layer, "input", _moment_sums(tokens, padding_mask), own))
@@ -124,7 +125,7 @@ class BatchObserver(TokenObserver):
 
 
 def _moment_sums(tokens: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Return n, Σt and Σt² over valid tokens, (3, C) float64, in two passes in the tokens' type.
+    """Return `centered_sums` over valid tokens, (4, C), in two passes in the tokens' type.
 
     Converting all tokens to float64 would take five times as long.
     """
@@ -141,11 +142,9 @@ def _moment_sums(tokens: Tensor, padding_mask: Tensor | None) -> Tensor:
         deviations = torch.where(padding, 0.0, kept - mean)
     rest = deviations.sum(0).double()
     squares = deviations.square().sum(0).double()
-    mean = mean.double()
-    total = count * mean + rest
-    return torch.stack(
-        [count.expand_as(total), total, squares + 2 * mean * rest + count * mean.square()]
-    )
+    # The mean was rounded: exact is mean + rest/count.
+    shift = rest / count.clamp(min=1)
+    return centered_sums(count, mean.double() + shift, (squares - rest * shift).clamp(min=0))
 
 
 Cells = dict[str, float | None]
@@ -291,8 +290,8 @@ def _is_empty(record: Record) -> bool:
 
 
 def _moments(inputs: Sequence[Record]) -> Moments:
-    count, total, squares = torch.stack([one.sums for one in inputs]).unbind(1)
-    return Moments(count[:, :1], total, squares)
+    count, mean, squares = centered_moments(torch.stack([one.sums for one in inputs]))
+    return Moments(count[:, :1], mean, squares)
 
 
 def _paired(records: Sequence[Record]) -> list[tuple[Record, Record]]:

@@ -57,8 +57,9 @@ class BatchNorm(CenteredNorm, ReestimatedNorm):
         Statistics in float32 (float64 for float64 input), variance in two passes.
 
     Distributed:
-        One all-reduce of (n, Σx, Σx²) in float64 in the forward, one of the gradient's sums in
-        the backward; ranks may hold different numbers of tokens, or none.
+        One all-gather of (n, mean, squared deviations) in float64 in the forward, merged by Chan's
+        formula, one all-reduce of the gradient's sums in the backward; ranks may hold different
+        numbers of tokens, or none.
 
     >>> norm = BatchNorm(4)
     >>> y = norm(torch.randn(2, 3, 4))
@@ -156,7 +157,7 @@ class PowerNormV(UncenteredNorm, ReestimatedNorm):
     >>> y = norm(torch.randn(2, 3, 4))
     """
 
-    num_sums = 3
+    num_sums = 2
 
     def __init__(
         self,
@@ -217,7 +218,7 @@ class PowerNormV(UncenteredNorm, ReestimatedNorm):
         return ((self.running_second_moment, statistics[1], self.momentum),)
 
     def update_running_stats(self, sums: Tensor) -> None:
-        """Update ψ² by one step from (n, 0, Σx²)."""
+        """Update ψ² by one step from (n, Σx²)."""
         functions_for(sums).absorb_uncentered(
             *self.buffers_to_move("running_second_moment"),
             sums,

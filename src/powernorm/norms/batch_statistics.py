@@ -26,12 +26,12 @@ from powernorm.norms.feature_dims import Call, features_back, features_last
 from powernorm.norms.masks import current_padding_mask, users_padding_mask
 from powernorm.norms.sharded import check_group, local_state
 from powernorm.ops.moments import Moments
-from powernorm.ops.processes import all_reduce_sum, group_name_of
+from powernorm.ops.processes import group_name_of
 from powernorm.ops.reference.arrays import (
     scale_groups,
     tokens_of,
 )
-from powernorm.ops.reference.state import Update, move_statistics
+from powernorm.ops.reference.state import Update, merge_sums, move_statistics, reduce_sums
 
 OPTIONAL_BUFFER: Final = "num_nonfinite_batches"
 """Buffer that a state dict holds only if it is not 0, as torch's BatchNorm has none such."""
@@ -290,7 +290,10 @@ class BatchStatisticsNorm(AffineNorm):
     def gather(self, sums: Tensor) -> None:
         """Add a batch's sums to the gathered ones."""
         assert self._held is not None
-        self._held.add_(sums)
+        if self.centered:
+            self._held.copy_(merge_sums(torch.stack([self._held, sums])))
+        else:
+            self._held.add_(sums)
 
     def drop_statistics(self) -> None:
         """Discard the gathered sums."""
@@ -302,7 +305,7 @@ class BatchStatisticsNorm(AffineNorm):
         held, self._held = self._held, None
         if held is not None:
             with local_state(self):
-                self.update_running_stats(all_reduce_sum(held, self.group_name))
+                self.update_running_stats(reduce_sums(held, self.centered, self.group_name))
 
     @torch.no_grad()
     def move_statistics(self, present: Tensor, *updates: Update) -> None:

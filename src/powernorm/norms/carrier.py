@@ -27,8 +27,8 @@ from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.checkpointing import Seen
 from powernorm.norms.feature_dims import Call
-from powernorm.ops.processes import all_reduce_sum
 from powernorm.ops.reference.batch import current_backward
+from powernorm.ops.reference.state import reduce_sums
 
 NO_BACKWARD: Final = -1
 
@@ -166,8 +166,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
         if self._held is not None:
             self.gather(sums)
             return
-        name = self.group_name
-        self.update_running_stats(all_reduce_sum(sums, name) if name else sums)
+        self.update_running_stats(reduce_sums(sums, self.centered, self.group_name))
         self.advance()
 
     def advance(self) -> None:

@@ -67,7 +67,7 @@ def move_forward(
 class CenteredNorm(BatchStatisticsNorm):
     """Base of BatchNorm and its variants: running mean and variance, and evaluation by them."""
 
-    num_sums = 3
+    num_sums = 4
     running_mean: Tensor
     running_var: Tensor
 
@@ -106,7 +106,7 @@ class CenteredNorm(BatchStatisticsNorm):
         )
 
     def update_running_stats(self, sums: Tensor) -> None:
-        """Update the running mean and variance by one step from (n, Σx, Σx²)."""
+        """Update the running mean and variance by one step from its sums."""
         functions_for(sums).absorb_centered(
             *self.buffers_to_move("running_mean", "running_var"),
             sums,

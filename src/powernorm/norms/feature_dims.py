@@ -103,8 +103,6 @@ def _laid_out(y: Tensor, x: Tensor, dim: int) -> Tensor:
         return y.contiguous()
     if features_last(x, dim).is_contiguous():
         return y
-    # Dense, in the order of x's dimensions in memory, as torch's own layers return.
-    strides = x.stride()
-    order = sorted(range(x.ndim), key=lambda d: -strides[d])
-    places = [order.index(d) for d in range(x.ndim)]
-    return y.permute(order).contiguous().permute(places)
+    # Dense, in the order of x's dimensions in memory, as torch's own layers return. Not by sorting
+    # the strides, which a compiler with dynamic shapes does not know.
+    return torch.empty_like(x, dtype=y.dtype).copy_(y)

@@ -117,7 +117,7 @@ def batch_norm(
 ) -> BatchNormResult:
     """Normalize by batch statistics; arguments as of `reference.batch`.
 
-    The `carrier` is a leaf that receives the sums as its gradient, (3, C) float64.
+    The `carrier` is a leaf that receives the sums as its gradient, (4, C) float64.
     """
     if residual is not None and residual.dtype != x.dtype:
         x, residual = _promoted(x, residual)

@@ -7,20 +7,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from powernorm.ops.processes import all_reduce_sum
+from powernorm.ops.processes import all_gather
+
+
+def merge_moments(counts: Tensor, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(count, mean, sum of squared deviations) of several sets together, by Chan's formula.
+
+    The variance never meets the mean's square, which would swallow it where |mean| >> std.
+
+    Args:
+        counts: (sets, C) or (sets, 1).
+        means: (sets, C), of each set.
+        squares: (sets, C), of the deviations from each set's own mean.
+    """
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / count.clamp(min=1)
+    return count, mean, (squares + counts * (means - mean).square()).sum(0)
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Count and first two sums of a set of tokens, per feature, in float64.
+    """Count, mean and squared deviations of a set of tokens, per feature, in float64.
 
-    Float64 sums stay exact where float32 sums of squares do not: at mean 1e4 and standard
-    deviation 1 the variance is right to 1e-7, against an error of several hundred percent.
+    At mean 1e9 and standard deviation 1 the variance of float64 tokens is right to 1e-6; raw sums
+    of squares would leave nothing of it.
 
     Attributes:
         count: number of valid tokens, 0-d.
-        total: sum over valid tokens, shape (C,).
-        total_squares: sum of squares over valid tokens, shape (C,).
+        mean: mean over valid tokens, shape (C,); 0 where there is no token.
+        squares: sum of squared deviations from that mean, shape (C,).
 
     >>> a = Moments.of(torch.tensor([[1.0], [3.0]]))
     >>> b = Moments.of(torch.tensor([[5.0]]))
@@ -29,8 +44,8 @@ class Moments:
     """
 
     count: Tensor
-    total: Tensor
-    total_squares: Tensor
+    mean: Tensor
+    squares: Tensor
 
     @classmethod
     def of(cls, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
@@ -41,13 +56,21 @@ class Moments:
             padding_mask: bool, shape `x.shape[:-1]`, True = padding.
         """
         tokens = x.detach().reshape(-1, x.shape[-1]).double()
-        if padding_mask is not None:
-            # `where`, not a product: padding may hold infinities.
-            tokens = torch.where(padding_mask.reshape(-1, 1), 0.0, tokens)
-            count = (~padding_mask).sum().double()
-        else:
+        if padding_mask is None:
+            mean = tokens.sum(0) / max(tokens.shape[0], 1)
             count = tokens.new_full((), float(tokens.shape[0]))
-        return cls(count, tokens.sum(0), tokens.square().sum(0))
+            return cls(count, mean, (tokens - mean).square().sum(0))
+        padding = padding_mask.reshape(-1, 1)
+        count = (~padding).sum().double()
+        # `where`, not a product: padding may hold infinities.
+        mean = torch.where(padding, 0.0, tokens).sum(0) / count.clamp(min=1)
+        return cls(count, mean, torch.where(padding, 0.0, tokens - mean).square().sum(0))
+
+    @classmethod
+    def from_sums(cls, count: Tensor, total: Tensor, total_squares: Tensor) -> Moments:
+        """Moments from sums of values and of their squares, which lose digits if |mean| >> std."""
+        mean = total / count.clamp(min=1)
+        return cls(count, mean, (total_squares - total * mean).clamp(min=0))
 
     @classmethod
     def zero(cls, num_features: int, device: torch.device | None = None) -> Moments:
@@ -56,33 +79,30 @@ class Moments:
         return cls(torch.zeros((), dtype=torch.float64, device=device), zeros, zeros)
 
     @property
-    def mean(self) -> Tensor:
-        """Mean per feature, shape (C,); 0 where there is no token."""
-        return self.total / self.count.clamp(min=1)
+    def var(self) -> Tensor:
+        """Biased variance per feature (divided by the count), shape (C,)."""
+        return self.squares / self.count.clamp(min=1)
 
     @property
     def second_moment(self) -> Tensor:
         """Quadratic mean per feature (ψ²), shape (C,); 0 where there is no token."""
-        return self.total_squares / self.count.clamp(min=1)
-
-    @property
-    def var(self) -> Tensor:
-        """Biased variance per feature (divided by the count), shape (C,)."""
-        return (self.second_moment - self.mean.square()).clamp(min=0)
+        return self.var + self.mean.square()
 
     def merge(self, other: Moments) -> Moments:
         """Moments of both sets together; associative and commutative."""
-        return Moments(
-            self.count + other.count,
-            self.total + other.total,
-            self.total_squares + other.total_squares,
-        )
+        return _merged(torch.stack([self._packed(), other._packed()]))
 
     def all_reduce(self, group_name: str) -> Moments:
         """Moments over all processes of the group; one collective. `""` means no group."""
-        if not group_name:
-            return self
-        packed = torch.cat([self.count.reshape(1), self.total, self.total_squares])
-        packed = all_reduce_sum(packed, group_name)
-        features = self.total.shape[0]
-        return Moments(packed[0], packed[1 : 1 + features], packed[1 + features :])
+        return _merged(all_gather(self._packed(), group_name)) if group_name else self
+
+    def _packed(self) -> Tensor:
+        return torch.cat([self.count.reshape(1), self.mean, self.squares])
+
+
+def _merged(packed: Tensor) -> Moments:
+    """Moments of several sets together, from the rows of (sets, 1 + 2 C)."""
+    features = packed.shape[1] // 2
+    counts, means, squares = packed.split([1, features, features], dim=1)
+    count, mean, total = merge_moments(counts, means, squares)
+    return Moments(count.reshape(()), mean, total)

@@ -1,4 +1,4 @@
-"""Sums over the processes of a data-parallel job.
+"""Collectives over the processes of a data-parallel job.
 
 The ops take the group's *name*, a string, because a custom operator cannot take a ProcessGroup.
 The empty name means one process: nothing is exchanged.
@@ -33,6 +33,17 @@ def all_reduce_sum(tensor: Tensor, group_name: str) -> Tensor:
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=_resolve(group_name))
     return total
+
+
+def all_gather(tensor: Tensor, group_name: str) -> Tensor:
+    """The tensors of all processes of a group, (processes, *shape), by rank."""
+    if not group_name:
+        return tensor.unsqueeze(0)
+    group = _resolve(group_name)
+    # Flat: gloo takes no outputs with one dimension more than the input.
+    parts = tensor.new_empty(group.size() * tensor.numel())
+    dist.all_gather_into_tensor(parts, tensor.reshape(-1), group=group)
+    return parts.view(-1, *tensor.shape)
 
 
 def _resolve(group_name: str) -> dist.ProcessGroup:

@@ -61,13 +61,13 @@ def _batch_norm(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _batch_norm_fake(*args: Any) -> tuple[Tensor, ...]:
-    x, residual, groups = args[0], args[1], args[9]
+    x, residual, running_mean, groups = args[0], args[1], args[5], args[9]
     return (
         dense_like(x),
         total_like(x, residual),
         scales_like(x, groups),
         features_like(x, 6),
-        features_like(x, 3, dtype=torch.float64),
+        features_like(x, 2 if running_mean is None else 4, dtype=torch.float64),
         x.new_empty((), dtype=torch.bool),
     )
 

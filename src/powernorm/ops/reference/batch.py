@@ -26,6 +26,7 @@ from powernorm.ops.reference.arrays import (
     tokens_of,
     validity_of,
 )
+from powernorm.ops.reference.state import centered_sums, reduce_sums
 
 
 class BatchNormOutput(NamedTuple):
@@ -41,7 +42,8 @@ class BatchNormOutput(NamedTuple):
     mean, 1/sqrt(var + eps), BatchRenorm's r and d (1 and 0 without), number of valid tokens; over
     all processes of the group."""
     sums: Tensor
-    """(3, C) float64, of this process alone: n, Σx, Σx² over valid tokens."""
+    """Float64, over the valid tokens of this process alone: (4, C) of `state.centered_sums`, or
+    (2, C), n and Σx², if uncentered."""
 
 
 def batch_norm(
@@ -108,21 +110,19 @@ def _measure(
     if centered:
         mean = kept.sum(0) / size
         # Two passes: a one-pass sum of squares loses the variance where |mean| >> std.
-        var = keep(tokens - mean, valid).square().sum(0) / size
+        squares = keep(tokens - mean, valid).square().sum(0)
+        sums = centered_sums(count, mean, squares)
     else:
-        var = kept.square().sum(0) / size
-        mean = torch.zeros_like(var)
-    total = mean.double() * size
-    total_squares = var.double() * size + mean.double().square() * size
-    sums = torch.stack([count.double().expand_as(total), total, total_squares])
-    counts = count.expand_as(mean)
+        squares = kept.square().sum(0)
+        mean = torch.zeros_like(squares)
+        sums = torch.stack([count.double().expand_as(mean), squares.double()])
     if group_name:
-        merged = all_reduce_sum(sums, group_name)
-        wide_mean = merged[1] / merged[0].clamp(min=1)
-        wide_var = merged[2] / merged[0].clamp(min=1) - wide_mean.square()
-        # Without a mean the second row is 0, and this is ψ².
-        mean, var = wide_mean.to(mean.dtype), wide_var.clamp(min=0).to(var.dtype)
-        counts = merged[0].to(mean.dtype)
+        merged = reduce_sums(sums, centered, group_name)
+        size = merged[0].clamp(min=1)
+        if centered:
+            mean = (merged[1] / size).to(mean.dtype)
+        squares, count = merged[2 if centered else 1], merged[0]
+    var, counts = (squares / size).to(mean.dtype), count.to(mean.dtype).expand_as(mean)
     return (mean, var, counts), sums
 
 

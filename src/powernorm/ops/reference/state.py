@@ -1,9 +1,22 @@
-"""How running statistics move by the sums over a batch, in place."""
+"""How running statistics move by the sums over a batch, in place.
+
+The sums of a centered norm have the rows n, Σx, M2 (squared deviations from the mean of this use)
+and n μ² (of that mean). They may be added up, as autograd does over the uses of a shared layer,
+and yet a single use keeps its variance at any mean: it is M2/n, in which no large numbers cancel.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
+
+from powernorm.ops.moments import merge_moments
+from powernorm.ops.processes import all_gather, all_reduce_sum
+
+_ROUNDING: Final = 32 * torch.finfo(torch.float64).eps
+"""Share of Σ n μ² below which the spread between uses is rounding error: 0 for a single use."""
 
 Update = tuple[Tensor, Tensor, float | None]
 """(buffer, new value, weight of the new value; None for the plain average of the batches so far)"""
@@ -60,6 +73,51 @@ def unbiased(var: Tensor, count: Tensor) -> Tensor:
     return var * (count / (count - 1).clamp(min=1))
 
 
+def centered_sums(count: Tensor, mean: Tensor, squares: Tensor) -> Tensor:
+    """The rows n, Σx, M2 and n μ² of a batch, (4, C) float64.
+
+    Args:
+        count: number of tokens, (C,) or 0-d.
+        mean: (C,).
+        squares: sum of squared deviations from it, (C,).
+    """
+    count, mean = count.double().expand_as(mean), mean.double()
+    total = mean * count
+    return torch.stack([count, total, squares.double(), mean * total], dim=-2)
+
+
+def centered_moments(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(count, mean, sum of squared deviations from it) of rows that may have been added up.
+
+    Args:
+        sums: (..., 4, C) of `centered_sums`.
+    """
+    count, total, within, raised = sums.unbind(-2)
+    mean = total / count.clamp(min=1)
+    between = raised - mean * total
+    return count, mean, within + torch.where(between > _ROUNDING * raised, between, 0.0)
+
+
+def merge_sums(parts: Tensor) -> Tensor:
+    """The rows of several batches together, as of one: (parts, 4, C) to (4, C)."""
+    return centered_sums(*merge_moments(*centered_moments(parts)))
+
+
+def reduce_sums(sums: Tensor, centered: bool, group_name: str) -> Tensor:
+    """The sums of all processes of a group; one collective, none for the empty name.
+
+    Args:
+        sums: of this process; `centered_sums` of a centered norm.
+        centered: was there a mean?
+        group_name: process group of `processes.group_name_of`.
+    """
+    if not group_name:
+        return sums
+    return (
+        merge_sums(all_gather(sums, group_name)) if centered else all_reduce_sum(sums, group_name)
+    )
+
+
 def absorb_centered(
     running_mean: Tensor,
     running_var: Tensor,
@@ -76,14 +134,12 @@ def absorb_centered(
         running_var: (C,).
         num_batches_tracked: 0-d int64.
         num_nonfinite_batches: 0-d int64.
-        sums: (3, C) float64: n, Σx, Σx² over valid tokens of all processes.
+        sums: (4, C) float64 over valid tokens of all processes, see `centered_sums`.
         momentum: weight of the batch; None for the plain average of the batches so far.
         correct_bias: divide the variance by M - 1.
     """
-    count, total, squares = sums.unbind()
-    size = count.clamp(min=1)
-    mean = total / size
-    var = (squares / size - mean.square()).clamp(min=0)
+    count, mean, squares = centered_moments(sums)
+    var = squares / count.clamp(min=1)
     move_statistics(
         num_batches_tracked,
         num_nonfinite_batches,
@@ -100,8 +156,8 @@ def absorb_uncentered(
     sums: Tensor,
     momentum: float | None,
 ) -> None:
-    """One step of running ψ² from (n, 0, Σx²), (3, C) float64; else as `absorb_centered`."""
-    count, _, squares = sums.unbind()
+    """One step of running ψ² from (n, Σx²), (2, C) float64; else as `absorb_centered`."""
+    count, squares = sums.unbind()
     move_statistics(
         num_batches_tracked,
         num_nonfinite_batches,

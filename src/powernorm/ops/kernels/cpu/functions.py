@@ -20,6 +20,7 @@ from powernorm.ops.kernels.cpu.tasks import FINISH, MEASURE, State
 from powernorm.ops.plain import PLAIN_TYPES
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.ops.reference import state as state_moves
+from powernorm.ops.reference.state import reduce_sums
 
 _BOTH = MEASURE | FINISH
 _CPU = torch.device("cpu")
@@ -51,12 +52,12 @@ def batch_norm(
     if limits is not None:
         task.limits = vector("limits", limits, 2, acc, kept)
     statistics = torch.empty((6, task.features), dtype=acc, device=_CPU)
-    sums = torch.empty((3, task.features), dtype=torch.float64, device=_CPU)
+    sums = torch.empty((4 if centered else 2, task.features), dtype=torch.float64, device=_CPU)
     task.statistics, task.sums = statistics.data_ptr(), sums.data_ptr()
     if group_name:
         task.flags = flags | MEASURE
         run(tasks.BATCH_NORM, task)
-        merged = all_reduce_sum(sums, group_name)
+        merged = reduce_sums(sums, centered, group_name)
         task.flags, task.sums = flags | FINISH, merged.data_ptr()
     run(tasks.BATCH_NORM, task)
     return y, total, scales, statistics, sums

@@ -27,6 +27,7 @@ from powernorm.ops.kernels.triton.launch import (
 from powernorm.ops.kernels.triton.static import groups_of
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.ops.reference.batch import BatchNormOutput
+from powernorm.ops.reference.state import reduce_sums
 
 
 class Measured(NamedTuple):
@@ -133,7 +134,7 @@ def batch_norm(
     centered = running_mean is not None
     measured = measure(x, residual, padding_mask, groups, eps, centered)
     features, programs = x.shape[-1], measured.tiling.programs
-    sums = torch.empty(3, features, dtype=torch.float64, device=x.device)
+    sums = torch.empty(4 if centered else 2, features, dtype=torch.float64, device=x.device)
     statistics = accumulators(x, 6, features)
     running = (vector(running_mean), vector(running_var), vector(limits))
     finishing = finishing_plan(features, programs)
@@ -147,7 +148,7 @@ def batch_norm(
 
     if group_name:
         finish(None, None)
-        finish(all_reduce_sum(sums, group_name), statistics)
+        finish(reduce_sums(sums, centered, group_name), statistics)
     else:
         finish(None, statistics)
     y = normalize(measured, weight, bias, statistics, 2, centered, limits is not None)

@@ -33,7 +33,7 @@ def absorb_centered(
         running_var: (C,), contiguous.
         num_batches_tracked: 0-d int64; grows where there was a token.
         num_nonfinite_batches: 0-d int64; grows where, besides, some feature was not finite.
-        sums: (3, C) float64: n, Σx, Σx².
+        sums: (4, C) float64: n, Σx, Σ of squared deviations, Σ n μ².
         momentum: weight of the new batch; None for the plain average of the batches so far.
         correct_bias: divide the variance by n - 1 (by 1 where n = 1).
     """
@@ -60,7 +60,7 @@ def absorb_uncentered(
         running_second_moment: (C,), contiguous.
         num_batches_tracked: 0-d int64.
         num_nonfinite_batches: 0-d int64.
-        sums: (3, C) float64: n, 0, Σx².
+        sums: (2, C) float64: n, Σx².
         momentum: weight of the new batch; None for the plain average of the batches so far.
     """
     state = (running_second_moment, num_batches_tracked, num_nonfinite_batches)

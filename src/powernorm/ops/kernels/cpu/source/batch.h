@@ -8,7 +8,10 @@ namespace POWERNORM_ISA {
 // Rows of `statistics`.
 enum { kMean, kVar, kScaleRow, kRatio, kShift, kCount };
 
-// Mean, variance and count of all tokens into the statistics, raw sums into `sums`.
+// Rows of `sums`, in double: n; Σx², or Σx, squared deviations from the mean, n times its square.
+enum { kTokens, kSquares, kTotal = kSquares, kWithin, kRaised };
+
+// Mean, variance and count of all tokens into the statistics, the sums into `sums`.
 template <class T>
 int measure_batch(const PowernormTask& task, typename Accumulator<T>::type* statistics) {
   using A = typename Accumulator<T>::type;
@@ -26,9 +29,12 @@ int measure_batch(const PowernormTask& task, typename Accumulator<T>::type* stat
   const double count = sums.count, size = count < 1 ? 1 : count;
   for (int64_t c = 0; c < n; ++c) {
     const double mean = centered ? sums.mean[c] : 0;
-    task.sums[c] = count;
-    task.sums[n + c] = mean * count;
-    task.sums[2 * n + c] = sums.square[c] + mean * mean * count;
+    task.sums[kTokens * n + c] = count;
+    if (centered) {
+      task.sums[kTotal * n + c] = mean * count;
+      task.sums[kRaised * n + c] = mean * (mean * count);
+    }
+    task.sums[(centered ? kWithin : kSquares) * n + c] = sums.square[c];
     statistics[kMean * n + c] = static_cast<A>(mean);
     statistics[kVar * n + c] = static_cast<A>(sums.square[c] / size);
     statistics[kCount * n + c] = static_cast<A>(count);
@@ -36,16 +42,17 @@ int measure_batch(const PowernormTask& task, typename Accumulator<T>::type* stat
   return kDone;
 }
 
-// The same from sums that other processes have added to.
+// The same from the sums of all processes, merged.
 template <class A>
 void read_sums(const PowernormTask& task, A* statistics) {
   const int64_t n = task.features;
+  const bool centered = has(task, kCentered);
   for (int64_t c = 0; c < n; ++c) {
-    const double count = task.sums[c], size = count < 1 ? 1 : count;
-    const double mean = task.sums[n + c] / size;
-    const double var = task.sums[2 * n + c] / size - mean * mean;
+    const double count = task.sums[kTokens * n + c], size = count < 1 ? 1 : count;
+    const double mean = centered ? task.sums[kTotal * n + c] / size : 0;
+    const double squares = task.sums[(centered ? kWithin : kSquares) * n + c];
     statistics[kMean * n + c] = static_cast<A>(mean);
-    statistics[kVar * n + c] = static_cast<A>(var < 0 ? 0 : var);
+    statistics[kVar * n + c] = static_cast<A>(squares / size);
     statistics[kCount * n + c] = static_cast<A>(count);
   }
 }

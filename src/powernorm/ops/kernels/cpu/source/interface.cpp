@@ -94,6 +94,9 @@ bool fits(int operation, const PowernormTask& t) {
   }
 }
 
+// Share of Σ n μ² below which the spread between uses is rounding error, as in reference/state.py.
+const double kRounding = 32 * 0x1p-52;
+
 template <class B>
 struct Running {
   const PowernormState& state;
@@ -117,15 +120,17 @@ struct Running {
     nonfinite |= !good;
   }
 
-  void mean_and_var(int64_t c, double size, double share, double weight) {
+  void mean_and_var(int64_t c, double size, double weight) {
     const double* sums = state.sums;
-    // A second moment is a variance about 0, without a correction.
-    const double mean = state.kind == kMeanAndVar ? sums[state.features + c] * share : 0;
-    double var = sums[2 * state.features + c] * share - mean * mean;
-    if (var < 0) var = 0;
-    if (state.unbiased && size > 1) var *= size / (size - 1);
-    if (state.kind == kMeanAndVar) move(state.first, c, mean, weight);
-    move(state.second, c, var, weight);
+    const int64_t n = state.features;
+    const double total = sums[n + c], raised = sums[3 * n + c], mean = total / size;
+    const double between = raised - mean * total;
+    double squares = sums[2 * n + c];
+    if (between > kRounding * raised) squares += between;
+    double divisor = size;
+    if (state.unbiased && size > 1) divisor -= 1;
+    move(state.first, c, mean, weight);
+    move(state.second, c, squares / divisor, weight);
   }
 
   void power(int64_t c, double share, double gradient_share, double weight) {
@@ -148,12 +153,15 @@ struct Running {
       weight = 1.0 / static_cast<double>(*state.num_batches_tracked + 1 -
                                          *state.num_nonfinite_batches);
     }
-    if (state.kind == kPower) {
+    if (state.kind == kMeanAndVar) {
+      for (int64_t c = 0; c < state.features; ++c) mean_and_var(c, count, weight);
+    } else if (state.kind == kSecondMoment) {
+      const double* squares = state.sums + state.features;
+      for (int64_t c = 0; c < state.features; ++c) move(state.second, c, squares[c] / count, weight);
+    } else {
       const double size = state.sums[2 * state.features];
       const double gradient_share = 1 / (size < 1 ? 1 : size);
       for (int64_t c = 0; c < state.features; ++c) power(c, 1 / count, gradient_share, weight);
-    } else {
-      for (int64_t c = 0; c < state.features; ++c) mean_and_var(c, count, 1 / count, weight);
     }
     *state.num_batches_tracked += 1;
     *state.num_nonfinite_batches += nonfinite != 0;

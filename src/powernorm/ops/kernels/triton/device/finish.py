@@ -91,14 +91,16 @@ def _measured(
         squares = load_parts(partials_ptr, 2, programs, features, FEATURES, BLOCK_P)
         mean = tl.sum(counts * means, 0) / size
         gaps = means - mean[None, :]
-        var = tl.sum(squares + counts * gaps * gaps, 0) / size
+        within = tl.sum(squares + counts * gaps * gaps, 0)
+        store_row(sums_ptr, 1, mean * size, features, exists, FEATURES)
+        store_row(sums_ptr, 2, within, features, exists, FEATURES)
+        store_row(sums_ptr, 3, mean * (mean * size), features, exists, FEATURES)
     else:
         mean = tl.zeros_like(count)
-        var = add_parts(partials_ptr, 0, programs, features, FEATURES, BLOCK_P) / size
+        within = add_parts(partials_ptr, 0, programs, features, FEATURES, BLOCK_P)
+        store_row(sums_ptr, 1, within, features, exists, FEATURES)
     store_row(sums_ptr, 0, count, features, exists, FEATURES)
-    store_row(sums_ptr, 1, mean * size, features, exists, FEATURES)
-    store_row(sums_ptr, 2, (var + mean * mean) * size, features, exists, FEATURES)
-    return count, mean, var
+    return count, mean, within / size
 
 
 @triton.jit
@@ -141,10 +143,11 @@ def batch_statistics_kernel(
     else:
         count = load_row(merged_ptr, 0, features, exists, FEATURES, tl.float64)
         size = tl.maximum(count, 1.0)
-        mean = load_row(merged_ptr, 1, features, exists, FEATURES, tl.float64) / size
-        squares = load_row(merged_ptr, 2, features, exists, FEATURES, tl.float64)
-        var = squares / size - mean * mean
-        var = tl.where(var < 0, 0.0, var)
+        mean = tl.zeros_like(count)
+        if CENTERED:
+            mean = load_row(merged_ptr, 1, features, exists, FEATURES, tl.float64) / size
+        squares = load_row(merged_ptr, 2 if CENTERED else 1, features, exists, FEATURES, tl.float64)
+        var = squares / size
     if statistics_ptr is not None:
         eps = tl.full((BLOCK_F,), eps, tl.float64)
         running_var = load_row(running_var_ptr, 0, features, exists, FEATURES, tl.float64)

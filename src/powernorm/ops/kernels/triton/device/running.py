@@ -78,7 +78,7 @@ def centered_kernel(
     FEATURES: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """Running mean and variance from n, Σx, Σx²."""
+    """Running mean and variance from n, Σx, Σ of squared deviations and Σ n μ²."""
     tracked = tl.load(tracked_ptr)
     nonfinite = tl.load(nonfinite_ptr)
     weight = _weight(momentum, tracked, nonfinite, AVERAGE, BLOCK_F)
@@ -89,9 +89,13 @@ def centered_kernel(
         exists = features < FEATURES
         count = _load(sums_ptr, 0, features, exists, FEATURES)
         size = tl.maximum(count, 1.0)
-        mean = _load(sums_ptr, 1, features, exists, FEATURES) / size
-        var = _load(sums_ptr, 2, features, exists, FEATURES) / size - mean * mean
-        var = tl.where(var < 0, 0.0, var)
+        total = _load(sums_ptr, 1, features, exists, FEATURES)
+        raised = _load(sums_ptr, 3, features, exists, FEATURES)
+        mean = total / size
+        between = raised - mean * total
+        # Between uses of the layer; below its rounding error there is none, as in the reference.
+        between = tl.where(between > 7.105427357601002e-15 * raised, between, 0.0)
+        var = (_load(sums_ptr, 2, features, exists, FEATURES) + between) / size
         if CORRECT_BIAS:
             var *= count / tl.maximum(count - 1.0, 1.0)
         failed = _move(mean_ptr, mean, weight, tokens, features, exists)
@@ -111,7 +115,7 @@ def uncentered_kernel(
     FEATURES: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """Running ψ² from n, 0, Σx²."""
+    """Running ψ² from n, Σx²."""
     tracked = tl.load(tracked_ptr)
     nonfinite = tl.load(nonfinite_ptr)
     weight = _weight(momentum, tracked, nonfinite, AVERAGE, BLOCK_F)
@@ -121,7 +125,7 @@ def uncentered_kernel(
         features = start + tl.arange(0, BLOCK_F)
         exists = features < FEATURES
         size = tl.maximum(_load(sums_ptr, 0, features, exists, FEATURES), 1.0)
-        batch = _load(sums_ptr, 2, features, exists, FEATURES) / size
+        batch = _load(sums_ptr, 1, features, exists, FEATURES) / size
         failures |= _move(moment_ptr, batch, weight, tokens, features, exists).to(tl.int32)
     _count(tracked_ptr, nonfinite_ptr, tracked, nonfinite, tokens, failures)
 
