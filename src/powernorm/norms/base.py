@@ -144,6 +144,11 @@ class Norm(nn.Module):
                 f"residual has shape {tuple(residual.shape)} and dtype {residual.dtype}, expected "
                 f"the input's shape {tuple(x.shape)} and a floating point type"
             )
+        if residual.device != x.device:
+            raise InputError(
+                f"residual is on {residual.device}, the input is on {x.device}: pass "
+                "`residual.to(x.device)`"
+            )
 
     def _advice(self, x: Tensor) -> str:
         """Return advice which feature_dim would fit an input, if exactly one would."""
