@@ -20,7 +20,8 @@ from powernorm.norms.feature_dims import (
     over_dimension,
 )
 from powernorm.norms.masks import check_padding_mask
-from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
+from powernorm.ops.pointwise import scale_and_shift
+from powernorm.ops.reference.arrays import accumulation_dtype
 
 
 class Norm(nn.Module):
