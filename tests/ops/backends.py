@@ -253,7 +253,9 @@ def _size(name: str, exact: Results, inputs: Inputs) -> float:
     if name == "backward x":
         # Gradient over spread: of a feature or token without spread, 1/sqrt(eps) times it.
         statistics = exact["forward statistics"]
-        steepest = float(statistics[: 3 if len(statistics) > 3 else None].abs().max())
+        steepest = float(
+            statistics[: 3 if len(statistics) > 3 else None].nan_to_num(0, 0, 0).abs().max()
+        )
         size += steepest * float(inputs.grad_y.nan_to_num().abs().max())
     # Sums over tokens: of a block of 64 in the accumulator of the type, further on in double.
     return size * (4 if name.split()[1] in ("sums", "carried", "weight", "bias") else 1)

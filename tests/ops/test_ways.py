@@ -162,14 +162,20 @@ def test_a_gradient_of_zeros_that_is_not_there() -> None:
 def test_tensors_elsewhere_are_named() -> None:
     x = torch.randn(6, 4)
     meta = torch.empty(4, device="meta")
+    mask = torch.zeros(6, dtype=torch.bool, device="meta")
     for call, name in (
         (lambda: functions.token_norm(x, None, meta, None, eps=1e-5), "weight"),
         (lambda: functions.token_norm(x, None, torch.ones(2), None, eps=1e-5), "weight"),
         (lambda: powernorm.RMSNorm(4, device="meta")(x), "weight"),
-        (lambda: powernorm.RMSNorm(4)(x, None, torch.empty(6, 4, device="meta")), "residual"),
+        (
+            lambda: functions.token_norm(x, x.to("meta"), None, None, eps=1e-5),
+            "residual",
+        ),
         (lambda: functions.token_norm(x, x[:1], None, None, eps=1e-5), "residual"),
         (
-            lambda: powernorm.BatchNorm(4)(x, torch.zeros(6, dtype=torch.bool, device="meta")),
+            lambda: functions.batch_norm(
+                x, None, mask, None, None, None, x[0], None, None, 0, 1e-5, False, ""
+            ),
             "padding_mask",
         ),
         (

@@ -32,7 +32,8 @@ from powernorm.norms.sharded import (
     local_values,
     sharded_like,
 )
-from powernorm.ops.reference.arrays import accumulation_dtype, scale_and_shift
+from powernorm.ops.pointwise import scale_and_shift
+from powernorm.ops.reference.arrays import accumulation_dtype
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -203,6 +204,11 @@ class Norm(nn.Module):
             raise InputError(
                 f"residual has shape {tuple(residual.shape)} and dtype {residual.dtype}, expected "
                 f"the input's shape {tuple(x.shape)} and a floating point type"
+            )
+        if residual.device != x.device:
+            raise InputError(
+                f"residual is on {residual.device}, the input is on {x.device}: pass "
+                "`residual.to(x.device)`"
             )
 
     def _advice(self, x: Tensor) -> str:

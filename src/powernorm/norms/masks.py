@@ -6,20 +6,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.feature_dims import LAST, features_back, shape_without
-
-# Thread-local and not a ContextVar: `ContextVar.get` does not trace under fullgraph compilation.
-# `frames` is a tuple, the innermost last: an immutable value traces as well, and is restored by
-# setting the former value.
-_scope = threading.local()
-
 
 _MODULE_CALLS: Final = ("inner", "_call_impl")
 """Functions of `torch.nn.Module` that call hooks and stay on the stack during the forward."""
@@ -61,9 +56,43 @@ class _Frame(NamedTuple):
     """Whether the scope is for observers only: the norms use the scopes around it."""
 
 
-def _open_frames() -> tuple[_Frame, ...]:
-    frames: tuple[_Frame, ...] = getattr(_scope, "frames", ())
+# What eager code opens belongs to the context: to an asyncio task, or to a thread without one.
+_context: Final[ContextVar[Any]] = ContextVar("powernorm.padding_mask")
+
+
+class _Context:
+    """The scopes of the context, as compiled code can read them."""
+
+    # A call of `ContextVar.get` does not trace under fullgraph compilation. A property whose getter
+    # is a C function does, and guards read it anew at each call of the compiled code. `get` takes
+    # the instance as its default: no scope is the instance itself, also where one was closed.
+    frames = property(_context.get)
+
+
+_read: Final = _Context()
+# Scopes that compiled code opened, inside those of the context: it cannot set a ContextVar, and no
+# other task runs before it has returned. An attribute of a plain thread-local traces (not that of a
+# subclass with a default). `frames` is a tuple, the innermost last: an immutable value traces as
+# well, and is restored by setting the former value.
+_compiled = threading.local()
+
+
+def _context_frames() -> tuple[_Frame, ...]:
+    frames = _read.frames
+    return () if frames is _read else frames
+
+
+def _set_context_frames(frames: tuple[_Frame, ...]) -> None:
+    _context.set(frames or _read)
+
+
+def _compiled_frames() -> tuple[_Frame, ...]:
+    frames: tuple[_Frame, ...] = getattr(_compiled, "frames", ())
     return frames
+
+
+def _open_frames() -> tuple[_Frame, ...]:
+    return (*_context_frames(), *_compiled_frames())
 
 
 def _frames() -> tuple[_Frame, ...]:
@@ -71,14 +100,53 @@ def _frames() -> tuple[_Frame, ...]:
     # The frames below the innermost one were checked when that one was opened.
     if not frames or torch.compiler.is_compiling() or _is_open(frames[-1]):
         return frames
-    return _without_leftovers(frames)
+    _drop_leftovers()
+    return _open_frames()
 
 
-def _without_leftovers(frames: tuple[_Frame, ...]) -> tuple[_Frame, ...]:
+def _drop_leftovers() -> None:
+    frames = _context_frames()
     kept = tuple(frame for frame in frames if _is_open(frame))
     if len(kept) < len(frames):
-        _scope.frames = kept
-    return kept
+        _set_context_frames(kept)
+    _compiled.frames = tuple(frame for frame in _compiled_frames() if _is_open(frame))
+
+
+def _push(frame: _Frame) -> None:
+    if not torch.compiler.is_compiling():
+        _drop_leftovers()
+        # Between two graphs of a compiled call eager code opens inside what the call has opened.
+        if not _compiled_frames():
+            _set_context_frames((*_context_frames(), frame))
+            return
+    _compiled.frames = (*_compiled_frames(), frame)
+
+
+def _keep(count: int) -> None:
+    """Close all scopes but this many."""
+    frames = _context_frames()
+    if count >= len(frames):
+        _compiled.frames = _compiled_frames()[: count - len(frames)]
+    elif not torch.compiler.is_compiling():
+        # Compiled code leaves it to `_Frame.call` to end what eager code has opened.
+        _set_context_frames(frames[:count])
+        _compiled.frames = ()
+
+
+def _remove(scope: _Frame) -> None:
+    """Close a user's scope, and what was left open inside it."""
+    if any(frame is scope for frame in _compiled_frames()):
+        _compiled.frames = _without(_compiled_frames(), scope)
+    elif any(frame is scope for frame in _context_frames()):
+        _set_context_frames(_without(_context_frames(), scope))
+        _compiled.frames = ()
+
+
+def _without(frames: tuple[_Frame, ...], scope: _Frame) -> tuple[_Frame, ...]:
+    index = next(index for index, frame in enumerate(frames) if frame is scope)
+    # Scopes of users inside it stay: two generators may close theirs in another order.
+    inner = (frame for frame in frames[index + 1 :] if frame.opener is None)
+    return (*frames[:index], *inner)
 
 
 def _is_open(frame: _Frame) -> bool:
@@ -95,8 +163,9 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     """Give every norm called inside the scope this padding mask.
 
     For models whose layers call their norms as `norm(x)`. An explicit `padding_mask=` argument of
-    a norm takes precedence over the scope. Scopes nest; None hides an outer one. Each thread has
-    its own scopes.
+    a norm takes precedence over the scope. Scopes nest; None hides an outer one. Each thread and
+    each asyncio task has its own scopes; a task, and `asyncio.to_thread`, begin with those that
+    were open where they were created.
 
     Args:
         mask: bool, True = padding, of shape (batch, length) or whatever shape x has at the norms
@@ -107,12 +176,16 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     >>> with powernorm.padding_mask(torch.tensor([[False, False, True]])):
     ...     y = norm(torch.randn(1, 3, 4))
     """
-    previous = _frames()
-    _scope.frames = (*previous, _Frame(() if mask is None else (ScopedMask(mask),), None))
+    opened = _compiled_frames()
+    frame = _Frame(() if mask is None else (ScopedMask(mask),), None)
+    _push(frame)
     try:
         yield
     finally:
-        _scope.frames = previous
+        if torch.compiler.is_compiling():
+            _compiled.frames = opened
+        else:
+            _remove(frame)
 
 
 def _innermost(*, observing: bool = False) -> _Frame | None:
@@ -126,7 +199,7 @@ def _innermost(*, observing: bool = False) -> _Frame | None:
 def current_padding_mask(
     x: Tensor | None = None, norm: object = None, *, observing: bool = False, strict: bool = True
 ) -> Tensor | None:
-    """Return the mask of the innermost `padding_mask` scope of this thread, or None.
+    """Return the mask of the innermost `padding_mask` scope that is open here, or None.
 
     Args:
         x: input of a norm, features last, (..., C). In a model's own scope, as `powernorm.swap`
@@ -149,6 +222,12 @@ def current_padding_mask(
     if not fits and strict:
         raise _misfit(masks[0], x, norm)
     return mask
+
+
+def has_padding_mask() -> bool:
+    """Return whether a scope around the norms offers a mask, whatever its shape."""
+    frame = _innermost()
+    return frame is not None and bool(frame.masks)
 
 
 def users_padding_mask() -> Tensor | None:
@@ -217,12 +296,11 @@ def open_scope(masks: tuple[ScopedMask, ...], opener: object, *, observed: bool 
         observed: whether only callers with `observing` see it, not the norms inside.
     """
     if torch.compiler.is_compiling():
-        _scope.frames = (*_open_frames(), _Frame(masks, opener, None, observed))
+        _push(_Frame(masks, opener, None, observed))
         return
     call = sys._getframe(2)
     known = call.f_code.co_name in _MODULE_CALLS
-    frame = _Frame(masks, opener, call if known else None, observed)
-    _scope.frames = (*_without_leftovers(_open_frames()), frame)
+    _push(_Frame(masks, opener, call if known else None, observed))
 
 
 def close_scope(opener: object) -> None:
@@ -230,7 +308,7 @@ def close_scope(opener: object) -> None:
     frames = _open_frames()
     for index in range(len(frames) - 1, -1, -1):
         if frames[index].opener is opener:
-            _scope.frames = frames[:index]
+            _keep(index)
             return
 
 
@@ -243,7 +321,7 @@ def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None
         feature_dim: the dimension of x that holds the features.
 
     Raises:
-        InputError: wrong type or shape.
+        InputError: wrong type, shape or device.
     """
     if mask.dtype != torch.bool:
         fix = (
@@ -262,4 +340,9 @@ def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None
         raise InputError(
             f"padding_mask has shape {tuple(mask.shape)}, expected {tuple(expected)}: one value "
             f"for each {what} of an input of shape {tuple(x.shape)}"
+        )
+    if mask.device != x.device:
+        raise InputError(
+            f"padding_mask is on {mask.device}, the input is on {x.device}: pass "
+            "`padding_mask.to(x.device)`"
         )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from powernorm.norms.arguments import check_number
 from powernorm.norms.base import AffineNorm, Norm
 from powernorm.norms.feature_dims import Call, Normalized, answer
-from powernorm.ops.reference.token import dynamic_tanh
+from powernorm.ops.pointwise import dynamic_tanh
 
 
 class DynamicTanh(AffineNorm):

@@ -1,7 +1,8 @@
 """Norms of each token over its own features: no state, the same in training and evaluation.
 
-All take `padding_mask` for the common interface; it changes nothing, because tokens are
-normalized independently.
+All take `padding_mask` for the common interface; it changes no value, because tokens are
+normalized independently. A token that no gradient arrives at gives none, whatever it holds: NaN in
+padding reaches neither the parameters nor the layers below.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
 from powernorm.norms.base import AffineNorm, Norm
 from powernorm.norms.feature_dims import Call, Normalized, answer
+from powernorm.norms.masks import has_padding_mask
 from powernorm.ops.functions import token_norm
 from powernorm.ops.reference.token import layer_norm
 
@@ -217,6 +219,11 @@ class AdaNorm(_StandardizingNorm):
 class LayerNorm(AffineNorm):
     """torch's LayerNorm with this library's signature: `y = γ (x - μ)/σ + β` per token.
 
+    Numerics:
+        Torch's own function computes it. Where a padding mask is known (that of the call or of the
+        scope) and gradients are recorded it is this library's kernel, whose gradients leave out
+        what padding holds, NaN included; results then differ by rounding.
+
     Args:
         num_features: C.
         eps: added to the variance.
@@ -245,8 +252,13 @@ class LayerNorm(AffineNorm):
 
     def normalize(self, call: Call) -> Normalized:
         """Normalize (..., C)."""
-        total = call.x if call.residual is None else call.x + call.residual
-        return answer((layer_norm(total, self.weight, self.bias, self.eps), total), call.residual)
+        x, mask, residual = call
+        if torch.is_grad_enabled() and (mask is not None or has_padding_mask()):
+            # Padding may hold NaN. Torch's backward multiplies it by the zeros that arrive there.
+            affine = (self.weight, self.bias)
+            return answer(token_norm(x, residual, *affine, eps=self.eps), residual)
+        total = x if residual is None else x + residual
+        return answer((layer_norm(total, self.weight, self.bias, self.eps), total), residual)
 
 
 class RMSNorm(AffineNorm):

@@ -148,7 +148,7 @@ def token_norm_gradient(
         grad_y = torch.zeros_like(inputs)
     if torch.is_grad_enabled():
         sources = _aliases(inputs, weight, bias)
-        y = differentiable_token_norm(*sources, *ctx.settings)
+        y = differentiable_token_norm(_heard(sources[0], grad_y), *sources[1:], *ctx.settings)
         grads = _differentiate(y, sources, grad_y, grad_total)
     else:
         _groups, centered, _eps, *settings = ctx.settings
@@ -194,6 +194,15 @@ def static_norm_gradient(
         tensors = (grad_y, grad_total, inputs, weight, scales, statistics)
         grads = _run("static_norm_backward", grad_y, *tensors)
     return (*_inputs_gradients(ctx, grads, weight, 3), *[None] * 5)
+
+
+def _heard(inputs: Tensor, grad_y: Tensor) -> Tensor:
+    """The inputs, but 0 in tokens that are not finite and that no gradient arrives at.
+
+    Autograd would multiply them by that 0, and give NaN.
+    """
+    lost = ~inputs.isfinite().all(-1, keepdim=True) & (grad_y == 0).all(-1, keepdim=True)
+    return torch.where(lost, 0.0, inputs)
 
 
 def _aliases(

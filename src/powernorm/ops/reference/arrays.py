@@ -66,6 +66,14 @@ def products(grad: Tensor, values: Tensor, valid: Tensor | None) -> Tensor:
     return torch.where(valid | (grad != 0), grad * values, 0.0)
 
 
+def where_arriving(grad: Tensor, values: Tensor) -> Tensor:
+    """Values where the gradient that they multiply is not 0, else 0.
+
+    `where` and not the product itself: what is multiplied may be NaN in a token that no loss sees.
+    """
+    return torch.where(grad != 0, values, 0.0)
+
+
 def affine_gradients(
     grad_y: Tensor, normalized: Tensor, weight: Tensor | None, valid: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

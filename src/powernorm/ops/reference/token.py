@@ -16,6 +16,7 @@ from powernorm.ops.reference.arrays import (
     add_residual,
     scale_and_shift,
     tokens_of,
+    where_arriving,
 )
 
 
@@ -87,7 +88,8 @@ def token_norm_backward(
     """Gradients of (x and residual, weight, bias); Xu et al. 2019, Theorem 1.
 
     `∂L/∂x = (g - mean g)/σ - (x - μ) Σ g (x - μ) / (σ² N σ₀)`, over the N features of a group, with
-    σ₀ = σ (released: σ without eps, N one less); detached statistics drop their term.
+    σ₀ = σ (released: σ without eps, N one less); detached statistics drop their term. Where no
+    gradient arrives none leaves, whatever the token holds: padding may be NaN.
 
     Args:
         grad_y: as y.
@@ -109,15 +111,18 @@ def token_norm_backward(
     deviations = tokens.unflatten(-1, (groups, tokens.shape[-1] // groups)) - mean
     y = (deviations * rstd).flatten(-2)
     factor = scale * (1 - k * y)
-    grad_weight, grad_bias = (grad * factor * y).sum(0), grad.sum(0)
+    grad_weight, grad_bias = where_arriving(grad, grad * factor * y).sum(0), grad.sum(0)
     g = grad * factor if weight is None else grad * weight.to(grad.dtype) * factor
-    g = g.unflatten(-1, deviations.shape[-2:])
-    grad_x = g * rstd
+    g = where_arriving(grad, g).unflatten(-1, deviations.shape[-2:])
+    grad_x = where_arriving(g, g * rstd)
     if centered and not detach_mean:
-        grad_x = grad_x - g.mean(-1, keepdim=True) * rstd
+        mean_g = g.mean(-1, keepdim=True)
+        grad_x = grad_x - where_arriving(mean_g, mean_g * rstd)
     if not detach_std:
-        along = (g * deviations).sum(-1, keepdim=True) * rstd.square()
-        grad_x = grad_x - deviations * along / _root_of(deviations, rstd, released)
+        along = where_arriving(g, g * deviations).sum(-1, keepdim=True)
+        along = where_arriving(along, along * rstd.square())
+        share = deviations * along / _root_of(deviations, rstd, released)
+        grad_x = grad_x - where_arriving(along, share)
     grad_x = grad_x.flatten(-2)
     if grad_total is not None:
         grad_x = grad_x + tokens_of(grad_total)
@@ -130,7 +135,7 @@ def _standard_deviation(deviations: Tensor, eps: float, released: bool) -> Tenso
         return (deviations.square().mean(-1) + eps).sqrt()
     var = deviations.square().sum(-1) / (deviations.shape[-1] - 1)
     # The root's gradient at 0 is infinite; of a token whose features are all equal it is 0.
-    varies = var > 0
+    varies = var != 0  # NaN too, which stays NaN
     return torch.where(varies, torch.where(varies, var, 1.0).sqrt(), 0.0) + eps
 
 
@@ -180,9 +185,3 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
         return scale_and_shift(normalized, weight, bias).to(x.dtype)
     # Autocast on some devices returns float32.
     return torch.nn.functional.layer_norm(x, shape, weight, bias, eps).to(x.dtype)
-
-
-def dynamic_tanh(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """`γ tanh(α x) + β` (Zhu et al. 2025)."""
-    wide = torch.tanh(alpha.to(accumulation_dtype(x)) * x.to(accumulation_dtype(x)))
-    return scale_and_shift(wide, weight, bias).to(x.dtype)

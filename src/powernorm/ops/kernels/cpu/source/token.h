@@ -129,29 +129,63 @@ struct TokenBackward {
   void run(RowCount<R> count, const int64_t* rows, ProductSums<A>* sums) const {
     const auto p = rows_of.template pointers<R>(rows);
     const auto ahead = rows_of.template pointers<R>(count.next);
-    const int64_t size = task.features / task.groups;
     for (int64_t g = 0; g < task.groups; ++g) {
       const A* means = static_cast<const A*>(task.scales) + g;
       const A* scales = means + task.tokens * task.groups;
-      A mean[R], scale[R], constant[R], along[R];
+      A mean[R], scale[R];
+      bool finite = true;
       for (int r = 0; r < R; ++r) {
         mean[r] = means[rows[r] * task.groups];
         scale[r] = scales[rows[r] * task.groups];
+        // A NaN in the group makes it NaN, an infinity NaN or 0.
+        finite = finite && scale[r] > 0;
       }
-      measure<Adaptive, Affine>(count, p, ahead, sums, g * size, (g + 1) * size, mean, scale, constant,
-                                along);
-      if (task.grad_total) {
-        write<Adaptive, Affine, true>(count, p, g * size, (g + 1) * size, mean, scale, constant,
-                                      along);
+      if (finite) {
+        group<Adaptive, Affine, false>(count, p, ahead, sums, g, mean, scale);
       } else {
-        write<Adaptive, Affine, false>(count, p, g * size, (g + 1) * size, mean, scale, constant,
-                                       along);
+        one_by_one<Adaptive, Affine>(count, rows, sums, g, mean, scale);
       }
     }
   }
 
+  // Rows of which some are not finite: padding may hold anything, and where no gradient arrives
+  // none leaves.
+  template <bool Adaptive, bool Affine, int R>
+  void one_by_one(RowCount<R>, const int64_t* rows, ProductSums<A>* sums, int64_t g, const A* mean,
+                  const A* scale) const {
+    for (int r = 0; r < R; ++r) {
+      const auto p = rows_of.template pointers<1>(rows + r);
+      const RowCount<1> one{rows + r};
+      group<Adaptive, Affine, true>(one, p, p, sums, g, mean + r, scale + r);
+    }
+  }
+
+  template <bool Adaptive, bool Affine, bool Careful, int R, class P>
+  void group(RowCount<R> count, const P& p, const P& ahead, ProductSums<A>* sums, int64_t g,
+             const A* mean, const A* scale) const {
+    const int64_t size = task.features / task.groups, begin = g * size, end = begin + size;
+    A constant[R], along[R];
+    measure<Adaptive, Affine, Careful>(count, p, ahead, sums, begin, end, mean, scale, constant,
+                                       along);
+    if (task.grad_total) {
+      write<Adaptive, Affine, Careful, true>(count, p, begin, end, mean, scale, constant, along);
+    } else {
+      write<Adaptive, Affine, Careful, false>(count, p, begin, end, mean, scale, constant, along);
+    }
+  }
+
+  // The values where a gradient arrives, else 0.
+  template <bool Careful, class V>
+  static V where_arriving(V grad, V values) {
+    if constexpr (Careful) {
+      const V zero{};
+      values = (grad != zero) ? values : zero;
+    }
+    return values;
+  }
+
   // Row sums that the gradient needs: what is constant over the group, and what goes along h - mean.
-  template <bool Adaptive, bool Affine, int R, class P>
+  template <bool Adaptive, bool Affine, bool Careful, int R, class P>
   void measure(RowCount<R>, const P& p, const P& ahead, ProductSums<A>* sums, int64_t begin,
                int64_t end, const A* mean, const A* scale, A* constant, A* along) const {
     const bool once = has(task, kStream);
@@ -175,14 +209,14 @@ struct TokenBackward {
         ask_for(ahead.grad_y[r] + c, once);
         V y = (L::load(p.x[r] + c) - mean[r]) * scale[r];
         V gy = L::load(p.grad_y[r] + c), t = gy;
-        if constexpr (Adaptive) t = t * (factor - factor * k * y);
+        if constexpr (Adaptive) t = where_arriving<Careful>(gy, t * (factor - factor * k * y));
         if constexpr (Affine) {
           grad += gy;
-          product += t * y;
+          product += where_arriving<Careful>(gy, t * y);
           t = t * steep;
         }
         total[r].add(lanes, t);
-        products_with_y[r].add(lanes, t * y);
+        products_with_y[r].add(lanes, where_arriving<Careful>(t, t * y));
       }
       if constexpr (Affine) {
         L::store(grads + c, grad);
@@ -197,7 +231,9 @@ struct TokenBackward {
       along[r] = 0;
       if (through_std) along[r] = products_with_y[r].total() / size;
       if (through_std && (task.flags & kReleased)) {
-        along[r] = released_share(p.x[r], begin, end, mean[r], scale[r], products_with_y[r].total());
+        const A product = products_with_y[r].total();
+        along[r] = where_arriving<Careful>(
+            product, released_share(p.x[r], begin, end, mean[r], scale[r], product));
       }
     }
   }
@@ -214,7 +250,7 @@ struct TokenBackward {
     return root > 0 ? product / (scale * root) : A(0);
   }
 
-  template <bool Adaptive, bool Affine, bool Stream, int R, class P>
+  template <bool Adaptive, bool Affine, bool Careful, bool Stream, int R, class P>
   void write(RowCount<R>, const P& p, int64_t begin, int64_t end, const A* mean, const A* scale,
              const A* constant, const A* along) const {
     const A factor = static_cast<A>(task.scale), k = static_cast<A>(task.k);
@@ -227,10 +263,14 @@ struct TokenBackward {
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         V y = (L::load(p.x[r] + c) - mean[r]) * scale[r];
-        V t = L::load(p.grad_y[r] + c);
-        if constexpr (Adaptive) t = t * (factor - factor * k * y);
+        const V gy = L::load(p.grad_y[r] + c);
+        V t = gy;
+        if constexpr (Adaptive) t = where_arriving<Careful>(gy, t * (factor - factor * k * y));
         if constexpr (Affine) t = t * steep;
-        V back = (t - constant[r] - y * along[r]) * scale[r];
+        V through_std = y * along[r];
+        if (Careful && along[r] == 0) through_std = V{};
+        const V rest = t - constant[r] - through_std;
+        V back = where_arriving<Careful>(rest, rest * scale[r]);
         if constexpr (Stream) back += L::load(p.grad_total[r] + c);
         put(lanes, p.grad_x[r] + c, back, has(task, kStream));
       }

@@ -153,6 +153,12 @@ def store_gradient(
 
 
 @triton.jit
+def where_arriving(grad, values):
+    """Values where the gradient that they multiply is not 0, else 0: they may be NaN there."""
+    return tl.where(grad != 0, values, 0.0)
+
+
+@triton.jit
 def selected(products, grad, valid, MASKED: tl.constexpr):
     """Products with the gradient, 0 at padding that the loss does not look at (it may be NaN)."""
     if MASKED:

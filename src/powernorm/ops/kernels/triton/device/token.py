@@ -13,6 +13,7 @@ from powernorm.ops.kernels.triton.device.tiles import (
     own_features,
     store_partial,
     tile_rows,
+    where_arriving,
 )
 
 
@@ -49,17 +50,20 @@ def _through_statistics(
     SIZE: tl.constexpr,
 ):
     """The gradient of x from that of y, with the terms of the mean and the deviation."""
-    gradient = grad * rstd
+    gradient = where_arriving(grad, grad * rstd)
     if THROUGH_MEAN:
-        gradient -= group_mean(grad, SIZE) * rstd
+        mean = group_mean(grad, SIZE)
+        gradient -= where_arriving(mean, mean * rstd)
     if THROUGH_STD:
-        along = tl.sum(grad * y, 2, keep_dims=True) * rstd
+        products = tl.sum(where_arriving(grad, grad * y), 2, keep_dims=True)
+        along = where_arriving(products, products * rstd)
         if RELEASED:
             root = tl.sqrt(tl.sum(deviations * deviations, 2, keep_dims=True) * (SIZE - 1))
             # Where all features are equal the term is 0.
-            gradient -= deviations * (along / tl.where(root > 0, root, 1.0))
+            share = deviations * (along / tl.where(root > 0, root, 1.0))
         else:
-            gradient -= y * (along / SIZE)
+            share = y * (along / SIZE)
+        gradient -= tl.where(along != 0, share, 0.0)
     return gradient
 
 
@@ -178,11 +182,11 @@ def token_gradient_kernel(
         if partials_ptr is not None:
             sum_grad += grad
         if ADAPTIVE:
-            grad *= scale * (1.0 - k * y)
+            grad = where_arriving(grad, grad * (scale * (1.0 - k * y)))
         else:
             grad *= scale
         if partials_ptr is not None:
-            sum_product += grad * y
+            sum_product += where_arriving(grad, grad * y)
         grad *= weight
         gradient = _through_statistics(
             grad, values, y, rstd, THROUGH_MEAN, THROUGH_STD, RELEASED, SIZE
