@@ -46,3 +46,37 @@ def test_the_measure_sees_temporaries() -> None:
     ):
         norm(torch.randn(TOKENS, FEATURES))
     assert large_allocations(run) > 2
+
+
+KEPT = {
+    **dict.fromkeys(("ln", "ln-simple", "detach", "adanorm", "rms", "gs", "gn"), (2, 0)),
+    "dyt": (FEATURES, 0),
+    "none": (0, 0),
+    **dict.fromkeys(("bn", "rbn", "brn"), (0, 14)),
+    "pnv": (0, 10),
+    "mabn": (0, 7),
+    "pn": (1, 7),
+    **dict.fromkeys(("pn-only", "pn-static"), (0, 7)),
+}
+"""Numbers per token and per feature that docs/layers.md says are kept besides the input."""
+
+
+@pytest.mark.parametrize("name", powernorm.NORMS)
+def test_kept_for_the_backward(name: str) -> None:
+    """A tensor more of the input's size is what makes a large batch not fit."""
+    norm = powernorm.build_norm(name, FEATURES)
+    x = torch.randn(TOKENS, FEATURES, requires_grad=True) * 1.0
+    mask = torch.rand(TOKENS) < 0.25
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        norm(x, mask)
+    for given in (x, mask, *norm.parameters()):
+        kept.pop(given.data_ptr(), None)
+    by_token, by_feature = KEPT[name]
+    documented = by_token * TOKENS + by_feature * FEATURES
+    assert documented * 4 <= sum(kept.values()) <= (documented + 4) * 4
