@@ -7,8 +7,8 @@ A row a run: a language model of bytes (4 blocks of 64 features, contexts of 48,
 AdamW at 2e-3) whose LayerNorms were swapped, on the addresses and the verses that come with the
 package, pre and post, two seeds. `warmup` runs 200 steps with a falling learning rate and writes
 [mean training loss of the last 10 steps, loss of held-out text in evaluation] after 25, 50, 100 and
-200 of them. `calibrate` runs 100 steps at a constant rate and re-estimates all statistics then. Rows
-that the file has are not run again.
+200 of them. `calibrate` runs 100 steps at a constant rate and re-estimates all statistics then.
+Rows that the file has are not run again.
 """
 
 from __future__ import annotations
