@@ -105,6 +105,20 @@ def test_a_state_dict_holds_the_count_of_nonfinite_batches_if_there_are_any(case
         assert int(other.num_nonfinite_batches) == 0
 
 
+def test_loaders_that_go_by_persistent_buffers_find_their_keys() -> None:
+    """As Lightning's for FSDP2, which loads each key alone."""
+    one, other = powernorm.RegularizedBatchNorm(8), powernorm.RegularizedBatchNorm(8)
+    one.running_mean.fill_(2.0)
+    state = one.state_dict()
+    for name, _ in other.named_buffers():
+        if name not in other._non_persistent_buffers_set:
+            other.load_state_dict({name: state[name]}, strict=False)
+    assert torch.equal(other.running_mean, one.running_mean)
+    other.load_state_dict({"num_nonfinite_batches": torch.tensor(3)}, strict=False)
+    other.load_state_dict({"running_mean": state["running_mean"]}, strict=False)
+    assert int(other.num_nonfinite_batches) == 3
+
+
 def test_a_file_without_the_layer_leaves_its_count() -> None:
     model = nn.Sequential(powernorm.BatchNorm(8), nn.Linear(8, 8))
     model[0].num_nonfinite_batches.fill_(2)

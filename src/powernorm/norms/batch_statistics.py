@@ -110,6 +110,7 @@ class BatchStatisticsNorm(AffineNorm):
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
+        self._settle_count()
 
     @property
     def momentum(self) -> float | None:
@@ -254,7 +255,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; a frozen layer stays in evaluation and takes the mode once unfrozen."""
-        self._materialize_count()
+        self._settle_count()
         self._mode = mode
         return super().train(mode and not self.is_frozen)
 
@@ -318,7 +319,7 @@ class BatchStatisticsNorm(AffineNorm):
         move_statistics(self.num_batches_tracked, self.num_nonfinite_batches, present, *updates)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._materialize_count()
+        self._settle_count()
         # An average with momentum 0.01 stalls in bfloat16: buffers stay float32 through .half().
         wide = {
             name: buffer
@@ -334,36 +335,64 @@ class BatchStatisticsNorm(AffineNorm):
                     if before.is_meta or after.is_meta
                     else before.to(after.device, torch.float32)
                 )
+        self._settle_count()
         return self
 
-    def _materialize_count(self) -> None:
-        # Loaders that fill a model on the meta device key by key, as Hugging Face's, leave there
-        # what their file does not hold: a count of 0.
-        count = self.num_nonfinite_batches
-        if count.is_meta and not self.num_batches_tracked.is_meta:
-            self.num_nonfinite_batches = torch.zeros_like(
-                count, device=self.num_batches_tracked.device
-            )
+    def _settle_count(self) -> None:
+        """Give the optional buffer a value and say whether loaders that go by buffers expect it.
+
+        Those that fill a model on the meta device key by key, as Hugging Face's, leave there what
+        is in no file, or give it any value if it is not persistent. Others, as Lightning's for
+        FSDP2, want a key for each persistent buffer.
+        """
+        count, tracked = self.num_nonfinite_batches, self.num_batches_tracked
+        if count.is_meta and not tracked.is_meta:
+            self.num_nonfinite_batches = count = torch.zeros_like(count, device=tracked.device)
+        if count.is_meta:
+            self._non_persistent_buffers_set.discard(OPTIONAL_BUFFER)
+        else:
+            self._non_persistent_buffers_set.add(OPTIONAL_BUFFER)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if not _is_positive(self.num_nonfinite_batches):
-            del destination[prefix + OPTIONAL_BUFFER]
+        key, count = prefix + OPTIONAL_BUFFER, self.num_nonfinite_batches
+        destination.pop(key, None)
+        if _is_positive(count):
+            destination[key] = count if keep_vars else count.detach()
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        *others: Any,
+    ) -> None:
         self.adopt_keys(state_dict, prefix)
-        key = prefix + OPTIONAL_BUFFER
-        if key not in state_dict:
-            # 0 for the statistics that are loaded; without any, those of the layer stay.
-            loaded = [
-                state_dict[prefix + name] for name in self._buffers if prefix + name in state_dict
-            ]
-            count = self.num_nonfinite_batches.detach()
-            state_dict[key] = count.new_zeros((), device=loaded[0].device) if loaded else count
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        count = self._loaded_count(state_dict, prefix)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, *others
+        )
+        if prefix + OPTIONAL_BUFFER in missing_keys:
+            missing_keys.remove(prefix + OPTIONAL_BUFFER)
+        if count is not None and local_metadata.get("assign_to_params_buffers", False):
+            self.num_nonfinite_batches = count
+        elif count is not None:
+            with torch.no_grad():
+                self.num_nonfinite_batches.copy_(count)
+        self._settle_count()
         for name, buffer in self._buffers.items():  # assign=True loads narrow types as they are
             if buffer is not None and buffer.dtype in (torch.float16, torch.bfloat16):
                 self._buffers[name] = buffer.float()
+
+    def _loaded_count(self, state_dict: dict[str, Tensor], prefix: str) -> Tensor | None:
+        """Take the optional buffer out of a state dict; it is 0 for a counter without it."""
+        tracked = state_dict.get(prefix + "num_batches_tracked")
+        count = state_dict.pop(prefix + OPTIONAL_BUFFER, None)
+        if count is None and tracked is not None:
+            count = torch.zeros((), dtype=torch.long, device=tracked.device)
+        return count
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename, in place, the keys of a released layer's checkpoint."""
