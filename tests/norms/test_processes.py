@@ -128,7 +128,7 @@ def far_from_zero(rank: int, held: bool) -> list[dict[str, Tensor]]:
         for name in ("bn", "rbn", "brn")
     ]
     x = far_tokens(rank)
-    with powernorm.accumulated_statistics(nn.ModuleList(norms if held else [])):
+    with powernorm.training_step(nn.ModuleList(norms if held else [])):
         for norm in norms:
             for part in x.tensor_split(3) if held else [x]:
                 norm(part.clone().requires_grad_()).sum().backward()

@@ -127,7 +127,7 @@ def state_of(layer: BatchStatisticsNorm) -> Tensor:
     if isinstance(layer, PowerNorm):
         rows = [
             layer.running_second_moment,
-            layer.running_gradient_moment,
+            layer.to_loss(layer.running_gradient_moment),
             _filled(layer, layer.stage),
         ]
     else:
@@ -139,7 +139,7 @@ def state_of(layer: BatchStatisticsNorm) -> Tensor:
         rows += [
             layer.running_second_moment,
             layer.window_second_moment[1:].sum(0),
-            layer.window_gradient_moment[1:].sum(0),
+            layer.to_loss(layer.window_gradient_moment[1:].sum(0)),
             _filled(layer, layer.stage),
         ]
     return torch.stack([row.detach().double() for row in rows])

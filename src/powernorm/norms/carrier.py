@@ -104,7 +104,8 @@ class BackwardStateNorm(BatchStatisticsNorm):
         return self._carrier if self.training and torch.is_grad_enabled() else None
 
     def _check_own_buffers(self) -> None:
-        if self._counter is not self.num_batches_tracked:
+        # An export gives the buffers as inputs of its own, and its graph updates nothing.
+        if self._counter is not self.num_batches_tracked and not torch.compiler.is_exporting():
             raise InputError(
                 f"{self.class_name} was called with other buffers than its own in compiled code, "
                 "where their update in the backward would be lost: leave the call of "
