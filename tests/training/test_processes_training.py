@@ -212,8 +212,7 @@ OF_ONE_PROCESS = ("gradient_norm", "token_gradient_mean", "token_gradient_var")
 """Columns that are of the first process where a norm shares nothing with the others."""
 
 
-def assert_close_runs(one: Path, other: Path, *, unit: float = 1.0, rtol: float = 1e-4) -> None:
-    """ν of the second run is in a unit of its own: each of W processes has W times its loss."""
+def assert_close_runs(one: Path, other: Path, *, rtol: float = 1e-4) -> None:
     for name in ("metrics.csv", "norms.csv"):
         first, second = rows(one, name), rows(other, name)
         assert len(first) == len(second), name
@@ -233,8 +232,6 @@ def assert_close_runs(one: Path, other: Path, *, unit: float = 1.0, rtol: float 
         load_trained(part / "checkpoints/last.ckpt").model.state_dict() for part in (one, other)
     ]
     for name, tensor in weights[0].items():
-        if name.endswith("gradient_moment"):
-            tensor = tensor * unit
         torch.testing.assert_close(
             tensor, weights[1][name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n} {m}"
         )
@@ -272,7 +269,7 @@ def assert_equals_one_process(
     assert got.get("scored") == expected.get("scored")
     assert measured(got) == pytest.approx(measured(expected), rel=1e-4)
     assert measured(second[f"{name} False"]) == measured(got)
-    assert_close_runs(the_run(tmp_path / name), the_run(out / name), unit=2.0)
+    assert_close_runs(the_run(tmp_path / name), the_run(out / name))
     if name not in ("lm", "tag"):
         texts = [the_run(part / name) / "translations.tsv" for part in (out, tmp_path)]
         assert texts[0].read_text() == texts[1].read_text()
@@ -342,7 +339,7 @@ def test_another_number_of_processes_goes_on(
     shutil.copytree(out / "two-to-one", tmp_path / "two-to-one")
     job = replace(jobs["two-to-one"], stop=None, resumes=True)
     assert run_job(job, tmp_path)["status"] == "finished"
-    assert_close_runs(the_run(tmp_path / "two-to-one"), whole, unit=2.0)
+    assert_close_runs(the_run(tmp_path / "two-to-one"), whole)
     assert first["one-to-two True"]["status"] == "finished"
     assert_close_runs(the_run(out / "one-to-two"), whole)
 
