@@ -163,7 +163,8 @@ class BackwardStateNorm(BatchStatisticsNorm):
         outer = self._recomputed_in
         backward = current_backward() if outer == NO_BACKWARD else outer
         self._check_first_update(backward)
-        self._updated_in, self._recomputed_in = backward, NO_BACKWARD
+        # Setting an attribute of a module takes as long as updating it.
+        self.__dict__.update(_updated_in=backward, _recomputed_in=NO_BACKWARD)
         if self._held is not None:
             self.gather(sums)
             return
