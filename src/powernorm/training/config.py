@@ -94,7 +94,8 @@ class TrainingConfig:
     """Weights of so many of the last validations are kept, and their average is what is scored;
     0 scores the best checkpoint."""
     average_statistics: AveragedStatistics = field(default="recalibrate", metadata=LATER)
-    """Running statistics of the average: re-estimated on training batches, or averaged too."""
+    """Running statistics of the average: re-estimated on training batches, or averaged too, as
+    those that a norm trains by always are."""
     recalibration_batches: int = field(default=50, metadata=LATER)
     """Training batches from which they are re-estimated."""
     strategy: Strategy = field(default="ddp", metadata=LATER)

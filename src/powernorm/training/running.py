@@ -304,13 +304,17 @@ class RunTrainer:
         self._load(folder, on_main(self._snapshots.average))
         name = f"average of the last {len(self._snapshots.paths())} checkpoints"
         if batch_layers(self.model):
-            if training.average_statistics == "recalibrate":
+            how = training.average_statistics
+            if how == "recalibrate":
                 self.model.to(self.device)
                 batches = self._first_batches(training.recalibration_batches)
                 # Whole ones in every process, each in one: their sums are put together.
                 own = batches[rank() :: num_processes()]
-                calibrate(self.model, own, forward_features, way="one_pass")
-            name += f", running statistics {training.average_statistics}d"
+                report = calibrate(self.model, own, forward_features, way="one_pass")
+                if all(row.action == "keep" for row in report.rows):
+                    # Those of norms that train by them, such as PowerNorm.
+                    how = "average"
+            name += f", running statistics {how}d"
         if is_main():
             write_weights(folder / AVERAGE, self.model.state_dict())
         return name
