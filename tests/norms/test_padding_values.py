@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import powernorm
 from cases import CASES, Case, case_id
@@ -125,14 +126,26 @@ def test_a_loss_that_looks_at_padding_counts_it(name: str) -> None:
     torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_layer_norm_is_torchs_own_unless_it_trains_with_a_mask() -> None:
+def test_layer_norm_is_torchs_own_in_evaluation() -> None:
     norm, x = Case("ln").build(), noise(0)
     own = nn.functional.layer_norm(x, (8,), norm.weight, norm.bias, norm.eps)
-    assert torch.equal(norm(x), own)
-    with torch.no_grad(), powernorm.padding_mask(MASK):
-        assert torch.equal(norm(x), own)
+    torch.testing.assert_close(norm(x), own)
     y = norm(padded_with(x, *GARBAGE), MASK)
     torch.testing.assert_close(y[~MASK], own[~MASK])
+    assert torch.equal(norm.eval()(x), own)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layer_norm_is_recomputed_alike_outside_of_the_scope(reentrant: bool) -> None:
+    """The backward runs a checkpointed forward again when the scope of the mask is closed."""
+    grads = []
+    for wrapped in (False, True):
+        norm, leaf = Case("ln").build(), noise(0).requires_grad_()
+        with powernorm.padding_mask(MASK):
+            y = checkpoint(norm, leaf, use_reentrant=reentrant) if wrapped else norm(leaf)
+        y.square().sum().backward()
+        grads.append((leaf.grad, norm.weight.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 def test_a_mask_of_the_scope_counts_as_well() -> None:

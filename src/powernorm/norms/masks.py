@@ -224,12 +224,6 @@ def current_padding_mask(
     return mask
 
 
-def has_padding_mask() -> bool:
-    """Return whether a scope around the norms offers a mask, whatever its shape."""
-    frame = _innermost()
-    return frame is not None and bool(frame.masks)
-
-
 def users_padding_mask() -> Tensor | None:
     """Return the mask of the innermost scope if a user opened it, else None."""
     frame = _innermost()

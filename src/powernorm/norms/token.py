@@ -14,7 +14,6 @@ from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
 from powernorm.norms.base import AffineNorm, Norm
 from powernorm.norms.feature_dims import Call, Normalized, answer
-from powernorm.norms.masks import has_padding_mask
 from powernorm.ops.functions import token_norm
 from powernorm.ops.reference.token import layer_norm
 
@@ -220,9 +219,8 @@ class LayerNorm(AffineNorm):
     """torch's LayerNorm with this library's signature: `y = γ (x - μ)/σ + β` per token.
 
     Numerics:
-        Torch's own function computes it. Where a padding mask is known (that of the call or of the
-        scope) and gradients are recorded it is this library's kernel, whose gradients leave out
-        what padding holds, NaN included; results then differ by rounding.
+        Torch's own function computes it in evaluation, this library's kernel in training: its
+        gradients leave out what padding holds, NaN included. Results differ by rounding.
 
     Args:
         num_features: C.
@@ -252,9 +250,10 @@ class LayerNorm(AffineNorm):
 
     def normalize(self, call: Call) -> Normalized:
         """Normalize (..., C)."""
-        x, mask, residual = call
-        if torch.is_grad_enabled() and (mask is not None or has_padding_mask()):
+        x, _, residual = call
+        if self.training:
             # Padding may hold NaN. Torch's backward multiplies it by the zeros that arrive there.
+            # By the mode alone: a checkpoint runs the forward again where no mask is known.
             affine = (self.weight, self.bias)
             return answer(token_norm(x, residual, *affine, eps=self.eps), residual)
         total = x if residual is None else x + residual
