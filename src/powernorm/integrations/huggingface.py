@@ -11,13 +11,12 @@ from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
 from powernorm.integrations.trainers import (
     count_labels,
-    forget_penalties,
     log_entries,
     loss_scale,
     penalized_layers,
     process_penalty,
 )
-from powernorm.norms.models import check_num_tokens, set_loss_scale
+from powernorm.norms.models import check_num_tokens, forget_penalties, set_loss_scale
 from powernorm.norms.preserved_state import preserved_state
 
 with needed_for("powernorm.integrations.huggingface"):

@@ -22,14 +22,13 @@ from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
 from powernorm.integrations.trainers import (
     count_labels,
-    forget_penalties,
     log_entries,
     loss_scale,
     process_penalty,
 )
 from powernorm.norms import set_loss_scale
 from powernorm.norms.arguments import check_function, check_model, check_number
-from powernorm.norms.models import Reduction
+from powernorm.norms.models import Reduction, forget_penalties
 
 with needed_for("powernorm.integrations.lightning"):
     import lightning.pytorch as pl

@@ -27,13 +27,6 @@ def penalized_layers(model: nn.Module) -> list[RegularizedBatchNorm]:
     return [m for m in model.modules() if isinstance(m, RegularizedBatchNorm) and m.training]
 
 
-def forget_penalties(model: nn.Module) -> None:
-    """Drop the pending penalty of a batch that got no backward, before the next forward."""
-    for module in model.modules():
-        if isinstance(module, RegularizedBatchNorm):
-            module.forget_penalty()
-
-
 def process_penalty(
     model: nn.Module, reduction: Reduction, num_tokens: int | Tensor | None
 ) -> Tensor | None:

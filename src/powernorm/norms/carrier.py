@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -27,10 +27,8 @@ from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.checkpointing import Seen
 from powernorm.norms.feature_dims import Call
-from powernorm.ops.reference.batch import current_backward
+from powernorm.ops.reference.batch import NO_BACKWARD, current_backward
 from powernorm.ops.reference.state import reduce_sums
-
-NO_BACKWARD: Final = -1
 
 
 class BackwardStateNorm(BatchStatisticsNorm):
@@ -233,8 +231,8 @@ class GradientMomentNorm(BackwardStateNorm):
 
     After its warm-up it also normalizes by running statistics in training.
 
-    The buffers hold them in units of the loss that is trained. `loss_scale` is the factor by which
-    the loss of a backward differs from it (`powernorm.set_loss_scale`).
+    The buffers hold them in units of the loss without the factor that `powernorm.set_loss_scale`
+    says.
     """
 
     trains_by_average = True
@@ -256,23 +254,26 @@ class GradientMomentNorm(BackwardStateNorm):
 
     def to_loss(self, moment: Tensor) -> Tensor:
         """Return moments of the gradient of this backward's loss, given those of the buffers."""
-        if self._fixed_scale is None:
-            if not torch.compiler.is_compiling():
-                self._warn_of_float16(moment)
-            return moment
-        if self._live_scale is not None:
-            moment = moment * self._live_scale.to(moment.device)
-        return moment if self._fixed_scale == 1 else moment * self._fixed_scale
+        if self._fixed_scale is None and not torch.compiler.is_compiling():
+            self._warn_of_float16(moment)
+        scale = self._loss_scale(moment.device)
+        return moment if scale is None else moment * scale
 
     def from_loss(self, sums: Tensor, row: int) -> Tensor:
         """Return the sums of a backward with the gradient's row in the units of the buffers."""
-        if self._fixed_scale is None or (self._fixed_scale == 1 and self._live_scale is None):
+        scale = self._loss_scale(sums.device)
+        if scale is None:
             return sums
         sums = sums.clone()
-        if self._live_scale is not None:
-            sums[row] /= self._live_scale.to(sums.device)
-        sums[row] /= self._fixed_scale
+        sums[row] /= scale
         return sums
+
+    def _loss_scale(self, device: torch.device) -> float | Tensor | None:
+        """Return the factor of the loss, None for 1."""
+        fixed, live = self._fixed_scale, self._live_scale
+        if live is None:
+            return None if fixed == 1 else fixed
+        return live.to(device) if fixed is None or fixed == 1 else live.to(device) * fixed
 
     def _warn_of_float16(self, moment: Tensor) -> None:
         device = moment.device.type

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Real
 from typing import Literal
@@ -137,7 +137,7 @@ def training_step(model: nn.Module) -> Iterator[TrainingStep]:
     if any(layer.is_holding for layer in layers):
         raise InputError("training_step is open already: use one scope per update")
     step = TrainingStep()
-    _forget_penalties(layers)
+    forget_penalties(model)
     for layer in layers:
         layer.hold_statistics()
     try:
@@ -146,7 +146,7 @@ def training_step(model: nn.Module) -> Iterator[TrainingStep]:
         step.skip()
         raise
     finally:
-        _forget_penalties(layers)
+        forget_penalties(model)
         for layer in layers:
             if step.is_skipped:
                 layer.drop_statistics()
@@ -154,10 +154,11 @@ def training_step(model: nn.Module) -> Iterator[TrainingStep]:
                 layer.release_statistics()
 
 
-def _forget_penalties(layers: Iterable[BatchStatisticsNorm]) -> None:
-    for layer in layers:
-        if isinstance(layer, RegularizedBatchNorm):
-            layer.forget_penalty()
+def forget_penalties(model: nn.Module) -> None:
+    """Drop the pending penalties of a model, as of a batch that got no backward."""
+    for module in model.modules():
+        if isinstance(module, RegularizedBatchNorm):
+            module.forget_penalty()
 
 
 def set_loss_scale(

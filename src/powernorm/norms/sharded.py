@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.norms.feature_dims import shape_without
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -42,7 +43,11 @@ def sharded_like(values: Tensor, x: DTensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     local = x._local_tensor
-    stride = x.stride() if values.stride() == local.stride() else _dense_stride(x.shape)
+    stride = (
+        x.stride()
+        if values.stride() == local.stride()
+        else torch.empty(x.shape, device="meta").stride()
+    )
     return DTensor.from_local(
         values, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=stride
     )
@@ -71,7 +76,7 @@ def local_mask(mask: Tensor | None, x: DTensor, feature_dim: int) -> Tensor | No
                 f"of the input's tokens: redistribute it to {placements}"
             )
         return local_values(mask)  # type: ignore[arg-type]
-    whole, own = (_without(shape, dim) for shape in (x.shape, x._local_tensor.shape))
+    whole, own = (shape_without(shape, dim) for shape in (x.shape, x._local_tensor.shape))
     if mask.shape == whole:
         return _own_part(mask, x, dim)
     if mask.shape == own:
@@ -235,10 +240,6 @@ def _axis(x: DTensor, axis: int) -> str:
     return f"{name} ({x.device_mesh.size(axis)} processes)"
 
 
-def _without(shape: torch.Size, dim: int) -> tuple[int, ...]:
-    return (*shape[:dim], *shape[dim + 1 :])
-
-
 def _placements_without(x: DTensor, dim: int) -> tuple[Placement, ...]:
     """Return the placements of a tensor with the shape of x without a dimension."""
     from torch.distributed.tensor import Shard
@@ -256,10 +257,3 @@ def _own_part(mask: Tensor, x: DTensor, dim: int) -> Tensor:
     # All processes hold the mask, so that none has to send it.
     placements = _placements_without(x, dim)
     return distribute_tensor(mask, x.device_mesh, placements, src_data_rank=None).to_local()
-
-
-def _dense_stride(shape: torch.Size) -> tuple[int, ...]:
-    stride = [1]
-    for size in reversed(shape[1:]):
-        stride.append(stride[-1] * max(size, 1))
-    return tuple(reversed(stride))

@@ -121,7 +121,7 @@ def calibrate(
         (and MABN's window holds the new ψ²), so that it no longer counts as untrained; other
         counters stay. A warm-up is not shortened, because a forward cannot provide the gradient
         statistics that it collects. So a new PowerNorm continues to train by batch statistics,
-        and its ψ² moves away from the calibrated value; calibrate after training. Weights, modes,
+        and its ψ² moves away from the calibrated value. Weights, modes,
         torch's random numbers, ν, `momentum` and pending penalties stay as before.
 
     Numerics:

@@ -6,7 +6,7 @@ r = 1 and d = 0 they are BatchNorm.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,13 +90,16 @@ def batch_norm(
     return BatchNormOutput(y.detach(), total, scales, statistics, sums)
 
 
+NO_BACKWARD: Final = -1
+
+
 def in_backward() -> bool:
     """Does autograd recompute a checkpointed forward right now?"""
-    return current_backward() != -1
+    return current_backward() != NO_BACKWARD
 
 
 def current_backward() -> int:
-    """Return the number of the backward that runs in this thread, -1 outside of any."""
+    """Return torch's number of the backward that runs in this thread, or `NO_BACKWARD`."""
     return int(torch._C._current_graph_task_id())
 
 
