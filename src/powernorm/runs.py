@@ -344,15 +344,15 @@ class ComparisonResults(TypedDict):
     what has to be known of runs with a remark."""
 
 
-def run_name(norm: str, placement: str, seed: int) -> str:
+def run_name(norm: str, placement: str | None, seed: int) -> str:
     """The folder name of a run.
 
     The colon of `module:Class`, which not every file system takes, becomes a plus, which no name of
     a norm has.
 
-    >>> run_name("pn", "pre", 1)
-    'pn-pre-seed1'
+    >>> run_name("pn", "pre", 1), run_name("pn", None, 1)
+    ('pn-pre-seed1', 'pn-seed1')
     >>> run_name("my.module:MyNorm", "pre", 1)
     'my.module+MyNorm-pre-seed1'
     """
-    return f"{norm.replace(':', '+')}-{placement}-seed{seed}"
+    return "-".join([norm.replace(":", "+"), *([placement] if placement else []), f"seed{seed}"])

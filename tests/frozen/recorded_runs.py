@@ -1,7 +1,7 @@
 """Runs as they were before the laboratory was rebuilt: what was trained, and how it is kept.
 
-`python tests/frozen/recorded_runs.py` trains them anew into tests/frozen/recorded: only where a change
-of the numbers is meant.
+`python tests/frozen/recorded_runs.py` trains them anew into tests/frozen/recorded: only where a
+change of the numbers is meant.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from powernorm.lab.engine.events import Event, StepsDone
+from powernorm.lab.engine.folders import LAST
 from powernorm.recipes import RECIPES, recipe
 from powernorm.recipes.studies import study_config
 from powernorm.runs import CHECKPOINTS_FOLDER, RunResult
-from powernorm.training.checkpoints import BEST, LAST, read_checkpoint
+from powernorm.training.checkpoints import BEST, read_checkpoint
 from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.events import Event, StepsDone
 from powernorm.training.overrides import override
 
 RUNS: Final = Path(__file__).parent / "recorded"

@@ -14,11 +14,11 @@ from same_runs import assert_same_run, rows
 from tiny_characters import tiny_characters, write_stream
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.events import Event, RunStarted, StepsDone
 from powernorm.models.transformer_xl import TransformerXL
 from powernorm.training import running
 from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.events import Event, RunStarted, StepsDone
 from powernorm.training.overrides import override
 from powernorm.training.run_diagnosis import diagnose_run
 from powernorm.training.tasks import task_of

@@ -22,7 +22,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from tiny_characters import tiny_characters
 from powernorm.training.comparison import compare
-from powernorm.training.events import StepsDone
+from powernorm.lab.engine.events import StepsDone
 
 def kill(event):
     if isinstance(event, StepsDone) and event.step >= 7:

@@ -10,9 +10,9 @@ import torch
 from tiny_characters import tiny_characters, write_stream
 
 from norms.processes import run_processes
+from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.events import Event, StepsDone
 
 pytestmark = pytest.mark.distributed
 

@@ -21,11 +21,12 @@ from tiny_translation import tiny_translation, write_pairs
 import powernorm
 from forking import own_packages
 from powernorm.errors import InputError
+from powernorm.lab.engine import averaging, folders
+from powernorm.lab.engine.events import Event, RunStarted, StepsDone
 from powernorm.runs import RunResult
-from powernorm.training import averaging, checkpoints, run_folders
+from powernorm.training import checkpoints
 from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.events import Event, RunStarted, StepsDone
 from powernorm.training.translator import load_translator
 
 NUM_STEPS = 64
@@ -222,7 +223,7 @@ def test_a_write_that_the_system_cuts_short(pairs: Path, tmp_path: Path) -> None
 def test_full_disk_elsewhere(pairs: Path, tmp_path: Path, file: str) -> None:
     config = tiny_translation(pairs, training={"average_checkpoints": 2})
     if file == "metrics.csv":
-        failing = patch("powernorm.training.logs.CsvLog.write", from_call(4, print, no_space))
+        failing = patch("powernorm.lab.engine.logs.CsvLog.write", from_call(4, print, no_space))
     elif file == "average":
         real = averaging.save_file
         failing = patch.object(averaging, "save_file", from_call(4, real, no_space_in_safetensors))
@@ -233,7 +234,7 @@ def test_full_disk_elsewhere(pairs: Path, tmp_path: Path, file: str) -> None:
                 no_space()
             path.write_bytes(content)
 
-        failing = patch.object(run_folders, "write_atomically", write)
+        failing = patch.object(folders, "write_atomically", write)
     with failing, pytest.raises(InputError, match="No space left on device"):
         compare(config, tmp_path)
     (run,) = compare(config, tmp_path, resume=True)["runs"]

@@ -14,6 +14,14 @@ from tiny_training import TRAINING, Configure
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.events import (
+    DataPrepared,
+    Event,
+    RunEnded,
+    RunStarted,
+    StepsDone,
+    Validated,
+)
 from powernorm.runs import (
     METRICS_COLUMNS,
     NORMS_COLUMNS,
@@ -23,14 +31,6 @@ from powernorm.runs import (
 from powernorm.training import language_modeling, running
 from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig, OptimizerConfig, to_json
-from powernorm.training.events import (
-    DataPrepared,
-    Event,
-    RunEnded,
-    RunStarted,
-    StepsDone,
-    Validated,
-)
 
 TIMES = ("seconds",)
 

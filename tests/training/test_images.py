@@ -9,6 +9,7 @@ from powernorm.data.images.encoded_images import EncodedImages, encode_images
 from powernorm.data.images.image_sets import load_images
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
+from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.models.convnet import ConvNet
 from powernorm.models.resnet import ResNet
 from powernorm.runs import ComparisonResults
@@ -21,7 +22,6 @@ from powernorm.training.config import (
     OptimizerConfig,
     TrainingConfig,
 )
-from powernorm.training.events import DataPrepared, Event
 from powernorm.training.images import ImageData, ImageTask, accuracy, build_image_model
 from powernorm.training.overrides import override
 from powernorm.training.tasks import task_of

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 import powernorm
 from norms.own_modules import PLAIN, Bounded
 from powernorm.errors import InputError
+from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.norms.registry import REGISTERED
 from powernorm.recipes import recipe
 from powernorm.training.comparison import check_norms, compare
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.events import Event, StepsDone
 from powernorm.training.images import build_image_model
 from powernorm.training.overrides import override
 from powernorm.training.running import Run, RunTrainer

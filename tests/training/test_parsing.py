@@ -13,6 +13,7 @@ from powernorm.data.transitions.encoding import EncodedTreebank
 from powernorm.data.transitions.examples import STATES
 from powernorm.data.transitions.trees import NUM_LABEL_MARKS
 from powernorm.errors import InputError
+from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.runs import ComparisonResults
 from powernorm.training.comparison import check_norms, compare
 from powernorm.training.config import (
@@ -22,7 +23,6 @@ from powernorm.training.config import (
     OptimizerConfig,
     TrainingConfig,
 )
-from powernorm.training.events import DataPrepared, Event
 from powernorm.training.overrides import override
 from powernorm.training.parsing import ParsingData, ParsingTask, parse_split
 from powernorm.training.tasks import task_of

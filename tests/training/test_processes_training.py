@@ -16,12 +16,12 @@ from tiny_translation import tiny_translation, write_pairs
 
 from norms.processes import run_processes
 from powernorm.errors import InputError
+from powernorm.lab.engine.processes import RepeatedInputError, gather, on_main, summed
 from powernorm.models.translation import TranslationModel
 from powernorm.runs import RunResult
 from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.language_modeling import LanguageModeling
-from powernorm.training.processes import RepeatedInputError, gather, on_main, summed
 from powernorm.training.trained_models import load_trained, run_config
 from powernorm.training.translating import translate_ids
 from sharing import made_once

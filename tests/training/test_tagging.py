@@ -8,9 +8,9 @@ from tiny_training import TRAINING, Configure
 
 from powernorm.data.treebanks import load_treebank
 from powernorm.errors import InputError
+from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.events import DataPrepared, Event
 from powernorm.training.language_modeling import build_language_model
 from powernorm.training.tasks import task_of
 from powernorm.training.trained_models import load_trained, run_text, training_batches

@@ -13,12 +13,12 @@ from powernorm.data.readers import load_corpus
 from powernorm.data.subwords import encode_corpus
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
+from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.norms import penalty
 from powernorm.training.checkpoints import EARLY, read_checkpoint
 from powernorm.training.comparison import compare
 from powernorm.training.config import ComparisonConfig, early_step
 from powernorm.training.evaluation import evaluate
-from powernorm.training.events import Event, StepsDone
 from powernorm.training.language_modeling import LanguageModeling, build_language_model
 from powernorm.training.tasks import task_of
 from powernorm.training.trained_models import load_trained, run_data, training_batches

@@ -7,6 +7,7 @@ import pytest
 from tiny_training import TRAINING, Configure
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.events import Event, RunEnded, RunStarted, StepsDone
 from powernorm.norms import BatchNorm, LayerNorm
 from powernorm.training.comparison import check_norms, compare
 from powernorm.training.config import (
@@ -17,7 +18,6 @@ from powernorm.training.config import (
     Variant,
     to_json,
 )
-from powernorm.training.events import Event, RunEnded, RunStarted, StepsDone
 from powernorm.training.language_modeling import build_language_model
 from powernorm.training.overrides import from_json, override
 from powernorm.training.settings import comparison_settings

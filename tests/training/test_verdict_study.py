@@ -14,8 +14,8 @@ from torch import nn
 from powernorm.data.batch import Batch
 from powernorm.diagnosis import diagnose, evaluation_gap, training_inference_discrepancy
 from powernorm.errors import InputError
+from powernorm.lab.engine.events import Event, RunEnded, SettingStarted, StepsDone
 from powernorm.training import losses, verdict_early, verdict_measures
-from powernorm.training.events import Event, RunEnded, SettingStarted, StepsDone
 from powernorm.training.trained_models import load_trained, run_data, training_batches
 from powernorm.training.verdict_measures import measure_study
 from powernorm.training.verdict_scores import half_split

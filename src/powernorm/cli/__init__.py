@@ -54,7 +54,7 @@ def _run(app: Callable[..., object]) -> None:
     except SystemExit as error:
         leave(error.code if isinstance(error.code, int) else 1)
     except InputError as error:
-        from powernorm.training.processes import RepeatedInputError
+        from powernorm.lab.engine.processes import RepeatedInputError
 
         if not isinstance(error, RepeatedInputError):
             who = "" if is_main() else f" in process {os.environ['RANK']}"

@@ -151,14 +151,17 @@ def _train(config: ComparisonConfig, folder: Path, *, resume: bool, force: bool)
     """Train what a configuration says, print the table and write the page."""
     from rich.console import Console
 
+    from powernorm.lab.engine.progress import ComparisonProgress
+
     # Before the training that takes minutes: a missing extra must not show up after it.
     from powernorm.report import print_comparison, read_comparison, write_report
+    from powernorm.report.measures import MEASURES
     from powernorm.training import comparison
-    from powernorm.training.progress import ComparisonProgress
 
     measure = measure_of(config.task)
     notes = comparison.Notes(
-        None if measure == "test_perplexity" else measure,
+        measure,
+        "max" if MEASURES[measure].higher_is_better else "min",
         tuple(paper_records(config)),
         reduced_note(config),
     )
@@ -240,9 +243,10 @@ def _score_verdicts(
     study = verdict.verdict_study(preset, tuple(assignments))
     from rich.console import Console
 
+    from powernorm.lab.engine.progress import ComparisonProgress
+
     # Before the training that takes hours: a missing extra must not show up after it.
     from powernorm.report.verdict import print_verdict, write_verdict_report
-    from powernorm.training.progress import ComparisonProgress
     from powernorm.training.verdict_measures import measure_study
     from powernorm.training.verdict_study import train_study
 

@@ -178,7 +178,7 @@ def fold(
 
 def _own_subwords(checkpoint: Path) -> dict[str, Any]:
     """Those of a run, with which a folded model translates wherever it is taken."""
-    from powernorm.training.run_folders import read_json
+    from powernorm.lab.engine.folders import read_json
     from powernorm.training.vocabulary_files import SUBWORDS, VOCABULARY_FILE
 
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent.parent

@@ -6,7 +6,17 @@ from typing import Final
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": (
-        *("lightning", "matplotlib", "rich", "sacrebleu", "sacremoses", "safetensors", "scipy"),
+        *(
+            "filelock",
+            "lightning",
+            "matplotlib",
+            "pydantic",
+            "rich",
+            "sacrebleu",
+            "sacremoses",
+            "safetensors",
+            "scipy",
+        ),
         *("seqeval", "tensorboard", "tokenizers", "torchcrf", "torchmetrics", "typer"),
     ),
     "hf": ("accelerate", "datasets", "transformers"),

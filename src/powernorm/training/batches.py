@@ -15,8 +15,8 @@ from powernorm.data.segments import EvaluationSegments, TrainingSegments
 from powernorm.data.subwords import EncodedCorpus
 from powernorm.data.tagged_sentences import EvaluationTags, TrainingTags
 from powernorm.data.tagged_words import EncodedTags
+from powernorm.lab.engine.processes import num_processes, rank
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.processes import num_processes, rank
 
 
 class EvaluationBatches(Protocol):

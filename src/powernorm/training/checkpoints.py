@@ -15,12 +15,14 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.averaging import Snapshots
+from powernorm.lab.engine.folders import LAST
+from powernorm.lab.engine.leases import Lease
+from powernorm.lab.engine.processes import gather, is_main, rank
+from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.norms.batch_statistics import is_optional_key
-from powernorm.training.averaging import Snapshots
 from powernorm.training.language_modeling import LanguageModeling
-from powernorm.training.processes import gather, is_main, rank
 
-LAST: Final = "last.ckpt"
 BEST: Final = "best.ckpt"
 EARLY: Final = "early.ckpt"
 PREFIX: Final = "model."
@@ -35,17 +37,30 @@ class Checkpoints(pl.Callback):
     interruption leaves the ones before it intact. Has to be the last callback, so that it saves
     what the others made of the validation.
 
+    When a scheduler asks for the end, last.ckpt is written after the update at hand, and `Stopped`
+    ends the training.
+
     Args:
         folder: made where it is missing.
         snapshots: of the weights.
+        lease: of the run; None in processes that write nothing.
+        stop: what a scheduler asks for.
         early_step: update after which early.ckpt is written; None writes none.
     """
 
     def __init__(
-        self, folder: Path, snapshots: Snapshots, *, early_step: int | None = None
+        self,
+        folder: Path,
+        snapshots: Snapshots,
+        lease: Lease | None,
+        stop: Stop,
+        *,
+        early_step: int | None = None,
     ) -> None:
         self._folder = folder
         self._snapshots = snapshots
+        self._lease = lease
+        self._stop = stop
         self._early_step = early_step
         self._best_loss = math.inf
         self._is_over = False
@@ -66,6 +81,9 @@ class Checkpoints(pl.Callback):
             self._snapshots.forget_after(trainer.global_step)
         if self._is_over:
             trainer.should_stop = True
+        # Lightning answers SIGTERM with an end that looks like success.
+        self._stop.install()
+        self._stop.defer(until_asked=True)
 
     def on_train_batch_end(
         self,
@@ -83,6 +101,29 @@ class Checkpoints(pl.Callback):
                 trainer.save_checkpoint(self._folder / f".{EARLY}")
                 if is_main():
                     (self._folder / f".{EARLY}").replace(self._folder / EARLY)
+        # A validation saves by itself.
+        if is_last_of_update and not _is_validated(trainer, batch_idx):
+            self._stop_if_asked(trainer, save=True)
+
+    def _stop_if_asked(self, trainer: pl.Trainer, *, save: bool) -> None:
+        if not self._stop.is_requested():
+            return
+        if save:
+            temporary = self._folder / f".{LAST}"
+            with _writing(self._folder):
+                trainer.save_checkpoint(temporary)
+                if is_main():
+                    with self._leased():
+                        temporary.replace(self._folder / LAST)
+        raise Stopped(f"stopped after update {trainer.global_step}")
+
+    @contextmanager
+    def _leased(self) -> Iterator[None]:
+        if self._lease is None:
+            yield
+        else:
+            with self._lease.writing():
+                yield
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save."""
@@ -97,7 +138,9 @@ class Checkpoints(pl.Callback):
         with _writing(self._folder):
             trainer.save_checkpoint(temporary)
             if is_main():
-                self._put_in_place(trainer.global_step, weights, is_best=is_best)
+                with self._leased():
+                    self._put_in_place(trainer.global_step, weights, is_best=is_best)
+        self._stop_if_asked(trainer, save=False)
 
     def _put_in_place(self, step: int, weights: dict[str, Tensor], *, is_best: bool) -> None:
         """Rename what was written; last.ckpt comes last, so that it never is ahead of the rest."""
@@ -108,6 +151,12 @@ class Checkpoints(pl.Callback):
             shutil.copyfile(temporary, copy)
             copy.replace(self._folder / BEST)
         temporary.replace(self._folder / LAST)
+
+
+def _is_validated(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Return whether a validation follows the update at hand."""
+    is_last = trainer.global_step >= trainer.max_steps or trainer.should_stop
+    return is_last or (batch_idx + 1) % int(trainer.val_check_batch or 1) == 0
 
 
 @contextmanager

@@ -1,47 +1,23 @@
-"""The comparison of norms: every norm and seed trained alike, and what came of it."""
+"""The comparison of norms on a built-in task: its settings as a grid for the engine."""
 
-import logging
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.runs import (
-    CHECKPOINTS_FOLDER,
-    CONFIG_FILE,
-    RESULT_FILE,
-    RESULTS_FILE,
-    ComparisonResults,
-    PaperRecord,
-    RunResult,
-    run_name,
-)
-from powernorm.training.checkpoints import LAST
+from powernorm.lab.engine import comparing, tasks
+from powernorm.lab.engine.comparing import Grid, compare_grid
+from powernorm.lab.engine.events import DataPrepared, Listener
+from powernorm.lab.engine.run import Run
+from powernorm.runs import Baseline, ComparisonResults, PaperRecord
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.events import DataPrepared, Listener, RunEnded, ignore
 from powernorm.training.language_modeling import norm_options
-from powernorm.training.processes import (
-    is_main,
-    locally_first,
-    num_processes,
-    on_main,
-    process_group,
-)
-from powernorm.training.run_folders import (
-    check_same_settings,
-    find_runs,
-    prepare_folder,
-    read_json,
-    read_result,
-    remove_unfinished,
-    write_json,
-)
-from powernorm.training.running import TENSORBOARD_FOLDER, Run, RunTrainer, choose_device
+from powernorm.training.running import RunTrainer, choose_device
 from powernorm.training.settings import comparison_settings, run_settings
 from powernorm.training.tasks import task_of
 from powernorm.training.variants import (
@@ -52,18 +28,19 @@ from powernorm.training.variants import (
     study_info,
 )
 
-LOGGER = logging.getLogger(__name__)
+__all__ = ["OVER", "Notes", "check_norms", "compare"]
 
-OVER: Final = ("finished", "diverged", "nonfinite")
-"""Statuses of runs that `resume` leaves as they are."""
+OVER = comparing.OVER
 
 
 @dataclass(frozen=True)
 class Notes:
     """What is known of a comparison before it is made."""
 
-    measure: str | None = None
+    goal: str = "test_perplexity"
     """The metric that it is about."""
+    direction: Literal["min", "max"] = "min"
+    """Which way it is better."""
     paper: Sequence[PaperRecord] = ()
     """What the papers print."""
     reduced: str | None = None
@@ -91,7 +68,7 @@ def compare(
         resume: leave runs that are over as they are, and go on with interrupted ones from their
             last checkpoint, exactly as if they had not been interrupted.
         force: delete the runs that `out` holds first.
-        on_event: is called with every `powernorm.training.events.Event`.
+        on_event: is called with every `powernorm.lab.engine.events.Event`.
         notes: what `results.json` says beside what was measured.
 
     Distributed:
@@ -105,28 +82,18 @@ def compare(
         InputError: a setting, the text or `out` cannot be used, before anything is trained; or a
             checkpoint to go on from is damaged.
         KeyboardInterrupt: after the interrupted run has been marked in `results.json`.
+        Stopped: the same after SIGTERM or SIGUSR1.
     """
     check_norms(config)
-    device = choose_device(config)
-    with process_group(device.type):
-        task = task_of(config)
-        encoded = locally_first(lambda: task.encode(config.data))
-
-        def prepare() -> None:
-            for line in lines_of(config):
-                for seed in config.seeds:
-                    task.data(encoded, line.config, seed)
-            prepare_folder(out, resume=resume, force=force)
-
-        on_main(prepare)
-        listener = (on_event or ignore) if is_main() else ignore
-        comparison = _Comparison(config, out, encoded, notes, listener)
-        # The runs seed torch's generators; the caller's shall be as before.
-        with (
-            torch.random.fork_rng([choose_device(config)] if device.type == "cuda" else []),
-            _threads(config.training.num_threads),
-        ):
-            return comparison.run()
+    task = BuiltinTask(config)
+    return compare_grid(
+        _grid(config, task, notes or Notes()),
+        out,
+        resume=resume,
+        force=force,
+        on_event=on_event,
+        on_data=task.announce,
+    )
 
 
 def check_norms(config: ComparisonConfig) -> None:
@@ -144,208 +111,145 @@ def check_norms(config: ComparisonConfig) -> None:
             task.check(line.config, line.norm)
 
 
-@contextmanager
-def _threads(num_threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+class BuiltinTask(tasks.Task):
+    """One of the built-in tasks with its settings, as the engine asks for it.
 
+    Args:
+        config: of the comparison.
+    """
 
-class _Comparison:
-    """The runs of one call of `compare` and the results that they share."""
-
-    def __init__(
-        self,
-        config: ComparisonConfig,
-        out: Path,
-        encoded: Any,
-        notes: Notes | None,
-        listener: Listener,
-    ) -> None:
+    def __init__(self, config: ComparisonConfig) -> None:
+        self.name = config.task
         self._config = config
-        self._lines = lines_of(config)
-        self._out = out
-        self._encoded = encoded
-        self._notes = notes or Notes()
-        self._listener = listener
-        # Read once: the first process soon writes in these folders.
-        self._results = on_main(self._old_results)
         self._task = task_of(config)
-        self._baselines = on_main(lambda: self._task.baselines(encoded, config))
 
-    def run(self) -> ComparisonResults:
-        summary = self._task.summary(self._encoded)
-        self._listener(
+    def prepare(self, settings: ComparisonConfig) -> Any:
+        """Read and number the data, and check that every line can make its batches of them."""
+        encoded = self._task.encode(settings.data)
+        for line in lines_of(settings):
+            for seed in settings.seeds:
+                self._task.data(encoded, line.config, seed)
+        return encoded
+
+    def fingerprint(self, data: Any) -> str:
+        """Return a hash of everything that determines the ids."""
+        fingerprint: str = data.fingerprint
+        return fingerprint
+
+    def baselines(self, data: Any) -> list[Baseline]:
+        """Return models without a network; above the first nothing was learned."""
+        return self._task.baselines(data, self._config)
+
+    def facts(self, data: Any) -> dict[str, Any]:
+        """Return name, source, license and sizes of the data."""
+        return self._task.facts(data)
+
+    def num_steps(self, settings: ComparisonConfig) -> int:
+        """Return the updates of a run."""
+        return settings.training.max_steps
+
+    def train(self, run: Run) -> tasks.Metrics:
+        """Train, evaluate and diagnose a run."""
+        self._task.keep(run.data, run.folder)
+        trainer = RunTrainer(run)
+        try:
+            result = trainer.result()
+        except BaseException:
+            # What is known of a run that did not come to its end.
+            run.recorded |= _own(trainer.partial_result("failed"), without=("status", "message"))
+            raise
+        run.recorded |= _own(result)
+        return result["metrics"]
+
+    def load(self, folder: Path) -> nn.Module:
+        """Return the model of a run, in evaluation mode."""
+        from powernorm.training.trained_models import load_trained
+
+        return load_trained(folder).model
+
+    def source(self) -> tasks.Source:
+        """Return that it is this package's, whose version the settings name."""
+        return tasks.Source(name=self.name, file=None, sha256=None)
+
+    def announce(self, data: Any, baselines: Sequence[Baseline], listener: Listener) -> None:
+        """Tell what the data are."""
+        summary = self._task.summary(data)
+        listener(
             DataPrepared(
                 summary.name,
                 summary.num_train,
                 summary.vocabulary_size,
-                tuple(self._baselines),
+                tuple(baselines),
                 self._task.units,
                 summary.unit,
                 summary.left_out,
             )
         )
-        self._write_results()
-        for run in self._runs():
-            old = self._results.get(run.folder.name)
-            if old is not None and old["status"] in OVER:
-                self._listener(RunEnded(old, skipped=True))
-            else:
-                self._train(run)
-        return self._write_results()
-
-    def _runs(self) -> list[Run]:
-        """Return the runs in the order of training: all norms of a seed before the next seed."""
-        pairs = [(line, seed) for seed in self._config.seeds for line in self._lines]
-        unigram = self._baselines[0]["metrics"]
-        unigram_loss = unigram["valid_loss"]
-        return [
-            Run(
-                config=line.config,
-                norm=line.norm,
-                variant=line.variant,
-                seed=seed,
-                folder=self._folder(line, seed),
-                encoded=self._encoded,
-                unigram_loss=float("inf") if unigram_loss is None else unigram_loss,
-                unigram=unigram,
-                index=index,
-                num_runs=len(pairs),
-            )
-            for index, (line, seed) in enumerate(pairs, start=1)
-        ]
-
-    def _folder(self, line: Line, seed: int) -> Path:
-        return self._out / run_name(line.label, line.config.model.placement, seed)
-
-    def _old_results(self) -> dict[str, RunResult]:
-        """Return the results that are there, after checking that all runs had these settings."""
-        results = {}
-        for folder in find_runs(self._out):
-            old = read_json(folder / CONFIG_FILE)
-            seed = old.get("seed")
-            seed = seed if isinstance(seed, int) else 0
-            line = self._line_of(folder, old)
-            check_same_settings(folder, old, run_settings(line, seed, self._encoded.fingerprint))
-            result = read_result(folder)
-            if result is not None:
-                # It is in the run's own file only.
-                result.pop("study", None)
-                results[folder.name] = result
-        return results
-
-    def _line_of(self, folder: Path, old: Mapping[str, Any]) -> Line:
-        """Return the line that a run of an earlier call belongs to, also one that is not chosen."""
-        if not self._config.variants:
-            return Line(self._config, str(old.get("norm")))
-        for variant in self._config.variants:
-            if variant.label == old.get("label"):
-                return line_of_variant(self._config, variant)
-        raise InputError(
-            f"{folder} is no run of this study: give another --out, or --force to delete it."
-        )
-
-    def _train(self, run: Run) -> None:
-        line = Line(run.config, run.norm, run.variant)
-        settings = run_settings(line, run.seed, self._encoded.fingerprint)
-
-        def begin() -> None:
-            _begin_folder(run.folder, settings)
-            self._task.keep(self._encoded, run.folder)
-
-        on_main(begin)
-        try:
-            trainer = RunTrainer(run, self._listener)
-        except InputError:
-            on_main(lambda: self._forget(run))
-            raise
-        try:
-            result = trainer.result()
-        except KeyboardInterrupt:
-            result = trainer.partial_result("interrupted")
-            result["message"] = "interrupted; --resume goes on from the last checkpoint"
-            self._keep(run, result)
-            raise
-        except InputError:
-            raise
-        except OSError as error:
-            raise InputError(
-                f"{run.folder} cannot be written ({error.strerror or error}): make room, then go "
-                "on with --resume."
-            ) from error
-        except Exception as error:
-            if num_processes() > 1:
-                # The others may be waiting for this process: only an end sets them free.
-                raise
-            # One norm that breaks must not cost the others; the table shows it as failed.
-            LOGGER.exception("The run %s failed.", run.folder.name)
-            result = trainer.partial_result("failed")
-            result["message"] = f"{type(error).__name__}: {error}"
-        self._keep(run, result)
-        self._listener(RunEnded(result, skipped=False))
-
-    def _forget(self, run: Run) -> None:
-        """Leave no trace of settings that fit everything but the data: the next try is a first."""
-        _clear_unless_resumable(run.folder)
-        if not find_runs(self._out):
-            (self._out / RESULTS_FILE).unlink(missing_ok=True)
-
-    def _keep(self, run: Run, result: RunResult) -> None:
-        study = self._config.study
-        own = RunResult(**result, study=study_info(study)) if study is not None else result
-        if is_main():
-            write_json(run.folder / RESULT_FILE, own)
-        self._results[run.folder.name] = result
-        self._write_results()
-
-    def _write_results(self) -> ComparisonResults:
-        config = self._config
-        results = ComparisonResults(
-            format=1,
-            task=config.task,
-            preset=config.preset,
-            placement=config.model.placement,
-            settings=comparison_settings(config),
-            data=self._task.facts(self._encoded),
-            baselines=self._baselines,
-            runs=self._ordered_results(),
-        )
-        if config.study is not None:
-            results["study"] = study_info(config.study)
-        notes = self._notes
-        if notes.measure is not None:
-            results["measure"] = notes.measure
-        if notes.paper:
-            results["paper"] = list(notes.paper)
-        if notes.reduced is not None:
-            results["reduced"] = notes.reduced
-        if is_main():
-            write_json(self._out / RESULTS_FILE, results)
-        return results
-
-    def _ordered_results(self) -> list[RunResult]:
-        """Return the results by norm, then seed; those of an earlier call with others last."""
-        names = [
-            self._folder(line, seed).name for line in self._lines for seed in self._config.seeds
-        ]
-        ordered = dict.fromkeys([*names, *self._results])
-        return [self._results[name] for name in ordered if name in self._results]
 
 
-def _begin_folder(folder: Path, settings: Mapping[str, Any]) -> None:
-    _clear_unless_resumable(folder)
-    remove_unfinished(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CONFIG_FILE, settings)
+def _own(result: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what the task itself says in a result; the engine says the rest."""
+    engine = ("norm", "seed", "placement", "folder", "label", "x", "y", *without)
+    return {key: value for key, value in result.items() if key not in engine}
 
 
-def _clear_unless_resumable(folder: Path) -> None:
-    """Delete what a run left that never reached a checkpoint; a resumable one stays as it is."""
-    if (folder / CHECKPOINTS_FOLDER / LAST).exists():
-        return
-    if (folder / CONFIG_FILE).exists() or (folder / TENSORBOARD_FOLDER).exists():
-        shutil.rmtree(folder)
+def _grid(config: ComparisonConfig, task: BuiltinTask, notes: Notes) -> Grid:
+    study = None if config.study is None else study_info(config.study)
+    return Grid(
+        task=task,
+        lines=[_engine_line(line) for line in lines_of(config)],
+        seeds=config.seeds,
+        goal=notes.goal,
+        direction=notes.direction,
+        settings=config,
+        head=partial(_head, config, notes),
+        config=_run_config,
+        line_of=partial(_line_of, config),
+        device=choose_device(config),
+        num_threads=config.training.num_threads,
+        study=study,
+    )
+
+
+def _engine_line(line: Line) -> comparing.Line:
+    variant = line.variant
+    extra = {} if variant is None else {"label": line.label, "x": variant.x, "y": variant.y}
+    return comparing.Line(
+        norm=line.norm,
+        settings=line.config,
+        label=None if variant is None else line.label,
+        placement=line.config.model.placement,
+        extra=extra,
+    )
+
+
+def _run_config(line: comparing.Line, seed: int, fingerprint: str | None) -> Mapping[str, Any]:
+    return run_settings(line.settings, line.norm, line.label, seed, str(fingerprint))
+
+
+def _head(config: ComparisonConfig, notes: Notes) -> dict[str, Any]:
+    head: dict[str, Any] = {
+        "task": config.task,
+        "preset": config.preset,
+        "placement": config.model.placement,
+        "settings": comparison_settings(config),
+    }
+    if config.study is not None:
+        head["study"] = study_info(config.study)
+    if notes.paper:
+        head["paper"] = list(notes.paper)
+    if notes.reduced is not None:
+        head["reduced"] = notes.reduced
+    return head
+
+
+def _line_of(config: ComparisonConfig, folder: Path, old: Mapping[str, Any]) -> comparing.Line:
+    """Return the line that a run of an earlier call belongs to, also one that is not chosen."""
+    if not config.variants:
+        return _engine_line(Line(config, str(old.get("norm"))))
+    for variant in config.variants:
+        if variant.label == old.get("label"):
+            return _engine_line(line_of_variant(config, variant))
+    raise InputError(
+        f"{folder} is no run of this study: give another --out, or --force to delete it."
+    )

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from powernorm.diagnosis import evaluation_gap
+from powernorm.lab.engine.processes import summed
 from powernorm.training.batches import EvaluationBatches
 from powernorm.training.losses import outputs_nll
-from powernorm.training.processes import summed
 
 GAP_BATCHES: Final = 8
 """At every validation this many batches, at most, are evaluated by batch statistics as well."""

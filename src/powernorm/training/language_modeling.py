@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from powernorm.data.batch import AnyBatch
 from powernorm.errors import InputError
 from powernorm.integrations.lightning import PenaltyCallback
+from powernorm.lab.engine.processes import num_processes, summed
 from powernorm.models.adaptive_output import AdaptiveLanguageModel
 from powernorm.models.language_model import LanguageModel
 from powernorm.models.layers import NormFactory
@@ -21,7 +22,6 @@ from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig, OptimizerConfig, options_of
 from powernorm.training.evaluation import word_perplexity
 from powernorm.training.losses import outputs_nll, training_losses
-from powernorm.training.processes import num_processes, summed
 from powernorm.training.schedules import rate_factor
 from powernorm.training.sharding import shard_weights
 

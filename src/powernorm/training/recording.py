@@ -13,14 +13,14 @@ from torch import Tensor
 
 from powernorm.data.batch import AnyBatch
 from powernorm.diagnosis import NormRow
+from powernorm.lab.engine.events import Listener, StepsDone, Validated
+from powernorm.lab.engine.logs import CsvLog, MergedLog
+from powernorm.lab.engine.processes import gather, is_main, num_processes, rank, summed
 from powernorm.runs import METRICS_COLUMNS, METRICS_FILE, NORMS_COLUMNS, NORMS_FILE
 from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.evaluation import finite_or_none, gap_cells
-from powernorm.training.events import Listener, StepsDone, Validated
 from powernorm.training.language_modeling import LanguageModeling
-from powernorm.training.logs import CsvLog, MergedLog
-from powernorm.training.processes import gather, is_main, num_processes, rank, summed
 from powernorm.training.throughput import Throughput
 
 

@@ -1,9 +1,9 @@
 """One run: a norm and a seed, trained, evaluated and diagnosed in a folder of its own."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,17 @@ from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
 from powernorm.integrations.lightning import LossScaleFollower, NormCallback
+from powernorm.lab.engine.averaging import AVERAGE, Snapshots, write_weights
+from powernorm.lab.engine.events import RunScored, RunStarted
+from powernorm.lab.engine.folders import LAST, write_json, write_rows
+from powernorm.lab.engine.processes import (
+    is_main,
+    num_local_processes,
+    num_processes,
+    on_main,
+    rank,
+)
+from powernorm.lab.engine.run import Run
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     SCALES_FILE,
@@ -31,11 +42,9 @@ from powernorm.runs import (
     Status,
 )
 from powernorm.surgery import calibrate
-from powernorm.training.averaging import AVERAGE, Snapshots, write_weights
 from powernorm.training.batches import OwnEvaluation
 from powernorm.training.checkpoints import (
     BEST,
-    LAST,
     Checkpoints,
     DirectFiles,
     RandomState,
@@ -43,21 +52,12 @@ from powernorm.training.checkpoints import (
     model_weights,
     read_checkpoint,
 )
-from powernorm.training.config import ComparisonConfig, Variant, early_step
+from powernorm.training.cluster import RunningProcesses
+from powernorm.training.config import ComparisonConfig, early_step
 from powernorm.training.evaluation import evaluate, finite_or_none
-from powernorm.training.events import Listener, RunScored, RunStarted
 from powernorm.training.language_modeling import LanguageModeling, penalty_callback
-from powernorm.training.processes import (
-    RunningProcesses,
-    is_main,
-    num_local_processes,
-    num_processes,
-    on_main,
-    rank,
-)
 from powernorm.training.quietness import quiet_lightning, raised_interrupts
 from powernorm.training.recording import Recorder
-from powernorm.training.run_folders import write_json, write_rows
 from powernorm.training.scales import norm_scales
 from powernorm.training.stream_state import Remembering, StreamState
 from powernorm.training.task import Scores, TaskModel
@@ -70,53 +70,31 @@ SEED_STRIDE = 7919
 """Between the seeds of processes, so that they drop other features."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one run of a comparison is made from."""
-
-    config: ComparisonConfig
-    norm: str
-    seed: int
-    folder: Path
-    encoded: Any
-    """What the task made of the data."""
-    unigram_loss: float
-    """Of the valid split, nats per token: above it nothing was learned."""
-    index: int = 1
-    num_runs: int = 1
-    variant: Variant | None = None
-    """In a study; `config` has its settings."""
-    unigram: Mapping[str, float | None] = field(default_factory=dict)
-    """All metrics of that baseline."""
-
-    @property
-    def label(self) -> str:
-        """Return the name under which the run is shown."""
-        return self.norm if self.variant is None else self.variant.label
-
-
 class RunTrainer:
     """Trains, evaluates and diagnoses one run.
 
     Args:
-        run: what to do.
-        listener: is told about the progress.
+        run: of the engine, with a `ComparisonConfig` as its settings and the task's text as data.
 
     Raises:
         InputError: the norm's options do not fit, or the train split is shorter than a batch.
     """
 
-    def __init__(self, run: Run, listener: Listener) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
-        config = run.config
-        self._listener = listener
-        self.device = choose_device(config)
+        config: ComparisonConfig = run.settings
+        self.config = config
+        self._listener = run.listener
+        self.device = run.device
         self._task = task_of(config)
-        self.data = self._task.data(run.encoded, config, run.seed)
-        self._sizes = self._task.sizes(run.encoded)
+        self.data = self._task.data(run.data, config, run.seed)
+        self._sizes = self._task.sizes(run.data)
+        self._unigram = run.baselines[0]["metrics"]
+        loss = self._unigram["valid_loss"]
+        self._unigram_loss = math.inf if loss is None else loss
         self.model = self._build()
         self.module = LanguageModeling(self.model, config, self.data)
-        self.recorder = Recorder(run.folder, config, run.label, run.seed, self.data, listener)
+        self.recorder = Recorder(run.folder, config, run.label, run.seed, self.data, run.listener)
         folder = run.folder / CHECKPOINTS_FOLDER
         self._num_parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self._snapshots = Snapshots(folder, config.training.average_checkpoints)
@@ -143,7 +121,7 @@ class RunTrainer:
             self._write_files(scores)
         if status != "finished":
             result["message"] = _explain(status, self.num_steps)
-        elif self.num_steps < self.run.config.training.max_steps:
+        elif self.num_steps < self.config.training.max_steps:
             result["message"] = f"stopped early after step {self.num_steps}"
         return result
 
@@ -153,7 +131,7 @@ class RunTrainer:
         result = RunResult(
             norm=run.norm,
             seed=run.seed,
-            placement=run.config.model.placement,
+            placement=self.config.model.placement,
             status=status,
             metrics=dict.fromkeys((*METRICS, *self._task.metrics)),
             tid=None,
@@ -164,17 +142,14 @@ class RunTrainer:
         )
         if self._task.examples is not None:
             result["examples_per_second"] = self.recorder.examples_per_second
-        remark = self._task.remark(run.config)
+        remark = self._task.remark(self.config)
         if remark:
             result["remark"] = remark
-        if run.variant is not None:
-            result["label"] = run.label
-            result["x"], result["y"] = run.variant.x, run.variant.y
         return result
 
     def _train(self) -> None:
         run = self.run
-        training = run.config.training
+        training = self.config.training
         last = run.folder / CHECKPOINTS_FOLDER / LAST
         first_step = on_main(lambda: self._step_of(last)) if last.exists() else 0
         self._listener(
@@ -183,12 +158,15 @@ class RunTrainer:
         with quiet_lightning(), raised_interrupts(), self._watched_norms() as watching:
             torch.manual_seed(run.seed + SEED_STRIDE * rank())
             trainer = self._trainer(first_step, watching)
-            trainer.fit(
-                self.module,
-                datamodule=self.data,
-                ckpt_path=last if first_step else None,
-                weights_only=True,
-            )
+            try:
+                trainer.fit(
+                    self.module,
+                    datamodule=self.data,
+                    ckpt_path=last if first_step else None,
+                    weights_only=True,
+                )
+            finally:
+                run.stop.defer(until_asked=False)
             self.num_steps = trainer.global_step
 
     def _step_of(self, checkpoint: Path) -> int:
@@ -200,7 +178,7 @@ class RunTrainer:
     @contextmanager
     def _watched_norms(self) -> Iterator[list[pl.Callback]]:
         """Give the callback that watches the norms, if they are watched, while the run trains."""
-        every = self.run.config.training.monitor_every
+        every = self.config.training.monitor_every
         if not every:
             yield []
             return
@@ -217,7 +195,7 @@ class RunTrainer:
             callback.detach()
 
     def _trainer(self, first_step: int, watching: list[pl.Callback]) -> pl.Trainer:
-        config = self.run.config
+        config = self.config
         precision = _precision_plugin(config, self.device)
         return pl.Trainer(
             accelerator="gpu" if self.device.type == "cuda" else "cpu",
@@ -242,7 +220,7 @@ class RunTrainer:
         )
 
     def _callbacks(self, precision: Precision, watching: list[pl.Callback]) -> list[pl.Callback]:
-        run, config = self.run, self.run.config
+        run, config = self.run, self.config
         callbacks: list[pl.Callback] = [RandomState(), self.recorder, *watching]
         callbacks.append(penalty_callback())
         if isinstance(self.model, Remembering):
@@ -256,7 +234,11 @@ class RunTrainer:
                 EarlyStopping(watched, patience=config.training.patience, check_finite=False)
             )
         checkpoints = Checkpoints(
-            run.folder / CHECKPOINTS_FOLDER, self._snapshots, early_step=early_step(config)
+            run.folder / CHECKPOINTS_FOLDER,
+            self._snapshots,
+            run.lease,
+            run.stop,
+            early_step=early_step(config),
         )
         return [*callbacks, checkpoints]
 
@@ -265,29 +247,29 @@ class RunTrainer:
         with torch.random.fork_rng(devices=[]):
             # Our models draw by generators of their own; a user's norm may draw by torch's.
             torch.default_generator.manual_seed(run.seed)
-            model = self._task.build(run.config, run.norm, self._sizes, run.seed)
-        self._task.start(model, run.encoded)
+            model = self._task.build(self.config, run.norm, self._sizes, run.seed)
+        self._task.start(model, run.data)
         return model
 
     def _status(self) -> Status:
         losses = self.recorder.valid_losses
         if self.recorder.is_nonfinite or not losses or not math.isfinite(losses[-1]):
             return "nonfinite"
-        floor = self.run.unigram.get(f"valid_{self.data.selection}")
+        floor = self._unigram.get(f"valid_{self.data.selection}")
         scores = self.recorder.valid_scores
         if scores and floor is not None and scores[-1] > floor:
             # An overconfident classifier is right more often than it is likely.
             return "finished"
-        has_learned = min(losses) < self.run.unigram_loss
+        has_learned = min(losses) < self._unigram_loss
         is_worse_than_uniform = losses[-1] > math.log(self._sizes[-1])
         # A short run may end above the unigram without ever having come down to it.
-        if losses[-1] > self.run.unigram_loss and (has_learned or is_worse_than_uniform):
+        if losses[-1] > self._unigram_loss and (has_learned or is_worse_than_uniform):
             return "diverged"
         return "finished"
 
     def _load_scored(self, status: Status) -> str:
         """Put the weights that are scored into the model, whole, and return which they are."""
-        training = self.run.config.training
+        training = self.config.training
         if training.strategy == "fsdp2" and num_processes() > 1:
             # The trained one is divided among the processes.
             self.model = self._build()
@@ -299,7 +281,7 @@ class RunTrainer:
         return f"{'best' if name == BEST else 'last'} checkpoint"
 
     def _load_average(self) -> str:
-        training = self.run.config.training
+        training = self.config.training
         folder = self.run.folder / CHECKPOINTS_FOLDER
         self._load(folder, on_main(self._snapshots.average))
         name = f"average of the last {len(self._snapshots.paths())} checkpoints"
@@ -344,7 +326,7 @@ class RunTrainer:
         run = self.run
         self.model.eval()
         self._listener(RunScored(run.label, run.seed))
-        scores = self._task.score(self.model, run.encoded, run.config, self.device)
+        scores = self._task.score(self.model, run.data, self.config, self.device)
         own: dict[str, float | None] = {}
         with torch.no_grad():
             for split in EVALUATED:
@@ -357,11 +339,11 @@ class RunTrainer:
         if scores.translations and is_main():
             header = ("source", "reference", "translation")
             write_rows(self.run.folder / TRANSLATIONS_FILE, [header, *scores.translations])
-        if self.run.config.training.record_scales:
+        if self.config.training.record_scales:
             self._write_scales()
 
     def _tid(self) -> TID | None:
-        batches = self._first_batches(self.run.config.training.tid_batches)
+        batches = self._first_batches(self.config.training.tid_batches)
         if not batches:
             return None
         tid = training_inference_discrepancy(self.model, batches, forward_features).summary()
@@ -376,7 +358,7 @@ class RunTrainer:
         """γ may be NaN in a run that diverged; such a layer's record is left out."""
         records = norm_scales(
             self.model,
-            self._first_batches(self.run.config.training.tid_batches),
+            self._first_batches(self.config.training.tid_batches),
             forward_features,
         )
         sound = [r for r in records if all(map(math.isfinite, [*r["weight"], *r["deviation"]]))]

@@ -8,25 +8,34 @@ from typing import Any, Final
 
 import torch
 
+from powernorm.lab.engine.processes import num_processes
 from powernorm.training.config import ComparisonConfig, options_of, to_json
-from powernorm.training.processes import num_processes
-from powernorm.training.variants import Line, chosen_norms, description
+from powernorm.training.variants import chosen_norms, description
 
 PACKAGES: Final = ("powernorm", "torch", "lightning", "tokenizers", "sacrebleu")
 
 
-def run_settings(line: Line, seed: int, fingerprint: str) -> dict[str, Any]:
-    """Return everything that the outcome of one run depends on, for its config.json."""
-    settings = to_json(line.config)
+def run_settings(
+    config: ComparisonConfig, norm: str, label: str | None, seed: int, fingerprint: str
+) -> dict[str, Any]:
+    """Return everything that the outcome of one run depends on, for its config.json.
+
+    Args:
+        config: of the run: with the settings of its variant.
+        norm: short name.
+        label: of the variant, where there is one.
+        seed: of the run.
+        fingerprint: of the data.
+    """
+    settings = to_json(config)
     del settings["norms"], settings["seeds"]
-    label = {} if line.variant is None else {"label": line.label}
     return {
         **settings,
-        "norm": line.norm,
+        "norm": norm,
         "seed": seed,
-        "norm_options": dict(options_of(line.config, line.norm)),
+        "norm_options": dict(options_of(config, norm)),
         "data_fingerprint": fingerprint,
-        **label,
+        **({} if label is None else {"label": label}),
     }
 
 

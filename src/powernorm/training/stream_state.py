@@ -6,8 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 import lightning.pytorch as pl
 from torch import Tensor
 
+from powernorm.lab.engine.processes import gather, num_processes, rank
 from powernorm.models.stream_memory import merged_states, own_state
-from powernorm.training.processes import gather, num_processes, rank
 
 
 @runtime_checkable

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from powernorm.data.sets.catalogue import check_known_set
 from powernorm.errors import InputError
+from powernorm.lab.engine.averaging import AVERAGE, read_weights, step_of
+from powernorm.lab.engine.folders import LAST, find_runs, read_json
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE
 from powernorm.surgery import load_folded
 from powernorm.surgery.storage import read_folded
-from powernorm.training.averaging import AVERAGE, read_weights, step_of
 from powernorm.training.batches import RunData
-from powernorm.training.checkpoints import BEST, EARLY, LAST, model_weights, read_checkpoint
+from powernorm.training.checkpoints import BEST, EARLY, model_weights, read_checkpoint
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.overrides import from_json
-from powernorm.training.run_folders import find_runs, read_json
 from powernorm.training.task import Sizes, TaskModel
 from powernorm.training.tasks import task_of
 from powernorm.training.vocabulary_files import SUBWORDS

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from powernorm.data.pair_batches import padded_sources
+from powernorm.lab.engine.processes import gather, num_processes, rank
 from powernorm.models.beam_search import BeamSearch, Hypothesis, beam_search
 from powernorm.models.translation import TranslationModel
 from powernorm.training.config import DecodingConfig
-from powernorm.training.processes import gather, num_processes, rank
 
 Progress = Callable[[int, int], None]
 """Is told how many sentences are done and how many there are."""

@@ -13,13 +13,13 @@ from powernorm.data.corpus import Split
 from powernorm.data.pair_batches import EvaluationPairs, TrainingPairs
 from powernorm.data.sentence_pairs import EncodedPairs, PairOptions, encode_pairs, load_pairs
 from powernorm.errors import InputError
+from powernorm.lab.engine.folders import write_json
 from powernorm.models.translation import NormPlaces, TranslationModel
 from powernorm.runs import TRANSLATION_METRICS, Baseline
 from powernorm.training.batches import EvaluationBatches, RunData
 from powernorm.training.bleu import corpus_scores
 from powernorm.training.config import ComparisonConfig, DataConfig
 from powernorm.training.language_modeling import UPPER_NORM, norm_factory, norm_options
-from powernorm.training.run_folders import write_json
 from powernorm.training.source_text import Tokenisation
 from powernorm.training.task import DataSummary, Scores, Sizes, Task, TaskModel
 from powernorm.training.translating import translate_ids

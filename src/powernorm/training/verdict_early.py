@@ -17,13 +17,13 @@ from powernorm.diagnosis import (
     evaluation_gap,
     training_inference_discrepancy,
 )
+from powernorm.lab.engine.folders import read_json, write_json
 from powernorm.models.language_model import LanguageModel
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE, RunResult, VerdictRecord
 from powernorm.training.batches import RunData
 from powernorm.training.checkpoints import EARLY
 from powernorm.training.evaluation import evaluate
 from powernorm.training.losses import token_nll
-from powernorm.training.run_folders import read_json, write_json
 from powernorm.training.trained_models import TrainedModel, load_trained, run_data
 
 EARLY_FILE: Final = "early.json"

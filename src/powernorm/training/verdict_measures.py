@@ -7,10 +7,10 @@ from statistics import fmean
 from typing import Final
 
 from powernorm.diagnosis import Limits
+from powernorm.lab.engine.folders import read_result, write_json
 from powernorm.runs import RunResult, run_name
 from powernorm.training.comparison import OVER
 from powernorm.training.config import early_step
-from powernorm.training.run_folders import read_result, write_json
 from powernorm.training.verdict_early import BASE, early_quantities
 from powernorm.training.verdict_scores import SIGNED, Case, advice_scores, half_split, scores_of
 from powernorm.training.verdict_settings import Setting, VerdictStudy

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.events import Listener, SettingStarted, ignore
+from powernorm.lab.engine.folders import prepare_folder, read_result
 from powernorm.runs import REPORT_FILE, run_name
 from powernorm.training.comparison import OVER, check_norms, compare
-from powernorm.training.events import Listener, SettingStarted, ignore
-from powernorm.training.run_folders import prepare_folder, read_result
 from powernorm.training.verdict_settings import Phase, Setting, VerdictStudy
 from powernorm.verdict_runs import VERDICT_FILE
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from powernorm.data.pair_subwords import Subwords
 from powernorm.errors import InputError
-from powernorm.training.run_folders import read_json
+from powernorm.lab.engine.folders import read_json
 from powernorm.training.source_text import Tokenisation
 
 VOCABULARY_FILE: Final = "subwords.json"

@@ -32,9 +32,17 @@ class RunStarted:
     index: int
     """From 1."""
     num_runs: int
-    max_steps: int
+    max_steps: int | None
+    """Updates of the whole run, where they are known."""
     first_step: int
     """Updates that were done before; 0 for a new run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that the user should know, and that stops nothing."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,16 @@ class Validated:
     valid_perplexity: float
     score: tuple[str, float] | None = None
     """Name and value, in percent, of what chooses the best checkpoint in place of the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A training function logged values beside its training loss."""
+
+    norm: str
+    seed: int
+    step: int
+    values: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +109,17 @@ class SettingStarted:
     """That had something left to do when the study began."""
 
 
-Event = SettingStarted | DataPrepared | RunStarted | StepsDone | Validated | RunScored | RunEnded
+Event = (
+    SettingStarted
+    | DataPrepared
+    | Notice
+    | RunStarted
+    | StepsDone
+    | Validated
+    | Measured
+    | RunScored
+    | RunEnded
+)
 Listener = Callable[[Event], None]
 
 

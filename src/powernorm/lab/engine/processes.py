@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins import ClusterEnvironment
 
 from powernorm.errors import InputError
 
@@ -112,6 +111,21 @@ def locally_first(function: Callable[[], _T]) -> _T:
     return result if result is not None else function()
 
 
+def any_process(flag: bool) -> bool:
+    """Return whether a flag is set in any of the processes, all of which call this."""
+    if num_processes() == 1:
+        return flag
+    raised = torch.tensor(int(flag), device=_device())
+    dist.all_reduce(raised, dist.ReduceOp.MAX)
+    return bool(raised)
+
+
+def _device() -> torch.device:
+    """Return the device of what processes exchange: with NCCL alone the GPU."""
+    has_cpu = "gloo" in str(dist.get_backend_config()) or dist.get_backend() == "mpi"
+    return torch.device("cpu" if has_cpu else "cuda")
+
+
 def summed(values: Sequence[float]) -> list[float]:
     """Return sums over all processes, in float64."""
     if num_processes() == 1:
@@ -121,51 +135,3 @@ def summed(values: Sequence[float]) -> list[float]:
 
 class RepeatedInputError(InputError):
     """Something wrong that the first process has found, and says."""
-
-
-class RunningProcesses(ClusterEnvironment):
-    """Tells Lightning about processes that are joined already, whoever started them."""
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        """Return that there is nothing to start."""
-        return True
-
-    @property
-    def main_address(self) -> str:
-        """Return where the first process is; not used, as the processes are joined."""
-        return os.environ.get("MASTER_ADDR", "127.0.0.1")
-
-    @property
-    def main_port(self) -> int:
-        """Return its port; not used either."""
-        return int(os.environ.get("MASTER_PORT", "0"))
-
-    @staticmethod
-    def detect() -> bool:
-        """Return whether there are several processes."""
-        return num_processes() > 1
-
-    def world_size(self) -> int:
-        """Return the number of processes."""
-        return num_processes()
-
-    def set_world_size(self, size: int) -> None:
-        """Do nothing: the number is given."""
-        del size
-
-    def global_rank(self) -> int:
-        """Return the number of this process."""
-        return rank()
-
-    def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the number is given."""
-        del rank
-
-    def local_rank(self) -> int:
-        """Return the number of this process on its machine."""
-        return local_rank()
-
-    def node_rank(self) -> int:
-        """Return the number of this machine."""
-        return int(os.environ.get("GROUP_RANK", 0))

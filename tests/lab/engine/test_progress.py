@@ -3,8 +3,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from powernorm.runs import Baseline, RunResult, Status
-from powernorm.training.events import (
+from powernorm.lab.engine.events import (
     DataPrepared,
     Event,
     RunEnded,
@@ -12,7 +11,8 @@ from powernorm.training.events import (
     StepsDone,
     Validated,
 )
-from powernorm.training.progress import ComparisonProgress
+from powernorm.lab.engine.progress import ComparisonProgress
+from powernorm.runs import Baseline, RunResult, Status
 
 
 def result(status: Status, perplexity: float | None) -> RunResult:

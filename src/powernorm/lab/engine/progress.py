@@ -14,10 +14,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from powernorm.runs import RunResult
-from powernorm.training.events import (
+from powernorm.lab.engine.events import (
     DataPrepared,
     Event,
+    Measured,
+    Notice,
     RunEnded,
     RunScored,
     RunStarted,
@@ -25,6 +26,7 @@ from powernorm.training.events import (
     StepsDone,
     Validated,
 )
+from powernorm.runs import RunResult
 
 SCORES: Final = {
     "test_bleu": "test BLEU",
@@ -93,6 +95,10 @@ class ComparisonProgress:
                 self._advance(event.step, f"loss {event.train_loss:.3f}")
             case Validated():
                 self._show_validation(event)
+            case Measured():
+                self._show_values(event)
+            case Notice():
+                self._print(f"[yellow]{escape(event.message)}[/yellow]")
             case RunScored():
                 self._show_scoring(event)
             case RunEnded():
@@ -128,7 +134,8 @@ class ComparisonProgress:
                 escape(name), total=event.max_steps, completed=event.first_step, note=""
             )
         else:
-            self._print(f"{escape(name)}: {event.max_steps} steps{resumed}")
+            steps = "training" if event.max_steps is None else f"{event.max_steps} steps"
+            self._print(f"{escape(name)}: {steps}{resumed}")
 
     def _advance(self, step: int, note: str) -> None:
         if self._task is not None:
@@ -146,6 +153,13 @@ class ComparisonProgress:
                 f"{event.norm} seed {event.seed}: step {event.step}, valid loss "
                 f"{event.valid_loss:.3f}, {found}"
             )
+
+    def _show_values(self, event: Measured) -> None:
+        values = ", ".join(f"{name} {_value(value)}" for name, value in event.values.items())
+        if self._console.is_terminal:
+            self._advance(event.step, escape(values))
+        else:
+            self._print(escape(f"{event.norm} seed {event.seed}: step {event.step}, {values}"))
 
     def _show_scoring(self, event: RunScored) -> None:
         if self._task is not None:
@@ -186,6 +200,10 @@ def _measured(result: RunResult) -> str:
             return f", {word} {value:.2f}"
     perplexity = result["metrics"].get("test_perplexity")
     return "" if perplexity is None else f", test perplexity {_number(perplexity)}"
+
+
+def _value(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _number(value: float | None) -> str:

@@ -9,14 +9,14 @@ from torch import Tensor
 
 import powernorm
 from powernorm.errors import InputError
-from powernorm.runs import RunResult
-from powernorm.training.averaging import (
+from powernorm.lab.engine.averaging import (
     Snapshots,
     average_weights,
     read_weights,
     step_of,
     write_weights,
 )
+from powernorm.runs import RunResult
 from powernorm.training.comparison import compare
 from powernorm.training.running import forward_features
 from powernorm.training.trained_models import load_trained, run_data

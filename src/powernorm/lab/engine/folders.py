@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 from powernorm.data.cache import write_atomically
 from powernorm.errors import InputError
+from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -17,7 +18,15 @@ from powernorm.runs import (
     RunResult,
 )
 
+COMPARISON_FILE: Final = "comparison.json"
+"""What a comparison trains, written before its first run: results.json without the runs."""
 MAX_DIFFERENCES: Final = 5
+LAST: Final = "last.ckpt"
+"""The checkpoint that a run goes on from."""
+KEPT: Final = frozenset({LEASE_FILE, LOCK_FILE})
+IGNORED: Final = frozenset({"data.path", "function.file", "function.sha256"})
+"""Settings of a run that may differ: a fingerprint stands for the data, and a change of the code
+is told."""
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -64,14 +73,12 @@ def find_runs(out: Path) -> list[Path]:
     return sorted(path for path in out.iterdir() if (path / CONFIG_FILE).is_file())
 
 
-def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
-    """Make the folder of a comparison ready, or refuse it.
-
-    With `force`, run folders and results that are there are deleted, and nothing else.
+def check_folder(out: Path, *, resume: bool, force: bool) -> None:
+    """Refuse a folder that cannot take a comparison; changes nothing.
 
     Raises:
-        InputError: `out` is a file or cannot be written; it holds runs and neither `resume` nor
-            `force` is set, or both are.
+        InputError: `out` is a file; it holds runs and neither `resume` nor `force` is set, or both
+            are.
     """
     if resume and force:
         raise InputError(
@@ -79,22 +86,33 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
         )
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: give a folder with --out.")
-    runs = find_runs(out)
-    results = [path for path in (out / RESULTS_FILE, out / REPORT_FILE) if path.exists()]
-    if (runs or results) and not (resume or force):
-        found = ", ".join(path.name for path in [*runs, *results][:MAX_DIFFERENCES])
+    runs, files = find_runs(out), _results_in(out)
+    if (runs or files) and not (resume or force):
+        found = ", ".join(path.name for path in [*runs, *files][:MAX_DIFFERENCES])
         raise InputError(
             f"{out} holds other runs ({found}): give another --out, --resume to go on with them or "
             "--force to delete them."
         )
+
+
+def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
+    """Make the folder of a comparison ready, or refuse it.
+
+    With `force`, run folders and results that are there are deleted, and nothing else.
+
+    Raises:
+        InputError: as `check_folder`, or `out` cannot be written.
+    """
+    check_folder(out, resume=resume, force=force)
     if force:
-        for path in runs:
+        for path in find_runs(out):
             shutil.rmtree(path)
-        for path in results:
+        for path in _results_in(out):
             path.unlink()
     try:
-        for unfinished in out.glob(f".{RESULTS_FILE}.*"):
-            unfinished.unlink()
+        for name in (RESULTS_FILE, COMPARISON_FILE):
+            for unfinished in out.glob(f".{name}.*"):
+                unfinished.unlink()
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
@@ -102,10 +120,28 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
         ) from error
 
 
+def _results_in(out: Path) -> list[Path]:
+    files = (out / name for name in (RESULTS_FILE, COMPARISON_FILE, REPORT_FILE))
+    return [path for path in files if path.exists()]
+
+
 def remove_unfinished(folder: Path) -> None:
     """Delete what a killed process was writing in a run's folder."""
     for path in [*folder.glob(".*"), *(folder / CHECKPOINTS_FOLDER).glob(".*")]:
-        if path.is_file():
+        if path.is_file() and path.name not in KEPT:
+            path.unlink()
+
+
+def clear_unless_resumable(folder: Path) -> None:
+    """Delete what a run left that never reached a checkpoint; a resumable one stays as it is."""
+    if not folder.is_dir() or (folder / CHECKPOINTS_FOLDER / LAST).exists():
+        return
+    for path in folder.iterdir():
+        if path.name in KEPT:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
             path.unlink()
 
 
@@ -120,7 +156,7 @@ def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, 
     before, now = _flat(old), _flat(new)
     differing = [
         f"{key} {before.get(key)} → {now.get(key)}"
-        for key in sorted((before.keys() | now.keys()) - {"data.path"})
+        for key in sorted((before.keys() | now.keys()) - IGNORED)
         if before.get(key) != now.get(key)
     ]
     if differing:

@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,32 +13,57 @@ from powernorm.data.cache import write_atomically
 STEP = "step"
 
 
+Writing = Callable[[], AbstractContextManager[Any]]
+"""Context in which a file may be written; see `Lease.writing`."""
+
+
 class CsvLog:
     """A CSV file with a header and a `step` column.
 
     Args:
         path: the file; its folder exists.
-        columns: the header, `step` among them.
+        columns: the header, `step` among them. More are appended when a row or the file has them.
         last_step: keep the rows up to this step of a file that exists, to append to them; None
             starts the file anew.
+        writing: context of every change of the file.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str], last_step: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        columns: Sequence[str],
+        last_step: int | None = None,
+        writing: Writing = nullcontext,
+    ) -> None:
+        self._path = path
+        self._writing = writing
         kept = [] if last_step is None else _rows_until(path, last_step)
+        self._columns = list(dict.fromkeys([*columns, *(name for row in kept for name in row)]))
+        self._begin(kept)
+
+    def _begin(self, kept: Sequence[Mapping[str, Any]]) -> None:
+        """Write header and rows, and open the file to append to them."""
         # Renamed into place: an interruption must not cost the rows that are kept.
         content = io.StringIO(newline="")
-        writer = csv.DictWriter(content, columns)
+        writer = csv.DictWriter(content, self._columns)
         writer.writeheader()
         for row in kept:
-            writer.writerow({name: row.get(name) for name in columns})
-        write_atomically(path, content.getvalue().encode())
-        self._file = path.open("a", newline="", encoding="utf-8")
-        self._writer = csv.DictWriter(self._file, columns)
+            writer.writerow({name: row.get(name) for name in self._columns})
+        with self._writing():
+            write_atomically(self._path, content.getvalue().encode())
+        self._file = self._path.open("a", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, self._columns)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row; columns that it leaves out, and None, make empty cells."""
-        self._writer.writerow(row)
-        self._file.flush()
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._file.close()
+            self._columns += new
+            self._begin(_rows_until(self._path, row[STEP]))
+        with self._writing():
+            self._writer.writerow(row)
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""

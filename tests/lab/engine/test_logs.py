@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from powernorm.training.logs import CsvLog, MergedLog
+from powernorm.lab.engine.logs import CsvLog, MergedLog
 
 COLUMNS = ("step", "loss", "rate")
 

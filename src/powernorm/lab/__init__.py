@@ -1,0 +1,1 @@
+"""The laboratory behind `powernorm compare`: the same training with each norm, and what showed."""

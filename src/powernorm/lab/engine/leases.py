@@ -1,0 +1,226 @@
+"""Leases: which process writes in a folder, so that two never do, even when one was asleep.
+
+A lease is the file `lease.json` in the folder: owner, host, process and a number that grows with
+every owner (the fencing number). Its owner touches it every few seconds. It is free again when its
+owner gives it back, when the owner's process is gone from this machine, or when nobody has touched
+it for `LIFETIME` seconds. Whoever writes into the folder does it inside `Lease.writing()`, which
+holds a short lock of the file system and refuses an owner that has lost the lease in the meantime.
+"""
+
+import json
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from filelock import FileLock, Timeout
+
+from powernorm.errors import InputError
+
+LEASE_FILE: Final = "lease.json"
+LOCK_FILE: Final = ".lock"
+LIFETIME: Final = 60.0
+"""Seconds without a sign of life after which another process may take over."""
+HEARTBEAT: Final = 10.0
+"""Seconds between two signs of life."""
+LOCK_SECONDS: Final = 30.0
+"""So long a process waits for the short lock of another one."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that holds, or held, a lease."""
+
+    key: str
+    """Of this one lease, drawn at random."""
+    number: int
+    """1 for the first owner, and one more for each that follows."""
+    host: str
+    machine: str
+    """Of the kernel and the process ids that `pid` is one of: hosts may share a name."""
+    pid: int
+    since: str
+    """When it took the lease, UTC."""
+    released: bool = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it gave the lease back, or its process has ended as far as can be seen here."""
+        if self.released:
+            return True
+        return self.machine == _machine() and not _is_running(self.pid)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} (since {self.since})"
+
+
+class LeaseHeldError(InputError):
+    """Another process that is alive holds the lease."""
+
+
+class LeaseLostError(InputError):
+    """Another process has taken over, after this one had given no sign of life for too long."""
+
+
+class Lease:
+    """The right to write into a folder, kept alive by a thread until `release`.
+
+    Args:
+        folder: is made where it is missing.
+        lifetime: seconds after which it is free without a sign of life.
+
+    Raises:
+        LeaseHeldError: another process has it; the message names it.
+        InputError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, lifetime: float = LIFETIME) -> None:
+        self.folder = folder
+        self._lock = FileLock(folder / LOCK_FILE, timeout=LOCK_SECONDS)
+        self._lifetime = lifetime
+        self._over = threading.Event()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self.owner = self._take()
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be written ({error.strerror or error}): give a folder that can "
+                "be with --out"
+            ) from error
+        self._thread = threading.Thread(
+            target=self._keep_alive, name=f"lease {folder.name}", daemon=True
+        )
+        self._thread.start()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the short lock while the block puts files into place.
+
+        Raises:
+            LeaseLostError: another process has the lease by now; nothing may be written.
+        """
+        with self._locked():
+            found = read_owner(self.folder)
+            if found is None or found.key != self.owner.key:
+                taken = f"taken over by {found}" if found is not None else "finished by another one"
+                raise LeaseLostError(
+                    f"{self.folder} was {taken} while this process gave no sign of life for "
+                    f"{self._lifetime:.0f} s: this one stops and writes nothing more"
+                )
+            yield
+
+    def release(self, *, forget: bool = False) -> None:
+        """Give the lease back, where it still is this one's.
+
+        Args:
+            forget: delete its file, too: the folder is finished.
+        """
+        self._over.set()
+        self._thread.join()
+        with suppress(LeaseLostError, OSError, InputError), self.writing():
+            path = self.folder / LEASE_FILE
+            if forget:
+                path.unlink()
+            else:
+                _write(path, Owner(**{**asdict(self.owner), "released": True}))
+        if forget:
+            with suppress(OSError):
+                (self.folder / LOCK_FILE).unlink()
+
+    def _take(self) -> Owner:
+        found = read_owner(self.folder)
+        if found is not None and not found.is_gone:
+            age = self._age()
+            if age < self._lifetime:
+                raise LeaseHeldError(
+                    f"{self.folder} is being written by {found}, last sign of life "
+                    f"{max(age, 0.0):.0f} s ago: wait for it, end it, or give another --out"
+                )
+        owner = Owner(
+            key=uuid.uuid4().hex,
+            number=1 if found is None else found.number + 1,
+            host=socket.gethostname(),
+            machine=_machine(),
+            pid=os.getpid(),
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        _write(self.folder / LEASE_FILE, owner)
+        return owner
+
+    def _age(self) -> float:
+        """Return the seconds since the last sign of life, both by the clock of the file system."""
+        now = self.folder / LOCK_FILE
+        os.utime(now)
+        return now.stat().st_mtime - (self.folder / LEASE_FILE).stat().st_mtime
+
+    def _keep_alive(self) -> None:
+        while not self._over.wait(min(HEARTBEAT, self._lifetime / 4)):
+            # A disk that is full or away for a moment costs a heartbeat, not the run.
+            with suppress(OSError, InputError):
+                try:
+                    with self.writing():
+                        os.utime(self.folder / LEASE_FILE)
+                except LeaseLostError:
+                    return
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        except Timeout as error:
+            raise InputError(
+                f"{self.folder / LOCK_FILE} has been locked for {LOCK_SECONDS:.0f} s: end the "
+                "process that holds it, or remove the file if there is none"
+            ) from error
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """Return the last owner of a folder; None where nobody has or had it."""
+    try:
+        values: Any = json.loads((folder / LEASE_FILE).read_bytes())
+        return Owner(**values)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{folder / LEASE_FILE} cannot be read ({error}): remove it if no process trains there"
+        ) from error
+
+
+def _write(path: Path, owner: Owner) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(asdict(owner), indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _machine() -> str:
+    """Return what the process ids seen here are unique in: a boot of a kernel and a name space."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+    with suppress(OSError):
+        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return "/".join(parts)
+
+
+def _is_running(pid: int) -> bool:
+    if os.name == "nt":  # where a signal 0 is Ctrl-C; the lifetime decides there
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    with suppress(OSError, IndexError):
+        # One that has ended and whose parent has not noticed.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True

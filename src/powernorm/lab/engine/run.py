@@ -1,0 +1,813 @@
+"""One training of a comparison, as the function that trains sees it."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+import powernorm
+from powernorm.diagnosis import NormMonitor
+from powernorm.errors import InputError
+from powernorm.inspection import Where
+from powernorm.integrations.trainers import loss_scale
+from powernorm.lab.engine.averaging import Snapshots
+from powernorm.lab.engine.events import Listener, Measured, RunStarted, StepsDone
+from powernorm.lab.engine.folders import LAST
+from powernorm.lab.engine.leases import Lease
+from powernorm.lab.engine.logs import CsvLog, MergedLog
+from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
+from powernorm.lab.engine.state import (
+    Stateful,
+    random_states,
+    read_checkpoint,
+    restore,
+    set_random_states,
+    state_of,
+    write_checkpoint,
+)
+from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.norms import Norm
+from powernorm.norms.models import Reduction
+from powernorm.runs import (
+    CHECKPOINTS_FOLDER,
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_COLUMNS,
+    NORMS_FILE,
+    TID,
+    Baseline,
+)
+
+CHECKPOINT_SECONDS: Final = 300.0
+"""At the latest after so long a checkpoint is written, where the steps between are not given."""
+LOST_ROWS: Final = 2
+"""Rows of the log in a row with a training loss that is not finite, after which a run is lost."""
+WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn")
+"""Norms with an own warm-up, which has to fit into the run."""
+WARMUP_FRACTION: Final = 0.1
+RESERVED: Final = frozenset({METRICS_FILE, NORMS_FILE, CHECKPOINTS_FOLDER})
+
+Evaluation = Callable[[], Mapping[str, float | Tensor | None]]
+_Model = TypeVar("_Model", bound=nn.Module)
+_Batch = TypeVar("_Batch")
+
+
+class Run:
+    """One norm and one seed of a comparison: what the training function builds and reports with.
+
+    The engine seeds Python's, NumPy's and torch's generators by `seed` before the function is
+    called, so that all norms of a seed begin with the same weights and see the same batches.
+
+    Attributes:
+        seed: of this run.
+        folder: of this run.
+        device: to train on: a GPU where there is one, unless the comparison says otherwise.
+        settings: keyword arguments of the function, by name; or the task's own settings.
+        data: what the task's `prepare` returned; None for a plain function.
+        baselines: what the task's `baselines` returned; empty for a plain function.
+        num_steps: number of steps, from the setting `steps`; None where there is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        norm: str,
+        seed: int,
+        folder: Path,
+        device: torch.device,
+        settings: Any,
+        data: Any,
+        num_steps: int | None,
+        norm_options: Mapping[str, Any],
+        lease: Lease | None,
+        stop: Stop,
+        listener: Listener,
+        label: str | None = None,
+        baselines: Sequence[Baseline] = (),
+        index: int = 1,
+        num_runs: int = 1,
+    ) -> None:
+        self._norm = norm
+        self.label = label or norm
+        self.seed = seed
+        self.folder = folder
+        self.device = device
+        self.settings = settings
+        self.data = data
+        self.baselines = baselines
+        self.num_steps = num_steps
+        self.norm_options = dict(norm_options)
+        self.index = index
+        self.num_runs = num_runs
+        self.listener = listener
+        self.stop = stop
+        self.lease = lease
+        self.recorded: dict[str, Any] = {}
+        """What `record` was given."""
+        self.step = 0
+        """Number of steps that are done, earlier sittings included."""
+        self.is_nonfinite = False
+        """Whether the training loss was lost."""
+        self._knows_norm = False
+        self._built: list[nn.Module] = []
+        self._tracked: dict[str, Any] = {}
+        self._seconds_before = 0.0
+        self._started = time.perf_counter()
+        self._saved_at = time.perf_counter()
+        self._saved_step: int | None = None
+        self._lost_rows = 0
+        self._log: MergedLog | None = None
+        self._csvs: list[CsvLog] = []
+        self._monitors: list[_Monitoring] = []
+        self._evaluations: list[tuple[int, Evaluation]] = []
+        self._evaluated_at: int | None = None
+        self._snapshots: Snapshots | None = None
+        self._position = _Position()
+        self._is_started = False
+        self._stop_was_seen = False
+
+    # What is compared
+
+    @property
+    def norm(self) -> str:
+        """Short name of the norm, or `module:Class`, for a function that builds it by itself."""
+        self._knows_norm = True
+        return self._norm
+
+    def swap(self, model: _Model, where: str | Where | Any = None) -> _Model:
+        """Replace the norms of a model by the run's, in place, and return the model.
+
+        Call it before the optimizer is built, and before `torch.compile` or a wrapper for several
+        processes.
+
+        Args:
+            model: any module; see `powernorm.swap`.
+            where: which of its norms; see `powernorm.plan_swap`.
+
+        Raises:
+            InputError: as `powernorm.swap`.
+        """
+        with self._own_random_numbers():
+            powernorm.swap(model, self._norm, where, **self._options())
+        self._built.append(model)
+        return model
+
+    def build_norm(self, num_features: int, **fixed: Any) -> Norm:
+        """Return a norm of the run over `num_features` features.
+
+        Args:
+            num_features: C.
+            fixed: options that the model's architecture fixes, such as `feature_dim=1`; they win
+                over those of the comparison.
+
+        Raises:
+            InputError: as `powernorm.build_norm`.
+        """
+        with self._own_random_numbers():
+            norm = powernorm.build_norm(self._norm, num_features, **{**self._options(), **fixed})
+        self._built.append(norm)
+        return norm
+
+    def penalty(
+        self, num_tokens: int | Tensor | None = None, reduction: Reduction = "mean"
+    ) -> Tensor:
+        """Return the penalty of Regularized BatchNorm to add to the loss; 0 for other norms.
+
+        Args:
+            num_tokens: number of tokens (of all processes) that the loss is the mean of; needed for
+                `mean`.
+            reduction: how the loss is reduced: `mean` over tokens, or `token_sum`.
+
+        Raises:
+            InputError: as `powernorm.penalty`, or nothing was built by this run.
+        """
+        if not self._built:
+            raise InputError(
+                "run.penalty was called before run.swap or run.build_norm: build the model first"
+            )
+        return powernorm.penalty(nn.ModuleList(self._built), reduction, num_tokens)
+
+    @contextmanager
+    def _own_random_numbers(self) -> Iterator[None]:
+        """Let a norm draw what it begins with; what is built after it shall not depend on it."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            yield
+
+    def _options(self) -> dict[str, Any]:
+        """Return the norm's options: those of the comparison, and warm-ups that fit into the run.
+
+        They count forwards in training, one a step.
+        """
+        if self._norm not in WARMED_UP_NORMS or self.num_steps is None:
+            return self.norm_options
+        warmup = round(self.num_steps * WARMUP_FRACTION)
+        derived = {"warmup_steps": warmup}
+        if self._norm == "brn":
+            derived["ramp_steps"] = warmup
+        if self._norm == "mabn":
+            derived["ratio_start"] = warmup
+        return derived | self.norm_options
+
+    # State that survives an interruption
+
+    def track(self, **things: Any) -> None:
+        """Keep the state of objects in the checkpoints, and restore it at once when resuming.
+
+        Args:
+            things: modules, optimizers, schedules, scalers, `torch.Generator`s, … by a name of
+                your choice: what has `state_dict` and `load_state_dict`.
+
+        Raises:
+            InputError: an object has no state, a name is taken, or the checkpoint does not fit.
+        """
+        for name, thing in things.items():
+            if not isinstance(thing, Stateful | torch.Generator):
+                raise InputError(
+                    f"run.track({name}=…) got a {type(thing).__name__}, which has no state_dict "
+                    "and load_state_dict: leave it out, or give it these two methods"
+                )
+            if self._is_started:
+                raise InputError(f"run.track({name}=…) comes after run.steps: track before it")
+            if name in self._tracked:
+                raise InputError(f"run.track({name}=…) was called twice: give each its own name")
+            self._tracked[name] = thing
+            if self._checkpoint is not None:
+                restore(name, thing, self._state_in_checkpoint(name))
+        if self._checkpoint is not None:
+            self.step = self._saved_step = int(self._checkpoint["step"])
+            # For loops of the user's own; `steps` does it again, just before the first batch.
+            self._set_random_states()
+
+    def checkpoint(self, step: int | None = None) -> None:
+        """Write a checkpoint now: tracked objects, random generators, step, place in the data.
+
+        `steps` calls it by itself; a loop of your own does after a step.
+
+        Args:
+            step: number of steps that are done, where `steps` does not count them.
+
+        Raises:
+            InputError: nothing is tracked, or the file cannot be written.
+        """
+        if not self._tracked:
+            raise InputError(
+                "run.checkpoint has nothing to save: call run.track(model=…, optimizer=…) before"
+            )
+        self.step = self.step if step is None else step
+        # Every process gathers, the first one writes.
+        content = {
+            "step": self.step,
+            "states": {name: state_of(name, thing) for name, thing in self._tracked.items()},
+            "random": gather(random_states()),
+            "position": gather(self._position.state_dict()),
+            "seconds": self.seconds,
+            "lost_rows": self._lost_rows,
+        }
+        if is_main():
+            self._write_log()
+            self._put_in_place(content)
+        self._saved_step = self.step
+        self._saved_at = time.perf_counter()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether to end the training now: a scheduler asked for it, or the loss is lost.
+
+        For loops other than `steps`: after it was True, call `checkpoint` and return. Every
+        process reads it equally often.
+        """
+        self.stop.defer(until_asked=True)
+        if self.stop.is_requested():
+            self._stop_was_seen = True
+        return self._stop_was_seen or self.is_nonfinite
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether a scheduler's request to stop was passed on to the function."""
+        return self._stop_was_seen
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether there is a checkpoint that the run goes on from."""
+        return self._checkpoint is not None
+
+    def steps(
+        self, batches: Iterable[_Batch], *, checkpoint_every: int | None = None
+    ) -> Iterator[tuple[int, _Batch]]:
+        """Yield (step, batch), the step from 1, until the run has its `num_steps`.
+
+        Without the setting `steps` it is one pass through the batches; with it they are begun anew
+        as often as needed. Between two steps it shows the progress, evaluates, writes checkpoints
+        and, when a scheduler sends SIGTERM or SIGUSR1, saves and ends the run as `interrupted`. A
+        run that goes on comes to the same batch: by the `state_dict` of the batches where they have
+        one (torchdata's StatefulDataLoader), else by skipping those that were seen, from the same
+        state of the random generators.
+
+        Args:
+            batches: a DataLoader, or anything that can be iterated.
+            checkpoint_every: steps between two checkpoints; None is a tenth of the run, or five
+                minutes, whichever comes first.
+
+        Raises:
+            InputError: called twice; nothing built or tracked where it has to be; the batches end
+                before `num_steps` and cannot be begun anew.
+        """
+        if checkpoint_every is not None and checkpoint_every < 1:
+            raise InputError(f"checkpoint_every is {checkpoint_every}, expected at least 1")
+        self._start(batches)
+        every = checkpoint_every or max(1, (self.num_steps or 10_000) // 10)
+        # A signal waits for the end of its step.
+        self.stop.defer(until_asked=True)
+        try:
+            for batch in self._batches(batches):
+                for monitoring in self._monitors:
+                    monitoring.start(self.step + 1)
+                yield self.step + 1, batch
+                self.step += 1
+                self._after_step(every, by_time=checkpoint_every is None)
+                if self.is_nonfinite:
+                    break
+        finally:
+            self.stop.defer(until_asked=False)
+            for monitoring in self._monitors:
+                monitoring.close()
+        self._finish()
+
+    # What the run reports
+
+    def log(self, step: int, **values: float | Tensor | None) -> None:
+        """Write values of a step to metrics.csv and show them.
+
+        Args:
+            step: number of the step, from 1, not below that of the last call.
+            values: numbers or 0-d tensors, which are read from the device here. `train_loss` that
+                is NaN or infinite twice in a row ends the run as `nonfinite`.
+
+        Raises:
+            InputError: a value is no number, or a name cannot be a column.
+        """
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        loss = numbers.get("train_loss")
+        if loss is not None:
+            self._lost_rows = 0 if math.isfinite(loss) else self._lost_rows + 1
+            self.is_nonfinite = self._lost_rows >= LOST_ROWS
+        last = self._last_row
+        if is_main():
+            if self._log is None:
+                self._log = MergedLog(self._open(METRICS_FILE, METRICS_COLUMNS, last))
+            self._log.add(step, {"seconds": round(self.seconds, 3), **numbers})
+        others = {k: v for k, v in numbers.items() if k not in METRICS_COLUMNS or "valid" in k}
+        if loss is not None:
+            self.listener(StepsDone(self.label, self.seed, step, loss))
+        if others:
+            self.listener(Measured(self.label, self.seed, step, others))
+
+    def monitor(self, every: int | str = 50, *, scaler: Any = None) -> None:
+        """Watch the norms that were built: a row a layer in norms.csv after every so many steps.
+
+        Call it after `swap` and before `torch.compile`; it needs `steps`.
+
+        Args:
+            every: steps, or `log`; see `powernorm.diagnosis.NormMonitor`.
+            scaler: GradScaler by which the loss is multiplied before the backward.
+
+        Raises:
+            InputError: nothing was built, or a model is compiled already.
+        """
+        if not self._built:
+            raise InputError(
+                "run.monitor was called before run.swap or run.build_norm: build the model first"
+            )
+        model = self._built[0] if len(self._built) == 1 else nn.ModuleList(self._built)
+        device = self.device
+        self._monitors.append(
+            _Monitoring(NormMonitor(model, every), lambda: loss_scale(scaler, device), self._row)
+        )
+
+    def evaluate_every(self, steps: int, evaluate: Evaluation) -> None:
+        """Evaluate after every so many steps and after the last, inside of `steps`.
+
+        Tracked modules are in evaluation mode meanwhile, without gradients, and no random number
+        is drawn from the training's. What `evaluate` returns goes to metrics.csv.
+
+        Args:
+            steps: number of steps between two evaluations.
+            evaluate: function that returns values by name, such as `{"valid_loss": 1.2}`.
+
+        Raises:
+            InputError: steps is below 1.
+        """
+        if steps < 1:
+            raise InputError(f"run.evaluate_every got {steps} steps, expected at least 1")
+        self._evaluations.append((steps, evaluate))
+
+    def average(self, number: int) -> None:
+        """Put the average of the tracked modules at the last evaluations in their place at the end.
+
+        When `steps` is over, the modules have the mean of their weights, running statistics
+        included, after the last `number` evaluations.
+
+        Args:
+            number: of evaluations.
+
+        Raises:
+            InputError: number is below 1, or there is no `evaluate_every` before.
+        """
+        if number < 1:
+            raise InputError(f"run.average got {number}, expected at least 1")
+        if not self._evaluations:
+            raise InputError(
+                "run.average averages the weights after the last evaluations: call "
+                "run.evaluate_every before"
+            )
+        self._snapshots = Snapshots(self.folder / CHECKPOINTS_FOLDER, number)
+
+    def record(
+        self,
+        *,
+        tid: TID | None = None,
+        remark: str | None = None,
+        scored: str | None = None,
+        tokens_per_second: float | None = None,
+        examples_per_second: float | None = None,
+        signatures: Mapping[str, str] | None = None,
+    ) -> None:
+        """Add to the run's result what is no metric.
+
+        Args:
+            tid: `powernorm.training_inference_discrepancy(…).summary()`.
+            remark: what has to stand beside every number of the run, such as `sees the future`.
+            scored: which weights the metrics are of, such as `best checkpoint`.
+            tokens_per_second: speed of the training.
+            examples_per_second: the same in rows of the batches.
+            signatures: how scores were computed, by metric.
+        """
+        given = {
+            "tid": tid,
+            "remark": remark,
+            "scored": scored,
+            "tokens_per_second": tokens_per_second,
+            "examples_per_second": examples_per_second,
+            "signatures": None if signatures is None else dict(signatures),
+        }
+        self.recorded |= {name: value for name, value in given.items() if value is not None}
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file or folder of your own in the run's folder.
+
+        Raises:
+            InputError: it lies outside, or is one of the engine's.
+        """
+        path = (self.folder / name).resolve()
+        inside = path.relative_to(self.folder.resolve()) if self._holds(path) else None
+        if inside is None or not inside.parts or inside.parts[0] in RESERVED:
+            raise InputError(f"run.path({name!r}) is no place of yours: give another name")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    # For the engine
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the run took so far, over all its sittings."""
+        return self._seconds_before + time.perf_counter() - self._started
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trainable parameters of all that was tracked or built."""
+        modules = [thing for thing in self._tracked.values() if isinstance(thing, nn.Module)]
+        unique = {id(p): p for module in (*modules, *self._built) for p in module.parameters()}
+        return sum(p.numel() for p in unique.values() if p.requires_grad)
+
+    @property
+    def uses_norm(self) -> bool:
+        """Whether anything depended on the norm."""
+        return bool(self._built) or self._knows_norm
+
+    def close(self) -> None:
+        """Finish the files."""
+        self._write_log()
+        for log in self._csvs:
+            log.close()
+        self._csvs.clear()
+        self._log = None
+
+    def _holds(self, path: Path) -> bool:
+        return path.is_relative_to(self.folder.resolve())
+
+    @cached_property
+    def _checkpoint(self) -> dict[str, Any] | None:
+        """What the run goes on from; read when it is first needed, by all processes."""
+        path = self.folder / CHECKPOINTS_FOLDER / LAST
+        content = on_main(lambda: read_checkpoint(path) if path.exists() else None)
+        if content is not None:
+            self._seconds_before = float(content["seconds"])
+        return content
+
+    def _state_in_checkpoint(self, name: str) -> Any:
+        assert self._checkpoint is not None
+        states = self._checkpoint["states"]
+        if name not in states:
+            raise InputError(
+                f"the checkpoint of {self.folder} holds {', '.join(states)} and no {name!r}: track "
+                "the same things as before, or use --force to begin anew"
+            )
+        return states[name]
+
+    def _start(self, batches: Iterable[Any]) -> None:
+        if self._is_started:
+            raise InputError(
+                "run.steps was called twice: a run has one loop; use run.checkpoint and "
+                "run.should_stop in loops of your own"
+            )
+        if not self.uses_norm:
+            raise InputError(
+                "the function called neither run.swap nor run.build_norm before run.steps, so that "
+                "every norm would train the same model: build the model with one of them"
+            )
+        self._is_started = True
+        if self.num_steps is None and hasattr(batches, "__len__"):
+            self.num_steps = len(batches)  # type: ignore[arg-type]
+        if self._checkpoint is not None:
+            self._go_on()
+        elif self._snapshots is not None and is_main():
+            self._snapshots.forget_after(0)
+        self.listener(
+            RunStarted(self.label, self.seed, self.index, self.num_runs, self.num_steps, self.step)
+        )
+
+    def _go_on(self) -> None:
+        assert self._checkpoint is not None
+        missing = self._checkpoint["states"].keys() - self._tracked.keys()
+        if missing:
+            raise InputError(
+                f"the checkpoint of {self.folder} also holds {', '.join(sorted(missing))}: track "
+                "the same things as before, or use --force to begin anew"
+            )
+        self.step = self._saved_step = int(self._checkpoint["step"])
+        self._lost_rows = int(self._checkpoint["lost_rows"])
+        self._evaluated_at = self.step
+        if self._snapshots is not None and is_main():
+            self._snapshots.forget_after(self.step)
+        positions = self._checkpoint["position"]
+        if len(positions) == num_processes():
+            self._position.load_state_dict(positions[rank()])
+
+    def _set_random_states(self) -> None:
+        assert self._checkpoint is not None
+        states = self._checkpoint["random"]
+        # With another number of processes than before, each goes on with numbers of its own.
+        if len(states) == num_processes():
+            set_random_states(states[rank()])
+
+    def _batches(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+        """Yield the batches that are still to come."""
+        if self._checkpoint is not None:
+            self._set_random_states()
+            if self._position.has_position and self.step != self.num_steps:
+                yield from self._until_done(self._position.go_on(batches, self._set_random_states))
+                if self.num_steps is None:
+                    return
+        while self.num_steps is None or self.step < self.num_steps:
+            before = self.step
+            yield from self._until_done(self._position.begin(batches))
+            if self.step == before or self.num_steps is None or self.is_nonfinite:
+                break
+        if self.num_steps is not None and self.step < self.num_steps and not self.is_nonfinite:
+            raise InputError(
+                f"the batches ended after {self.step} of {self.num_steps} steps and cannot be "
+                "begun anew: give a DataLoader or a list, or more batches"
+            )
+
+    def _until_done(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+        while self.num_steps is None or self.step < self.num_steps:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+            if self.is_nonfinite:
+                return
+
+    def _after_step(self, every: int, *, by_time: bool) -> None:
+        for monitoring in self._monitors:
+            monitoring.finish(self.step)
+        self._evaluate(is_last=self.step == self.num_steps)
+        is_stopping = self.stop.is_requested()
+        is_due = self.step % every == 0 or self.step == self.num_steps
+        if by_time and not is_due and num_processes() == 1:
+            is_due = time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS
+        if (is_due or is_stopping) and self._tracked:
+            self.checkpoint()
+        if is_stopping:
+            raise Stopped("asked to stop by the scheduler")
+
+    def _evaluate(self, *, is_last: bool) -> None:
+        due = [one for every, one in self._evaluations if is_last or self.step % every == 0]
+        if not due or self._evaluated_at == self.step:
+            return
+        self._evaluated_at = self.step
+        states = random_states()
+        with torch.no_grad(), _evaluating(self._modules()):
+            for evaluate in due:
+                self.log(self.step, **evaluate())
+        set_random_states(states)
+        if self._snapshots is not None and is_main():
+            with self._writing():
+                self._snapshots.keep(self.step, self._weights())
+
+    def _finish(self) -> None:
+        """Evaluate the last weights where the number of steps was not known, and average."""
+        if self.is_nonfinite:
+            return
+        if self._evaluations and self._evaluated_at != self.step:
+            self._evaluate(is_last=True)
+        if self._tracked and self._saved_step != self.step:
+            self.checkpoint()
+        if self._snapshots is not None:
+            weights = on_main(self._snapshots.average)
+            for name, module in self._modules().items():
+                prefix = f"{name}."
+                module.load_state_dict(
+                    {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+                )
+            number = len(self._snapshots.paths())
+            self.record(scored=f"average of the last {number} evaluations")
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {n: thing for n, thing in self._tracked.items() if isinstance(thing, nn.Module)}
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{key}": value
+            for name, module in self._modules().items()
+            for key, value in module.state_dict().items()
+        }
+
+    def _put_in_place(self, content: Mapping[str, Any]) -> None:
+        folder = self.folder / CHECKPOINTS_FOLDER
+        draft = folder / f".{LAST}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(draft, content)
+            with self._writing():
+                draft.replace(folder / LAST)
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be written ({error.strerror or error}): make room, then go on "
+                "with --resume; the checkpoint before this one is whole"
+            ) from error
+        finally:
+            draft.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if self.lease is None:
+            yield
+        else:
+            with self.lease.writing():
+                yield
+
+    @property
+    def _last_row(self) -> int | None:
+        """Step up to which the files of an earlier sitting hold."""
+        return None if self._checkpoint is None else int(self._checkpoint["step"])
+
+    def _open(self, name: str, columns: tuple[str, ...], last: int | None) -> CsvLog:
+        log = CsvLog(self.folder / name, columns, last, self._writing)
+        self._csvs.append(log)
+        return log
+
+    def _row(self, row: Mapping[str, Any]) -> None:
+        last = self._last_row
+        if not is_main():
+            return
+        if self._norms_csv is None:
+            self._norms_csv = self._open(NORMS_FILE, NORMS_COLUMNS, last)
+        self._norms_csv.write(row)
+
+    _norms_csv: CsvLog | None = None
+
+    def _write_log(self) -> None:
+        if self._log is not None:
+            self._log.flush()
+
+
+class _Monitoring:
+    """A monitor and where its rows go."""
+
+    def __init__(
+        self,
+        monitor: NormMonitor,
+        scale: Callable[[], float | Tensor],
+        write: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._monitor = monitor
+        self._scale = scale
+        self._write = write
+
+    def start(self, step: int) -> None:
+        self._monitor.start_step(step, self._scale())
+
+    def finish(self, step: int) -> None:
+        for row in self._monitor.finish_step(step):
+            self._write(row)
+
+    def close(self) -> None:
+        self._monitor.detach()
+
+
+class _Position:
+    """The place in the batches: how many of this pass were taken, and from which random state."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._start: dict[str, Any] | None = None
+        self._loader_state: Any = None
+        self._source: Any = None
+
+    @property
+    def has_position(self) -> bool:
+        """Whether a checkpoint said where to go on."""
+        return self._start is not None or self._loader_state is not None
+
+    def begin(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+        """Yield the batches of a pass from its beginning."""
+        self._taken, self._start = 0, random_states()
+        self._loader_state = None
+        self._source = batches if isinstance(batches, Stateful) else None
+        for batch in batches:
+            self._taken += 1
+            yield batch
+
+    def go_on(
+        self, batches: Iterable[_Batch], set_random_states_of_checkpoint: Callable[[], None]
+    ) -> Iterator[_Batch]:
+        """Yield the rest of the pass that a checkpoint was written in."""
+        self._source = batches if isinstance(batches, Stateful) else None
+        if self._source is not None and self._loader_state is not None:
+            restore("the batches", self._source, self._loader_state)
+            set_random_states_of_checkpoint()
+            rest = iter(batches)
+        else:
+            assert self._start is not None
+            set_random_states(self._start)
+            rest = iter(batches)
+            for _ in range(self._taken):
+                if next(rest, _END) is _END:
+                    raise InputError(
+                        f"there are fewer than {self._taken} batches, which the run had seen: give "
+                        "the same data as before, or use --force to begin anew"
+                    )
+            set_random_states_of_checkpoint()
+        for batch in rest:
+            self._taken += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place for a checkpoint."""
+        loader = None if self._source is None else state_of("the batches", self._source)
+        return {"taken": self._taken, "start": self._start, "loader": loader}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the place from a checkpoint."""
+        self._taken, self._start = int(state["taken"]), state["start"]
+        self._loader_state = state["loader"]
+
+
+_END: Final = object()
+
+
+@contextmanager
+def _evaluating(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Put modules into evaluation mode, and each part of them back into its own afterwards."""
+    modes = [(part, part.training) for module in modules.values() for part in module.modules()]
+    for module in modules.values():
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _number(name: str, value: Any) -> float | None:
+    if name == "step" or any(letter in name for letter in ',"\n\r'):
+        raise InputError(f"run.log cannot have a column {name!r}: give it another name")
+    if value is None:
+        return None
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value.detach())
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"run.log got {name}={value!r:.80}, expected a number or a tensor with one element"
+        ) from None

@@ -1,0 +1,155 @@
+"""The state of a run: random generators, tracked objects, and the checkpoint that holds them."""
+
+import io
+import random
+import sys
+import warnings
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+
+FORMAT: Final = 1
+_PLAIN: Final = (Tensor, int, float, complex, str, bytes, bool, type(None))
+_MAPPINGS: Final = (dict, OrderedDict, defaultdict, Counter)
+_SEQUENCES: Final = (list, tuple, set, torch.Size)
+_TOKENS: Final = (torch.dtype, torch.device)
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What a checkpoint can hold: modules, optimizers, schedules, scalers, loaders."""
+
+    def state_dict(self) -> Any:
+        """Return everything that the object has to know to go on."""
+        ...
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Go on from what `state_dict` returned."""
+        ...
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of Python's, NumPy's and torch's generators of this process."""
+    version, numbers, gauss = random.getstate()
+    states: dict[str, Any] = {
+        "python": [version, list(numbers), gauss],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy"] = [name, torch.tensor(keys.tolist()), *rest]
+    return states
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Set the generators to what `random_states` returned."""
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(states["torch"].cpu())
+    if states["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])
+    if "numpy" in states:
+        import numpy
+
+        name, keys, *rest = states["numpy"]
+        numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def state_of(name: str, thing: Any) -> Any:
+    """Return the state of a tracked object.
+
+    Raises:
+        InputError: it holds something that a checkpoint cannot hold safely; the message says where.
+    """
+    state = thing.get_state() if isinstance(thing, torch.Generator) else thing.state_dict()
+    problem = _unsafe(state, name)
+    if problem is not None:
+        raise InputError(
+            f"the state of {name!r} cannot go into a checkpoint ({problem}): let its state_dict "
+            "return tensors, numbers, texts, lists and dicts only"
+        )
+    return state
+
+
+def restore(name: str, thing: Any, state: Any) -> None:
+    """Set a tracked object to its state in a checkpoint.
+
+    Raises:
+        InputError: the state is of another object, such as a model of another shape.
+    """
+    try:
+        if isinstance(thing, torch.Generator):
+            thing.set_state(state)
+        else:
+            thing.load_state_dict(state)
+    except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"{name!r} cannot take its state from the checkpoint ({type(error).__name__}: "
+            f"{first_line}): build it as it was, or use --force to begin anew"
+        ) from error
+
+
+def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a checkpoint; the caller renames it into place.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    # Straight into a file, torch hides the reason why it cannot be written.
+    packed = io.BytesIO()
+    torch.save({"format": FORMAT, **content}, packed)
+    path.write_bytes(packed.getbuffer())
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the contents of a checkpoint that `write_checkpoint` wrote.
+
+    Raises:
+        InputError: the file is damaged or is none of ours.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about a file that it refuses next
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        if content["format"] == FORMAT and "states" in content:
+            return dict(content)
+        reason = "it holds something else"
+    except Exception as error:  # whatever a damaged file makes torch raise
+        first_line = str(error).partition("\n")[0]
+        reason = f"{type(error).__name__} {first_line.partition('. ')[0]}"
+    raise InputError(
+        f"{path} is not a checkpoint of a run ({reason}): remove the run's folder to train it anew"
+    )
+
+
+def _unsafe(value: Any, where: str) -> str | None:
+    """Return what `torch.load` would refuse to read, and where it is."""
+    kind = type(value)
+    if kind in _MAPPINGS:
+        pairs = ((item, f"{where}[{key!r}]") for key, item in value.items())
+        keys = next((key for key in value if not isinstance(key, str | int | float | tuple)), None)
+        if keys is not None:
+            return f"a key of {where} is a {type(keys).__name__}"
+        return next((found for item, at in pairs if (found := _unsafe(item, at))), None)
+    if kind in _SEQUENCES:
+        items = ((item, f"{where}[{index}]") for index, item in enumerate(value))
+        return next((found for item, at in items if (found := _unsafe(item, at))), None)
+    if kind in _PLAIN or kind in _TOKENS or kind is torch.nn.Parameter:
+        return None
+    return f"{where} is a {kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,293 @@
+"""What is trained: a task, of which a plain function is the smallest."""
+
+import difflib
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypedDict
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from torch import nn
+
+from powernorm.errors import InputError
+from powernorm.lab.engine.run import Run
+from powernorm.norms.named_layers import import_attribute
+from powernorm.runs import Baseline
+
+Metrics = Mapping[str, Any]
+TrainingFunction = Callable[..., Metrics]
+STEPS: Final = "steps"
+"""The setting that is the number of steps of a run."""
+
+
+class Source(TypedDict):
+    """Where the code of a comparison is, to notice that it has changed."""
+
+    name: str
+    """`module:name`."""
+    file: str | None
+    sha256: str | None
+
+
+class Task:
+    """What a comparison asks for; subclass it where a function is not enough.
+
+    Attributes:
+        name: in the tables and files.
+    """
+
+    name: str = ""
+
+    def prepare(self, settings: Any) -> Any:
+        """Return the data of all runs, as `run.data`; called once, before the first run.
+
+        With several processes one of each machine is first, so that the others find its cache.
+        """
+        del settings
+        return None
+
+    def fingerprint(self, data: Any) -> str | None:
+        """Return a hash of the data, which a run that goes on has to find again."""
+        del data
+        return None
+
+    def baselines(self, data: Any) -> list[Baseline]:
+        """Return models without a network, the first of which every norm has to beat."""
+        del data
+        return []
+
+    def facts(self, data: Any) -> dict[str, Any]:
+        """Return name, source, license and sizes of the data, for results.json."""
+        del data
+        return {}
+
+    def check(self, settings: Any, norm: str) -> None:
+        """Raise an InputError where the settings do not fit a norm; before anything is trained."""
+        del settings, norm
+
+    def num_steps(self, settings: Any) -> int | None:
+        """Return the number of steps of a run, where the settings have it."""
+        steps = settings.get(STEPS) if isinstance(settings, Mapping) else None
+        return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+
+    def train(self, run: Run) -> Metrics:
+        """Train a run and return its metrics."""
+        raise NotImplementedError
+
+    def load(self, folder: Path) -> nn.Module:
+        """Return the trained model of a run's folder, in evaluation mode.
+
+        Raises:
+            InputError: the task does not say how.
+        """
+        raise InputError(
+            f"{folder} is a run of {self.name}, which does not say how its model is loaded: give "
+            "powernorm a Task with the method load, or build the model and load "
+            "checkpoints/last.ckpt by yourself"
+        )
+
+    def settings(self, given: Mapping[str, Any]) -> Any:
+        """Return the settings of a comparison from those that were given, checked.
+
+        Raises:
+            InputError: one is unknown or has the wrong type.
+        """
+        if given:
+            raise InputError(
+                f"{next(iter(given))!r} is not a setting: {self.name or type(self).__name__} has "
+                "none"
+            )
+        return {}
+
+    def to_json(self, settings: Any) -> dict[str, Any]:
+        """Return the settings as JSON has them, for the files."""
+        return dict(settings)
+
+    def source(self) -> Source:
+        """Return where the code is."""
+        return source_of(type(self))
+
+
+class FunctionTask(Task):
+    """A task that is a function of a `Run` and of settings with defaults.
+
+    Raises:
+        InputError: a parameter has no default, or cannot be given by its name.
+    """
+
+    def __init__(self, function: TrainingFunction) -> None:
+        self._function = function
+        self.name = name_of(function)
+        self._settings = _settings_of(function, self.name)
+
+    def train(self, run: Run) -> Metrics:
+        """Call the function with the settings as keyword arguments."""
+        return self._function(run, **run.settings)
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all keyword parameters, those that were given and the defaults of the others."""
+        unknown = next((name for name in given if name not in self._settings), None)
+        if unknown is not None:
+            known = ", ".join(self._settings) or "none"
+            near = difflib.get_close_matches(unknown, self._settings, n=1)
+            meant = f", did you mean {near[0]}?" if near else ""
+            raise InputError(
+                f"{unknown!r} is not a setting of {self.name}{meant or f'; known are {known}'}"
+            )
+        return {
+            name: setting.checked(given[name]) if name in given else setting.default
+            for name, setting in self._settings.items()
+        }
+
+    def to_json(self, settings: Any) -> dict[str, Any]:
+        """Return the settings as JSON has them."""
+        return {name: self._settings[name].to_json(value) for name, value in settings.items()}
+
+    def source(self) -> Source:
+        """Return where the function is."""
+        return source_of(self._function)
+
+
+def task_of(what: Task | TrainingFunction | str) -> Task:
+    """Return a task from a task, its class, a function, or `module:name` of one.
+
+    Raises:
+        InputError: it cannot be imported or is something else.
+    """
+    found: Any = imported(what) if isinstance(what, str) else what
+    if isinstance(found, type) and issubclass(found, Task):
+        found = found()
+    if isinstance(found, Task):
+        if not found.name:
+            found.name = name_of(type(found))
+        return found
+    if not callable(found):
+        raise InputError(f"{what!r} is a {type(found).__name__}, expected a function or a Task")
+    return FunctionTask(found)
+
+
+def imported(name: str) -> Any:
+    """Return what `module:name` names; importing the module runs its code.
+
+    The module is searched as by `python -m`, in the working directory first.
+
+    Raises:
+        InputError: not of that form, or the module or the name does not exist or fails.
+    """
+    module, colon, attribute = name.partition(":")
+    if module.endswith(".py"):
+        dotted = ".".join(Path(module).with_suffix("").parts)
+        raise InputError(f"{name!r} names a file: name its module, {dotted}:{attribute or 'train'}")
+    if not (colon and all(map(str.isidentifier, [*module.split("."), *attribute.split(".")]))):
+        raise InputError(f"{name!r} is not of the form my.module:train")
+    try:
+        return import_attribute(module, attribute)
+    except Exception as error:  # a user's module may raise anything
+        advice = ""
+        if isinstance(error, ModuleNotFoundError):
+            advice = ": start in the folder that holds it, or put that on PYTHONPATH"
+        raise InputError(
+            f"{name!r} cannot be loaded ({type(error).__name__}: {error}){advice}"
+        ) from error
+
+
+def name_of(thing: Any) -> str:
+    """Return `module:name` of a function or class; of a script the name of its file."""
+    module = getattr(thing, "__module__", None) or "?"
+    if module == "__main__":
+        file = _file_of(thing)
+        module = file.stem if file is not None else module
+    return f"{module}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
+def source_of(thing: Any) -> Source:
+    """Return name, file and hash of the file that defines a function or class."""
+    file = _file_of(thing)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else None
+    return Source(name=name_of(thing), file=None if file is None else file.name, sha256=digest)
+
+
+def _file_of(thing: Any) -> Path | None:
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(thing))
+    except TypeError:  # built in, or a callable object
+        return None
+    return Path(file) if file is not None and Path(file).is_file() else None
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A keyword parameter of a training function."""
+
+    name: str
+    default: Any
+    adapter: TypeAdapter[Any]
+
+    def checked(self, value: Any) -> Any:
+        """Return a value, or a text of the command line, as the type of the parameter."""
+        failure: ValidationError | None = None
+        for candidate in _readings(value):
+            try:
+                return self.adapter.validate_python(candidate)
+            except ValidationError as error:
+                failure = failure or error
+        assert failure is not None
+        message = failure.errors(include_url=False)[0]["msg"]
+        raise InputError(f"{self.name}={value}: {message[0].lower()}{message[1:]}")
+
+    def to_json(self, value: Any) -> Any:
+        """Return a value as JSON has it."""
+        return self.adapter.dump_python(value, mode="json")
+
+
+def _readings(value: Any) -> Iterator[Any]:
+    """Yield what a text can mean: none, a JSON value, itself."""
+    if not isinstance(value, str):
+        yield value
+        return
+    if value.lower() in ("none", "null"):
+        yield None
+    if value[:1] in ("[", "{"):
+        with suppress(ValueError):
+            yield json.loads(value)
+    yield value
+
+
+def _settings_of(function: TrainingFunction, name: str) -> dict[str, _Setting]:
+    """Return the settings of a function by the names of its parameters."""
+    try:
+        first, *others = inspect.signature(function, eval_str=True).parameters.values()
+    except (ValueError, TypeError, NameError) as error:
+        raise InputError(
+            f"{name} is no function of a run ({error}): write def train(run, *, steps=1000)"
+        ) from error
+    if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        raise InputError(f"{name} takes no run: write def train(run, *, steps=1000)")
+    return {parameter.name: _setting_of(parameter, name) for parameter in others}
+
+
+def _setting_of(parameter: inspect.Parameter, owner: str) -> _Setting:
+    if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        raise InputError(
+            f"{owner} takes {parameter}: name each setting, with its default, so that it can be "
+            "checked and stored"
+        )
+    if parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY:
+        raise InputError(f"{owner} has the setting {parameter.name} without a default: give one")
+    hint = parameter.annotation
+    if hint is parameter.empty:
+        hint = Any if parameter.default is None else type(parameter.default)
+    try:
+        setting = _Setting(parameter.name, parameter.default, TypeAdapter(hint))
+        json.dumps(setting.to_json(parameter.default), allow_nan=False)
+    except (PydanticUserError, ValueError, TypeError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise InputError(
+            f"the setting {parameter.name} of {owner} cannot be stored ({first_line}): let it be a "
+            "number, a text or a list of them"
+        ) from error
+    return setting
