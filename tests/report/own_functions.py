@@ -18,10 +18,12 @@ from powernorm.runs import (
     RESULT_FILE,
     RESULTS_FILE,
     ComparisonHead,
+    FunctionRecord,
     run_name,
 )
 
 TASK = "my.module:train"
+FUNCTION = FunctionRecord(name=TASK, file="module.py", sha256="0123456789abcdef" * 4)
 NORMS = ("ln", "bn", "pn")
 SEEDS = (0, 1, 2)
 ACCURACY = {"ln": 0.9123, "bn": 0.8931, "pn": 0.9218}
@@ -58,7 +60,8 @@ def write_own_comparison(
             run = folder / run_name(norm, None, seed)
             broken = (norm, seed) in (failed, unfinished)
             _write_logs(run, norm, seed, logged or {}, last=120 if broken else STEPS[-1])
-            (run / CONFIG_FILE).write_text(json.dumps({"task": TASK, "norm": norm, "seed": seed}))
+            config = {"task": TASK, "norm": norm, "seed": seed, "function": FUNCTION}
+            (run / CONFIG_FILE).write_text(json.dumps(config))
             if (norm, seed) != unfinished:
                 runs.append(_result(norm, seed, metrics or {}, failed=(norm, seed) == failed))
                 (run / RESULT_FILE).write_text(json.dumps(runs[-1]), encoding="utf-8")
@@ -74,7 +77,7 @@ def own_head(norms: Sequence[str], seeds: Sequence[int]) -> ComparisonHead:
         format=2,
         task=TASK,
         goal={"metric": "accuracy", "direction": "max"},
-        function={"name": TASK, "file": "my/module.py", "sha256": "0123456789abcdef" * 4},
+        function=FUNCTION,
         settings={
             "learning_rate": 3e-4,
             "steps": 300,
@@ -114,9 +117,7 @@ def _result(
     return result
 
 
-def _write_logs(
-    run: Path, norm: str, seed: int, logged: Mapping[str, float], *, last: int
-) -> None:
+def _write_logs(run: Path, norm: str, seed: int, logged: Mapping[str, float], *, last: int) -> None:
     run.mkdir()
     dice = random.Random(f"{norm}{seed}")
     columns = (*METRICS_COLUMNS, "gradient_norm", "accuracy", *logged)

@@ -344,7 +344,9 @@ def caption_of_results(comparison: Comparison) -> str:
     if comparison.is_known and comparison.metric == PERPLEXITY:
         return f"{PERPLEXITY_MEANING}, lower is better; the best norm is shaded."
     others = " and other scores" if comparison.is_known else ""
-    return f"The {measure.heading}{others}, {better_way(measure)} is better; the best norm is shaded."
+    return (
+        f"The {measure.heading}{others}, {better_way(measure)} is better; the best norm is shaded."
+    )
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,9 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
 
 def _goal(written: JsonObject, runs: Sequence[Run]) -> Goal:
     """What a comparison is about; where it does not say so, by what its runs have."""
+    if "goal" not in written.values and written.values.get("function") is not None:
+        # Which way a metric of its own is better, its name does not say.
+        return Goal(metric="valid_loss", direction="min")
     if "goal" not in written.values:
         found = {metric for run in runs for metric in run.metrics}
         return goal_of(next((metric for metric in MAIN if metric in found), PERPLEXITY))

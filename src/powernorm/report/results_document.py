@@ -136,8 +136,7 @@ def _facts(comparison: Comparison) -> str:
     placed = f", {comparison.where}" if comparison.where else ""
     way = "" if comparison.is_known else f" ({better_way(comparison.measure)} is better)"
     sentences = [
-        f"`{printable(command)}`{placed}; the measure is the {comparison.measure.heading}"
-        f"{way}.",
+        f"`{printable(command)}`{placed}; the measure is the {comparison.measure.heading}{way}.",
         *_function(comparison),
         *_data(comparison.data),
         *_environment(comparison.settings),
