@@ -4,11 +4,13 @@ Training writes run folders and the report reads them; this module is all that t
 
 ```
 COMPARISON/                 one folder a comparison
+  comparison.json           ComparisonHead: what is compared, written before the first run
   results.json              ComparisonResults: settings, baselines, one RunResult a run
   report.html               self-contained report
   RUN/                      one folder a run, named by `run_name`
     config.json             the full configuration of the run
-    metrics.csv             one row a logged step (METRICS_COLUMNS; empty cells where not logged)
+    metrics.csv             one row a logged step (METRICS_COLUMNS; empty cells where not logged;
+                            then what else the run logged, under its own names)
     norms.csv               one row a norm and monitored step (NORMS_COLUMNS)
     result.json             RunResult, written when the run has ended
     scales.json             ScalesRecord, where `training.record_scales` asks for it
@@ -24,6 +26,7 @@ VERDICT_STUDY/              comparisons in many settings, see powernorm.verdict_
 
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
+COMPARISON_FILE: Final = "comparison.json"
 RESULTS_FILE: Final = "results.json"
 REPORT_FILE: Final = "report.html"
 CONFIG_FILE: Final = "config.json"
@@ -88,8 +91,9 @@ first to see that, else 0.
 Status = Literal["finished", "diverged", "nonfinite", "interrupted", "failed"]
 """How a run ended.
 
-`diverged`: its loss rose above the unigram baseline for good; `nonfinite`: its loss became NaN or
-infinite; `interrupted`: stopped by the user, `--resume` continues it; `failed`: an exception.
+`diverged`: its loss rose above the first baseline (the unigram) for good, where there is one;
+`nonfinite`: its loss became NaN or infinite; `interrupted`: stopped by the user, `--resume`
+continues it; `failed`: an exception.
 """
 
 
@@ -248,19 +252,24 @@ class RunResult(TypedDict):
 
     norm: str
     seed: int
-    placement: Literal["pre", "post"]
+    placement: NotRequired[Literal["pre", "post"]]
+    """Absent for an own function."""
     status: Status
     metrics: dict[str, float | None]
     """`valid_perplexity`, `test_perplexity` (per word; of translations per subword), `valid_loss`,
     `test_loss` (nats/token); of translations also those of TRANSLATION_METRICS, and of other tasks
-    their scores (`test_accuracy`, in percent, and the like)."""
+    their scores (`test_accuracy`, in percent, and the like). Of an own function what it returned,
+    under any names; None for a number that is not finite."""
     tid: TID | None
     seconds: float
     tokens_per_second: float | None
     examples_per_second: NotRequired[float | None]
     """Rows of the batches, such as images, that the training took in a second, where that is worth
     telling."""
-    parameters: int
+    steps_per_second: NotRequired[float | None]
+    """Steps of the optimizer in a second, where that is worth telling."""
+    parameters: int | None
+    """None where the run does not know its model."""
     folder: str
     """The run's folder, relative to the comparison's."""
     message: NotRequired[str]
@@ -312,36 +321,71 @@ class PaperRecord(TypedDict):
     """The norms that the paper compares this one with; without it LayerNorm."""
 
 
+class Goal(TypedDict):
+    """What a comparison is about."""
+
+    metric: str
+    """Name among the metrics of its runs."""
+    direction: Literal["min", "max"]
+    """Which way is better."""
+
+
+class FunctionRecord(TypedDict):
+    """The training function of a user that a comparison ran."""
+
+    name: str
+    """`module:name`."""
+    file: str | None
+    """Where it is written; None for a function without a file, as of a notebook."""
+    sha256: str | None
+    """Of that file."""
+
+
 class Baseline(TypedDict):
     """A model without a network over the same vocabulary: what every norm has to beat."""
 
-    name: Literal["unigram", "bigram", "trigram", "word", "copy", "attach", "naive_bayes"]
-    """`copy` leaves the source as it is, `attach` hangs every word from its neighbour,
+    name: str
+    """Of the built-in tasks `unigram`, `bigram`, `trigram`, `word`, `copy`, `attach` or
+    `naive_bayes`: `copy` leaves the source as it is, `attach` hangs every word from its neighbour,
     `naive_bayes` counts the words of each class."""
     metrics: dict[str, float | None]
 
 
-class ComparisonResults(TypedDict):
-    """The contents of `results.json`."""
+class ComparisonHead(TypedDict):
+    """The contents of `comparison.json`: what is compared, as `results.json` says it, too."""
 
-    format: Literal[1]
+    format: Literal[1, 2]
+    """Of format 1 `goal` was `measure`, the name of its metric alone."""
     task: str
-    preset: str
-    placement: Literal["pre", "post"]
+    """Name of a built-in task, or `module:name` of an own one."""
     settings: dict[str, Any]
-    """The whole configuration, plus `versions` and `machine` of the comparison."""
-    data: dict[str, Any]
-    """Name, source, licence and sizes of the corpus."""
-    baselines: list[Baseline]
-    runs: list[RunResult]
-    study: NotRequired[StudyInfo]
+    """The whole configuration with `norms` and `seeds` in their order, plus `versions`, `machine`
+    and `date` of the comparison."""
+    data: NotRequired[dict[str, Any]]
+    """Name, source, licence and sizes of the corpus; absent for an own function."""
+    baselines: NotRequired[list[Baseline]]
+    """Absent where the task has none; then no run is `diverged`."""
+    goal: NotRequired[Goal]
+    """Required in format 2."""
     measure: NotRequired[str]
-    """The metric that the comparison is about; else `test_perplexity`."""
+    """Of format 1 only; else `test_perplexity`."""
+    preset: NotRequired[str]
+    """Absent for an own function, as is `placement`."""
+    placement: NotRequired[Literal["pre", "post"]]
+    function: NotRequired[FunctionRecord]
+    """Of own functions only."""
+    study: NotRequired[StudyInfo]
     paper: NotRequired[list[PaperRecord]]
     """What the papers print for this recipe, also for norms that were not run."""
     reduced: NotRequired[str]
     """How the run is smaller than what the paper did, for recipes that stand for a paper's, and
     what has to be known of runs with a remark."""
+
+
+class ComparisonResults(ComparisonHead):
+    """The contents of `results.json`."""
+
+    runs: list[RunResult]
 
 
 def run_name(norm: str, placement: str | None, seed: int) -> str:
@@ -350,9 +394,15 @@ def run_name(norm: str, placement: str | None, seed: int) -> str:
     The colon of `module:Class`, which not every file system takes, becomes a plus, which no name of
     a norm has.
 
+    Args:
+        norm: short name, or label of a variant.
+        placement: `pre` or `post`; None for an own function.
+        seed: of the run.
+
     >>> run_name("pn", "pre", 1), run_name("pn", None, 1)
     ('pn-pre-seed1', 'pn-seed1')
     >>> run_name("my.module:MyNorm", "pre", 1)
     'my.module+MyNorm-pre-seed1'
     """
-    return "-".join([norm.replace(":", "+"), *([placement] if placement else []), f"seed{seed}"])
+    place = "" if placement is None else f"-{placement}"
+    return f"{norm.replace(':', '+')}{place}-seed{seed}"

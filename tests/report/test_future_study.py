@@ -40,7 +40,7 @@ def test_rows_bear_the_mark(folder: Path) -> None:
     # Its perplexity is the lowest by far, and no language model's.
     assert best_rows(rows) == {"ln"}
     assert f"bn-future ({MARK})" in markdown_table(rows)
-    notes = [run_cells(run, run_columns_of("test_perplexity"))[-1] for run in comparison.runs]
+    notes = [run_cells(run, run_columns_of(comparison))[-1] for run in comparison.runs]
     assert [note.startswith(MARK) for note in notes] == [
         bool(run.remark) for run in comparison.runs
     ]

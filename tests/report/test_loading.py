@@ -171,8 +171,8 @@ def test_damaged_json_is_named_with_its_line(comparison_folder: Path, name: str)
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"format": 2}, "format is 2, this version reads 1; a newer version of powernorm wrote"),
-        ({"format": "1"}, "format is '1', this version reads 1; write the file again"),
+        ({"format": 3}, "format is 3, this version reads 2; a newer version of powernorm wrote"),
+        ({"format": "1"}, "format is '1', this version reads 2; write the file again"),
         ({"task": 3}, "task is 3, expected a string"),
         ({"runs": {}}, "runs is {}, expected a list"),
         ({"runs": [3]}, "runs[0] is 3, expected an object"),
@@ -237,7 +237,7 @@ def test_run_folder_with_a_name_of_its_own(comparison_folder: Path) -> None:
     folder = comparison_folder / "mine"
     folder.mkdir()
     (folder / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match=r"its name is not NORM-PLACEMENT-seedN"):
+    with pytest.raises(InputError, match=r"its name is not NORM-PLACEMENT-seedN or NORM-seedN"):
         read_comparison(comparison_folder)
 
 

@@ -6,6 +6,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from powernorm.report.claims import claims
+from powernorm.report.measures import goal_of
 from powernorm.report.paired import PairedGap, paired_gap
 from powernorm.report.records import Comparison, Run
 from powernorm.runs import PaperRecord
@@ -83,7 +84,7 @@ def compared(runs: list[Run], paper: list[PaperRecord]) -> Comparison:
         data={},
         baselines=(),
         runs=runs,
-        metric=METRIC,
+        goal=goal_of(METRIC),
         paper=paper,
     )
 

@@ -115,7 +115,7 @@ def test_out(small_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (RESULTS_FILE, '{"format": 2}', "format is 2, .* a newer version of powernorm wrote"),
+        (RESULTS_FILE, '{"format": 3}', "format is 3, .* a newer version of powernorm wrote"),
         (f"{BN}/{RESULT_FILE}", '{"norm": "bn"', r"result.json, line 1: not JSON"),
         (f"{BN}/{RESULT_FILE}", '{"norm": "bn"}', r"result.json: status is missing"),
     ],

@@ -46,4 +46,4 @@ def test_names_are_not_taken_for_markup(comparison_folder: Path) -> None:
 
 
 def test_footnote_where_an_average_is_partial(comparison_folder: Path) -> None:
-    assert "* Not every run finished" in printed(comparison_folder, 80)
+    assert "* Not every run gave this number" in printed(comparison_folder, 80)

@@ -20,6 +20,7 @@ from powernorm.report import (
     write_report,
 )
 from powernorm.report.columns import columns_of, run_columns_of
+from powernorm.report.measures import goal_of
 from powernorm.report.paper_tables import paper_lines
 from powernorm.report.records import Translation
 from powernorm.report.scoring import scored_weights, signatures
@@ -56,13 +57,13 @@ def page(folder: Path) -> str:
 
 
 def texts_of(comparison: Comparison, label: str) -> dict[str, str]:
-    columns = columns_of(comparison.metric)
+    columns = columns_of(comparison)
     row = next(row for row in summarize(comparison) if row.label == label)
     return dict(zip((column.heading for column in columns), cells(row, columns), strict=True))
 
 
 def test_columns_of_translations(comparison: Comparison) -> None:
-    assert [column.heading for column in columns_of(comparison.metric)] == [
+    assert [column.heading for column in columns_of(comparison)] == [
         "norm",
         "parameters",
         "test BLEU",
@@ -108,7 +109,7 @@ def test_best_is_the_highest_score_of_a_norm_all_of_whose_runs_finished(
 ) -> None:
     # pn's mean is 21.5, too, but lost a seed; a lower perplexity would win as such.
     rows = summarize(comparison)
-    assert best_rows(rows, comparison.metric) == {"rbn"}
+    assert best_rows(rows, comparison.measure) == {"rbn"}
     assert best_rows(rows) == {"ln"}
 
 
@@ -121,7 +122,7 @@ def test_no_percent_of_a_reference_that_is_zero(comparison: Comparison) -> None:
 
 
 def test_every_run_has_all_scores(comparison: Comparison) -> None:
-    columns = run_columns_of(comparison.metric)
+    columns = run_columns_of(comparison)
     texts = dict(
         zip([one.heading for one in columns], run_cells(comparison.runs[0], columns), strict=True)
     )
@@ -132,7 +133,7 @@ def test_every_run_has_all_scores(comparison: Comparison) -> None:
 
 
 def test_copies_have_the_same_columns(comparison: Comparison) -> None:
-    rows, columns = summarize(comparison), columns_of(comparison.metric)
+    rows, columns = summarize(comparison), columns_of(comparison)
     assert markdown_table(rows, columns).startswith("| norm | parameters | test BLEU |")
     assert "21.50 $\\pm$ 1.00" in latex_table(rows, columns)
 
@@ -157,7 +158,7 @@ def test_scored_weights(comparison: Comparison) -> None:
     best = [replace(run, scored="best checkpoint") for run in comparison.runs]
     assert scored_weights(replace(comparison, runs=best)) == "Scored: best checkpoint."
     # Of a perplexity it goes without saying.
-    assert not scored_weights(replace(comparison, runs=best, metric="test_perplexity"))
+    assert not scored_weights(replace(comparison, runs=best, goal=goal_of("test_perplexity")))
     assert not scored_weights(
         replace(comparison, runs=[replace(run, scored="") for run in comparison.runs])
     )
@@ -367,7 +368,7 @@ def test_terminal(folder: Path, comparison: Comparison, width: int) -> None:
     text = printed(folder, width)
     assert max(map(len, text.splitlines())) <= width
     words = text.split()
-    for column in columns_of(comparison.metric):
+    for column in columns_of(comparison):
         assert all(word in words for word in column.heading.split()), column.heading
     joined = "".join(words)
     for found in (SIGNATURE, LOWERED, "notrun", "Areducedverses-small", f"{AVERAGE}(ln)"):

@@ -1,13 +1,24 @@
 """The columns of the tables: what each is called, what it means, and the text of its cells."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from powernorm.report import numerals
-from powernorm.report.measures import MEASURES, PERPLEXITY, TRANSLATION_SCORES, Measure
-from powernorm.report.records import Run
-from powernorm.report.summary import Spread, SummaryRow
+from powernorm.report.magnitudes import significant_decimals
+from powernorm.report.measures import (
+    MEASURES,
+    PERPLEXITY,
+    TRANSLATION_SCORES,
+    Measure,
+    meaning_of_own,
+    own_heading,
+)
+from powernorm.report.records import Comparison, Run
+from powernorm.report.summary import REFERENCE, Spread, SummaryRow
+
+MAX_METRICS: Final = 8
+"""Other metrics that have a column of their own; the page lists the rest below the table."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +34,10 @@ class Column:
     """Whether its number is of the finished runs only, so that it deserves a mark."""
 
 
-def _measured(row: SummaryRow, value: Spread | None) -> str:
+def _measured(row: SummaryRow, value: Spread | None, decimals: int | None = None) -> str:
     if value is None:
         return numerals.NOTHING if row.complete else numerals.mark(row.statuses)
-    partial = "" if row.complete else " *"
-    return numerals.spread(value) + partial
+    return numerals.spread(value, decimals) + " *" * row.is_partial(value)
 
 
 def _tid(row: SummaryRow, layers: str) -> str:
@@ -84,6 +94,9 @@ _STATUS: Final = Column(
     numeric=False,
     counts_finished=True,
 )
+_ALL: Final = (
+    "An asterisk says that not all runs gave the number: the average is over those that did."
+)
 
 COLUMNS: Final[Sequence[Column]] = (
     Column(
@@ -137,7 +150,8 @@ def _score(measure: Measure) -> Column:
     )
 
 
-def _way(measure: Measure) -> str:
+def better_way(measure: Measure) -> str:
+    """Where the better values of a measure lie."""
     return "higher" if measure.higher_is_better else "lower"
 
 
@@ -156,7 +170,7 @@ def _main_score(measure: Measure) -> Column:
     return Column(
         "test",
         measure.heading,
-        f"{measure.meaning} Mean ± sample standard deviation over seeds; {_way(measure)} is "
+        f"{measure.meaning} Mean ± sample standard deviation over seeds; {better_way(measure)} is "
         "better. An asterisk says that not all runs finished: the number averages only those that "
         "did.",
         lambda row: _measured(row, row.test),
@@ -228,28 +242,111 @@ def _task_columns(measure: Measure) -> tuple[Column, ...]:
     )
 
 
-def columns_of(metric: str) -> Sequence[Column]:
-    """The columns of a comparison that is about this metric.
+def _own_columns(comparison: Comparison) -> list[Column]:
+    """Of comparisons whose metrics nobody here knows, and no column of what no run has."""
+    runs = comparison.runs
+    baselines = comparison.baselines
+    beaten = "; the rows below are baselines, which every norm has to beat" if baselines else ""
+    columns = [
+        Column(
+            "norm",
+            "norm",
+            f"Short name of the normalization layer{beaten}.",
+            lambda row: numerals.printable(row.label),
+            numeric=False,
+        ),
+        _PARAMETERS,
+        _own_goal(comparison.measure),
+    ]
+    if any(run.name == REFERENCE for run in runs):
+        columns.append(_own_gap(comparison.measure))
+    columns += [_own_metric(comparison, name) for name in comparison.other_metrics[:MAX_METRICS]]
+    if _any(runs, lambda run: run.tid):
+        columns += _DISCREPANCY
+    columns += [column for value, column, _ in _OWN_SPEEDS if _any(runs, value)]
+    return [*columns, _own_status(comparison)]
 
-    >>> [column.key for column in columns_of("test_bleu")][:4]
-    ['norm', 'parameters', 'test', 'gap']
-    """
-    if metric == PERPLEXITY:
+
+def _any(runs: Iterable[Run], value: Callable[[Run], object]) -> bool:
+    return any(value(run) is not None for run in runs)
+
+
+def _own_goal(measure: Measure) -> Column:
+    return Column(
+        "test",
+        measure.heading,
+        f"{measure.meaning} Mean ± sample standard deviation over seeds; {better_way(measure)} is "
+        f"better. {_ALL}",
+        lambda row: _measured(row, row.test, measure.decimals),
+        counts_finished=True,
+    )
+
+
+def _own_gap(measure: Measure) -> Column:
+    sign = "Positive" if measure.higher_is_better else "Negative"
+    return Column(
+        "gap",
+        f"gap to {REFERENCE}",
+        f"The {measure.heading} minus that of {REFERENCE}, mean over the seeds that finished with "
+        f"both, and the same in percent. {sign} is better than {REFERENCE}.",
+        lambda row: numerals.gap(row.gap, measure.decimals),
+    )
+
+
+def _own_metric(comparison: Comparison, name: str) -> Column:
+    known = MEASURES.get(name) if comparison.function is None else None
+    return Column(
+        f"metric {name}",
+        own_heading(name) if known is None else known.heading,
+        meaning_of_own(name) if known is None else known.meaning,
+        lambda row: metric_text(row, name),
+        counts_finished=True,
+    )
+
+
+def metric_text(row: SummaryRow, name: str) -> str:
+    """A metric that nobody here knows, in four digits."""
+    value = row.metrics.get(name)
+    return _measured(row, value, None if value is None else significant_decimals(value.mean))
+
+
+def _own_status(comparison: Comparison) -> Column:
+    first = [f"worse than the baseline {row.name}" for row in comparison.baselines[:1]]
+    if not first and any(run.status == "diverged" for run in comparison.runs):
+        first = ["as the function recorded it"]
+    words = [
+        f"NaN: the loss or the {comparison.measure.heading} became NaN or infinite",
+        *(f"diverged: {words}" for words in first),
+        "interrupted: stopped by the user",
+        "failed: an error",
+        "unfinished: no result yet",
+    ]
+    return replace(
+        _STATUS,
+        meaning=f"What became of the runs. {'; '.join(words)}. Only finished runs enter an "
+        "average.",
+    )
+
+
+def columns_of(comparison: Comparison) -> Sequence[Column]:
+    """The columns of a comparison, by what it is about."""
+    if not comparison.is_known:
+        return _own_columns(comparison)
+    if comparison.metric == PERPLEXITY:
         return COLUMNS
-    measure = MEASURES[metric]
-    is_translation = metric in TRANSLATION_SCORES
-    return _translation_columns(measure) if is_translation else _task_columns(measure)
+    is_translation = comparison.metric in TRANSLATION_SCORES
+    return (_translation_columns if is_translation else _task_columns)(comparison.measure)
 
 
-def caption_of_results(metric: str) -> str:
+def caption_of_results(comparison: Comparison) -> str:
     """What the numbers are and which way is up, above the table."""
-    measure = MEASURES[metric]
-    if metric != PERPLEXITY:
-        return (
-            f"The {measure.heading} and other scores, {_way(measure)} is better; the best norm "
-            "is shaded."
-        )
-    return f"{PERPLEXITY_MEANING}, lower is better; the best norm is shaded."
+    measure = comparison.measure
+    if comparison.is_known and comparison.metric == PERPLEXITY:
+        return f"{PERPLEXITY_MEANING}, lower is better; the best norm is shaded."
+    others = " and other scores" if comparison.is_known else ""
+    return (
+        f"The {measure.heading}{others}, {better_way(measure)} is better; the best norm is shaded."
+    )
 
 
 @dataclass(frozen=True)
@@ -275,6 +372,10 @@ _RUN_SPEED: Final = (
     RunColumn("time", lambda run: numerals.duration(run.seconds), numeric=False),
     RunColumn("tokens/s", lambda run: numerals.count(run.tokens_per_second)),
 )
+_RUN_EXAMPLES: Final = RunColumn("examples/s", lambda run: numerals.count(run.examples_per_second))
+_RUN_NOTE: Final = RunColumn(
+    "note", lambda run: numerals.printable(_note(run)) or numerals.NOTHING, numeric=False
+)
 _RUN_TAIL: Final = (
     RunColumn(
         "non-finite batches",
@@ -282,9 +383,7 @@ _RUN_TAIL: Final = (
             numerals.NOTHING if run.nonfinite_batches is None else str(run.nonfinite_batches)
         ),
     ),
-    RunColumn(
-        "note", lambda run: numerals.printable(_note(run)) or numerals.NOTHING, numeric=False
-    ),
+    _RUN_NOTE,
 )
 
 RUN_COLUMNS: Final[Sequence[RunColumn]] = (
@@ -310,20 +409,63 @@ _TRANSLATION_RUN_COLUMNS: Final[Sequence[RunColumn]] = (
 )
 
 
-def run_columns_of(metric: str) -> Sequence[RunColumn]:
-    """The columns of the table of runs of a comparison that is about this metric."""
-    if metric == PERPLEXITY:
+_OWN_SPEEDS: Final[Sequence[tuple[Callable[[Run], float | None], Column, RunColumn]]] = (
+    (
+        lambda run: run.steps_per_second,
+        Column(
+            "steps",
+            "steps/s",
+            "Training steps in a second on this machine, mean over seeds.",
+            lambda row: numerals.number(row.steps_per_second),
+        ),
+        RunColumn("steps/s", lambda run: numerals.number(run.steps_per_second)),
+    ),
+    (lambda run: run.tokens_per_second, _SPEED, _RUN_SPEED[1]),
+    (lambda run: run.examples_per_second, _EXAMPLES, _RUN_EXAMPLES),
+)
+"""Each with the columns of the two tables, which it has where a run says it."""
+
+
+def _own_run_columns(comparison: Comparison) -> list[RunColumn]:
+    runs = comparison.runs
+    metrics = [comparison.metric, *comparison.other_metrics[:MAX_METRICS]]
+    return [
+        *_RUN_HEAD[:-1],
+        *(_own_run_metric(comparison, name) for name in metrics),
+        _RUN_SPEED[0],
+        *(of_run for value, _, of_run in _OWN_SPEEDS if _any(runs, value)),
+        *(_RUN_TAIL[:1] if _any(runs, lambda run: run.nonfinite_batches) else ()),
+        _RUN_NOTE,
+    ]
+
+
+def _own_run_metric(comparison: Comparison, name: str) -> RunColumn:
+    heading = _own_metric(comparison, name).heading
+
+    def text(run: Run) -> str:
+        value = run.metrics.get(name)
+        return numerals.number(value, None if value is None else significant_decimals(value))
+
+    return RunColumn(heading, text)
+
+
+def run_columns_of(comparison: Comparison) -> Sequence[RunColumn]:
+    """The columns of the table of runs of a comparison, by what it is about."""
+    if not comparison.is_known:
+        return _own_run_columns(comparison)
+    if comparison.metric == PERPLEXITY:
         return RUN_COLUMNS
-    if metric in TRANSLATION_SCORES:
+    if comparison.metric in TRANSLATION_SCORES:
         return _TRANSLATION_RUN_COLUMNS
-    measure = MEASURES[metric]
+    measure = comparison.measure
     return (
         *_RUN_HEAD[:-1],
-        *(_metric_column(MEASURES[name].heading, name) for name in (metric, *measure.others)),
+        *(
+            _metric_column(MEASURES[name].heading, name)
+            for name in (measure.metric, *measure.others)
+        ),
         _RUN_SPEED[0],
-        RunColumn("examples/s", lambda run: numerals.count(run.examples_per_second))
-        if measure.higher_is_better
-        else _RUN_SPEED[1],
+        _RUN_EXAMPLES if measure.higher_is_better else _RUN_SPEED[1],
         *_RUN_TAIL,
     )
 

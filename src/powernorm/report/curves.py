@@ -53,14 +53,16 @@ class Series:
     lost: bool = False
 
 
-def series_of(runs: Iterable[Run], column: str) -> list[Series]:
-    """A column of `metrics.csv` against tokens, one line a run that has it."""
+def series_of(
+    runs: Iterable[Run], column: str, against: Literal["tokens", "step"] = "tokens"
+) -> list[Series]:
+    """A column of `metrics.csv` against tokens or steps, one line a run that has it."""
     lines = []
     for run in runs:
         points = [
-            (row["tokens"], row[column])
+            (row[against], row[column])
             for row in run.curve
-            if row.get("tokens") is not None and row.get(column) is not None
+            if row.get(against) is not None and row.get(column) is not None
         ]
         lines += _line(run, points)
     return lines

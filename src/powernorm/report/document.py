@@ -131,12 +131,3 @@ def write_page(page: str, target: Path) -> Path:
     finally:
         draft.unlink(missing_ok=True)
     return target
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> counted(1, "run"), counted(3, "run")
-    ('1 run', '3 runs')
-    """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -73,6 +73,9 @@ WIDTH: Final = 4.1
 LEGEND_WIDTH: Final = 72 * WIDTH - 4
 """Points that a legend may take."""
 
+_TITLE_ROOM: Final = 72 * WIDTH - 55
+"""Points above a frame, which has numbers at its left."""
+
 _LEGEND_STYLE: Final[Mapping[str, float]] = {
     "handlelength": 1.8,
     "handletextpad": 0.8,
@@ -109,7 +112,7 @@ def reference_style() -> tuple[str, tuple[int, tuple[int, int]]]:
 
 def plain_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     """Title, labels and a quiet grid."""
-    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_title(_fitting(title, _TITLE_ROOM, 11, "bold"), loc="left", fontweight="bold")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(visible=True, linewidth=0.6)
@@ -142,12 +145,16 @@ def legend_label(name: str) -> str:
     """
     # A label that starts with an underscore would be left out of the legend.
     label = printable(name).lstrip("_") or NOTHING
-    room = LEGEND_WIDTH - _legend_frame(1)
-    kept = len(label)
-    shown = label
-    while kept > 1 and _text_width(shown) > room:
+    return _fitting(label, LEGEND_WIDTH - _legend_frame(1), _LEGEND_SIZE)
+
+
+def _fitting(text: str, room: float, size: float, weight: str = "normal") -> str:
+    """The text without its middle where it is wider than so many points."""
+    kept = len(text)
+    shown = text
+    while kept > 1 and _text_width(shown, size, weight) > room:
         kept -= 1
-        shown = f"{label[: kept // 2]}…{label[len(label) - (kept + 1) // 2 :]}"
+        shown = f"{text[: kept // 2]}…{text[len(text) - (kept + 1) // 2 :]}"
     return shown
 
 
@@ -158,11 +165,11 @@ def _legend_frame(columns: int) -> float:
     return _LEGEND_SIZE * (columns * entry + between + 2 * _LEGEND_STYLE["borderpad"])
 
 
-def _text_width(text: str) -> float:
+def _text_width(text: str, size: float = _LEGEND_SIZE, weight: str = "normal") -> float:
     with catch_warnings():
         # A glyph that the font lacks is drawn as a box; the page's own font may have it.
         simplefilter("ignore", UserWarning)
-        font = FontProperties(family="sans-serif", size=_LEGEND_SIZE)
+        font = FontProperties(family="sans-serif", size=size, weight=weight)
         width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     return float(width)
 

@@ -7,8 +7,10 @@ from typing import Final, Literal
 
 from powernorm.report import curves, heatmaps
 from powernorm.report.markup import Markup
+from powernorm.report.measures import MAIN, MEASURES, Measure, own_heading
 from powernorm.report.numerals import printable
 from powernorm.report.records import Comparison, Run
+from powernorm.runs import METRICS_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,40 @@ class DrawnFigure:
 
 
 def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
-    """Losses and scores against tokens; empty where nothing was logged."""
-    has_scores = any(
-        row.get("valid_score") is not None for run in comparison.runs for row in run.curve
+    """Losses and scores over the training; empty where nothing was logged."""
+    if comparison.function is not None:
+        curves_of_task = list(map(_own_curve, own_columns(comparison)[:MAX_CURVES]))
+    else:
+        has_scores = any(
+            row.get("valid_score") is not None for run in comparison.runs for row in run.curve
+        )
+        curves_of_task = [
+            _known_curve(comparison, name) for name in (SCORED if has_scores else LIKELY)
+        ]
+    drawn = (
+        _draw_curve(comparison, curve, f"{comparison.anchor}curve-{number}")
+        for number, curve in enumerate(curves_of_task)
     )
-    columns = SCORED if has_scores else LIKELY
-    return [drawn for column in columns if (drawn := _curve(comparison, column)) is not None]
+    return [one for one in drawn if one is not None]
+
+
+def own_columns(comparison: Comparison) -> list[str]:
+    """The columns of `metrics.csv` in which an own function logged numbers.
+
+    Losses first, then the goal's, then the others in their order.
+    """
+    found = dict.fromkeys(
+        name
+        for run in comparison.runs
+        for row in run.curve
+        for name, value in row.items()
+        if value is not None
+        and isfinite(value)
+        and (name in OWN_FIRST or name not in METRICS_COLUMNS)
+    )
+    goal = comparison.metric
+    first = (*OWN_FIRST, goal, goal.replace("test_", "valid_", 1))
+    return [name for name in dict.fromkeys([*first, *found]) if name in found]
 
 
 _Column = Literal["train_loss", "valid_loss", "valid_perplexity", "valid_score"]
@@ -33,6 +63,52 @@ LIKELY: Final[tuple[_Column, ...]] = ("train_loss", "valid_perplexity")
 SCORED: Final[tuple[_Column, ...]] = ("train_loss", "valid_loss", "valid_score")
 """Curves of tasks whose checkpoints are chosen by a score: where the loss rises while the training
 loss falls, the model overfits (Xu et al. 2019, Figures 1 and 3)."""
+OWN_FIRST: Final = ("train_loss", "valid_loss", "valid_perplexity", "valid_score")
+"""Columns that every metrics.csv has and that an own function may have filled."""
+MAX_CURVES: Final = 8
+"""Of an own function, which may log anything."""
+_DECADES: Final = 1000
+"""A curve whose highest value is so many times its lowest is drawn on a logarithmic axis."""
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A figure of one column of `metrics.csv`.
+
+    Attributes:
+        column: its name.
+        title: of the frame.
+        caption: what is drawn.
+        y_label: quantity and unit; empty where the title says all that is known.
+        logarithmic: whether the y axis is; None where the values decide.
+        metric: of the baselines, which are drawn with it; empty where they have none.
+        against: the quantity on the x axis.
+        x_label: what that is in the task's data.
+    """
+
+    column: str
+    title: str
+    caption: str
+    y_label: str
+    logarithmic: bool | None
+    metric: str
+    against: Literal["tokens", "step"]
+    x_label: str
+
+
+def _own_curve(column: str) -> _Curve:
+    heading = own_heading(column)
+    return _Curve(
+        column=column,
+        title=heading,
+        caption=f"The {heading} as the function logged it.",
+        y_label="",
+        logarithmic=None,
+        metric=column,
+        against="step",
+        x_label="step",
+    )
+
 
 _CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
     "train_loss": ("Training loss", "Training loss, nats per target, each point a mean of steps."),
@@ -49,8 +125,30 @@ _CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
 }
 
 
-def _score_heading(comparison: Comparison) -> str:
-    return comparison.measure.heading.removeprefix("test ")
+def _known_curve(comparison: Comparison, column: _Column) -> _Curve:
+    title, caption = _CAPTIONS[column]
+    score = _score(comparison)
+    heading = score.heading.removeprefix("test ")
+    metric = score.metric.replace("test_", "valid_") if column == "valid_score" else column
+    return _Curve(
+        column=column,
+        title=title,
+        caption=caption.format(heading=heading),
+        y_label={
+            "valid_perplexity": _perplexity_label(comparison),
+            "valid_score": f"{heading}, %",
+        }.get(column, "nats per target"),
+        logarithmic=column == "valid_perplexity",
+        metric=metric if column.startswith("valid") else "",
+        against="tokens",
+        x_label=_tokens_label(comparison),
+    )
+
+
+def _score(comparison: Comparison) -> Measure:
+    """The task's own measure, also where the goal is another."""
+    known = [MEASURES[name] for name in MAIN if name in comparison.other_metrics]
+    return comparison.measure if comparison.is_known or not known else known[0]
 
 
 def _perplexity_label(comparison: Comparison) -> str:
@@ -64,44 +162,43 @@ def _tokens_label(comparison: Comparison) -> str:
     return units.get(comparison.task, "tokens")
 
 
-def _curve(comparison: Comparison, column: _Column) -> DrawnFigure | None:
-    title, caption = _CAPTIONS[column]
-    score = _score_heading(comparison)
-    caption = caption.format(heading=score)
-    series = curves.series_of(comparison.runs, column)
+def _draw_curve(comparison: Comparison, curve: _Curve, prefix: str) -> DrawnFigure | None:
+    series = curves.series_of(comparison.runs, curve.column, curve.against)
     if not series:
         return None
-    metric = comparison.metric.replace("test_", "valid_") if column == "valid_score" else column
     baselines = {
         baseline.name: value
         for baseline in comparison.baselines
-        if column.startswith("valid") and (value := baseline.metrics.get(metric)) is not None
+        if (value := baseline.metrics.get(curve.metric)) is not None
     }
     norms = ", ".join(dict.fromkeys(printable(line.norm) for line in series))
-    lost = [line for line in series if line.lost]
-    notes = [caption, "One line a seed."]
+    notes = [curve.caption, "One line a seed."]
     if baselines:
-        notes.append("Dotted: models without a network.")
-    if lost:
-        notes.append(
-            "A cross ends a run that diverged or became NaN; such a run may leave the frame."
-        )
-    unit = _tokens_label(comparison)
+        is_own = comparison.function is not None
+        notes.append(f"Dotted: {'baselines' if is_own else 'models without a network'}.")
+    if any(line.lost for line in series):
+        notes.append(_LOST if comparison.baselines else _FAILED)
     svg = curves.draw_curves(
         series,
         order=comparison.names,
-        title=title,
-        y_label={
-            "valid_perplexity": _perplexity_label(comparison),
-            "valid_score": f"{score}, %",
-        }.get(column, "nats per target"),
-        logarithmic=column == "valid_perplexity",
+        title=curve.title,
+        y_label=curve.y_label,
+        logarithmic=_is_wide(series) if curve.logarithmic is None else curve.logarithmic,
         baselines=baselines,
-        prefix=f"{comparison.anchor}curve-{column.replace('_', '-')}",
-        description=f"{title} against training {unit} for {norms}",
-        x_label=unit,
+        prefix=prefix,
+        description=f"{curve.title} against training {curve.x_label} for {norms}",
+        x_label=curve.x_label,
     )
     return DrawnFigure(svg, " ".join(notes))
+
+
+_LOST: Final = "A cross ends a run that diverged or became NaN; such a run may leave the frame."
+_FAILED: Final = "A cross ends a run that failed or became NaN; such a run may leave the frame."
+
+
+def _is_wide(series: Sequence[curves.Series]) -> bool:
+    values = [value for line in series for value in line.y if isfinite(value)]
+    return bool(values) and 0 < _DECADES * min(values) < max(values)
 
 
 @dataclass(frozen=True)
@@ -209,7 +306,7 @@ def _evaluation_gap(comparison: Comparison) -> list[DrawnFigure]:
         order=comparison.names,
         title="Running against batch statistics",
         x_label="step",
-        y_label="nats per token",
+        y_label="nats per token" if comparison.function is None else "loss",
         logarithmic=False,
         baselines={"no gap": 0.0},
         prefix=f"{comparison.anchor}over-time-gap",

@@ -32,15 +32,15 @@ def caption_of(text: str) -> Markup:
     return element("caption", element("span", text))
 
 
-def summary_table(rows: Sequence[SummaryRow], metric: str) -> Markup:
+def summary_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Markup:
     """The table of a comparison, best norm shaded, runs that did not finish in alarm colour.
 
     Args:
+        comparison: what was compared.
         rows: of `summarize`.
-        metric: what the comparison is about.
     """
-    best = best_rows(rows, metric)
-    columns = columns_of(metric)
+    best = best_rows(rows, comparison.measure)
+    columns = columns_of(comparison)
     headings = [
         element(
             "th", column.heading, attributes=cell_attributes(numeric=column.numeric, scope="col")
@@ -53,8 +53,8 @@ def summary_table(rows: Sequence[SummaryRow], metric: str) -> Markup:
         lines.append(
             element("tr", *_summary_cells(row, columns), attributes={"class": " ".join(names)})
         )
-    note = caption_of_results(metric)
-    if not all(row.complete for row in rows):
+    note = caption_of_results(comparison)
+    if tables.any_partial(rows):
         note += " " + tables.FOOTNOTE
     table = element(
         "table",
@@ -68,7 +68,7 @@ def summary_table(rows: Sequence[SummaryRow], metric: str) -> Markup:
 def _summary_cells(row: SummaryRow, columns: Sequence[Column]) -> Iterator[Markup]:
     for column, text in zip(columns, tables.cells(row, columns), strict=True):
         if column.key == "norm":
-            yield element("th", text, attributes={"scope": "row"})
+            yield _row_heading(text)
             continue
         alarm = not row.complete and column.counts_finished
         yield element(
@@ -103,7 +103,7 @@ def copy_blocks(markdown: str, latex: str) -> Markup:
 
 def run_table(comparison: Comparison) -> Markup:
     """One row a run with its status and its message."""
-    columns = run_columns_of(comparison.metric)
+    columns = run_columns_of(comparison)
     headings = [
         element(
             "th", column.heading, attributes=cell_attributes(numeric=column.numeric, scope="col")
@@ -116,7 +116,7 @@ def run_table(comparison: Comparison) -> Markup:
         lines.append(
             element(
                 "tr",
-                element("th", first, attributes={"scope": "row"}),
+                _row_heading(first),
                 *(
                     element("td", text, attributes=_run_attributes(column, text, run))
                     for column, text in zip(columns[1:], others, strict=True)
@@ -191,15 +191,11 @@ def plain_table(
     return scrolling(label, table)
 
 
-def glossary(metric: str) -> Markup:
-    """What each column of the table means.
-
-    Args:
-        metric: what the comparison is about.
-    """
+def glossary(comparison: Comparison) -> Markup:
+    """What each column of the table means."""
     pairs = (
         (element("dt", column.heading), element("dd", column.meaning))
-        for column in columns_of(metric)
+        for column in columns_of(comparison)
     )
     return element("dl", *(part for pair in pairs for part in pair))
 

@@ -40,9 +40,11 @@ def _belong_together(one: Comparison, other: Comparison) -> bool:
 
 def _shared(comparison: Comparison) -> tuple[Any, ...]:
     settings = {key: value for key, value in comparison.settings.items() if key not in _DIVIDED}
+    # Where the function's file lies may differ between machines; what is in it may not.
+    function = comparison.function and (comparison.function["name"], comparison.function["sha256"])
     return (
         *(comparison.task, comparison.preset, comparison.placement, comparison.study),
-        *(comparison.metric, comparison.data, settings),
+        *(comparison.goal, function, comparison.data, settings),
     )
 
 

@@ -1,19 +1,21 @@
 """From a comparison folder to a `Comparison`; every damaged file is named with its place."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 from powernorm.errors import InputError
 from powernorm.report.diagnoses import read_diagnosis
+from powernorm.report.formats import upgraded
 from powernorm.report.json_files import JsonObject, read_object
 from powernorm.report.logs import read_metrics, read_norms
-from powernorm.report.measures import MAIN, PERPLEXITY
+from powernorm.report.measures import MAIN, PERPLEXITY, goal_of
 from powernorm.report.records import KNOWN_STATUSES, BaselineRow, Comparison, Run
 from powernorm.runs import (
+    COMPARISON_FILE,
     CONFIG_FILE,
     DIAGNOSIS_FILE,
     METRICS_FILE,
@@ -22,39 +24,43 @@ from powernorm.runs import (
     RESULTS_FILE,
     SCALES_FILE,
     TID,
+    FunctionRecord,
+    Goal,
     PaperRecord,
     ScaleRecord,
     Status,
     StudyInfo,
 )
 
-_FORMAT: Final = 1
+_SCALES_FORMAT: Final = 1
 _MEND: Final = "restore the file, or delete it and run the comparison again with --resume"
-_RUN_NAME: Final = re.compile(r"(?P<norm>.+)-(?P<placement>pre|post)-seed(?P<seed>\d+)")
+_RUN_NAME: Final = re.compile(r"(?P<norm>.+?)(?:-(?P<placement>pre|post))?-seed(?P<seed>\d+)")
 
 
 def read_comparison(folder: Path) -> Comparison:
     """Reads a comparison folder, complete or not.
 
     Runs come from `results.json` in its order; run folders that it does not list yet follow, so a
-    comparison that is still going, or lost its `results.json`, can be read too.
+    comparison that is still going, or lost its `results.json`, can be read too. What is compared
+    then says `comparison.json`, and without that what the runs say of themselves.
 
     Raises:
         InputError: `folder` holds no run, or a file in it is damaged (file and line are named).
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; expected the --out folder of a comparison")
-    listed = _read_results(folder / RESULTS_FILE)
+    listed = _listed(folder)
     runs = [_with_logs(folder, run) for run in listed.runs] if listed else []
     known = {run.folder for run in runs}
-    runs += [
+    found = [
         _with_logs(folder, _read_run(path))
         for path in sorted(folder.iterdir())
         if path.name not in known and is_run_folder(path)
     ]
+    runs += _in_order(found, listed.settings.get("norms") if listed else None)
     if listed is None and not runs:
         raise InputError(_no_runs_message(folder))
-    return replace(listed or _headless(folder, runs), folder=folder, runs=runs)
+    return _cleaned(replace(listed or _headless(folder, runs), folder=folder, runs=runs))
 
 
 def read_runs(parent: Path, names: Sequence[str]) -> Comparison:
@@ -68,8 +74,48 @@ def read_runs(parent: Path, names: Sequence[str]) -> Comparison:
         InputError: a run or the comparison's `results.json` is damaged.
     """
     runs = [_with_logs(parent, _read_run(parent / name)) for name in names]
-    listed = _read_results(parent / RESULTS_FILE)
-    return replace(listed or _headless(parent, runs), folder=parent, runs=runs)
+    return _cleaned(replace(_listed(parent) or _headless(parent, runs), folder=parent, runs=runs))
+
+
+def _in_order(runs: list[Run], norms: object) -> list[Run]:
+    """By norm as they were asked for, and seed; as they lie where that is not known."""
+    if not isinstance(norms, list):
+        return runs
+    return sorted(
+        runs,
+        key=lambda run: (norms.index(run.norm) if run.norm in norms else len(norms), run.seed),
+    )
+
+
+def _listed(folder: Path) -> Comparison | None:
+    """What `results.json` says, or else `comparison.json`, which lists no runs."""
+    for name in (RESULTS_FILE, COMPARISON_FILE):
+        if (folder / name).exists():
+            return _read_results(folder / name)
+    return None
+
+
+def _cleaned(comparison: Comparison) -> Comparison:
+    """Without the numbers of an own function that are not finite, but for the goal's.
+
+    A run without a number for what the comparison is about has not come to an end; another metric
+    may have none, as a precision where nothing was found.
+    """
+    if comparison.function is None:
+        return comparison
+    runs = [
+        replace(
+            run,
+            metrics={
+                name: value
+                if name == comparison.metric or value is None or isfinite(value)
+                else None
+                for name, value in run.metrics.items()
+            },
+        )
+        for run in comparison.runs
+    ]
+    return replace(comparison, runs=runs)
 
 
 def _no_runs_message(folder: Path) -> str:
@@ -86,18 +132,20 @@ def is_run_folder(path: Path) -> bool:
 
 def _headless(folder: Path, runs: list[Run]) -> Comparison:
     """What is known of a comparison without `results.json`: one run's settings."""
-    settings: Mapping[str, Any] = {}
+    written = JsonObject(folder, {}, _MEND)
     whose = ""
     for run in runs:
         path = folder / run.folder / CONFIG_FILE
         if path.exists():
-            settings, whose = read_object(path, _MEND).values, run.folder
+            written, whose = read_object(path, _MEND), run.folder
             break
+    settings = written.values
     return Comparison(
         folder=folder,
         study=_study_of_runs(folder, runs),
         settings_of=whose,
-        metric=_metric_of_runs(runs),
+        goal=_goal(written, runs),
+        function=_function(written),
         task=str(settings.get("task", folder.name)),
         preset=str(settings.get("preset", "")),
         placement=runs[0].placement,
@@ -108,16 +156,27 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
     )
 
 
-def _metric(results: JsonObject, runs: Sequence[Run]) -> str:
-    if "measure" not in results.values:
-        return _metric_of_runs(runs)
-    return results.choice("measure", (PERPLEXITY, *MAIN))
+def _goal(written: JsonObject, runs: Sequence[Run]) -> Goal:
+    """What a comparison is about; where it does not say so, by what its runs have."""
+    if "goal" not in written.values and written.values.get("function") is not None:
+        # Which way a metric of its own is better, its name does not say.
+        return Goal(metric="valid_loss", direction="min")
+    if "goal" not in written.values:
+        found = {metric for run in runs for metric in run.metrics}
+        return goal_of(next((metric for metric in MAIN if metric in found), PERPLEXITY))
+    goal = written.child("goal")
+    direction = cast(Literal["min", "max"], goal.choice("direction", ("min", "max")))
+    return Goal(metric=goal.text("metric"), direction=direction)
 
 
-def _metric_of_runs(runs: Sequence[Run]) -> str:
-    """What a comparison that does not say so is about, by what its runs have."""
-    found = {metric for run in runs for metric in run.metrics}
-    return next((metric for metric in MAIN if metric in found), PERPLEXITY)
+def _function(written: JsonObject) -> FunctionRecord | None:
+    if written.values.get("function") is None:
+        return None
+    row = written.child("function")
+    file, sha256 = (
+        None if row.values.get(key) is None else row.text(key) for key in ("file", "sha256")
+    )
+    return FunctionRecord(name=row.text("name"), file=file, sha256=sha256)
 
 
 def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
@@ -131,28 +190,30 @@ def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
     return None
 
 
-def _read_results(path: Path) -> Comparison | None:
-    if not path.exists():
-        return None
-    results = read_object(path, _MEND)
-    results.check_format(_FORMAT, "the version of powernorm that wrote the comparison")
-    runs = [_run(row) for row in results.children("runs")]
+def _read_results(path: Path) -> Comparison:
+    results = upgraded(read_object(path, _MEND))
+    runs = [] if path.name == COMPARISON_FILE else [_run(row) for row in results.children("runs")]
+    baselines = results.children("baselines") if "baselines" in results.values else []
     return Comparison(
         folder=path.parent,
         task=results.text("task"),
-        preset=results.text("preset"),
-        placement=results.text("placement"),
+        preset=_text(results, "preset"),
+        placement=_text(results, "placement"),
         settings=results.mapping("settings"),
-        data=results.mapping("data"),
+        data=results.mapping("data") if "data" in results.values else {},
         study=_study(results),
-        metric=_metric(results, runs),
+        goal=_goal(results, runs),
+        function=_function(results),
         paper=_paper(results),
-        reduced=results.text("reduced") if "reduced" in results.values else "",
-        baselines=[
-            BaselineRow(row.text("name"), _metrics(row)) for row in results.children("baselines")
-        ],
+        reduced=_text(results, "reduced"),
+        baselines=[BaselineRow(row.text("name"), _metrics(row)) for row in baselines],
         runs=runs,
     )
+
+
+def _text(row: JsonObject, key: str) -> str:
+    """A string that may be absent."""
+    return row.text(key) if key in row.values else ""
 
 
 def _read_run(folder: Path) -> Run:
@@ -162,15 +223,16 @@ def _read_run(folder: Path) -> Run:
     match = _RUN_NAME.fullmatch(folder.name)
     if match is None:
         raise InputError(
-            f"{folder} has no {RESULT_FILE} and its name is not NORM-PLACEMENT-seedN, so nothing "
-            "says which norm it trains; name it so, or move it out of the comparison's folder"
+            f"{folder} has no {RESULT_FILE} and its name is not NORM-PLACEMENT-seedN or "
+            "NORM-seedN, so nothing says which norm it trains; name it so, or move it out of the "
+            "comparison's folder"
         )
     config = folder / CONFIG_FILE
     written = read_object(config, _MEND).values if config.exists() else {}
     return Run(
         norm=str(written.get("norm", match["norm"].replace("+", ":"))),
         label=str(written.get("label", "")),
-        placement=match["placement"],
+        placement=match["placement"] or "",
         seed=int(match["seed"]),
         status="unfinished",
         folder=folder.name,
@@ -197,7 +259,7 @@ def _run(row: JsonObject) -> Run:
     status = row.choice("status", KNOWN_STATUSES)
     return Run(
         norm=row.text("norm"),
-        placement=row.text("placement"),
+        placement=_text(row, "placement"),
         seed=row.whole("seed"),
         status=cast(Status, status),
         folder=row.text("folder"),
@@ -205,18 +267,21 @@ def _run(row: JsonObject) -> Run:
         tid=_tid(row),
         seconds=row.number("seconds"),
         tokens_per_second=row.number("tokens_per_second"),
-        examples_per_second=(
-            row.number("examples_per_second") if "examples_per_second" in row.values else None
-        ),
-        parameters=row.whole("parameters"),
+        examples_per_second=_optional(row, "examples_per_second"),
+        steps_per_second=_optional(row, "steps_per_second"),
+        parameters=None if row.values.get("parameters", 0) is None else row.whole("parameters"),
         message=str(row.values.get("message", "")),
         remark=str(row.values.get("remark", "")),
-        label=row.text("label") if "label" in row.values else "",
+        label=_text(row, "label"),
         x=_place(row, "x"),
         y=_place(row, "y"),
         signatures=_signatures(row),
-        scored=row.text("scored") if "scored" in row.values else "",
+        scored=_text(row, "scored"),
     )
+
+
+def _optional(row: JsonObject, key: str) -> float | None:
+    return row.number(key) if key in row.values else None
 
 
 def _signatures(row: JsonObject) -> dict[str, str]:
@@ -247,7 +312,7 @@ def _paper_record(row: JsonObject) -> PaperRecord:
 
 
 def _place(row: JsonObject, axis: str) -> float | None:
-    value = row.number(axis) if axis in row.values else None
+    value = _optional(row, axis)
     return value if value is not None and isfinite(value) else None
 
 
@@ -271,7 +336,7 @@ def _scales(path: Path) -> list[ScaleRecord]:
     if not path.exists():
         return []
     record = read_object(path, _MEND)
-    record.check_format(_FORMAT, "the version of powernorm that trained the run")
+    record.check_format(_SCALES_FORMAT, "the version of powernorm that trained the run")
     return [
         ScaleRecord(
             layer=row.text("layer"),

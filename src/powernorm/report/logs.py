@@ -16,6 +16,7 @@ _FIRST_NORMS_COLUMNS: Final = NORMS_COLUMNS[: NORMS_COLUMNS.index("num_nonfinite
 """Those that the first version wrote; a file without the later ones has empty cells there."""
 
 _TEXT_COLUMNS: Final = frozenset({"layer", "norm"})
+"""Of `norms.csv`."""
 
 
 def read_text(path: Path) -> str:
@@ -44,7 +45,7 @@ def read_metrics(path: Path) -> list[MetricRow]:
     """
     rows: list[MetricRow] = []
     for line, cells in _rows(path, _FIRST_METRICS_COLUMNS):
-        values = _numbers(path, line, cells)
+        values = {column: _number(path, line, column, cell) for column, cell in cells.items()}
         for column in ("step", "tokens"):
             value = values.get(column)
             if value is not None and not isfinite(value):
@@ -64,7 +65,11 @@ def read_norms(path: Path) -> list[NormSample]:
     """
     samples = []
     for line, cells in _rows(path, _FIRST_NORMS_COLUMNS):
-        values = _numbers(path, line, cells)
+        values = {
+            column: _number(path, line, column, cell)
+            for column, cell in cells.items()
+            if column not in _TEXT_COLUMNS
+        }
         step = values.get("step")
         if step is None or step != step // 1:
             raise InputError(f"{path}, line {line}: step is {cells['step']!r}, not a whole number")
@@ -109,14 +114,6 @@ def _checked_header(path: Path, cells: list[str], columns: Sequence[str]) -> lis
             f"{path}, line 1: the header lacks {', '.join(missing)}; expected {','.join(columns)}"
         )
     return cells
-
-
-def _numbers(path: Path, line: int, cells: Mapping[str, str]) -> dict[str, float | None]:
-    return {
-        column: _number(path, line, column, cell)
-        for column, cell in cells.items()
-        if column not in _TEXT_COLUMNS
-    }
 
 
 def _number(path: Path, line: int, column: str, cell: str) -> float | None:

@@ -12,7 +12,9 @@ from numpy.typing import ArrayLike
 
 from powernorm.errors import InputError
 from powernorm.report.drawing import line_style, logarithmic_ticks
+from powernorm.report.figures import own_columns
 from powernorm.report.loading import read_comparison
+from powernorm.report.measures import own_heading
 from powernorm.report.numerals import printable
 from powernorm.report.pictures import label_axes, panels, save
 from powernorm.report.records import Comparison, Run
@@ -48,20 +50,31 @@ def draw_loss_curves(folder: Path, out: Path, norms: Sequence[str] = ()) -> Path
     comparison = read_comparison(folder)
     chosen = _chosen(comparison, norms, folder)
     drawn, frames = panels(1)
-    for axes, (column, title) in zip(frames, COLUMNS, strict=True):
+    panes = _panes(comparison)
+    for axes, (column, title, y_label) in zip(frames, panes, strict=False):
         for index, name in enumerate(chosen):
             lines = [_line(run, column) for run in _runs_of(comparison, name)]
             _draw(axes, [line for line in lines if line], name, index)
         if any(_is_wide(line.get_ydata()) for line in axes.lines):
             axes.set_yscale("log")
             logarithmic_ticks(axes.yaxis, *axes.get_ylim())
-        label_axes(axes, title, "step", "nats per target")
+        label_axes(axes, title, "step", y_label)
+    for axes in frames[len(panes) :]:
+        drawn.delaxes(axes)
     if not any(axes.lines for axes in frames):
         raise InputError(
             f"{folder} has no losses over the training: give the folder that "
             "`powernorm compare` wrote, with its runs."
         )
     return save(drawn, out)
+
+
+def _panes(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Column, title and unit of the frames: of an own function what it logged first of all."""
+    if comparison.function is None:
+        return [(column, title, "nats per target") for column, title in COLUMNS]
+    headings = {name: own_heading(name) for name in own_columns(comparison)[: len(COLUMNS)]}
+    return [(name, heading, heading) for name, heading in headings.items()]
 
 
 def _chosen(comparison: Comparison, norms: Sequence[str], folder: Path) -> Sequence[str]:
@@ -96,6 +109,8 @@ def _draw(axes: Axes, lines: Sequence[Mapping[float, float]], name: str, index: 
         return
     colour, dashes = line_style(index)
     points = list(_blocks(lines))
+    if not points:
+        return
     steps = [step for step, _ in points]
     axes.plot(
         steps,

@@ -1,7 +1,7 @@
 """Numbers that figures and averages can carry: what a file holds may be larger than that."""
 
 from collections.abc import Iterable, Sequence
-from math import copysign, fsum, inf, isfinite
+from math import copysign, floor, fsum, inf, isfinite, log10
 from typing import Final
 
 LARGEST: Final = 1e100
@@ -33,6 +33,17 @@ def mean(values: Iterable[float]) -> float:
     known = list(values)
     total = fsum(known) if all(map(isfinite, known)) else sum(known)
     return total / len(known)
+
+
+def significant_decimals(value: float) -> int:
+    """How many decimals show a number in four digits, whatever its size.
+
+    >>> [significant_decimals(value) for value in (7251.0, 72.51, 0.9132, 0.002143, 0.0)]
+    [0, 2, 4, 6, 2]
+    """
+    if not value or not isfinite(value):
+        return 2
+    return max(0, 3 - floor(log10(abs(value))))
 
 
 def linear_limits(values: Sequence[float], share: float, least: float) -> tuple[float, float]:

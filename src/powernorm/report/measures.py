@@ -1,9 +1,14 @@
 """What a comparison can be about: the metrics of a run, how they are called and which way is up."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
+from statistics import median
 from types import MappingProxyType
 from typing import Final
+
+from powernorm.report.magnitudes import significant_decimals
+from powernorm.runs import Goal
 
 PERPLEXITY: Final = "test_perplexity"
 
@@ -169,9 +174,61 @@ MAIN: Final = (
 """What comparisons are about that are not about perplexity."""
 
 
+LONGEST_HEADING: Final = 32
+"""A longer name of an own metric loses its middle: a column is as wide as its heading."""
+
+
+def own_heading(metric: str) -> str:
+    """What a metric that somebody named is called above a column.
+
+    >>> own_heading("valid_accuracy"), own_heading("_"), own_heading("a" * 20 + "b" * 20)
+    ('valid accuracy', '_', 'aaaaaaaaaaaaaaaa…bbbbbbbbbbbbbbb')
+    """
+    words = " ".join(metric.replace("_", " ").split()) or metric.strip() or "(no name)"
+    half = LONGEST_HEADING // 2
+    short = words if len(words) <= LONGEST_HEADING else f"{words[:half]}…{words[1 - half :]}"
+    # Control characters could move a terminal's cursor.
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in short)
+
+
+def own_measure(goal: Goal, values: Iterable[float] = ()) -> Measure:
+    """What a comparison is about whose metric nobody here knows.
+
+    Args:
+        goal: metric and direction.
+        values: of the runs; they say how many decimals a difference needs.
+
+    >>> own_measure(Goal(metric="valid_accuracy", direction="max"), [0.9132, 0.9218]).decimals
+    4
+    """
+    sizes = [abs(value) for value in values if isfinite(value)]
+    return Measure(
+        goal["metric"],
+        own_heading(goal["metric"]),
+        meaning_of_own(goal["metric"]),
+        higher_is_better=goal["direction"] == "max",
+        decimals=significant_decimals(median(sizes)) if sizes else 2,
+    )
+
+
+def meaning_of_own(metric: str) -> str:
+    """What the glossary can say of a metric that a function returned."""
+    named = "" if metric.replace("_", " ") == own_heading(metric) else f" as {metric[:200]!r}"
+    return f"What the training returned{named}."
+
+
+def goal_of(metric: str) -> Goal:
+    """The goal of a comparison that is about one of `MEASURES`.
+
+    >>> goal_of("test_bleu")
+    {'metric': 'test_bleu', 'direction': 'max'}
+    """
+    return Goal(metric=metric, direction="max" if MEASURES[metric].higher_is_better else "min")
+
+
 def heading_of(metric: str) -> str:
-    """What a metric is called; its own name where it is none of `MEASURES`."""
-    return MEASURES[metric].heading if metric in MEASURES else metric
+    """What a metric is called; after its own name where it is none of `MEASURES`."""
+    return MEASURES[metric].heading if metric in MEASURES else own_heading(metric)
 
 
 def decimals_of(metric: str) -> int:

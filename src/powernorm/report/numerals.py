@@ -8,6 +8,9 @@ from unicodedata import category
 from powernorm.report.records import ShownStatus
 from powernorm.report.summary import Gap, Spread
 
+MOST_DECIMALS: Final = 6
+"""A number that needs more is written with an exponent."""
+
 NOTHING: Final = "–"
 """The cell of a quantity that does not exist for this row."""
 
@@ -58,17 +61,19 @@ def number(value: float | None, decimals: int | None = None) -> str:
 
     >>> number(123.456), number(5e9), number(float("nan")), number(None)
     ('123.5', '5.00e+09', 'NaN', '–')
+    >>> number(3.21e-7, 9)
+    '3.21e-07'
     """
     if value is None:
         return NOTHING
     if isnan(value):
         return "NaN"
-    if abs(value) >= 1e6:
+    if abs(value) >= 1e6 or (decimals is not None and decimals > MOST_DECIMALS):
         return f"{value:.2e}".replace("inf", "∞")
     return f"{value:.{decimals_for(value) if decimals is None else decimals}f}"
 
 
-def spread(value: Spread | None) -> str:
+def spread(value: Spread | None, decimals: int | None = None) -> str:
     """Mean ± standard deviation, the latter with the mean's decimals.
 
     >>> spread(Spread(123.456, 1.234, 2)), spread(Spread(12.3, None, 1))
@@ -77,11 +82,12 @@ def spread(value: Spread | None) -> str:
     if value is None:
         return NOTHING
     if value.std is None:
-        return number(value.mean)
-    return f"{number(value.mean)} ± {number(value.std, decimals_for(value.mean))}"
+        return number(value.mean, decimals)
+    std = number(value.std, decimals_for(value.mean) if decimals is None else decimals)
+    return f"{number(value.mean, decimals)} ± {std}"
 
 
-def gap(value: Gap | None) -> str:
+def gap(value: Gap | None, decimals: int | None = None) -> str:
     """Difference with its sign, and the same in percent.
 
     >>> gap(Gap(-3.21, -0.0254))
@@ -92,10 +98,10 @@ def gap(value: Gap | None) -> str:
     if value is None:
         return NOTHING
     sign = "+" if value.difference >= 0 else ""
+    difference = f"{sign}{number(value.difference, decimals)}"
     if value.ratio is None:
-        return f"{sign}{number(value.difference)}"
-    decimals = 0 if abs(value.ratio) >= 1 else 1
-    return f"{sign}{number(value.difference)} ({100 * value.ratio:+.{decimals}f} %)"
+        return difference
+    return f"{difference} ({100 * value.ratio:+.{0 if abs(value.ratio) >= 1 else 1}f} %)"
 
 
 def percent(value: float | None) -> str:
@@ -169,3 +175,12 @@ def mark(statuses: Mapping[ShownStatus, tuple[int, ...]] | None) -> str:
     """
     words = [STATUS_WORDS[status] for status in statuses or () if status != "finished"]
     return "/".join(words) or NOTHING
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "run"), counted(3, "run")
+    ('1 run', '3 runs')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

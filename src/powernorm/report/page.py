@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Final
 
 from powernorm.report import figures, tables
-from powernorm.report.columns import columns_of
+from powernorm.report.columns import MAX_METRICS, columns_of, metric_text
 from powernorm.report.diagnosis_sections import comparison_contents
 from powernorm.report.document import (
     Article,
     SectionParts,
-    counted,
     document,
     folded,
     gallery,
@@ -19,23 +18,27 @@ from powernorm.report.document import (
 from powernorm.report.html_tables import (
     copy_blocks,
     glossary,
+    plain_table,
     run_table,
     settings_table,
     summary_table,
 )
 from powernorm.report.loading import read_comparison
 from powernorm.report.markup import Markup, element
-from powernorm.report.numerals import printable
+from powernorm.report.measures import own_heading
+from powernorm.report.numerals import counted, printable
 from powernorm.report.paper_tables import difference_note, paper_contents
 from powernorm.report.records import Comparison
 from powernorm.report.scoring import scoring_notes
 from powernorm.report.studies import study_contents
 from powernorm.report.summary import SummaryRow, summarize
 from powernorm.report.translations import sample_contents
-from powernorm.runs import REPORT_FILE
+from powernorm.runs import METRICS_FILE, REPORT_FILE
 
 MAX_MAPS: Final = 8
 """Heat maps that are in sight; more are folded away."""
+MAX_LINES: Final = 100
+"""Metrics or columns that are named beyond those with a place of their own."""
 
 
 def write_report(folder: Path) -> Path:
@@ -90,16 +93,17 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
         "Results",
         [
             *([] if paper else difference_note(comparison)),
-            summary_table(rows, comparison.metric),
+            summary_table(comparison, rows),
+            *_more_metrics(comparison, rows),
             *scoring_notes(comparison),
-            _copies(rows, comparison.metric),
+            _copies(comparison, rows),
         ],
     )
     if paper:
         yield "paper", "Paper and measured", paper
     curves = figures.learning_curves(comparison)
     if curves:
-        yield "curves", "Learning curves", [gallery(curves)]
+        yield "curves", "Learning curves", [gallery(curves), *_more_curves(comparison)]
     tid = _tid_contents(comparison)
     if tid:
         yield "tid", "Training inference discrepancy", tid
@@ -113,10 +117,10 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     if samples:
         yield "translations", "Translations", samples
     yield "runs", "Every run", [run_table(comparison)]
-    yield "columns", "What the columns mean", [glossary(comparison.metric)]
+    yield "columns", "What the columns mean", [glossary(comparison)]
     if comparison.data:
         yield "data", "Data", [settings_table(comparison.data, "Corpus of the comparison")]
-    if comparison.settings:
+    if comparison.settings or comparison.function:
         yield "settings", "Settings and environment", _settings(comparison)
 
 
@@ -129,7 +133,10 @@ def _lead(comparison: Comparison) -> str:
         counted(runs, "run"),
     ]
     text = ", ".join(parts)
-    text += f". The same model, data and initial weights for every {noun} of a seed."
+    if comparison.function is None:
+        text += f". The same model, data and initial weights for every {noun} of a seed."
+    else:
+        text += ". The same function with the same settings for every norm and seed."
     unfinished = sum(not run.finished for run in comparison.runs)
     if unfinished:
         text += f" {unfinished} of {runs} runs did not finish; they are marked."
@@ -140,8 +147,38 @@ def _subject(comparison: Comparison) -> str:
     return "Norms compared" if comparison.study is None else printable(comparison.study["title"])
 
 
-def _copies(rows: Sequence[SummaryRow], metric: str) -> Markup:
-    columns = columns_of(metric)
+def _more_metrics(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Markup]:
+    """The metrics that the table has no room for, a line each."""
+    names = comparison.other_metrics[MAX_METRICS:]
+    if comparison.is_known or not names:
+        return []
+    shown = names[:MAX_LINES]
+    more = "" if len(names) == len(shown) else f", the first {MAX_LINES} of {len(names)}"
+    headings = [("metric", False), *((printable(row.label), True) for row in rows)]
+    lines = [[own_heading(name), *(metric_text(row, name) for row in rows)] for name in shown]
+    caption = f"Mean ± sample standard deviation over seeds{more}."
+    return [
+        folded(
+            counted(len(names), "more metric"),
+            plain_table("More metrics", caption, headings, lines),
+        )
+    ]
+
+
+def _more_curves(comparison: Comparison) -> list[Markup]:
+    """What else an own function logged, by name."""
+    if comparison.function is None:
+        return []
+    names = figures.own_columns(comparison)[figures.MAX_CURVES :]
+    if not names:
+        return []
+    shown = ", ".join(map(own_heading, names[:MAX_LINES]))
+    text = f"{counted(len(names), 'more column')} in {METRICS_FILE}: {shown}"
+    return [element("p", text, "…" * (len(names) > MAX_LINES), attributes={"class": "soft"})]
+
+
+def _copies(comparison: Comparison, rows: Sequence[SummaryRow]) -> Markup:
+    columns = columns_of(comparison)
     return copy_blocks(tables.markdown_table(rows, columns), tables.latex_table(rows, columns))
 
 
@@ -183,6 +220,8 @@ def _settings(comparison: Comparison) -> list[Markup]:
     }
     rest = {key: value for key, value in settings.items() if key not in environment}
     parts = [settings_table(rest, title)]
+    if comparison.function is not None:
+        parts.insert(0, settings_table(comparison.function, "Training function"))
     if environment:
         parts += [
             element("h3", "Environment"),

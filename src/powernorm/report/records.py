@@ -2,12 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from powernorm.report.measures import MEASURES, PERPLEXITY, Measure
-from powernorm.runs import TID, DiagnosisRecord, PaperRecord, ScaleRecord, Status, StudyInfo
+from powernorm.report.measures import MAIN, MEASURES, PERPLEXITY, Measure, goal_of, own_measure
+from powernorm.runs import (
+    TID,
+    DiagnosisRecord,
+    FunctionRecord,
+    Goal,
+    PaperRecord,
+    ScaleRecord,
+    Status,
+    StudyInfo,
+)
 
 ShownStatus = Status | Literal["unfinished"]
 """`unfinished`: a run folder without a result, so a run that is still going or was killed."""
@@ -54,6 +64,7 @@ class Run:
     seconds: float | None = None
     tokens_per_second: float | None = None
     examples_per_second: float | None = None
+    steps_per_second: float | None = None
     parameters: int | None = None
     message: str = ""
     curve: Sequence[MetricRow] = ()
@@ -109,7 +120,7 @@ class Run:
 
 @dataclass(frozen=True)
 class BaselineRow:
-    """A model without a network over the same vocabulary."""
+    """A model without a network over the same data."""
 
     name: str
     metrics: Mapping[str, float | None]
@@ -121,9 +132,9 @@ class Comparison:
 
     Attributes:
         folder: where it lies.
-        task: what was trained.
-        preset: size of the experiment.
-        placement: `pre` or `post`.
+        task: what was trained; `module:name` of an own function.
+        preset: size of the experiment; empty for an own function.
+        placement: `pre` or `post`; empty for an own function.
         settings: the whole configuration, versions and machine.
         data: name, source, licence and sizes of the corpus.
         baselines: models without a network.
@@ -132,7 +143,8 @@ class Comparison:
         study: what the variants are about; None where norms as such are compared.
         settings_of: folder of the run whose configuration `settings` is; empty where they are
             those of the comparison.
-        metric: the one that the comparison is about.
+        goal: the metric that the comparison is about, and which way is better.
+        function: the training function of a user that was run; None for a built-in task.
         paper: what papers print for its recipe.
         reduced: how it is smaller than what a paper did; empty where that is not so.
     """
@@ -148,19 +160,46 @@ class Comparison:
     anchor: str = ""
     study: StudyInfo | None = None
     settings_of: str = ""
-    metric: str = PERPLEXITY
+    goal: Goal = field(default_factory=lambda: goal_of(PERPLEXITY))
+    function: FunctionRecord | None = None
     paper: Sequence[PaperRecord] = ()
     reduced: str = ""
 
     @property
     def where(self) -> str:
         """Where the norms stand, in a word; empty where a model has one place for them only."""
-        return "" if self.task in UNPLACED else f"{self.placement}-norm"
+        return f"{self.placement}-norm" if self.placement and self.task not in UNPLACED else ""
 
     @property
+    def metric(self) -> str:
+        """The metric that the comparison is about."""
+        return self.goal["metric"]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a built-in task is about the measure that it is known for.
+
+        Else nothing is said of the metrics but what their names and the goal say.
+        """
+        return (
+            self.function is None
+            and self.metric in (PERPLEXITY, *MAIN)
+            and self.goal == goal_of(self.metric)
+        )
+
+    @cached_property
     def measure(self) -> Measure:
         """What the comparison is about."""
-        return MEASURES[self.metric]
+        if self.is_known:
+            return MEASURES[self.metric]
+        values = (run.metrics.get(self.metric) for run in self.runs if run.finished)
+        return own_measure(self.goal, [value for value in values if value is not None])
+
+    @cached_property
+    def other_metrics(self) -> list[str]:
+        """The other metrics that its runs have, each once, in their order."""
+        found = dict.fromkeys(metric for run in self.runs for metric in run.metrics)
+        return [metric for metric in found if metric != self.metric]
 
     @property
     def names(self) -> list[str]:

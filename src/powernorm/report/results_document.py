@@ -1,6 +1,6 @@
 """The page of results: comparisons beside the papers' numbers, as Markdown from their files."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any, Final
@@ -8,32 +8,35 @@ from typing import Any, Final
 from powernorm.errors import InputError
 from powernorm.report import numerals, text_tables
 from powernorm.report.claims import WORDS, Claim, claims
-from powernorm.report.document import counted
+from powernorm.report.columns import better_way, columns_of
 from powernorm.report.joining import joined
 from powernorm.report.loading import read_comparison
 from powernorm.report.measures import decimals_of, heading_of
-from powernorm.report.numerals import printable
+from powernorm.report.numerals import MOST_DECIMALS, counted, printable
 from powernorm.report.paired import PairedGap, paired_gap
 from powernorm.report.paper_tables import printed_with_source
 from powernorm.report.records import Comparison
 from powernorm.report.summary import SummaryRow, summarize
+from powernorm.report.tables import FOOTNOTE, any_partial
 from powernorm.runs import PaperRecord
 
 BEGIN: Final = "<!-- begin: written by `powernorm results`, do not edit -->"
 END: Final = "<!-- end: written by `powernorm results` -->"
 
-EXPLANATION: Final = (
+_EXPLANATION: Final = (
     "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` "
     "(with the same remark, where there is one) is the mean of the seeds' differences, with its "
     "95 % interval and the p of the paired t-test (two-sided, not corrected for the number of "
-    "norms); both need three seeds. All seeds have the same split of the data: they say how the "
-    "training varies, and nothing of how other test data would. TID: two-pass, of "
-    "the mean and of the deviation, averaged over the norm layers, in percent."
+    "norms); both need three seeds. {split}TID: two-pass, of the mean and of the deviation, "
+    "averaged over the norm layers, in percent."
+)
+_SPLIT: Final = (
+    "All seeds {whose}have the same split of the data: they say how the training varies, and "
+    "nothing of how other test data would. "
 )
 
 _HEADINGS: Final = ("norm", "paper", "measured", "seeds", "gap to ln", "p", "TID, %")
 _NUMERIC: Final = (False, False, True, True, True, True, True)
-_MOST_DECIMALS: Final = 6
 _CLAIM_HEADINGS: Final = (
     "norm",
     "against",
@@ -53,8 +56,15 @@ def results_document(folders: Sequence[Path]) -> str:
     Raises:
         InputError: a folder is no comparison, a file in it is damaged, or two hold the same run.
     """
-    sections = [_section(one) for one in joined(map(read_comparison, folders))]
-    return "\n".join([f"{EXPLANATION}\n", *sections])
+    comparisons = joined(map(read_comparison, folders))
+    return "\n".join([f"{_explanation(comparisons)}\n", *map(_section, comparisons)])
+
+
+def _explanation(comparisons: Sequence[Comparison]) -> str:
+    """Of the data of an own function nothing is known."""
+    own = [one.function is not None for one in comparisons]
+    split = _SPLIT.format(whose="of a built-in task " if any(own) else "")
+    return _EXPLANATION.format(split="" if all(own) else split)
 
 
 def write_results(folders: Sequence[Path], page: Path) -> None:
@@ -96,11 +106,12 @@ def _read_page(page: Path) -> str:
 
 
 def _section(comparison: Comparison) -> str:
-    parts = [
-        f"### {printable(_title(comparison))}\n",
-        f"{_facts(comparison)}\n",
-        text_tables.markdown(_HEADINGS, _NUMERIC, list(_lines(comparison))),
-    ]
+    table = (
+        text_tables.markdown(_HEADINGS, _NUMERIC, list(_lines(comparison)))
+        if comparison.is_known
+        else _own_table(comparison)
+    )
+    parts = [f"### {printable(_title(comparison))}\n", f"{_facts(comparison)}\n", table]
     found = claims(comparison)
     measured = [claim for claim in found if claim.measured is not None]
     if measured:
@@ -113,16 +124,20 @@ def _section(comparison: Comparison) -> str:
 
 def _title(comparison: Comparison) -> str:
     study = "" if comparison.study is None else f" --study {comparison.study['name']}"
-    return f"{comparison.task}, {comparison.preset}{study}"
+    preset = f", {comparison.preset}" if comparison.preset else ""
+    return f"{comparison.task}{preset}{study}"
 
 
 def _facts(comparison: Comparison) -> str:
     """How it was made: command, data, hardware, date, and how it is not what the paper did."""
     study = "" if comparison.study is None else f" --study {comparison.study['name']}"
-    command = f"powernorm compare {comparison.task}{study} --preset {comparison.preset}"
+    preset = f" --preset {comparison.preset}" if comparison.preset else ""
+    command = f"powernorm compare {comparison.task}{study}{preset}"
     placed = f", {comparison.where}" if comparison.where else ""
+    way = "" if comparison.is_known else f" ({better_way(comparison.measure)} is better)"
     sentences = [
-        f"`{printable(command)}`{placed}; the measure is the {heading_of(comparison.metric)}.",
+        f"`{printable(command)}`{placed}; the measure is the {comparison.measure.heading}{way}.",
+        *_function(comparison),
         *_data(comparison.data),
         *_environment(comparison.settings),
     ]
@@ -130,6 +145,13 @@ def _facts(comparison: Comparison) -> str:
         about = "Not as in the paper: " if comparison.paper and comparison.study is None else ""
         sentences.append(f"{about}{printable(comparison.reduced)}")
     return " ".join(sentences)
+
+
+def _function(comparison: Comparison) -> Iterator[str]:
+    function = comparison.function
+    if function is not None and function["file"] is not None:
+        digest = f" (sha256 {function['sha256'][:12]})" if function["sha256"] else ""
+        yield f"The function is in {printable(function['file'] + digest)}."
 
 
 def _data(data: Mapping[str, Any]) -> Iterator[str]:
@@ -161,14 +183,46 @@ def _lines(comparison: Comparison) -> Iterator[list[str]]:
             f"{row.label}{' (baseline)' * row.is_baseline}",
             next((papers[key] for key in keys if key in papers), numerals.NOTHING),
             _measured(row),
-            "" if row.is_baseline else str(0 if row.test is None else row.test.count),
-            interval(gap, comparison.metric),
+            "" if row.is_baseline else str(_num_seeds(row)),
+            interval(gap, comparison.measure.decimals),
             probability(gap),
             _tid(row),
         ]
     for (norm, placement), text in papers.items():
         if (norm, placement) not in seen:
             yield [norm, text, "not run", "", numerals.NOTHING, numerals.NOTHING, numerals.NOTHING]
+
+
+def _own_table(comparison: Comparison) -> str:
+    """The columns of the report, with the paired test beside the gap and the number of seeds."""
+    columns = columns_of(comparison)
+    rows = summarize(comparison)
+    headings: list[str] = []
+    numeric: list[bool] = []
+    lines: list[list[str]] = [[] for _ in rows]
+
+    def add(heading: str, texts: Iterable[str], *, is_number: bool = True) -> None:
+        headings.append(heading)
+        numeric.append(is_number)
+        for line, text in zip(lines, texts, strict=True):
+            line.append(text)
+
+    for column in columns:
+        if column.key == "gap":
+            gaps = [paired_gap(row.runs, row.references, comparison.metric) for row in rows]
+            add(column.heading, [interval(gap, comparison.measure.decimals) for gap in gaps])
+            add("p", map(probability, gaps))
+        else:
+            add(column.heading, map(column.text, rows), is_number=column.numeric)
+        if column.key == "test":
+            add("seeds", ["" if row.is_baseline else str(_num_seeds(row)) for row in rows])
+    # An asterisk at the beginning of a line would begin a list.
+    note = f"\n\\{FOOTNOTE}\n" if any_partial(rows) else ""
+    return text_tables.markdown(headings, numeric, lines) + note
+
+
+def _num_seeds(row: SummaryRow) -> int:
+    return 0 if row.test is None else row.test.count
 
 
 def _measured(row: SummaryRow) -> str:
@@ -202,33 +256,33 @@ def _claim_line(claim: Claim) -> list[str]:
         claim.against,
         heading_of(claim.metric),
         f"{claim.printed:+.2f}",
-        interval(claim.measured, claim.metric),
+        interval(claim.measured, decimals_of(claim.metric)),
         probability(claim.measured),
         WORDS[claim.outcome],
         claim.source,
     ]
 
 
-def interval(gap: PairedGap | None, metric: str) -> str:
+def interval(gap: PairedGap | None, decimals: int) -> str:
     """A difference with its interval.
 
-    >>> interval(PairedGap(0.5, 0.1, 0.9, 0.02, 5), "test_f1")
+    >>> interval(PairedGap(0.5, 0.1, 0.9, 0.02, 5), 2)
     '+0.50 (+0.10 to +0.90)'
-    >>> interval(PairedGap(-0.04, float("nan"), 0, 0, 2), "test_f1")
+    >>> interval(PairedGap(-0.04, float("nan"), 0, 0, 2), 2)
     '-0.04'
-    >>> interval(PairedGap(0.004, 0.001, 0.007, 0.02, 5), "test_bits_per_character")
-    '+0.0040 (+0.0010 to +0.0070)'
-    >>> interval(PairedGap(0.006, 0.001, 0.011, 0.02, 5), "test_accuracy")
+    >>> interval(PairedGap(0.006, 0.001, 0.011, 0.02, 5), 2)
     '+0.006 (+0.001 to +0.011)'
+    >>> interval(PairedGap(3e-9, 1e-9, 5e-9, 0.02, 5), 12)
+    '+3.00e-09 (+1.00e-09 to +5.00e-09)'
     """
     if gap is None:
         return numerals.NOTHING
     known = [gap.difference] if isnan(gap.low) else [gap.difference, gap.low, gap.high]
-    decimals = decimals_of(metric)
     # More where the sign would be lost.
-    while decimals < _MOST_DECIMALS and any(0 < abs(one) < 0.5 / 10**decimals for one in known):
+    while decimals < MOST_DECIMALS and any(0 < abs(one) < 0.5 / 10**decimals for one in known):
         decimals += 1
-    text, *ends = (f"{value:+.{decimals}f}" for value in known)
+    form = f"+.{decimals}f" if decimals <= MOST_DECIMALS else "+.2e"
+    text, *ends = (f"{value:{form}}" for value in known)
     return f"{text} ({' to '.join(ends)})" if ends else text
 
 

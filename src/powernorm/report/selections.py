@@ -11,7 +11,7 @@ from powernorm.report.loading import is_run_folder, read_comparison, read_runs
 from powernorm.report.page import render_page, render_pages
 from powernorm.report.records import Comparison
 from powernorm.report.verdict import read_verdict, render_verdict
-from powernorm.runs import REPORT_FILE, RESULTS_FILE
+from powernorm.runs import COMPARISON_FILE, REPORT_FILE, RESULTS_FILE
 from powernorm.verdict_runs import VERDICT_FILE
 
 
@@ -56,7 +56,7 @@ def read_selection(folders: Sequence[Path]) -> list[Comparison]:
     groups: dict[Path, list[str] | None] = {}
     for folder in folders:
         place = folder.resolve()
-        if not is_run_folder(place) or (place / RESULTS_FILE).exists():
+        if not is_run_folder(place) or _is_comparison(place):
             groups[folder if len(folders) == 1 else place] = None
             continue
         names = groups.setdefault(place.parent, [])
@@ -67,6 +67,10 @@ def read_selection(folders: Sequence[Path]) -> list[Comparison]:
         read_comparison(folder) if names is None else read_runs(folder, names)
         for folder, names in groups.items()
     ]
+
+
+def _is_comparison(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (RESULTS_FILE, COMPARISON_FILE))
 
 
 def _target(folders: Sequence[Path], out: Path | None) -> Path:
@@ -82,6 +86,6 @@ def _target(folders: Sequence[Path], out: Path | None) -> Path:
     here = Path.cwd()
     for place in (shared, here):
         # The page of a comparison must not be lost to that of some of its runs.
-        if place != Path(place.anchor) and not (place / RESULTS_FILE).exists():
+        if place != Path(place.anchor) and not _is_comparison(place):
             return (place.relative_to(here) if place.is_relative_to(here) else place) / REPORT_FILE
     raise InputError(f"{here} is a comparison with a report of its own; name the file by --out")

@@ -35,7 +35,7 @@ a { color: var(--link); }
 nav ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; }
 nav a { display: inline-block; padding: .35rem 0; }
 .scroll { overflow-x: auto; max-width: 100%; border: 1px solid var(--line); border-radius: 6px; }
-.scroll + .figures { margin-top: 1rem; }
+.scroll + .figures, .scroll + .scroll { margin-top: 1rem; }
 .scroll:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 .scroll > table { min-width: 100%; }

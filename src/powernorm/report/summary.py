@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import fmean, stdev
 
 from powernorm.report.magnitudes import mean
-from powernorm.report.measures import MEASURES, PERPLEXITY
+from powernorm.report.measures import MEASURES, PERPLEXITY, Measure
 from powernorm.report.records import BaselineRow, Comparison, Run, ShownStatus
 
 REFERENCE = "ln"
@@ -46,10 +46,11 @@ class SummaryRow:
         tid: means over the finished runs by the keys of `powernorm.runs.TID`, as fractions.
         tokens_per_second: mean over the finished runs, or over all where none finished.
         examples_per_second: the same in rows of the batches, where the runs say it.
+        steps_per_second: the same in steps.
         statuses: what became of the runs: status to seeds, in the order of the runs.
         is_baseline: whether this is a model without a network.
         remark: what has to stand beside its numbers, which then are never the best.
-        metrics: each of `powernorm.report.measures` that the runs have, over those that finished.
+        metrics: each that the runs have, over those that finished.
         decoding_speed: target subwords a second in the search, mean as of `tokens_per_second`.
         runs: those that the row is about; none of a baseline.
         references: those of the reference norm that they are held against.
@@ -68,6 +69,7 @@ class SummaryRow:
     metrics: Mapping[str, Spread] = field(default_factory=dict)
     decoding_speed: float | None = None
     examples_per_second: float | None = None
+    steps_per_second: float | None = None
     runs: Sequence[Run] = field(default=(), repr=False, compare=False)
     references: Sequence[Run] = field(default=(), repr=False, compare=False)
 
@@ -75,6 +77,10 @@ class SummaryRow:
     def complete(self) -> bool:
         """Whether every run finished."""
         return self.statuses is None or set(self.statuses) == {"finished"}
+
+    def is_partial(self, value: Spread) -> bool:
+        """Whether an average is not over all runs: one did not finish, or has no such number."""
+        return not self.complete or value.count < len(self.runs)
 
 
 def summarize(comparison: Comparison) -> list[SummaryRow]:
@@ -119,25 +125,25 @@ def _baseline_row(baseline: BaselineRow, metric: str) -> SummaryRow:
         valid=_spread(values("valid_perplexity")),
         test=_spread(values(metric)),
         is_baseline=True,
-        metrics=_spreads(values),
+        metrics=_spreads(baseline.metrics, values),
     )
 
 
-def best_rows(rows: Sequence[SummaryRow], metric: str = PERPLEXITY) -> set[str]:
-    """Labels of the norms with the best measure among those whose runs all finished.
+def best_rows(rows: Sequence[SummaryRow], measure: Measure = MEASURES[PERPLEXITY]) -> set[str]:
+    """Labels of the norms with the best measure among those whose runs all finished with one.
 
     Args:
         rows: of `summarize`.
-        metric: what the comparison is about.
+        measure: what the comparison is about.
     """
-    means = {row.label: row.test.mean for row in rows if _can_win(row) and row.test}
-    choose = max if MEASURES[metric].higher_is_better else min
+    means = {row.label: row.test.mean for row in rows if row.test and _can_win(row, row.test)}
+    choose = max if measure.higher_is_better else min
     best = choose(means.values(), default=None)
     return {label for label, mean in means.items() if mean == best}
 
 
-def _can_win(row: SummaryRow) -> bool:
-    return row.complete and not row.is_baseline and not row.remark
+def _can_win(row: SummaryRow, value: Spread) -> bool:
+    return not (row.is_partial(value) or row.is_baseline or row.remark)
 
 
 def _norm_row(
@@ -147,9 +153,7 @@ def _norm_row(
     for run in runs:
         statuses[run.shown_status] = (*statuses.get(run.shown_status, ()), run.seed)
     finished = [run for run in runs if run.finished]
-    speeds = _finite(run.tokens_per_second for run in finished or runs)
-    examples = _finite(run.examples_per_second for run in finished or runs)
-    searches = _finite(run.metrics.get("decoding_tokens_per_second") for run in finished or runs)
+    timed = finished or runs
     remark = runs[0].remark
     return SummaryRow(
         label=f"{label} ({remark})" if remark else label,
@@ -159,11 +163,15 @@ def _norm_row(
         test=_spread(_values(runs, metric)),
         gap=_gap(runs, references, metric),
         tid=_mean_tid(finished),
-        tokens_per_second=fmean(speeds) if speeds else None,
-        examples_per_second=fmean(examples) if examples else None,
+        tokens_per_second=_known_mean(run.tokens_per_second for run in timed),
+        examples_per_second=_known_mean(run.examples_per_second for run in timed),
+        steps_per_second=_known_mean(run.steps_per_second for run in timed),
         statuses=statuses,
-        metrics=_spreads(lambda name: _values(runs, name)),
-        decoding_speed=fmean(searches) if searches else None,
+        metrics=_spreads(
+            dict.fromkeys(name for run in runs for name in run.metrics),
+            lambda name: _values(runs, name),
+        ),
+        decoding_speed=_known_mean(run.metrics.get("decoding_tokens_per_second") for run in timed),
         runs=runs,
         references=references,
     )
@@ -174,8 +182,13 @@ def spread_of(runs: Iterable[Run], metric: str) -> Spread | None:
     return _spread(_values(runs, metric))
 
 
-def _spreads(values: Callable[[str], list[float]]) -> dict[str, Spread]:
-    found = {metric: _spread(values(metric)) for metric in MEASURES}
+def _known_mean(values: Iterable[float | None]) -> float | None:
+    known = _finite(values)
+    return fmean(known) if known else None
+
+
+def _spreads(names: Iterable[str], values: Callable[[str], list[float]]) -> dict[str, Spread]:
+    found = {metric: _spread(values(metric)) for metric in names}
     return {metric: spread for metric, spread in found.items() if spread is not None}
 
 

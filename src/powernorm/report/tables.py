@@ -1,6 +1,6 @@
 """The table of a comparison as text: one list of columns for terminal, page and Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from powernorm.report import numerals, text_tables
@@ -14,7 +14,17 @@ def cells(row: SummaryRow, columns: Sequence[Column] = COLUMNS) -> list[str]:
     return [column.text(row) for column in columns]
 
 
-FOOTNOTE: Final = "* Not every run finished: the average is over those that did."
+FOOTNOTE: Final = "* Not every run gave this number: the average is over those that did."
+
+
+def any_partial(rows: Iterable[SummaryRow]) -> bool:
+    """Whether a number of the table needs the footnote."""
+    return any(
+        row.is_partial(value)
+        for row in rows
+        for value in (row.valid, row.test, *row.metrics.values())
+        if value is not None
+    )
 
 
 def run_cells(run: Run, columns: Sequence[RunColumn] = RUN_COLUMNS) -> list[str]:

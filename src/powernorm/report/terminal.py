@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from powernorm.report.columns import Column, columns_of
-from powernorm.report.numerals import NOTHING, printable
+from powernorm.report.columns import MAX_METRICS, Column, columns_of
+from powernorm.report.numerals import NOTHING, counted, printable
 from powernorm.report.paper_tables import HEADINGS, paper_lines
 from powernorm.report.records import Comparison
 from powernorm.report.scoring import scored_weights, signatures
 from powernorm.report.summary import SummaryRow, best_rows, summarize
-from powernorm.report.tables import FOOTNOTE, cells, headline
+from powernorm.report.tables import FOOTNOTE, any_partial, cells, headline
+from powernorm.runs import REPORT_FILE, RESULTS_FILE
 
 _MAX_CELL: Final = 26
 """A longer cell (only the last column has them) may break into lines."""
@@ -34,19 +35,27 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     """
     rows = summarize(comparison)
     title: str | None = headline(comparison)
-    best = best_rows(rows, comparison.metric)
-    for columns in _fitting_parts(console.width, rows, columns_of(comparison.metric)):
+    best = best_rows(rows, comparison.measure)
+    for columns in _fitting_parts(console.width, rows, columns_of(comparison)):
         console.print(_table(_rows_with_content(rows, columns), columns, title, best))
         title = None
-    if any((row.valid or row.test) is not None and not row.complete for row in rows):
+    if any_partial(rows):
         console.print(Text(FOOTNOTE))
-    for note in (scored_weights(comparison), *map(": ".join, signatures(comparison))):
+    notes = (_left_out(comparison), scored_weights(comparison))
+    for note in (*notes, *map(": ".join, signatures(comparison))):
         if note:
             console.print(Text(note))
     if comparison.reduced:
         console.print(Text(printable(comparison.reduced)))
     if comparison.paper:
         _print_paper(console, comparison)
+
+
+def _left_out(comparison: Comparison) -> str:
+    number = len(comparison.other_metrics) - MAX_METRICS
+    if comparison.is_known or number <= 0:
+        return ""
+    return f"{counted(number, 'more metric')}: in {RESULTS_FILE} and {REPORT_FILE}."
 
 
 def _print_paper(console: Console, comparison: Comparison) -> None:
