@@ -100,7 +100,9 @@ def chosen_device(device: str) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         first_line = str(error).partition("\n")[0]
-        raise InputError(f"device {device!r} cannot be used ({first_line}): try auto or cpu") from error
+        raise InputError(
+            f"device {device!r} cannot be used ({first_line}): try auto or cpu"
+        ) from error
     return chosen
 
 

@@ -14,7 +14,7 @@ from powernorm.lab.engine import comparing, tasks
 from powernorm.lab.engine.comparing import Grid, compare_grid
 from powernorm.lab.engine.events import DataPrepared, Listener
 from powernorm.lab.engine.run import Run
-from powernorm.runs import Baseline, ComparisonResults, PaperRecord
+from powernorm.runs import Baseline, ComparisonResults, FunctionRecord, PaperRecord
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.language_modeling import norm_options
 from powernorm.training.running import RunTrainer, choose_device
@@ -167,9 +167,9 @@ class BuiltinTask(tasks.Task):
 
         return load_trained(folder).model
 
-    def source(self) -> tasks.Source:
+    def source(self) -> FunctionRecord:
         """Return that it is this package's, whose version the settings name."""
-        return tasks.Source(name=self.name, file=None, sha256=None)
+        return FunctionRecord(name=self.name, file=None, sha256=None)
 
     def announce(self, data: Any, baselines: Sequence[Baseline], listener: Listener) -> None:
         """Tell what the data are."""

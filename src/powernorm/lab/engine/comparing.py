@@ -13,7 +13,6 @@ import torch
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Listener, Notice, RunEnded, ignore
 from powernorm.lab.engine.folders import (
-    COMPARISON_FILE,
     LAST,
     check_folder,
     check_same_settings,
@@ -36,14 +35,16 @@ from powernorm.lab.engine.processes import (
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.state import random_states, seed_everything, set_random_states
 from powernorm.lab.engine.stopping import Stop, Stopped
-from powernorm.lab.engine.tasks import Metrics, Source, Task
+from powernorm.lab.engine.tasks import Metrics, Task
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
+    COMPARISON_FILE,
     CONFIG_FILE,
     RESULT_FILE,
     RESULTS_FILE,
     Baseline,
     ComparisonResults,
+    FunctionRecord,
     RunResult,
     Status,
     run_name,
@@ -228,7 +229,7 @@ class _Comparison:
 
     def _old_results(self) -> dict[str, RunResult]:
         """Return the results that are there, after checking that all runs had these settings."""
-        changed: Source | None = None
+        changed: FunctionRecord | None = None
         for folder in find_runs(self._out):
             old = read_json(folder / CONFIG_FILE)
             changed = self._changed_source(old) or changed
@@ -256,7 +257,7 @@ class _Comparison:
                 results[folder.name] = result
         return results
 
-    def _changed_source(self, config: Mapping[str, Any]) -> Source | None:
+    def _changed_source(self, config: Mapping[str, Any]) -> FunctionRecord | None:
         """Return the source of the task where a run was made with another one."""
         old = config.get("function")
         digest = self._source["sha256"]

@@ -11,6 +11,7 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
+    COMPARISON_FILE,
     CONFIG_FILE,
     REPORT_FILE,
     RESULT_FILE,
@@ -18,8 +19,6 @@ from powernorm.runs import (
     RunResult,
 )
 
-COMPARISON_FILE: Final = "comparison.json"
-"""What a comparison trains, written before its first run: results.json without the runs."""
 MAX_DIFFERENCES: Final = 5
 LAST: Final = "last.ckpt"
 """The checkpoint that a run goes on from."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from torch import nn
@@ -16,21 +16,12 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.lab.engine.run import Run
 from powernorm.norms.named_layers import import_attribute
-from powernorm.runs import Baseline
+from powernorm.runs import Baseline, FunctionRecord
 
 Metrics = Mapping[str, Any]
 TrainingFunction = Callable[..., Metrics]
 STEPS: Final = "steps"
 """The setting that is the number of steps of a run."""
-
-
-class Source(TypedDict):
-    """Where the code of a comparison is, to notice that it has changed."""
-
-    name: str
-    """`module:name`."""
-    file: str | None
-    sha256: str | None
 
 
 class Task:
@@ -107,7 +98,7 @@ class Task:
         """Return the settings as JSON has them, for the files."""
         return dict(settings)
 
-    def source(self) -> Source:
+    def source(self) -> FunctionRecord:
         """Return where the code is."""
         return source_of(type(self))
 
@@ -147,7 +138,7 @@ class FunctionTask(Task):
         """Return the settings as JSON has them."""
         return {name: self._settings[name].to_json(value) for name, value in settings.items()}
 
-    def source(self) -> Source:
+    def source(self) -> FunctionRecord:
         """Return where the function is."""
         return source_of(self._function)
 
@@ -204,11 +195,13 @@ def name_of(thing: Any) -> str:
     return f"{module}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
-def source_of(thing: Any) -> Source:
+def source_of(thing: Any) -> FunctionRecord:
     """Return name, file and hash of the file that defines a function or class."""
     file = _file_of(thing)
     digest = hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else None
-    return Source(name=name_of(thing), file=None if file is None else file.name, sha256=digest)
+    return FunctionRecord(
+        name=name_of(thing), file=None if file is None else file.name, sha256=digest
+    )
 
 
 def _file_of(thing: Any) -> Path | None:
