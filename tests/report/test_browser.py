@@ -15,6 +15,8 @@ import pytest
 
 from powernorm.report import write_report, write_reports
 from powernorm.report.diagnosis_page import write_diagnosis_page
+from powernorm.report.figures import MAX_CURVES
+from report.own_functions import write_own_comparison
 from report.synthetic import write_comparison
 from report.synthetic_diagnoses import bert_diagnosis, small_diagnosis, write_diagnosis
 from report.synthetic_translations import write_translations
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 WIDTHS: Final = (1280, 390)
-PAGES: Final = ("comparison", "several", "diagnosis", "small", "translations")
+PAGES: Final = ("comparison", "several", "diagnosis", "small", "translations", "own")
 
 # The pages forbid scripts, so the page around them measures.
 MEASURE: Final = """
@@ -97,6 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_diagnosis_page(bert_diagnosis(), place / "diagnosis.html")
     write_diagnosis_page(small_diagnosis(), place / "small.html")
     (place / "translations.html").write_text(_translations_page(place), encoding="utf-8")
+    (place / "own.html").write_text(_own_page(place), encoding="utf-8")
     frames = "".join(
         f'<iframe id="{name}-{width}" src="{name}.html" width="{width}" height="900" '
         'style="border:0"></iframe>'
@@ -116,6 +119,21 @@ def _translations_page(place: Path) -> str:
     folder = write_translations(place / "verses", reduced="in place of " * 40 + "x" * 200)
     sentences = folder / "ln-pre-seed0" / "translations.tsv"
     sentences.write_text(f"{'s' * 300}\treference\t{'t ' * 300}\n", encoding="utf-8")
+    page = write_report(folder).read_text(encoding="utf-8")
+    return page.replace("<details>", '<details open="">')
+
+
+def _own_page(place: Path) -> str:
+    """Of a function with many metrics, long names and all that unfolds unfolded."""
+    names = ["x" * 300, "<b>", *(f"metric_{number}" for number in range(30))]
+    folder = write_own_comparison(
+        place / "own",
+        norms=("ln", "a_package.of_layers:MyVeryLongNormalization"),
+        seeds=(0,),
+        lost=(),
+        metrics=dict.fromkeys(names, 0.123),
+        logged=dict.fromkeys(names, 0.123),
+    )
     page = write_report(folder).read_text(encoding="utf-8")
     return page.replace("<details>", '<details open="">')
 
@@ -173,6 +191,13 @@ def test_papers_and_sentences_are_seen(measured: dict[str, Any], width: int) -> 
     assert page["sections"]["paper"]["tables"] == 1
     assert page["sections"]["translations"]["height"] > 200
     assert page["opened"] == [True] * 5
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_many_metrics_of_an_own_function_are_seen(measured: dict[str, Any], width: int) -> None:
+    sections = measured[f"own-{width}"]["sections"]
+    assert sections["results"]["tables"] == 2
+    assert sections["curves"]["figures"] == MAX_CURVES
 
 
 def test_wide_tables_scroll_in_their_own_box_on_a_phone(measured: dict[str, Any]) -> None:
