@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -18,11 +18,7 @@ from powernorm.recipes import (
     RECIPES,
     RecipeInfo,
     check_choice,
-    measure_of,
-    paper_records,
     recipe,
-    reduced_note,
-    verdict,
 )
 from powernorm.recipes import catalogue as recipe_catalogue
 from powernorm.recipes.studies import STUDIES, study_config
@@ -41,9 +37,7 @@ _GPU: Final = "GPU: one data-centre GPU; several share the work under torchrun."
 def compare(
     task: Annotated[
         str,
-        typer.Argument(
-            help=f"What to train: {', '.join(RECIPES)}; or {verdict.TASK}: {verdict.SUMMARY}."
-        ),
+        typer.Argument(help=f"What to train: {', '.join(RECIPES)}."),
     ],
     norms: Annotated[
         str | None,
@@ -120,14 +114,6 @@ def compare(
     Ends in a table and in DIR/report.html.
     """
     folder = out or Path("runs") / "-".join([task, *([study] if study else []), preset])
-    if task == verdict.TASK:
-        if devices > 1:
-            raise InputError(f"--devices {devices}: {verdict.TASK} runs in one process.")
-        given = {"--norms": norms, "--placement": placement, "--seeds": seeds, "--data": data}
-        _check_left_to_the_verdict({**given, "--study": study})
-        with _interruptible(folder):
-            _score_verdicts(preset, folder, assignments or [], resume=resume, force=force)
-        return
     options = {
         "norms": norms,
         "model.placement": placement,
@@ -152,23 +138,14 @@ def _train(config: ComparisonConfig, folder: Path, *, resume: bool, force: bool)
     from rich.console import Console
 
     # Before the training that takes minutes: a missing extra must not show up after it.
+    from powernorm import lab
     from powernorm.report import print_comparison, read_comparison, write_report
-    from powernorm.training import comparison
-    from powernorm.training.progress import ComparisonProgress
 
-    measure = measure_of(config.task)
-    notes = comparison.Notes(
-        None if measure == "test_perplexity" else measure,
-        tuple(paper_records(config)),
-        reduced_note(config),
-    )
     if not launching.is_main():
-        comparison.compare(config, folder, resume=resume, force=force, notes=notes)
+        lab.compare(config, folder, resume=resume, force=force)
         return
-    with ComparisonProgress(Console(stderr=True)) as progress:
-        comparison.compare(
-            config, folder, resume=resume, force=force, on_event=progress, notes=notes
-        )
+    with lab.ComparisonProgress(Console(stderr=True)) as progress:
+        lab.compare(config, folder, resume=resume, force=force, on_event=progress)
     page = write_report(folder)
     print_comparison(Console(), read_comparison(folder))
     typer.echo(f"report: {page}")
@@ -222,36 +199,6 @@ def _resuming_command() -> str:
     """Return this command as the one that goes on with what it left."""
     kept = (part for part in sys.argv[1:] if part not in ("--force", "--resume"))
     return f"{shlex.join(['powernorm', *kept])} --resume"
-
-
-def _check_left_to_the_verdict(options: Mapping[str, object | None]) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise InputError(
-            f"`powernorm compare {verdict.TASK}` chooses norms, seeds, placement and data itself: "
-            f"leave out {', '.join(given)}."
-        )
-
-
-def _score_verdicts(
-    preset: str, folder: Path, assignments: Sequence[str], *, resume: bool, force: bool
-) -> None:
-    """Train the settings of the study, diagnose them early, and score the verdicts."""
-    study = verdict.verdict_study(preset, tuple(assignments))
-    from rich.console import Console
-
-    # Before the training that takes hours: a missing extra must not show up after it.
-    from powernorm.report.verdict import print_verdict, write_verdict_report
-    from powernorm.training.progress import ComparisonProgress
-    from powernorm.training.verdict_measures import measure_study
-    from powernorm.training.verdict_study import train_study
-
-    with ComparisonProgress(Console(stderr=True)) as progress:
-        train_study(study, folder, resume=resume, force=force, on_event=progress)
-    measure_study(study, folder)
-    page = write_verdict_report(folder)
-    print_verdict(Console(), folder)
-    typer.echo(f"report: {page}")
 
 
 def recipes(
@@ -319,5 +266,3 @@ def _print_studies(console: "Console") -> None:
     for study in STUDIES.values():
         table.add_row(Text(study.info.name), Text(study.summary))
     console.print(table)
-    console.print(Text(f"\npowernorm compare {verdict.TASK}", style="bold"))
-    console.print(Text(verdict.SUMMARY))

@@ -112,17 +112,21 @@ def _section(comparison: Comparison) -> str:
 
 
 def _title(comparison: Comparison) -> str:
-    study = "" if comparison.study is None else f" --study {comparison.study['name']}"
+    study = "" if comparison.study is None else f", study {comparison.study['name']}"
     return f"{comparison.task}, {comparison.preset}{study}"
 
 
 def _facts(comparison: Comparison) -> str:
     """How it was made: command, data, hardware, date, and how it is not what the paper did."""
-    study = "" if comparison.study is None else f" --study {comparison.study['name']}"
-    command = f"powernorm compare {comparison.task}{study} --preset {comparison.preset}"
+    # A study may be one of the user's own, which no command trains.
+    made = (
+        f"`powernorm compare {printable(comparison.task)} --preset {printable(comparison.preset)}`"
+        if comparison.study is None
+        else printable(comparison.study["title"])
+    )
     placed = f", {comparison.where}" if comparison.where else ""
     sentences = [
-        f"`{printable(command)}`{placed}; the measure is the {heading_of(comparison.metric)}.",
+        f"{made}{placed}; the measure is the {heading_of(comparison.metric)}.",
         *_data(comparison.data),
         *_environment(comparison.settings),
     ]
