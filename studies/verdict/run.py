@@ -1,16 +1,18 @@
 """Does the verdict hold? Train many small settings with each norm, and diagnose them early.
 
     python studies/verdict/run.py --out runs/verdict
+    python studies/verdict/run.py --scores-of studies/verdict/verdict.json --out runs/scores
 
 Trains every setting, measures what its checkpoints after a tenth of the training show, and writes
 `verdict.json` with the scores, `tables.md` and `scatter.svg`. After Ctrl-C the same command goes
-on.
+on. The second scores settings that were measured before.
 """
 
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,109 +23,87 @@ from torch import nn
 
 import powernorm
 from powernorm import lab
-from powernorm.diagnosis import evaluation_gap
-from scores import CLEAR_GAP, NORMS, choosing_half, scores_of
-from settings import NUM_BATCHES, RUNS, settings_of
+from powernorm.diagnosis import DiagnosisRow, evaluation_gap
+from scores import CLEAR_GAP, NORMS, TIDS, scores_of
+from settings import RUNS, settings
 from tables import write_tables
 
-LN_QUANTITIES = [
-    f"ln_{part}_tid_{of}" for of in ("last", "avg") for part in ("mean", "var", "total")
-]
-QUANTITIES = [
-    *LN_QUANTITIES,
-    *("ln_pn_tid_last", "ln_pn_tid_avg"),
-    *("bn_mean_tid_last", "bn_var_tid_last", "bn_mean_tid_avg", "bn_var_tid_avg"),
-    *(f"{norm}_gap" for norm in NORMS),
-    *(f"{norm}_batch_gap" for norm in NORMS),
-]
-"""What is known early. TID as fractions: what BatchNorm (PowerNorm behind GroupScaling) would see
-in the early LayerNorm model, and what BatchNorm does see in the early BatchNorm model; `…_gap` is
-the norm's loss minus LayerNorm's on the valid split at that time, `…_batch_gap` the same with the
-norm evaluated by the statistics of each batch, since running ones lag behind early."""
+NUM_BATCHES = 50
+"""Training batches in each pass of an early diagnosis."""
+QUANTITIES = [*TIDS, *(f"{norm}{of}_gap" for of in ("", "_batch") for norm in NORMS)]
+"""What is known early. `…_gap` is the norm's loss minus LayerNorm's on the valid split at that
+time, `…_batch_gap` the same with the norm evaluated by the statistics of each batch, since running
+ones lag behind early."""
 
-Quantities = dict[str, float | None]
+Runs = dict[tuple[str, int], Mapping[str, Any]]
+"""Results by norm and seed."""
 
 
 def main() -> None:
     """Parse, train, measure, score and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", choices=RUNS, default="demo")
     parser.add_argument("--out", type=Path, default=Path("runs/verdict"))
+    parser.add_argument("--only", action="append", choices=settings(), metavar="SETTING")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--scores-of", type=Path, metavar="FILE", help="a verdict.json")
     given = parser.parse_args()
-    try:
-        settings = measured_settings(given.preset, given.out, given.set)
-    except powernorm.InputError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted; the same command goes on") from None
-    results = {
-        "format": 1,
-        "preset": given.preset,
-        "num_batches": NUM_BATCHES[given.preset],
-        "clear_gap": CLEAR_GAP,
-        "choosing": choosing_half(settings),
-        "settings": settings,
-        **scores_of(settings),
-    }
-    path = given.out / "verdict.json"
-    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if given.scores_of:
+        results = json.loads(given.scores_of.read_text(encoding="utf-8"))
+    else:
+        results = {"format": 1, "preset": "demo", "num_batches": NUM_BATCHES}
+        names = given.only or list(settings())
+        try:
+            results["settings"] = list(measured_settings(names, given.out, given.set))
+        except powernorm.InputError as error:
+            parser.error(str(error))
+        except KeyboardInterrupt:
+            raise SystemExit("interrupted; the same command goes on") from None
+    results |= {"clear_gap": CLEAR_GAP, **scores_of(results["settings"])}
+    given.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(results, indent=2) + "\n"
+    (given.out / "verdict.json").write_text(text, encoding="utf-8")
     write_tables(results, given.out)
-    print(f"{path}, {given.out / 'tables.md'}, {given.out / 'scatter.svg'}")
+    print(f"{given.out}: verdict.json, tables.md, scatter.svg")
 
 
-def measured_settings(preset: str, out: Path, assignments: list[str]) -> list[dict[str, Any]]:
+def measured_settings(
+    names: Sequence[str], out: Path, assignments: list[str]
+) -> Iterator[dict[str, Any]]:
     """Train what is not trained yet, one setting after the other, and measure each."""
     console = Console(stderr=True)
-    records = []
-    settings = settings_of(preset)
     with lab.ComparisonProgress(console) as progress:
-        for index, (name, base) in enumerate(settings.items(), start=1):
-            console.print(f"[{index}/{len(settings)}] {name}", markup=False, highlight=False)
-            runs: dict[tuple[str, int], Any] = {}
-            for norms, seeds in RUNS[preset]:
-                chosen = [f"norms={','.join(norms)}", f"seeds={','.join(map(str, seeds))}"]
-                config = lab.override(base, [*assignments, *chosen])
+        for index, name in enumerate(names, start=1):
+            console.print(f"[{index}/{len(names)}] {name}", markup=False, highlight=False)
+            runs: Runs = {}
+            for norms, seeds in RUNS:
+                config = replace(settings()[name], norms=norms, seeds=seeds)
+                config = lab.override(config, assignments)
                 results = lab.compare(config, out / name, resume=True, on_event=progress)
                 runs |= {(run["norm"], run["seed"]): run for run in results["runs"]}
             failed = [run["folder"] for run in runs.values() if run["status"] == "failed"]
             if failed:
                 raise SystemExit(f"{name}: {', '.join(failed)} failed; see result.json there")
-            records.append(record_of(name, config, runs, out / name, NUM_BATCHES[preset]))
-    return records
+            folders = {
+                norm: out / name / runs[norm, 0]["folder"] for norm, seed in runs if not seed
+            }
+            yield {
+                "name": name,
+                "group": name.partition(f"-{config.model.placement}-")[0],
+                "task": config.task,
+                "placement": config.model.placement,
+                "num_layers": config.model.num_layers,
+                "num_features": config.model.num_features,
+                "learning_rate": config.optimizer.learning_rate,
+                "max_steps": config.training.max_steps,
+                **early_of(folders),
+                "gaps": {norm: gap_of(norm, runs) for norm in NORMS if norm in folders},
+            }
 
 
-def record_of(
-    name: str,
-    config: lab.ComparisonConfig,
-    runs: Mapping[tuple[str, int], Mapping[str, Any]],
-    folder: Path,
-    num_batches: int,
-) -> dict[str, Any]:
-    """Return one setting: what was seen early in the first seed, and what came of it."""
-    first = {norm: folder / run["folder"] for (norm, seed), run in runs.items() if seed == 0}
-    early = early_of(first, num_batches)
-    return {
-        "name": name,
-        "group": name.partition(f"-{config.model.placement}-")[0],
-        "task": config.task,
-        "placement": config.model.placement,
-        "tokens_per_batch": early["tokens_per_batch"],
-        "num_layers": config.model.num_layers,
-        "num_features": config.model.num_features,
-        "learning_rate": config.optimizer.learning_rate,
-        "max_steps": config.training.max_steps,
-        "early_step": early["step"],
-        "early": {key: early["quantities"].get(key) for key in QUANTITIES},
-        "advice": early["advice"],
-        "gaps": {norm: gap_of(norm, runs) for norm in NORMS if (norm, 0) in runs},
-    }
-
-
-def gap_of(norm: str, runs: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, Any]:
+def gap_of(norm: str, runs: Runs) -> dict[str, Any]:
     """Return the final losses minus LayerNorm's, of seeds in which neither loss was lost."""
-    record: dict[str, Any] = {"valid": [], "test": [], "seeds": [], "num_lost": 0}
-    record["num_base_lost"] = 0
+    keys = ("valid", "test", "seeds")
+    record: dict[str, Any] = {key: [] for key in keys} | {"num_lost": 0, "num_base_lost": 0}
     for seed in sorted(seed for name, seed in runs if name == norm):
         ours, base = runs[norm, seed]["metrics"], runs["ln", seed]["metrics"]
         if ours["test_loss"] is not None and base["test_loss"] is not None:
@@ -137,46 +117,40 @@ def gap_of(norm: str, runs: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict
     return record
 
 
-def early_of(runs: Mapping[str, Path], num_batches: int) -> dict[str, Any]:
+def early_of(runs: Mapping[str, Path]) -> dict[str, Any]:
     """Measure the early checkpoints of one seed; a run that was lost by then has no quantities."""
     data = lab.run_data(json.loads((runs["ln"] / "config.json").read_text(encoding="utf-8")))
-    found: dict[str, Any] = {"step": None, "advice": None, "quantities": {}}
-    found["tokens_per_batch"] = data.segments.tokens_per_batch
-    batches = [data.segments.batch(index).inputs() for index in range(num_batches)]
+    batches = [data.segments.batch(index).inputs() for index in range(NUM_BATCHES)]
     valid = list(data.evaluation("valid"))
+    step, advice = None, None
+    found: dict[str, float | None] = {}
     losses: dict[str, tuple[float, float]] = {}
     for norm, run in runs.items():
         checkpoint = run / "checkpoints" / "early.ckpt"
         if not checkpoint.exists():
             continue
         trained = lab.load_trained(checkpoint)
-        found["step"] = trained.step
-        model = trained.model
+        step, model = trained.step, trained.model
         if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
             continue
         losses[norm] = losses_of(model, valid)
-        if not math.isfinite(losses[norm][0]):
-            continue
-        if norm == "ln":
+        # A loss that is not finite comes of activations that are not: nothing can be diagnosed.
+        if norm == "ln" and math.isfinite(losses[norm][0]):
             report = powernorm.diagnose(model, batches, batch_sizes=(), spectra=False)
-            found["advice"] = advice_of(report.verdict)
-            found["quantities"] |= ln_quantities(report.rows)
-        elif norm == "bn":
+            found |= ln_quantities(report.rows)
+            advice = advice_of(report.verdict)
+        elif norm == "bn" and math.isfinite(losses[norm][0]):
             tid: Any = powernorm.training_inference_discrepancy(model, batches).summary()
-            found["quantities"] |= {
-                f"bn_{part}_tid_{of}": tid[f"{part}_{of}"]
-                for of in ("last", "avg")
-                for part in ("mean", "var")
-            }
+            found |= {f"bn_{key.replace('_', '_tid_')}": value for key, value in tid.items()}
     for norm, (running, batch) in losses.items() if "ln" in losses else ():
-        found["quantities"][f"{norm}_gap"] = running - losses["ln"][0]
-        found["quantities"][f"{norm}_batch_gap"] = batch - losses["ln"][0]
-    # JSON has no infinity and no NaN.
-    found["quantities"] = {
-        key: value if value is not None and math.isfinite(value) else None
-        for key, value in found["quantities"].items()
+        found[f"{norm}_gap"] = running - losses["ln"][0]
+        found[f"{norm}_batch_gap"] = batch - losses["ln"][0]
+    return {
+        "tokens_per_batch": data.segments.tokens_per_batch,
+        "early_step": step,
+        "early": {key: finite(found.get(key)) for key in QUANTITIES},
+        "advice": advice,
     }
-    return found
 
 
 @torch.no_grad()
@@ -185,8 +159,8 @@ def losses_of(model: nn.Module, batches: list[Any]) -> tuple[float, float]:
     gap = evaluation_gap(model, batches, mean_nll)
     if gap is not None:
         return gap.running_loss, gap.batch_loss
-    losses, numbers = zip(*(mean_nll(model, batch) for batch in batches), strict=True)
-    loss = sum(map(math.prod, zip(losses, numbers, strict=True))) / sum(numbers)
+    losses = [mean_nll(model, batch) for batch in batches]
+    loss = sum(nll * number for nll, number in losses) / sum(number for _, number in losses)
     return loss, loss
 
 
@@ -197,19 +171,13 @@ def mean_nll(model: nn.Module, batch: Any) -> tuple[float, int]:
     return float(nll) / max(batch.num_targets, 1), batch.num_targets
 
 
-def ln_quantities(rows: Any) -> Quantities:
+def ln_quantities(rows: Sequence[DiagnosisRow]) -> dict[str, float]:
     """Return what batch statistics would see in a LayerNorm model: last norm, and average."""
-    tids = {
-        "mean": [row.mean_tid for row in rows],
-        "var": [row.var_tid for row in rows],
-        "total": [row.total_tid for row in rows],
-        "pn": [row.pn_tid for row in rows],
-    }
-    found: Quantities = {}
-    for name, values in tids.items():
-        known = [value for value in values if value is not None]
-        found[f"ln_{name}_tid_last"] = values[-1]
-        found[f"ln_{name}_tid_avg"] = sum(known) / len(known) if known else None
+    found = {}
+    for part in ("mean", "var", "total", "pn"):
+        values = [getattr(row, f"{part}_tid") for row in rows]
+        found[f"ln_{part}_tid_last"] = values[-1]
+        found[f"ln_{part}_tid_avg"] = sum(values) / len(values)
     return found
 
 
@@ -217,7 +185,12 @@ def advice_of(verdict: Mapping[str, Any]) -> str:
     """Return the norm that a diagnosis advises, `ln` for keep, or `lowest K to NORM`."""
     if verdict["action"] == "swap lowest":
         return f"lowest {verdict['lowest']} to {verdict['norm']}"
-    return verdict["norm"] if verdict["action"] == "swap" else "ln"
+    return str(verdict["norm"]) if verdict["action"] == "swap" else "ln"
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number that JSON has."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 if __name__ == "__main__":

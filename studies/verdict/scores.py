@@ -1,19 +1,13 @@
 """How often early quantities have the sign of the final gap right.
 
-    python studies/verdict/scores.py studies/verdict    # again, from the settings in verdict.json
-
 The rule is always "above a threshold the norm ends worse than LayerNorm". The threshold is chosen
 on one half of the settings, as the one with the most right signs, and scored on the other half; no
 setting that is scored has a say in it.
 """
 
-import argparse
-import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,26 +22,28 @@ CLEAR_GAP = 0.01
 ALIKE = 1.25
 """Factor by which batches of about the same size differ at most."""
 NUM_HALVINGS = 1000
-PREDICTORS = {
-    "bn": [
-        *(f"ln_{part}_tid_{of}" for part in ("total", "mean", "var") for of in ("last", "avg")),
-        *(f"bn_{part}_tid_{of}" for of in ("last", "avg") for part in ("mean", "var")),
-    ],
-    "rbn": ["ln_total_tid_last", "ln_total_tid_avg"],
-    "pn": ["ln_pn_tid_last", "ln_pn_tid_avg"],
+
+TIDS = {
+    "ln_total_tid_last": "LayerNorm model: mean + var TID, last norm",
+    "ln_total_tid_avg": "LayerNorm model: mean + var TID, average",
+    "ln_mean_tid_last": "LayerNorm model: mean TID, last norm",
+    "ln_mean_tid_avg": "LayerNorm model: mean TID, average",
+    "ln_var_tid_last": "LayerNorm model: var TID, last norm",
+    "ln_var_tid_avg": "LayerNorm model: var TID, average",
+    "bn_mean_tid_last": "BatchNorm model: mean TID, last norm",
+    "bn_var_tid_last": "BatchNorm model: var TID, last norm",
+    "bn_mean_tid_avg": "BatchNorm model: mean TID, average",
+    "bn_var_tid_avg": "BatchNorm model: var TID, average",
+    "ln_pn_tid_last": "LayerNorm model: PowerNorm's TID, last norm",
+    "ln_pn_tid_avg": "LayerNorm model: PowerNorm's TID, average",
 }
-LIMITS = {
-    "bn": ("ln_total_tid_last", Limits().bn),
-    "rbn": ("ln_total_tid_last", Limits().rbn),
-    "pn": ("ln_pn_tid_last", Limits().pn),
-}
-"""The norm's default limit of `powernorm.diagnose`, alone: `diagnose` names the first norm whose
-limit is kept."""
+"""As fractions: what BatchNorm (PowerNorm behind GroupScaling) would see in the early LayerNorm
+model, and what BatchNorm does see in the early BatchNorm model."""
+PREDICTORS = {"bn": [*TIDS][:10], "rbn": [*TIDS][:2], "pn": [*TIDS][10:]}
 
 Setting = dict[str, Any]
 Chooser = Callable[[np.ndarray, np.ndarray], float]
-"""Chooses a threshold from values and whether the norm ended worse, of the settings that may have
-a say."""
+"""Chooses a threshold by the values of settings and whether the norm ended worse there."""
 
 
 def mean_gap(setting: Setting, norm: str) -> float:
@@ -65,8 +61,8 @@ def mean_gap(setting: Setting, norm: str) -> float:
 
 
 @cache
-def halves(groups: tuple[str, ...], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Divide settings evenly into those that choose and those that are scored, as indices.
+def halves(groups: tuple[str, ...], seed: int) -> tuple[list[int], list[int]]:
+    """Divide settings, by index, evenly into those that choose and those that are scored.
 
     Each group is divided evenly; groups with an odd number give their odd one to the two sides in
     turn.
@@ -77,12 +73,10 @@ def halves(groups: tuple[str, ...], seed: int) -> tuple[np.ndarray, np.ndarray]:
     for group in sorted(set(groups)):
         members = [index for index, own in enumerate(groups) if own == group]
         rng.shuffle(members)
-        middle = len(members) // 2
-        if len(members) % 2 and len(choosing) < len(scored):
-            middle += 1
+        middle = (len(members) + (len(choosing) < len(scored))) // 2
         choosing += members[:middle]
         scored += members[middle:]
-    return np.array(choosing, int), np.array(scored, int)
+    return choosing, scored
 
 
 def choosing_half(settings: Sequence[Setting]) -> list[str]:
@@ -98,159 +92,134 @@ def best_threshold(values: np.ndarray, worse: np.ndarray) -> float:
     the middle one is taken (the lower of two middles).
     """
     ordered = np.unique(values)
-    between = ordered[:-1] + np.diff(ordered) / 2
-    limits = np.concatenate([[-np.inf], between, [np.inf]])
+    limits = np.concatenate([[-np.inf], ordered[:-1] + np.diff(ordered) / 2, [np.inf]])
     hits = ((values > limits[:, None]) == worse).sum(1)
     best = limits[hits == hits.max()]
     return float(best[(len(best) - 1) // 2])
 
 
-def majority(values: np.ndarray, worse: np.ndarray) -> float:
-    """Return the threshold that says of all settings what most are."""
-    del values
+def majority(_: np.ndarray, worse: np.ndarray) -> float:
+    """Return the threshold that says of all settings what most of these are."""
     return -np.inf if 2 * worse.sum() > len(worse) else np.inf
 
 
 def always(limit: float) -> Chooser:
-    """Return a threshold that nothing is asked about."""
+    """Return a threshold that nobody chooses."""
     return lambda *_: limit
 
 
-@dataclass(frozen=True)
-class Cases:
-    """The settings as one norm's scores see them, an array entry each."""
-
-    gaps: np.ndarray
-    groups: np.ndarray
-    tokens: np.ndarray
-    is_clear: np.ndarray
-    is_choosing: np.ndarray
-
-    def part(self, chosen: np.ndarray) -> "Cases":
-        """Return some of them."""
-        return Cases(*(array[chosen] for array in vars(self).values()))
-
-
 def scores_of(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return `scores` and `advice` of verdict.json."""
+    """Return `choosing`, `scores` and `advice` of verdict.json."""
     scores = [score for norm in NORMS for score in _scores_of_norm(norm, settings)]
-    return {"scores": scores, "advice": _advice_scores(settings)}
+    choosing = choosing_half(settings)
+    return {"choosing": choosing, "scores": scores, "advice": _advice_scores(settings)}
 
 
 def _scores_of_norm(norm: str, settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    choosing = choosing_half(settings)
     known = [setting for setting in settings if not np.isnan(mean_gap(setting, norm))]
-    gaps = np.array([mean_gap(setting, norm) for setting in known])
-    seeds = [np.sign(setting["gaps"][norm]["test"]) for setting in known]
-    one_sign = np.array([abs(signs.sum()) == len(signs) for signs in seeds], bool)
-    cases = Cases(
-        gaps,
-        np.array([setting["group"] for setting in known]),
-        np.array([setting["tokens_per_batch"] for setting in known]),
-        np.isinf(gaps) | ((abs(gaps) >= CLEAR_GAP) & one_sign),
-        np.array([setting["name"] in choosing for setting in known], bool),
-    )
+    choosing = choosing_half(settings)
 
     def early(key: str) -> np.ndarray:
         return np.array([setting["early"][key] for setting in known], float)  # None is NaN
 
-    gap, batch_gap = early(f"{norm}_gap"), early(f"{norm}_batch_gap")
-    nothing = np.zeros(len(known))
-    says_worse = 2 * (gaps > 0).sum() >= len(gaps)
-    quantity, limit = LIMITS[norm]
-    chosen: dict[str, tuple[np.ndarray, Chooser]] = {
+    def constant(value: float) -> np.ndarray:
+        return np.full(len(known), float(value))
+
+    says_worse = 2 * sum(mean_gap(setting, norm) > 0 for setting in known) >= len(known)
+    # The norm's own limit: `diagnose` names but the first norm whose limit is kept.
+    quantity = "ln_pn_tid_last" if norm == "pn" else "ln_total_tid_last"
+    rules: dict[str, tuple[np.ndarray, Chooser]] = {
         **{key: (early(key), best_threshold) for key in PREDICTORS[norm]},
-        "early_gap": (gap, best_threshold),
-        "early_gap_batch": (batch_gap, best_threshold),
+        "early_gap": (early(f"{norm}_gap"), best_threshold),
+        "early_gap_batch": (early(f"{norm}_batch_gap"), best_threshold),
         # A small batch is the bad sign.
-        "tokens_per_batch": (-cases.tokens, best_threshold),
-        "early_gap > 0": (gap, always(0)),
-        "early_gap_batch > 0": (batch_gap, always(0)),
-        "majority": (nothing, majority),
-        "always worse" if says_worse else "always better": (
-            nothing,
-            always(-np.inf if says_worse else np.inf),
-        ),
-        "verdict": (early(quantity), always(limit)),
+        "tokens_per_batch": (-np.array([s["tokens_per_batch"] for s in known]), best_threshold),
+        "early_gap > 0": (early(f"{norm}_gap"), always(0)),
+        "early_gap_batch > 0": (early(f"{norm}_batch_gap"), always(0)),
+        "majority": (constant(0), majority),
+        f"always {'worse' if says_worse else 'better'}": (constant(says_worse), always(0.5)),
+        "verdict": (early(quantity), always(getattr(Limits(), norm))),
     }
     found = []
-    for predictor, (values, choose) in chosen.items():
-        there = ~np.isnan(values)
-        part = cases.part(there)
+    for predictor, (values, choose) in rules.items():
+        there = [known[index] for index in np.flatnonzero(~np.isnan(values))]
+        is_choosing = np.array([setting["name"] in choosing for setting in there], bool)
         # Without a setting in either half there is nothing to score.
-        if 0 < part.is_choosing.sum() < len(part.is_choosing):
-            score = {"norm": norm, "predictor": predictor}
-            found.append({**score, **_score(values[there], part, choose, predictor)})
+        if 0 < is_choosing.sum() < len(there):
+            score = _score(norm, there, values[~np.isnan(values)], choose, is_choosing)
+            if predictor in ("majority", "always worse", "always better", "verdict"):
+                score |= {"auc": None, "auc_alike": None, "num_alike": 0, "rank_correlation": None}
+            if predictor == "tokens_per_batch" and score["threshold"] is not None:
+                score["threshold"] *= -1
+            found.append({"norm": norm, "predictor": predictor, **score})
     return found
 
 
-def _score(values: np.ndarray, cases: Cases, choose: Chooser, predictor: str) -> dict[str, Any]:
-    worse = cases.gaps > 0
-    in_half = cases.is_choosing
+def _score(
+    norm: str,
+    settings: Sequence[Setting],
+    values: np.ndarray,
+    choose: Chooser,
+    is_choosing: np.ndarray,
+) -> dict[str, Any]:
+    gaps = np.array([mean_gap(setting, norm) for setting in settings])
+    groups = np.array([setting["group"] for setting in settings])
+    worse = gaps > 0
+    signs = [np.sign(setting["gaps"][norm]["test"]) for setting in settings]
+    one_sign = np.array([abs(own.sum()) == len(own) for own in signs])
+    clear = np.isinf(gaps) | ((abs(gaps) >= CLEAR_GAP) & one_sign)
 
-    def right(scored: np.ndarray, choosing: np.ndarray) -> np.ndarray:
+    def right(scored: Any, choosing: Any) -> np.ndarray:
         limit = choose(values[choosing], worse[choosing])
-        found: np.ndarray = (values[scored] > limit) == worse[scored]
-        return found
+        return np.array((values[scored] > limit) == worse[scored])
 
-    def share(scored: np.ndarray, choosing: np.ndarray) -> float:
-        return float(right(scored, choosing).mean())
-
-    clear = cases.is_clear
+    hits = right(~is_choosing, is_choosing)
+    halvings = [
+        right(scored, choosing).mean()
+        for choosing, scored in (halves(tuple(groups), seed) for seed in range(NUM_HALVINGS))
+    ]
     each = np.arange(len(values))
     alone = np.array([right(each == one, each != one)[0] for one in each])
-    groups = [cases.groups == group for group in np.unique(cases.groups)]
-    by_group = [right(group, ~group) for group in groups] if len(groups) > 1 else []
-    divided = [halves(tuple(cases.groups), seed) for seed in range(NUM_HALVINGS)]
-    halvings = [share(scored, choosing) for choosing, scored in divided]
-    limit = choose(values[in_half], worse[in_half])
-    # JSON has no infinity: where all settings are said to be alike there is no threshold.
-    is_chosen = choose is best_threshold and np.isfinite(limit)
-    sign = -1 if predictor == "tokens_per_batch" else 1
-    hits = right(~in_half, in_half)
-    wilson = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
+    texts = [groups == group for group in np.unique(groups)]
+    other_texts = [right(text, ~text) for text in texts] if len(texts) > 1 else []
+    limit = choose(values[is_choosing], worse[is_choosing])
     return {
         "num_settings": len(values),
         "num_positive": int(worse.sum()),
-        "threshold": sign * limit if is_chosen else None,
-        "hits_choosing": share(in_half, in_half),
+        # JSON has no infinity: where all settings are said to be alike there is no threshold.
+        "threshold": limit if choose is best_threshold and np.isfinite(limit) else None,
+        "hits_choosing": float(right(is_choosing, is_choosing).mean()),
         "hits_scored": float(hits.mean()),
         "num_scored": len(hits),
-        "interval": [wilson.low, wilson.high],
+        "interval": list(binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")),
         "splits_mean": float(np.mean(halvings)),
         "splits_interval": np.quantile(halvings, [0.025, 0.975], method="nearest").tolist(),
         "leave_one_out": float(alone.mean()),
         "leave_one_out_clear": float(alone[clear].mean()) if clear.any() else None,
-        "leave_one_group_out": float(np.concatenate(by_group).mean()) if by_group else None,
+        "leave_one_group_out": float(np.concatenate(other_texts).mean()) if other_texts else None,
         "num_clear": int(clear.sum()),
-        **_ranking(values, cases, is_ranked=predictor.startswith(("ln", "bn", "early", "tokens"))),
+        **_ranking(values, gaps, np.array([setting["tokens_per_batch"] for setting in settings])),
     }
 
 
-def _ranking(values: np.ndarray, cases: Cases, *, is_ranked: bool) -> dict[str, Any]:
-    """Return how well the values order the settings; nothing for what is no quantity.
+def _ranking(values: np.ndarray, gaps: np.ndarray, tokens: np.ndarray) -> dict[str, Any]:
+    """Return how well the values order the settings.
 
     `auc`: the chance that a setting in which the norm ended worse has the larger value than one in
     which it did not; `auc_alike`: the same among pairs with about as many tokens in a batch, which
     is what the quantity knows beyond the size of the batch.
     """
-    worse = cases.gaps > 0
-    found = dict.fromkeys(("auc", "auc_alike", "num_alike", "rank_correlation"))
-    found["num_alike"] = 0
-    if not is_ranked:
-        return found
-    if 0 < worse.sum() < len(worse):
-        wins = mannwhitneyu(values[worse], values[~worse]).statistic
-        found["auc"] = float(wins / (worse.sum() * (~worse).sum()))
-    sizes = np.log(cases.tokens)
-    alike = abs(sizes[worse][:, None] - sizes[~worse]) <= np.log(ALIKE)
-    if alike.any():
-        differences = values[worse][:, None] - values[~worse]
-        found["auc_alike"] = float((np.sign(differences[alike]) + 1).mean() / 2)
-        found["num_alike"] = int(alike.sum())
-    if len(values) > 2 and np.ptp(values) > 0 and len(np.unique(cases.gaps)) > 1:
-        found["rank_correlation"] = float(spearmanr(values, cases.gaps).statistic)
-    return found
+    worse = gaps > 0
+    pairs = np.sign(values[worse][:, None] - values[~worse])
+    alike = abs(np.log(tokens[worse][:, None] / tokens[~worse])) <= np.log(ALIKE)
+    is_ordered = len(values) > 2 and len(np.unique(values)) > 1 and len(np.unique(gaps)) > 1
+    wins = mannwhitneyu(values[worse], values[~worse]).statistic if pairs.size else None
+    return {
+        "auc": None if wins is None else float(wins / pairs.size),
+        "auc_alike": float((pairs[alike] + 1).mean() / 2) if alike.any() else None,
+        "num_alike": int(alike.sum()),
+        "rank_correlation": float(spearmanr(values, gaps).statistic) if is_ordered else None,
+    }
 
 
 def _advice_scores(settings: Sequence[Setting]) -> list[dict[str, Any]]:
@@ -260,39 +229,15 @@ def _advice_scores(settings: Sequence[Setting]) -> list[dict[str, Any]]:
         gaps = {"ln": 0.0, **{norm: mean_gap(setting, norm) for norm in NORMS}}
         if setting["advice"] is not None and not np.isnan(list(gaps.values())).any():
             # Swapping the lowest layers only is none of what was trained: LayerNorm is kept.
-            rows.append((gaps, setting["advice"] if setting["advice"] in gaps else "ln"))
+            advised = setting["advice"] if setting["advice"] in gaps else "ln"
+            rows.append(({**gaps, "advice": gaps[advised]}, min(gaps.values())))
     return [
         {
             "rule": rule,
             "num_settings": len(rows),
-            "num_no_worse": sum(
-                gaps[advice if rule == "advice" else rule] <= CLEAR_GAP for gaps, advice in rows
-            ),
-            "num_best": sum(
-                gaps[advice if rule == "advice" else rule] <= min(gaps.values()) + CLEAR_GAP
-                for gaps, advice in rows
-            ),
+            "num_no_worse": sum(gaps[rule] <= CLEAR_GAP for gaps, _ in rows),
+            "num_best": sum(gaps[rule] <= best + CLEAR_GAP for gaps, best in rows),
         }
         for rule in ("advice", "ln", *NORMS)
         if rows
     ]
-
-
-def main() -> None:
-    """Score the settings of a folder's `verdict.json` again, and write its tables and figure."""
-    from tables import write_tables
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="holds verdict.json")
-    parser.add_argument("--out", type=Path, help="where to write; else the same folder")
-    given = parser.parse_args()
-    results = json.loads((given.folder / "verdict.json").read_text(encoding="utf-8"))
-    out = given.out or given.folder
-    out.mkdir(parents=True, exist_ok=True)
-    results |= {"choosing": choosing_half(results["settings"]), **scores_of(results["settings"])}
-    (out / "verdict.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    write_tables(results, out)
-
-
-if __name__ == "__main__":
-    main()

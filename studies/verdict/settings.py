@@ -5,20 +5,21 @@ BatchNorm in its place do better? They differ in what is known to matter: task a
 depth, tokens in a batch. All else, the learning rate too, is the same for all norms of a setting.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from powernorm.lab import ComparisonConfig, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 
-# Task, text, subwords or words, tokens of a row, and rows of a batch by shape: they differ between
-# texts, so that neither text nor batch decides alone.
+RUNS = [(("ln", "bn"), (0, 1)), (("rbn", "pn"), (0,))]
+"""Norms and seeds that are trained in every setting."""
+
+# Task, text, tokens of a row, and rows of a batch by shape: they differ between texts, so that
+# neither text nor batch decides alone. All have 1,000 subwords or words.
 TEXTS = {
-    "lm-sotu": ("lm", "sotu", 1000, 32, {"small": 2, "big": 64, "deep": 8, "wide": 16}),
-    "tag-petrogold": ("tag", "petrogold", 1000, 48, {"small": 4, "big": 32, "deep": 16, "wide": 8}),
-    "lm-verses": ("lm", "verses-de", 1000, 32, {"small": 4, "big": 32, "deep": 16, "wide": 8}),
-    "tag-turkish": ("tag", "turkish", 1000, 48, {"small": 4, "big": 64, "deep": 8, "wide": 16}),
+    "lm-sotu": ("lm", "sotu", 32, {"small": 2, "big": 64, "deep": 8, "wide": 16}),
+    "tag-petrogold": ("tag", "petrogold", 48, {"small": 4, "big": 32, "deep": 16, "wide": 8}),
+    "lm-verses": ("lm", "verses-de", 32, {"small": 4, "big": 32, "deep": 16, "wide": 8}),
+    "tag-turkish": ("tag", "turkish", 48, {"small": 4, "big": 64, "deep": 8, "wide": 16}),
 }
-SMALL_TEXT = {"lm-rt": ("lm", "rt", 300, 32, {"deep": 8})}
 
 # Features, layers, and the learning rate by placement: LayerNorm's best on the valid split of the
 # addresses (lm, seed 0, 1,000 subwords). Its loss in nats per token at the rates 1e-3, 2e-3, 4e-3,
@@ -29,7 +30,7 @@ SMALL_TEXT = {"lm-rt": ("lm", "rt", 300, 32, {"deep": 8})}
 #   wide   pre   –      4.303* 4.299  4.241  –           post  4.992  4.793  –      –
 # Seven of the eight best rates lie at the edge of what was tried (all but big/pre): LayerNorm may
 # do better at others, and the other norms with it.
-SHAPES: dict[str, tuple[int, int, dict[Any, float]]] = {
+SHAPES = {
     "small": (64, 2, {"pre": 8e-3, "post": 4e-3}),
     "big": (64, 2, {"pre": 8e-3, "post": 8e-3}),
     "deep": (64, 6, {"pre": 8e-3, "post": 1e-3}),
@@ -40,40 +41,19 @@ SHAPES: dict[str, tuple[int, int, dict[Any, float]]] = {
 # compared is where the norms stand after so many updates, not what they could reach.
 STEPS = {2: 1200, 4: 1000, 8: 600, 16: 400, 32: 400, 64: 300}
 
-# An order of which every beginning is mixed.
-GRID = [
-    (text, list(SHAPES)[(index + turn) % 4], placement)
-    for turn in range(4)
-    for placement in ("pre", "post")
-    for index, text in enumerate(TEXTS)
-]
 
-# Norms and seeds that are trained in every setting.
-RUNS: dict[str, list[tuple[tuple[str, ...], tuple[int, ...]]]] = {
-    "smoke": [(("ln", "bn"), (0,))],
-    "demo": [(("ln", "bn"), (0, 1)), (("rbn", "pn"), (0,))],
-    "full": [(("ln", "bn", "rbn", "pn"), (0, 1, 2))],
-}
-NUM_BATCHES = {"smoke": 4, "demo": 50, "full": 50}
-"""Training batches in each pass of an early diagnosis."""
+def settings() -> dict[str, ComparisonConfig]:
+    """Return all combinations by name, in an order of which every beginning is mixed."""
+    return dict(
+        _setting(text, list(SHAPES)[(index + turn) % len(SHAPES)], placement)
+        for turn in range(len(SHAPES))
+        for placement in ("pre", "post")
+        for index, text in enumerate(TEXTS)
+    )
 
 
-def settings_of(preset: str) -> dict[str, ComparisonConfig]:
-    """Return the configurations of a preset by name; the text is what precedes the placement.
-
-    `smoke` checks that everything works, `demo` is the study, `full` is the same four times as long
-    and twice as wide, for a GPU.
-    """
-    if preset == "smoke":
-        chosen = [("lm-rt", "deep", "post"), ("tag-turkish", "small", "pre")]
-        return {name: _small(config) for name, config in map(_setting, chosen)}
-    settings = dict(map(_setting, GRID))
-    return settings if preset == "demo" else {name: _large(c) for name, c in settings.items()}
-
-
-def _setting(chosen: tuple[str, str, Any]) -> tuple[str, ComparisonConfig]:
-    text, shape, placement = chosen
-    task, corpus, vocabulary_size, sequence_length, batch_sizes = (TEXTS | SMALL_TEXT)[text]
+def _setting(text: str, shape: str, placement: Any) -> tuple[str, ComparisonConfig]:
+    task, corpus, length, batch_sizes = TEXTS[text]
     width, depth, rates = SHAPES[shape]
     rows = batch_sizes[shape]
     config = ComparisonConfig(
@@ -81,8 +61,8 @@ def _setting(chosen: tuple[str, str, Any]) -> tuple[str, ComparisonConfig]:
         preset="verdict",
         data=DataConfig(
             path=corpus,
-            vocabulary_size=vocabulary_size,
-            sequence_length=sequence_length,
+            vocabulary_size=1000,
+            sequence_length=length,
             batch_size=rows,
             evaluation_batch_size=128,
         ),
@@ -107,19 +87,3 @@ def _setting(chosen: tuple[str, str, Any]) -> tuple[str, ComparisonConfig]:
         norm_options={"rbn": {"mean_penalty": 0.1, "var_penalty": 1.0}},
     )
     return f"{text}-{placement}-{width}x{depth}-{rows}rows", config
-
-
-def _small(config: ComparisonConfig) -> ComparisonConfig:
-    model = replace(config.model, num_features=16, feedforward_features=64)
-    training = replace(config.training, max_steps=20, validate_every=5)
-    return replace(config, model=model, training=training)
-
-
-def _large(config: ComparisonConfig) -> ComparisonConfig:
-    width, steps = config.model.num_features, config.training.max_steps
-    return replace(
-        config,
-        model=replace(config.model, num_features=2 * width, feedforward_features=8 * width),
-        optimizer=replace(config.optimizer, learning_rate=config.optimizer.learning_rate / 2),
-        training=replace(config.training, max_steps=4 * steps),
-    )

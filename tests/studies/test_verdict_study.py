@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import powernorm
+from powernorm import lab
 from powernorm.training.config import early_step
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +58,7 @@ def near(found: Any) -> Any:
 
 
 def test_stored_scores_and_tables_are_those_of_the_stored_settings(tmp_path: Path) -> None:
-    python(tmp_path, STUDY / "scores.py", STUDY, "--out", tmp_path)
+    python(tmp_path, STUDY / "run.py", "--scores-of", STUDY / "verdict.json", "--out", tmp_path)
     stored = json.loads((STUDY / "verdict.json").read_text(encoding="utf-8"))
     assert json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8")) == near(stored)
     tables = (tmp_path / "tables.md").read_text(encoding="utf-8")
@@ -67,7 +69,7 @@ def test_stored_scores_and_tables_are_those_of_the_stored_settings(tmp_path: Pat
 
 def test_stored_settings_are_those_that_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = json.loads((STUDY / "verdict.json").read_text(encoding="utf-8"))
-    configs = module(monkeypatch, "settings").settings_of("demo")
+    configs = module(monkeypatch, "settings").settings()
     assert [setting["name"] for setting in stored["settings"]] == list(configs)
     for setting, config in zip(stored["settings"], configs.values(), strict=True):
         for record in (config, config.model, config.optimizer, config.training):
@@ -79,23 +81,31 @@ def test_stored_settings_are_those_that_are_trained(monkeypatch: pytest.MonkeyPa
         assert early_step(config) == setting["early_step"]
 
 
-def test_small_study_is_trained_measured_and_scored(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    short = ("--set", "training.max_steps=10", "--set", "model.num_layers=1")
-    python(tmp_path, STUDY / "run.py", "--preset", "smoke", "--out", out, *short)
+def test_a_setting_is_trained_and_measured(tmp_path: Path) -> None:
+    out, name = tmp_path / "out", "tag-turkish-pre-64x2-4rows"
+    short = ("training.max_steps=10", "model.num_features=8", "model.num_layers=1")
+    sets = [part for setting in short for part in ("--set", setting)]
+    python(tmp_path, STUDY / "run.py", "--only", name, "--out", out, *sets)
     results = json.loads((out / "verdict.json").read_text(encoding="utf-8"))
-    assert [setting["task"] for setting in results["settings"]] == ["lm", "tag"]
-    for setting in results["settings"]:
-        runs = json.loads((out / setting["name"] / "results.json").read_text("utf-8"))["runs"]
-        ln, bn = (run["metrics"]["test_loss"] for run in runs)
-        assert setting["gaps"]["bn"]["test"] == [pytest.approx(bn - ln)]
-        assert setting["early_step"] == 1
-        missing = {key for key, value in setting["early"].items() if value is None}
-        assert missing == {"rbn_gap", "pn_gap", "rbn_batch_gap", "pn_batch_gap"}
     stored = json.loads((STUDY / "verdict.json").read_text(encoding="utf-8"))
     assert results.keys() == stored.keys()
-    assert results["settings"][0].keys() == stored["settings"][0].keys()
-    assert {score["norm"] for score in results["scores"]} == {"bn"}
+    (setting,) = results["settings"]
+    (like,) = (setting for setting in stored["settings"] if setting["name"] == name)
+    assert setting.keys() == like.keys()
+    assert setting["early"].keys() == like["early"].keys()
+    assert (setting["group"], setting["early_step"]) == (like["group"], 1)
+    assert None not in setting["early"].values()
+    runs = json.loads((out / name / "results.json").read_text(encoding="utf-8"))["runs"]
+    losses = {(run["norm"], run["seed"]): run["metrics"]["test_loss"] for run in runs}
+    assert setting["gaps"]["bn"]["test"] == pytest.approx(
+        [losses["bn", seed] - losses["ln", seed] for seed in (0, 1)]
+    )
+    checkpoint = out / name / "ln-pre-seed0" / "checkpoints" / "early.ckpt"
+    trained = lab.load_trained(checkpoint)
+    segments = lab.run_data(trained.settings).segments
+    batches = [segments.batch(index).inputs() for index in range(results["num_batches"])]
+    last = powernorm.diagnose(trained.model, batches, batch_sizes=()).rows[-1]
+    assert setting["early"]["ln_total_tid_last"] == pytest.approx(last.total_tid)
     assert "### The settings" in (out / "tables.md").read_text(encoding="utf-8")
 
 
