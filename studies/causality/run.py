@@ -90,7 +90,8 @@ def config_of(preset: str, assignments: list[str]) -> lab.ComparisonConfig:
 
 def notes_of(config: lab.ComparisonConfig) -> lab.Notes:
     """Return what the papers print of this, and how it differs from what they did."""
-    marked = [f"{norm}{MARK}" for norm in NORMS]
+    chosen = [one for one in config.variants if {one.norm, one.label} & set(config.norms)]
+    marked = [one.label for one in chosen if one.label.endswith(MARK)]
     paper: list[Any] = [
         {
             "norm": f"{norm}{mark}",
@@ -105,7 +106,8 @@ def notes_of(config: lab.ComparisonConfig) -> lab.Notes:
         for source, values in PRINTED
         for norm, value in values.items()
     ]
-    text = NOTE.format(marked=f"{', '.join(marked[:-1])} and {marked[-1]}")
+    listed = " and ".join(filter(None, [", ".join(marked[:-1]), *marked[-1:]]))
+    text = NOTE.format(marked=listed) if marked else None
     return lab.Notes(paper=paper if config.preset != "smoke" else (), reduced=text)
 
 
