@@ -51,7 +51,7 @@ bench: $(INSTALLED)  ## measure the CPU kernels and a whole training step: table
 	$(BIN)/powernorm bench --preset step --threads 2 --out $(RESULTS)/step.jsonl --plot $(RESULTS)/step.svg
 
 results: $(INSTALLED)  ## write the tables of docs/results.md from the stored comparisons
-	$(BIN)/powernorm results $(sort $(wildcard $(RESULTS)/papers/*)) --into docs/results.md
+	$(BIN)/powernorm results $(sort $(wildcard $(RESULTS)/papers/*)) studies/causality/results --into docs/results.md
 
 bench-inference: $(INSTALLED)  ## measure encoders with their norms folded, in torch and onnxruntime
 	$(BIN)/powernorm bench --preset inference --threads 2 --seconds 10 --out $(RESULTS)/inference.jsonl --plot $(RESULTS)/inference.svg

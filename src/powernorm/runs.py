@@ -20,7 +20,6 @@ COMPARISON/                 one folder a comparison
                             step-N.safetensors (weights of the last validations) and
                             average.safetensors where it averages checkpoints
     tensorboard/            event files
-VERDICT_STUDY/              comparisons in many settings, see powernorm.verdict_runs
 ```
 """
 

@@ -64,6 +64,7 @@ def test_help_of_every_command(tmp_path: Path, snapshot: SnapshotAssertion) -> N
 def test_figures_of_the_stored_comparisons(tmp_path: Path) -> None:
     """Words may change; the numbers of docs/results.md are those of the stored runs."""
     folders = sorted((ROOT / "benchmarks" / "results" / "papers").iterdir())
+    folders.append(ROOT / "studies" / "causality" / "results")
     printed = command(tmp_path, "results", *folders)
     assert printed.code == 0, printed.err
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")

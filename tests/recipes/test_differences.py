@@ -9,6 +9,7 @@ from data.official_images import write_mnist
 from powernorm.data.images import image_sets
 from powernorm.recipes import RECIPES, differences, recipe, reduced_note
 from powernorm.recipes.studies import study_config
+from powernorm.training.config import Study
 from powernorm.training.overrides import override
 from powernorm.training.tasks import task_of
 
@@ -212,6 +213,11 @@ def test_changed_study_says_so() -> None:
     assert reduced_note(study_config("lm", "lowest-layers", "smoke", chosen)) == (
         "Against the preset smoke: model.num_layers 3 in place of 2."
     )
+
+
+def test_nothing_is_said_of_a_study_of_the_users_own() -> None:
+    config = replace(recipe("lm", "smoke"), study=Study("mine", "Mine", "nobody"))
+    assert reduced_note(config) is None
 
 
 def test_changes_of_a_variants_norm_are_named() -> None:

@@ -9,7 +9,6 @@ from powernorm.errors import InputError
 from powernorm.recipes import CATALOGUE, RECIPES, measure_of, paper_records, recipe, reduced_note
 from powernorm.recipes.catalogue import EMBEDDED, catalogue_of
 from powernorm.recipes.studies import study_config
-from powernorm.recipes.studies.future import NORMS
 from powernorm.training.overrides import override
 
 ALL = [(task, preset) for task, presets in RECIPES.items() for preset in presets]
@@ -159,10 +158,3 @@ def test_what_xu_et_al_compare_a_row_with() -> None:
         assert against.pop("detach-both") == ["none", "ln-simple"]
         assert against.pop("detach-mean") == against.pop("detach-std") == ["ln-simple"]
         assert against == {key: ["ln"] for key in ("none", "ln", "ln-simple", "adanorm")}
-
-
-def test_rows_of_another_form_are_compared_within_it() -> None:
-    records = paper_records(study_config("lm", "future", "full"))
-    assert {row["norm"]: row["against"] for row in records} == {
-        f"{norm}{mark}": [f"ln{mark}"] for mark in ("", "-future") for norm in NORMS
-    }

@@ -1,4 +1,4 @@
-"""The papers' language model as a recipe: its settings, its numbers, its mark; the study of it."""
+"""The papers' language model as a recipe: its settings, its numbers, its mark."""
 
 from math import isinf
 from pathlib import Path
@@ -8,10 +8,8 @@ import pytest
 from powernorm.errors import InputError
 from powernorm.recipes import check_choice, paper_records, recipe, reduced_note
 from powernorm.recipes.language_modeling.results import PAPER_RESULTS
-from powernorm.recipes.studies import study_config
 from powernorm.training.comparison import check_norms
 from powernorm.training.overrides import override
-from powernorm.training.variants import lines_of
 
 PTB = ("ptb-tensorized-pre", "ptb-tensorized-post")
 WIKITEXT = ("wikitext103-tensorized-pre", "wikitext103-tensorized-post")
@@ -108,48 +106,3 @@ def test_wikitext_needs_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"takes files of your own, wiki\.train\.tokens"):
         check_choice(recipe("lm", WIKITEXT[0]))
-
-
-@pytest.mark.parametrize("preset", ["smoke", "demo", "reduced", "full"])
-def test_study_has_each_norm_in_both_forms(preset: str) -> None:
-    config = study_config("lm", "future", preset)
-    lines = lines_of(config)
-    norms = ["ln", "bn", "rbn", "pn"]
-    assert [line.label for line in lines] == [*norms, *(f"{norm}-future" for norm in norms)]
-    for line in lines:
-        assert line.config.model.sees_future == line.label.endswith("-future")
-        assert line.config.model.architecture == "tensorized"
-    assert len(config.seeds) == (3 if preset in ("reduced", "full") else 1)
-    note = str(reduced_note(config))
-    assert note.startswith("ln-future, bn-future, rbn-future and pn-future: without the causal")
-    assert reduced_note(override(config, ["norms=ln-future"])) != note
-
-
-def test_full_study_is_the_papers_setting() -> None:
-    ours, theirs = study_config("lm", "future", "full"), recipe("lm", PTB[0])
-    assert (ours.model, ours.training) == (theirs.model, theirs.training)
-    assert (ours.data, ours.optimizer, ours.schedule) == (
-        theirs.data,
-        theirs.optimizer,
-        theirs.schedule,
-    )
-    assert dict(ours.norm_options["rbn"]) == dict(theirs.norm_options["rbn"])
-
-
-def test_study_varies_the_mask_itself() -> None:
-    with pytest.raises(InputError, match=r"model\.sees_future=true has no effect on the study"):
-        study_config("lm", "future", "smoke", ["model.sees_future=true"])
-
-
-@pytest.mark.parametrize("preset", ["demo", "reduced", "full"])
-def test_the_papers_numbers_stand_beside_both_forms(preset: str) -> None:
-    records = paper_records(study_config("lm", "future", preset))
-    values = {
-        (record["norm"], record["source"].partition(",")[0]): record["value"] for record in records
-    }
-    assert values["bn", "Wang et al. 2022"] == values["bn-future", "Wang et al. 2022"] == 45.9
-    assert values["pn-future", "Shen et al. 2020"] == 47.6
-    assert {record["placement"] for record in records} == {"pre"}
-    assert "stand beside both forms" in str(reduced_note(study_config("lm", "future", preset)))
-    assert not paper_records(study_config("lm", "future", "smoke"))
-    assert not paper_records(study_config("lm", "penalties", "demo"))

@@ -77,6 +77,9 @@ def test_what_sees_the_future_is_held_against_its_like(tmp_path: Path) -> None:
     )
     study = {"name": "future", "title": "With and without the causal mask"}
     text = results_document([write_study(tmp_path / "study", study, rows)])
+    # No command trains a study of the user's own.
+    assert "powernorm compare" not in text
+    assert "### lm, demo, study future\n\nWith and without the causal mask, pre-norm;" in text
     gaps = {label: lines_of(text, label)[0][4] for label in ("ln", "bn")}
     gaps |= {row.label: lines_of(text, f"{row.label} ({mark})")[0][4] for row in rows[2:]}
     assert gaps["ln"] == gaps["ln-future"] == "–"

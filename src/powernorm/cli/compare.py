@@ -2,8 +2,9 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,23 +19,23 @@ from powernorm.recipes import (
     RECIPES,
     RecipeInfo,
     check_choice,
-    measure_of,
-    paper_records,
     recipe,
-    reduced_note,
-    verdict,
 )
 from powernorm.recipes import catalogue as recipe_catalogue
 from powernorm.recipes.studies import STUDIES, study_config
 from powernorm.recipes.studies.recipes import TASK as STUDIED_TASK
+from powernorm.runs import RESULTS_FILE
 from powernorm.training.config import ComparisonConfig
-from powernorm.training.overrides import override
+from powernorm.training.overrides import override, split_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from powernorm.lab.engine.comparing import Grid
+
 _HEADINGS: Final = ("preset", "what it is", "data", "cost", "repeats")
+_PRESET: Final = "demo"
 _GPU: Final = "GPU: one data-centre GPU; several share the work under torchrun."
 
 
@@ -42,7 +43,8 @@ def compare(
     task: Annotated[
         str,
         typer.Argument(
-            help=f"What to train: {', '.join(RECIPES)}; or {verdict.TASK}: {verdict.SUMMARY}."
+            help=f"What to train: {', '.join(RECIPES)}, or my.module:train, a function of your own "
+            "(see docs/own-models.md).",
         ),
     ],
     norms: Annotated[
@@ -50,20 +52,20 @@ def compare(
         typer.Option(
             metavar="NAME,…",
             help="Short names (see `powernorm norms`), module:Class of your own, or labels of the "
-            "preset's variants; else the preset's.",
+            "preset's variants; else the preset's, or ln,bn,rbn,pn.",
         ),
     ] = None,
     placement: Annotated[
         str | None, typer.Option(metavar="pre|post", help="Where the norms stand.")
     ] = None,
     preset: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME",
             help=f"Size of the experiment: {', '.join(RECIPES['lm'])}, or another of "
-            "`powernorm recipes`.",
+            f"`powernorm recipes`; else {_PRESET}.",
         ),
-    ] = "demo",
+    ] = None,
     study: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +76,8 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Train with seeds 0 … N-1.")
+        str | None,
+        typer.Option(metavar="N | A,B,…", help="How many seeds (3: 0 to 2), or which (3,7 or 5,)."),
     ] = None,
     data: Annotated[
         str | None,
@@ -87,10 +90,19 @@ def compare(
             "other tasks take `powernorm data` lists; else the recipe's.",
         ),
     ] = None,
+    goal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC:max|min",
+            help="Of a function of your own: the value it returns that decides, and which way it "
+            "is better.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where the runs go; else runs/TASK-PRESET or TASK-STUDY-PRESET."
+            metavar="DIR",
+            help="Where the runs go; else runs/TASK-PRESET, TASK-STUDY-PRESET or MODULE-FUNCTION.",
         ),
     ] = None,
     assignments: Annotated[
@@ -105,6 +117,10 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the runs that DIR holds.")
     ] = False,
+    device: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …"),
+    ] = "auto",
     devices: Annotated[
         int,
         typer.Option(
@@ -114,78 +130,148 @@ def compare(
             "over several machines start this command with torchrun instead.",
         ),
     ] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the results as JSON in place of the table.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show no progress; with --json only that.")
+    ] = False,
 ) -> None:
     """Train the same model with each norm, or with the variants of a study, and compare them.
 
-    Ends in a table and in DIR/report.html.
+    Ends in a table and in DIR/report.html. SIGTERM and SIGUSR1 end it after the step at hand with
+    exit code 75; the same command with --resume goes on.
     """
-    folder = out or Path("runs") / "-".join([task, *([study] if study else []), preset])
-    if task == verdict.TASK:
-        if devices > 1:
-            raise InputError(f"--devices {devices}: {verdict.TASK} runs in one process.")
-        given = {"--norms": norms, "--placement": placement, "--seeds": seeds, "--data": data}
-        _check_left_to_the_verdict({**given, "--study": study})
-        with _interruptible(folder):
-            _score_verdicts(preset, folder, assignments or [], resume=resume, force=force)
-        return
-    options = {
-        "norms": norms,
-        "model.placement": placement,
-        "seeds": None if seeds is None else ",".join(map(str, range(seeds))),
-        "data.path": data,
-    }
-    chosen = [f"{key}={value}" for key, value in options.items() if value is not None]
-    chosen += assignments or []
-    if study is None:
-        config = override(recipe(task, preset), chosen)
+    shown = Shown(as_json=as_json, quiet=quiet)
+    changes = assignments or []
+    if ":" in task:
+        foreign = {"--placement": placement, "--preset": preset, "--study": study, "--data": data}
+        _refuse(foreign, f"{task} is a function of your own")
+        folder = out or Path("runs") / task.replace(":", "-")
+        what: Grid | ComparisonConfig = _own(task, norms, seeds, goal, changes, device)
     else:
-        config = study_config(task, study, preset, chosen)
-    check_choice(config)
+        _refuse({"--goal": goal}, f"{task} has a measure of its own")
+        chosen_preset = preset or _PRESET
+        folder = out or Path("runs") / "-".join([task, *([study] if study else []), chosen_preset])
+        options = {
+            "norms": norms,
+            "model.placement": placement,
+            "seeds": None if seeds is None else ",".join(map(str, _seeds(seeds))),
+            "data.path": data,
+            "training.accelerator": _accelerator(device),
+        }
+        chosen = [f"{key}={value}" for key, value in options.items() if value is not None]
+        if study is None:
+            what = override(recipe(task, chosen_preset), [*chosen, *changes])
+        else:
+            what = study_config(task, study, chosen_preset, [*chosen, *changes])
+        check_choice(what)
     with _interruptible(folder):
         if devices > 1:
-            raise typer.Exit(_train_in_processes(config, devices))
-        _train(config, folder, resume=resume, force=force)
+            raise typer.Exit(_train_in_processes(what, devices))
+        _train(what, folder, shown, resume=resume, force=force)
 
 
-def _train(config: ComparisonConfig, folder: Path, *, resume: bool, force: bool) -> None:
-    """Train what a configuration says, print the table and write the page."""
-    from rich.console import Console
+@dataclass(frozen=True)
+class Shown:
+    """What the command shows."""
 
-    from powernorm.lab.engine.progress import ComparisonProgress
+    as_json: bool
+    quiet: bool
 
-    # Before the training that takes minutes: a missing extra must not show up after it.
-    from powernorm.report import print_comparison, read_comparison, write_report
-    from powernorm.report.measures import MEASURES
-    from powernorm.training import comparison
 
-    measure = measure_of(config.task)
-    notes = comparison.Notes(
-        measure,
-        "max" if MEASURES[measure].higher_is_better else "min",
-        tuple(paper_records(config)),
-        reduced_note(config),
-    )
-    if not launching.is_main():
-        comparison.compare(config, folder, resume=resume, force=force, notes=notes)
-        return
-    with ComparisonProgress(Console(stderr=True)) as progress:
-        comparison.compare(
-            config, folder, resume=resume, force=force, on_event=progress, notes=notes
+def _refuse(options: Mapping[str, str | None], reason: str) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise InputError(f"{reason}, for which {given[0]} means nothing: leave it out")
+
+
+def _seeds(text: str) -> list[int]:
+    """Return the seeds of `3` (0, 1 and 2) or `3,7`."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 1 and not parts[-1]:
+        parts.pop()  # "5," is the seed 5
+    try:
+        numbers = [int(part) for part in parts]
+    except ValueError:
+        numbers = []
+    chosen = list(range(numbers[0])) if numbers and "," not in text else numbers
+    if not chosen or min(chosen) < 0:
+        raise InputError(f"--seeds {text}: give a number of seeds, such as 3, or a list, 3,7")
+    return chosen
+
+
+def _accelerator(device: str) -> str | None:
+    """Return the setting of a built-in task for a device."""
+    if device == "auto":
+        return None
+    if device not in ("cpu", "cuda"):
+        raise InputError(
+            f"--device {device}: a built-in task trains on auto, cpu or cuda; choose a GPU by "
+            "CUDA_VISIBLE_DEVICES"
         )
-    page = write_report(folder)
-    print_comparison(Console(), read_comparison(folder))
-    typer.echo(f"report: {page}")
+    return "gpu" if device == "cuda" else "cpu"
 
 
-def _train_in_processes(config: ComparisonConfig, devices: int) -> int:
+def _own(
+    task: str,
+    norms: str | None,
+    seeds: str | None,
+    goal: str | None,
+    assignments: list[str],
+    device: str,
+) -> "Grid":
+    """Return the grid of a function of the user's own."""
+    from powernorm.lab.comparing import NORMS, checked_norms, checked_seeds, own_grid
+
+    metric, _, direction = (goal or "").rpartition(":")
+    if not metric:
+        raise InputError(
+            f"{task} needs --goal METRIC:max or METRIC:min: which of the values that it returns "
+            "decides, and which way it is better, e.g. --goal accuracy:max"
+        )
+    names = list(NORMS) if norms is None else [name.strip() for name in norms.split(",")]
+    settings, norm_options = split_settings(assignments)
+    return own_grid(
+        task,
+        norms=checked_norms([name for name in names if name]),
+        seeds=checked_seeds(1 if seeds is None else _seeds(seeds)),
+        goal={metric: direction},
+        settings=settings,
+        norm_options=norm_options,
+        device=device,
+    )
+
+
+def _train(
+    what: "Grid | ComparisonConfig", folder: Path, shown: Shown, *, resume: bool, force: bool
+) -> None:
+    """Train, print the table and write the page."""
+    # Before the training that takes minutes: a missing extra must not show up after it.
+    from powernorm.lab.comparing import compare_and_show
+
+    compare_and_show(
+        what,
+        folder,
+        resume=resume,
+        force=force,
+        progress=not shown.quiet,
+        table=not (shown.quiet or shown.as_json),
+    )
+    if shown.as_json and launching.is_main():
+        typer.echo((folder / RESULTS_FILE).read_text(encoding="utf-8"), nl=False)
+
+
+def _train_in_processes(what: "Grid | ComparisonConfig", devices: int) -> int:
     """Start this command again in several processes and return their exit code."""
     if launching.is_launched():
         option = launching.OPTION
         raise InputError(f"{option} and torchrun both start processes: leave {option} out.")
     from powernorm.training.comparison import check_norms
 
-    # Before each process would find it.
-    check_norms(config)
+    if isinstance(what, ComparisonConfig):
+        # Before each process would find it.
+        check_norms(what)
     return launching.launch(devices, _without_devices(sys.argv[1:]), _resuming_command())
 
 
@@ -204,58 +290,38 @@ def _without_devices(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
-    """Say after Ctrl-C what is kept and how the work goes on, and leave."""
+    """Say after Ctrl-C or a scheduler's signal what is kept and how it goes on, and leave."""
     try:
         yield
     except KeyboardInterrupt:
-        if launching.is_launched():
-            pass  # who started this process says it, once
-        elif folder.exists():
-            typer.echo(
-                f"interrupted: {folder} keeps the runs that are over and the last checkpoint; "
-                f"go on with: {_resuming_command()}",
-                err=True,
-            )
-        else:
-            typer.echo("interrupted: nothing was trained yet; start the command again", err=True)
+        _say_how_to_go_on("interrupted", folder)
         raise typer.Exit(launching.INTERRUPTED) from None
+    except BaseException as error:
+        from powernorm.lab.engine.stopping import EXIT_CODE, Stopped
+
+        if not isinstance(error, Stopped):
+            raise
+        _say_how_to_go_on(f"stopped ({error})", folder)
+        raise typer.Exit(EXIT_CODE) from None
+
+
+def _say_how_to_go_on(what: str, folder: Path) -> None:
+    if launching.is_launched():
+        return  # who started this process says it, once
+    if folder.exists():
+        typer.echo(
+            f"{what}: {folder} keeps the runs that are over and the last checkpoint; "
+            f"go on with: {_resuming_command()}",
+            err=True,
+        )
+    else:
+        typer.echo(f"{what}: nothing was trained yet; start the command again", err=True)
 
 
 def _resuming_command() -> str:
     """Return this command as the one that goes on with what it left."""
     kept = (part for part in sys.argv[1:] if part not in ("--force", "--resume"))
     return f"{shlex.join(['powernorm', *kept])} --resume"
-
-
-def _check_left_to_the_verdict(options: Mapping[str, object | None]) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise InputError(
-            f"`powernorm compare {verdict.TASK}` chooses norms, seeds, placement and data itself: "
-            f"leave out {', '.join(given)}."
-        )
-
-
-def _score_verdicts(
-    preset: str, folder: Path, assignments: Sequence[str], *, resume: bool, force: bool
-) -> None:
-    """Train the settings of the study, diagnose them early, and score the verdicts."""
-    study = verdict.verdict_study(preset, tuple(assignments))
-    from rich.console import Console
-
-    from powernorm.lab.engine.progress import ComparisonProgress
-
-    # Before the training that takes hours: a missing extra must not show up after it.
-    from powernorm.report.verdict import print_verdict, write_verdict_report
-    from powernorm.training.verdict_measures import measure_study
-    from powernorm.training.verdict_study import train_study
-
-    with ComparisonProgress(Console(stderr=True)) as progress:
-        train_study(study, folder, resume=resume, force=force, on_event=progress)
-    measure_study(study, folder)
-    page = write_verdict_report(folder)
-    print_verdict(Console(), folder)
-    typer.echo(f"report: {page}")
 
 
 def recipes(
@@ -323,5 +389,3 @@ def _print_studies(console: "Console") -> None:
     for study in STUDIES.values():
         table.add_row(Text(study.info.name), Text(study.summary))
     console.print(table)
-    console.print(Text(f"\npowernorm compare {verdict.TASK}", style="bold"))
-    console.print(Text(verdict.SUMMARY))

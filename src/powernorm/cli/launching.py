@@ -22,6 +22,8 @@ LOST_ANOTHER: Final = 3
 """Exit code of a process whose exchange with another one failed."""
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as the shells have it."""
+STOPPED: Final = 75
+"""Exit code after SIGTERM or SIGUSR1; that of `powernorm.lab.engine.stopping`."""
 
 
 def is_launched() -> bool:
@@ -62,6 +64,8 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
         )
     if not num_gpus:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cpus() // num_processes)))
+    # Its own default would let SIGUSR1 end this process and leave the others.
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -80,6 +84,9 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
         if failure.exitcode in (BAD_INPUT, INTERRUPTED):
             # It has said why, or the user knows.
             return int(failure.exitcode)
+        if failure.exitcode == STOPPED:
+            typer.echo(f"stopped by the scheduler; go on with: {resume_hint}", err=True)
+            return STOPPED
         how = (
             f"failed (exit code {failure.exitcode})"
             if failure.exitcode > 0
@@ -91,7 +98,13 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
             err=True,
         )
         return FAILED
-    except (SignalException, KeyboardInterrupt):
+    except SignalException as error:
+        if error.sigval in (signal.SIGTERM, getattr(signal, "SIGUSR1", None)):
+            typer.echo(f"stopped by the scheduler; go on with: {resume_hint}", err=True)
+            return STOPPED
+        typer.echo(f"interrupted; go on with: {resume_hint}", err=True)
+        return INTERRUPTED
+    except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: {resume_hint}", err=True)
         return INTERRUPTED
     return 0

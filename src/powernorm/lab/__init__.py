@@ -1,1 +1,93 @@
-"""The laboratory behind `powernorm compare`: the same training with each norm, and what showed."""
+"""The laboratory behind `powernorm compare`: the same thing trained with each norm, and compared.
+
+    def train(run, *, learning_rate: float = 1e-3, steps: int = 1000):
+        model = run.swap(MyModel())
+        ...
+        return {"accuracy": accuracy}
+
+    lab.compare(train, "runs/mine", norms=["ln", "rbn", "pn"], seeds=3, goal={"accuracy": "max"})
+
+or one of the built-in tasks:
+
+    config = lab.override(lab.recipe("lm", "smoke"), ["norms=ln,rbn", "seeds=0,1"])
+    lab.compare(config, "runs/lm")
+
+It needs `powernorm[train]`. The names below are loaded when they are first used, so that
+`import powernorm.lab` costs nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "Comparison",
+    "ComparisonConfig",
+    "ComparisonProgress",
+    "DataConfig",
+    "ModelConfig",
+    "Notes",
+    "OptimizerConfig",
+    "Run",
+    "Study",
+    "Task",
+    "TrainingConfig",
+    "Variant",
+    "compare",
+    "embedded_sentences",
+    "load_trained",
+    "override",
+    "read_comparison",
+    "recipe",
+    "run_data",
+]
+
+if TYPE_CHECKING:
+    from powernorm.data.sentences import embedded_sentences
+    from powernorm.lab.comparing import compare
+    from powernorm.lab.engine.progress import ComparisonProgress
+    from powernorm.lab.engine.run import Run
+    from powernorm.lab.engine.tasks import Task
+    from powernorm.recipes import recipe
+    from powernorm.report import Comparison, read_comparison
+    from powernorm.training.comparison import Notes
+    from powernorm.training.config import (
+        ComparisonConfig,
+        DataConfig,
+        ModelConfig,
+        OptimizerConfig,
+        Study,
+        TrainingConfig,
+        Variant,
+    )
+    from powernorm.training.overrides import override
+    from powernorm.training.trained_models import load_trained, run_data
+else:
+    _MODULES = {
+        "Comparison": "report",
+        "ComparisonProgress": "lab.engine.progress",
+        "Notes": "training.comparison",
+        "Run": "lab.engine.run",
+        "Task": "lab.engine.tasks",
+        "compare": "lab.comparing",
+        "embedded_sentences": "data.sentences",
+        "load_trained": "training.trained_models",
+        "override": "training.overrides",
+        "read_comparison": "report",
+        "recipe": "recipes",
+        "run_data": "training.trained_models",
+    }
+
+    def __getattr__(name):
+        """Load a public name from its module when it is first asked for."""
+        if name not in __all__:
+            raise AttributeError(f"module 'powernorm.lab' has no attribute {name!r}")
+        from importlib import import_module
+
+        from powernorm.integrations.extras import needed_for
+
+        with needed_for("powernorm.lab"):
+            module = import_module(f"powernorm.{_MODULES.get(name, 'training.config')}")
+        globals()[name] = value = getattr(module, name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -1,8 +1,9 @@
-"""`powernorm.lab.compare`: norms in a training function of the user's own, or on a built-in task."""
+"""`powernorm.lab.compare`: norms in a user's training function, or on a built-in task."""
 
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -10,18 +11,166 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+from rich.console import Console
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.comparing import Grid, Line, compare_grid
 from powernorm.lab.engine.events import Listener
-from powernorm.lab.engine.processes import num_processes
+from powernorm.lab.engine.processes import is_first_process, local_rank, num_processes
+from powernorm.lab.engine.progress import ComparisonProgress
+from powernorm.lab.engine.stopping import Stopped
 from powernorm.lab.engine.tasks import Task, TrainingFunction, task_of
 from powernorm.norms.registry import check_norm_options
-from powernorm.runs import ComparisonResults
+from powernorm.recipes import measure_of, paper_records, reduced_note
+from powernorm.report import Comparison, print_comparison, read_comparison, write_report
+from powernorm.report.measures import MEASURES
+from powernorm.runs import RESULTS_FILE
+from powernorm.training import comparison
+from powernorm.training.comparison import Notes
+from powernorm.training.config import ComparisonConfig
 
 NORM_OPTIONS: Final = "norm_options"
-NORMS_BY_DEFAULT: Final = ("ln", "bn", "rbn", "pn")
+NORMS: Final = ("ln", "bn", "rbn", "pn")
 Direction = Literal["min", "max"]
+
+
+def compare(
+    train: Task | TrainingFunction | str | ComparisonConfig,
+    out: str | Path,
+    *,
+    norms: Sequence[str] = NORMS,
+    seeds: int | Sequence[int] = 1,
+    goal: Mapping[str, Direction] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    norm_options: Mapping[str, Mapping[str, Any]] | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    on_event: Listener | None = None,
+    notes: Notes | None = None,
+) -> Comparison:
+    """Train the same thing with every norm and seed, and compare what came of it.
+
+    `out` receives a folder for each run, `comparison.json`, `results.json` (rewritten after every
+    run) and `report.html`. A run whose loss becomes NaN, or that fails, is marked so, and the
+    others go on. SIGTERM and SIGUSR1 end the run at hand after its step, with a checkpoint.
+
+    Args:
+        train: function of a `Run` that trains and returns metrics, with its settings as keyword
+            parameters with defaults; `module:name` of one; a `Task`; or a recipe of a built-in
+            task, which has norms, seeds and settings of its own.
+        out: folder of the comparison.
+        norms: short names, or `module:Class`.
+        seeds: how many (0 to n - 1), or which.
+        goal: the one metric that decides, with `max` or `min` for which way it is better, such as
+            `{"accuracy": "max"}`; needed for a function.
+        settings: values of the function's keyword parameters; the others have their defaults.
+        norm_options: options of `build_norm` by norm, such as `{"rbn": {"mean_penalty": 1.0}}`.
+        device: `auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, …
+        resume: leave runs that are over as they are, and go on with interrupted ones from their
+            last checkpoint, exactly as if they had not been interrupted.
+        force: delete the runs that `out` holds first.
+        quiet: show no progress and no table.
+        on_event: is called with what happens, in place of the progress that is shown.
+        notes: of a recipe: what `results.json` says beside what was measured; else what is known.
+
+    Returns:
+        What was read back from `out`.
+
+    Raises:
+        InputError: something given cannot be used, or another process trains in `out`.
+        KeyboardInterrupt: after the run at hand has been marked as interrupted.
+
+    Distributed:
+        Under `torchrun` every process calls it and the function; the first one writes the files,
+        in a folder that all can read.
+    """
+    if isinstance(train, ComparisonConfig):
+        given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
+        given |= {"norm_options": norm_options, "device": device != "auto"}
+        own = [name for name, value in given.items() if value]
+        if own:
+            raise InputError(f"{own[0]} is part of a recipe: change it by powernorm.lab.override")
+        what: Grid | ComparisonConfig = train
+    else:
+        what = own_grid(
+            train,
+            norms=checked_norms(norms),
+            seeds=checked_seeds(seeds),
+            goal=goal or {},
+            settings=settings or {},
+            norm_options=norm_options or {},
+            device=device,
+        )
+    return compare_and_show(
+        what,
+        Path(out),
+        resume=resume,
+        force=force,
+        progress=on_event or not quiet,
+        table=not quiet,
+        notes=notes,
+    )
+
+
+def compare_and_show(
+    what: Grid | ComparisonConfig,
+    folder: Path,
+    *,
+    resume: bool,
+    force: bool,
+    progress: bool | Listener,
+    table: bool,
+    notes: Notes | None = None,
+) -> Comparison:
+    """Train, show what happens, write the page and print the table; see `compare`."""
+    train = partial(_train, what, folder, resume=resume, force=force, notes=notes)
+    try:
+        if callable(progress) or not progress or not is_first_process():
+            train(on_event=progress if callable(progress) else None)
+        else:
+            with ComparisonProgress(Console(stderr=True)) as shown:
+                train(on_event=shown)
+    except (KeyboardInterrupt, Stopped):
+        if is_first_process() and (folder / RESULTS_FILE).exists():
+            with suppress(InputError):
+                write_report(folder)
+        raise
+    found = read_comparison(folder)
+    if is_first_process():
+        page = write_report(folder)
+        if table:
+            console = Console()
+            print_comparison(console, found)
+            console.print(f"report: {page}", highlight=False, soft_wrap=True, markup=False)
+    return found
+
+
+def _train(
+    what: Grid | ComparisonConfig,
+    folder: Path,
+    *,
+    resume: bool,
+    force: bool,
+    notes: Notes | None,
+    on_event: Listener | None,
+) -> None:
+    if isinstance(what, ComparisonConfig):
+        known = notes or _notes_of(what)
+        comparison.compare(what, folder, resume=resume, force=force, on_event=on_event, notes=known)
+    else:
+        compare_grid(what, folder, resume=resume, force=force, on_event=on_event)
+
+
+def _notes_of(config: ComparisonConfig) -> Notes:
+    measure = measure_of(config.task)
+    return Notes(
+        measure,
+        "max" if MEASURES[measure].higher_is_better else "min",
+        tuple(paper_records(config)),
+        reduced_note(config),
+    )
 
 
 def own_grid(
@@ -76,26 +225,17 @@ def own_grid(
     )
 
 
-def compare_own(
-    grid: Grid, out: Path, *, resume: bool, force: bool, on_event: Listener | None
-) -> ComparisonResults:
-    """Train a grid of `own_grid`; see `compare_grid`."""
-    return compare_grid(grid, out, resume=resume, force=force, on_event=on_event)
-
-
 def chosen_device(device: str) -> torch.device:
     """Return the device of a name; `auto` is a GPU where there is one.
 
     Raises:
         InputError: torch knows no such device, or it is not there.
     """
-    from powernorm.lab.engine.processes import local_rank
-
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-        if chosen.type == "cuda" and chosen.index is None and torch.cuda.is_available():
+        if device == "cuda" and torch.cuda.is_available():
             chosen = torch.device("cuda", local_rank() if num_processes() > 1 else 0)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -112,14 +252,16 @@ def checked_goal(goal: Mapping[str, str], task: str) -> tuple[str, Direction]:
     Raises:
         InputError: there is not exactly one, or its direction is unknown.
     """
-    if not isinstance(goal, Mapping) or len(goal) != 1:
+    if len(goal) != 1:
         raise InputError(
             f"goal is {goal!r}: name the one value that {task} returns by which the norms are "
             "compared, and which way it is better, e.g. {'valid_loss': 'min'}"
         )
     ((metric, direction),) = goal.items()
-    if direction == "min" or direction == "max":
-        return str(metric), direction
+    if direction == "min":
+        return metric, "min"
+    if direction == "max":
+        return metric, "max"
     raise InputError(f"the goal {metric} has the direction {direction!r}, expected min or max")
 
 
@@ -145,9 +287,7 @@ def checked_norms(norms: Sequence[str]) -> list[str]:
     """
     chosen = list(norms)
     if isinstance(norms, str) or not chosen or len(set(chosen)) < len(chosen):
-        raise InputError(
-            f"norms is {norms!r}: give different short names, such as {list(NORMS_BY_DEFAULT)}"
-        )
+        raise InputError(f"norms is {norms!r}: give different short names, such as {list(NORMS)}")
     return chosen
 
 

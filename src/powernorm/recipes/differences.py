@@ -87,17 +87,19 @@ def _about_paper(config: ComparisonConfig) -> list[str]:
 
 def _about_making(config: ComparisonConfig) -> list[str]:
     """Return the note of a preset beside which no number stands, and what is not as it has it."""
-    if config.preset not in RECIPES.get(config.task, ()) and config.study is None:
-        return []
+    notes: Mapping[str, str] = {}
     if config.study is not None:
-        notes = STUDIES[config.study.name].notes
+        if config.study.name not in STUDIES:
+            return []
         own = study_config(config.task, config.study.name, config.preset)
-    else:
+    elif config.preset in RECIPES.get(config.task, ()):
         family = family_of(config.task)
         notes = family.notes
         own = RECIPES[config.task][config.preset]()
         if config.data.path == own.data.path:
             notes = {**family.data_notes, **notes}
+    else:
+        return []
     parts = [notes[config.preset]] if config.preset in notes else []
     # What is varied follows from the other settings.
     changes = _changes(replace(config, variants=own.variants), own)

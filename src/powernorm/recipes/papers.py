@@ -2,9 +2,8 @@
 
 from powernorm.recipes.paper_results import PaperResult
 from powernorm.recipes.registry import RECIPES, family_of
-from powernorm.recipes.studies import STUDIES
 from powernorm.runs import PaperRecord
-from powernorm.training.config import ComparisonConfig, Study
+from powernorm.training.config import ComparisonConfig
 
 
 def measure_of(task: str) -> str:
@@ -18,12 +17,11 @@ def measure_of(task: str) -> str:
 
 def paper_records(config: ComparisonConfig) -> list[PaperRecord]:
     """Return what the papers print for this recipe and placement; empty where nothing."""
-    results = paper_results(config) if config.study is None else _of_study(config, config.study)
-    return [result.record() for result in results if result.placement == config.model.placement]
-
-
-def _of_study(config: ComparisonConfig, study: Study) -> tuple[PaperResult, ...]:
-    return STUDIES[study.name].paper_results.get(config.preset, ()) if study.name in STUDIES else ()
+    return [
+        result.record()
+        for result in paper_results(config)
+        if result.placement == config.model.placement
+    ]
 
 
 def paper_results(config: ComparisonConfig) -> tuple[PaperResult, ...]:

@@ -123,20 +123,24 @@ def _section(comparison: Comparison) -> str:
 
 
 def _title(comparison: Comparison) -> str:
-    study = "" if comparison.study is None else f" --study {comparison.study['name']}"
+    study = "" if comparison.study is None else f", study {comparison.study['name']}"
     preset = f", {comparison.preset}" if comparison.preset else ""
     return f"{comparison.task}{preset}{study}"
 
 
 def _facts(comparison: Comparison) -> str:
     """How it was made: command, data, hardware, date, and how it is not what the paper did."""
-    study = "" if comparison.study is None else f" --study {comparison.study['name']}"
     preset = f" --preset {comparison.preset}" if comparison.preset else ""
-    command = f"powernorm compare {comparison.task}{study}{preset}"
+    # A study may be one of the user's own, which no command trains.
+    made = (
+        f"`{printable(f'powernorm compare {comparison.task}{preset}')}`"
+        if comparison.study is None
+        else printable(comparison.study["title"])
+    )
     placed = f", {comparison.where}" if comparison.where else ""
     way = "" if comparison.is_known else f" ({better_way(comparison.measure)} is better)"
     sentences = [
-        f"`{printable(command)}`{placed}; the measure is the {comparison.measure.heading}{way}.",
+        f"{made}{placed}; the measure is the {comparison.measure.heading}{way}.",
         *_function(comparison),
         *_data(comparison.data),
         *_environment(comparison.settings),

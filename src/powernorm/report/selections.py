@@ -10,9 +10,7 @@ from powernorm.report.document import write_page
 from powernorm.report.loading import is_run_folder, read_comparison, read_runs
 from powernorm.report.page import render_page, render_pages
 from powernorm.report.records import Comparison
-from powernorm.report.verdict import read_verdict, render_verdict
 from powernorm.runs import COMPARISON_FILE, REPORT_FILE, RESULTS_FILE
-from powernorm.verdict_runs import VERDICT_FILE
 
 
 def write_reports(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -33,8 +31,6 @@ def write_reports(folders: Sequence[Path], out: Path | None = None) -> Path:
             version, or there is no place for the page.
     """
     target = _target(folders, out)
-    if len(folders) == 1 and (folders[0] / VERDICT_FILE).exists():
-        return write_page(render_verdict(read_verdict(folders[0])), target)
     comparisons = read_selection(folders)
     if len(comparisons) == 1:
         return write_page(render_page(comparisons[0]), target)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from powernorm.report import study_figures, study_grids, study_pairs, study_scatters
+from powernorm.report import study_figures, study_grids, study_scatters
 from powernorm.report.document import gallery
 from powernorm.report.figures import DrawnFigure
 from powernorm.report.markup import Markup, element
@@ -22,7 +22,6 @@ FIGURES: Final[Mapping[str, StudyFigures]] = MappingProxyType(
         "alphas": study_grids.alphas,
         "scales": study_scatters.scales,
         "layernorm-parts": study_figures.layernorm_parts,
-        "future": study_pairs.future,
     }
 )
 """By the name of the study; one that is not here is drawn by the shape of its variants."""

@@ -78,6 +78,13 @@ def _assign(config: ComparisonConfig, key: str, text: str) -> ComparisonConfig:
 
 
 def _assign_option(config: ComparisonConfig, key: str, text: str) -> ComparisonConfig:
+    norm, option = _norm_and_option(key)
+    options = {name: dict(chosen) for name, chosen in config.norm_options.items()}
+    options.setdefault(norm, {})[option] = _scalar(text)
+    return replace(config, norm_options=options)
+
+
+def _norm_and_option(key: str) -> tuple[str, str]:
     # The norm may have dots itself, as my.module:MyNorm; the option has none.
     norm, _, option = key.removeprefix(f"{FREE_SECTION}.").rpartition(".")
     if not (norm and option.isidentifier()):
@@ -85,9 +92,29 @@ def _assign_option(config: ComparisonConfig, key: str, text: str) -> ComparisonC
             f"{key!r} does not name an option of a norm: write {FREE_SECTION}.NORM.OPTION=value, "
             f"e.g. {FREE_SECTION}.pn.warmup_steps=100."
         )
-    options = {name: dict(chosen) for name, chosen in config.norm_options.items()}
-    options.setdefault(norm, {})[option] = _scalar(text)
-    return replace(config, norm_options=options)
+    return norm, option
+
+
+def split_settings(
+    assignments: Iterable[str],
+) -> tuple[dict[str, str], dict[str, dict[str, OptionValue]]]:
+    """Return settings, each a text, and options by norm, of assignments `key=value`.
+
+    Raises:
+        InputError: an assignment has no `=`, or does not name an option of a norm.
+    """
+    settings: dict[str, str] = {}
+    options: dict[str, dict[str, OptionValue]] = {}
+    for assignment in assignments:
+        key, equals, text = (part.strip() for part in assignment.partition("="))
+        if not equals or not key:
+            raise InputError(f"{assignment!r} is not of the form key=value, e.g. steps=500.")
+        if key.split(".")[0] == FREE_SECTION:
+            norm, option = _norm_and_option(key)
+            options.setdefault(norm, {})[option] = _scalar(text)
+        else:
+            settings[key] = text
+    return settings, options
 
 
 def parse_options(assignments: Iterable[str]) -> dict[str, OptionValue]:

@@ -96,30 +96,7 @@ class RunEnded:
     """It had ended before and was only read."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingStarted:
-    """A study of several comparisons comes to the next one."""
-
-    name: str
-    norms: tuple[str, ...]
-    seeds: tuple[int, ...]
-    index: int
-    """From 1."""
-    num_settings: int
-    """That had something left to do when the study began."""
-
-
-Event = (
-    SettingStarted
-    | DataPrepared
-    | Notice
-    | RunStarted
-    | StepsDone
-    | Validated
-    | Measured
-    | RunScored
-    | RunEnded
-)
+Event = DataPrepared | Notice | RunStarted | StepsDone | Validated | Measured | RunScored | RunEnded
 Listener = Callable[[Event], None]
 
 

@@ -36,6 +36,11 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def is_first_process() -> bool:
+    """Return whether this is the first of the processes that `torchrun` started or will join."""
+    return is_main() if dist.is_initialized() else os.environ.get("RANK", "0") == "0"
+
+
 def local_rank() -> int:
     """Return the number of this process on its machine."""
     return int(os.environ.get("LOCAL_RANK", rank()))

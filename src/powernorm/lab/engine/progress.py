@@ -22,7 +22,6 @@ from powernorm.lab.engine.events import (
     RunEnded,
     RunScored,
     RunStarted,
-    SettingStarted,
     StepsDone,
     Validated,
 )
@@ -85,8 +84,6 @@ class ComparisonProgress:
     def __call__(self, event: Event) -> None:
         """Show an event."""
         match event:
-            case SettingStarted():
-                self._show_setting(event)
             case DataPrepared():
                 self._show_data(event)
             case RunStarted():
@@ -105,12 +102,6 @@ class ComparisonProgress:
                 self._end(event)
             case _:
                 assert_never(event)
-
-    def _show_setting(self, event: SettingStarted) -> None:
-        norms = ", ".join(event.norms)
-        seeds = ", ".join(map(str, event.seeds))
-        position = escape(f"[{event.index}/{event.num_settings}]")
-        self._print(f"{position} {escape(event.name)}: {norms}, seed {seeds}")
 
     def _show_data(self, event: DataPrepared) -> None:
         baselines = ", ".join(

@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from powernorm.errors import InputError
-from powernorm.recipes.studies.future import FUTURE
-from powernorm.recipes.studies.recipes import TASK, StudyRecipe
+from powernorm.recipes.studies.recipes import PRESETS, TASK, StudyRecipe
 from powernorm.recipes.studies.shen2020 import ALPHA_GRID, MICRO_BATCHES, SCALES
 from powernorm.recipes.studies.wang2022 import LOWEST_LAYERS, PENALTY_GRID
 from powernorm.recipes.studies.xu2019 import LAYERNORM_PARTS
@@ -31,7 +30,6 @@ STUDIES: Final[Mapping[str, StudyRecipe]] = MappingProxyType(
             ALPHA_GRID,
             SCALES,
             LAYERNORM_PARTS,
-            FUTURE,
         )
     }
 )
@@ -46,7 +44,7 @@ def study_config(
     Args:
         task: what is trained; studies exist for `lm`.
         name: one of `STUDIES`.
-        preset: one of the study's, `smoke`, `demo`, `full` and perhaps others.
+        preset: `smoke`, `demo` or `full`.
         assignments: settings as `--set` takes them, before the variants are made; `norms` keeps
             the variants of these norms.
 
@@ -58,10 +56,9 @@ def study_config(
         raise InputError(f"There is no study {name!r}: choose one of {', '.join(STUDIES)}.")
     if task != TASK:
         raise InputError(f"The task {task!r} has no studies: choose {TASK}.")
-    presets = STUDIES[name].presets
-    if preset not in presets:
+    if preset not in PRESETS:
         raise InputError(
-            f"The study {name} has no preset {preset!r}: choose one of {', '.join(presets)}."
+            f"The study {name} has no preset {preset!r}: choose one of {', '.join(PRESETS)}."
         )
     config = _varied(STUDIES[name], preset, assignments)
     lines = lines_of(config)

@@ -1,11 +1,10 @@
 """What a study is made from, and the sizes that several studies share."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from powernorm.recipes import language_modeling
-from powernorm.recipes.paper_results import PaperResult
 from powernorm.training.config import (
     ComparisonConfig,
     DataConfig,
@@ -36,12 +35,6 @@ class StudyRecipe:
     """The configuration of a preset, without variants."""
     variants: Callable[[ComparisonConfig], tuple[Variant, ...]]
     """What is trained, given the configuration with the user's settings."""
-    presets: tuple[str, ...] = PRESETS
-    """Its sizes."""
-    paper_results: Mapping[str, tuple[PaperResult, ...]] = field(default_factory=dict)
-    """What the papers print of its variants, by preset; labels in place of norms."""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """How a preset differs from the papers; a sentence."""
 
 
 def sized(preset: str) -> ComparisonConfig:

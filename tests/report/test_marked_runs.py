@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from powernorm.report import markdown_table, read_comparison, summarize, write_report
+from powernorm.report import markdown_table, read_comparison, summarize
 from powernorm.report.claims import claims
 from powernorm.report.columns import run_columns_of
-from powernorm.report.studies import study_contents
-from powernorm.report.study_pairs import future
 from powernorm.report.summary import best_rows
 from powernorm.report.tables import run_cells
 from powernorm.runs import PaperRecord
@@ -66,28 +64,6 @@ def test_whole_comparison_that_sees_the_future(tmp_path: Path) -> None:
     assert [row.label for row in marked] == [f"ln ({MARK})", f"bn ({MARK})"]
     assert marked[1].gap is not None
     assert best_rows(found) == set()
-
-
-def test_figures_pair_the_forms_of_each_norm(folder: Path) -> None:
-    comparison = read_comparison(folder)
-    assert comparison.study is not None
-    drawn = future(comparison, comparison.study)
-    assert len(drawn) == 2
-    for figure in drawn:
-        assert "<svg" in figure.svg
-        for text in ("causal", MARK, "bn"):
-            assert f">{text}<" in figure.svg.replace("<!-- ", ">").replace(" -->", "<")
-    assert "ln of the same form" in drawn[1].svg
-    # LayerNorm has no gap to itself, and PowerNorm no number at all.
-    assert "pn" not in [part.strip() for part in drawn[1].svg.replace("<!--", ">").split(">")]
-    assert "".join(study_contents(comparison)).count("<svg") == 2
-    assert MARK in write_report(folder).read_text(encoding="utf-8")
-
-
-def test_study_without_a_number_has_no_figure(tmp_path: Path) -> None:
-    comparison = read_comparison(write_study(tmp_path / "lost", STUDY, ROWS[4:]))
-    assert comparison.study is not None
-    assert future(comparison, comparison.study) == []
 
 
 @pytest.mark.parametrize("says", [True, False], ids=["says", "earlier-version"])

