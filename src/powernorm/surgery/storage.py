@@ -12,12 +12,23 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from powernorm.checksums import (
+    SAFETENSORS_KEY,
+    SAFETENSORS_SEAL,
+    check_seal,
+    load_sealed,
+    seal_archive,
+    seal_safetensors,
+)
 from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import is_optional_key
 from powernorm.surgery.structure import Structure, build_structure
 
 _KEY: Final = "powernorm_folded"
 _SUFFIX: Final = ".safetensors"
+_FORMAT: Final = "format"
+_METADATA: Final = {_KEY, _FORMAT, SAFETENSORS_KEY}
+_FIX: Final = "write it again with powernorm.save_folded or `powernorm fold`"
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,7 @@ def save_folded(
     path: str | Path,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a folded model: a plain state dict together with the structure.
+    """Write a folded model: a plain state dict together with the structure, and a checksum.
 
     Args:
         model: the folded model.
@@ -61,10 +72,15 @@ def save_folded(
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix.lower() == _SUFFIX:
             text = json.dumps({**described, "shared": shared})
-            _safetensors().save_file(state, str(temporary), {_KEY: text, "format": "pt"})
+            metadata = {_KEY: text, _FORMAT: "pt", **SAFETENSORS_SEAL}
+            _safetensors().save_file(state, str(temporary), metadata)
+            with temporary.open("r+b") as file:
+                seal_safetensors(file)
         else:
             full = {**state, **{name: state[first] for name, first in shared.items()}}
             torch.save({_KEY: json.dumps(described), "state_dict": full}, temporary)
+            with temporary.open("r+b") as file:
+                seal_archive(file)
         temporary.replace(path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from error
@@ -170,12 +186,20 @@ def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if path.suffix.lower() == _SUFFIX:
+        check_seal(path, _FIX)
         with _safetensors().safe_open(str(path), "pt") as file:
-            described = json.loads(file.metadata()[_KEY])
+            metadata = file.metadata()
+            foreign = sorted(metadata.keys() - _METADATA)
+            if foreign:
+                # The key of a checksum with a flipped bit: without it the file would seem older.
+                raise InputError(
+                    f"{path} is damaged, its metadata have the key {foreign[0]!r}: {_FIX}"
+                )
+            described = json.loads(metadata[_KEY])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         state |= {name: state[other] for name, other in described["shared"].items()}
         return described, state
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    content = load_sealed(path, _FIX)
     return json.loads(content[_KEY]), content["state_dict"]
 
 
