@@ -102,7 +102,7 @@ def test_override_of_lists_and_norm_options() -> None:
         ("optimizer.weight_decay=-1", "must be a finite number, 0 or above"),
         ("model.dropout=1", "0 ≤ value < 1"),
         ("schedule.warmup_fraction=1.1", "0 ≤ value ≤ 1"),
-        ("data.vocabulary_size=256", "give at least 257"),
+        ("data.vocabulary_size=0", "give at least 1"),
         ("model.num_heads=3", "model.num_heads=3 does not divide model.num_features=128"),
         ("seeds=-1", "seeds=-1 is too small"),
         ("seeds=1,1", "seeds names 1 more than once"),
@@ -113,6 +113,28 @@ def test_override_of_lists_and_norm_options() -> None:
 def test_bad_overrides_are_named(assignment: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         override(CONFIG, [assignment])
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ["model.num_heads=5", "model.num_features=100"],
+        ["model.num_features=100", "model.num_heads=5"],
+        ["model.num_heads=3", "model.num_features=100", "model.num_heads=5"],
+    ],
+)
+def test_settings_that_fit_each_other_may_come_in_any_order(assignments: list[str]) -> None:
+    """Who widens a model should not have to find the one order in which it is allowed."""
+    config = override(CONFIG, assignments)
+    assert (config.model.num_heads, config.model.num_features) == (5, 100)
+
+
+def test_the_last_of_several_values_counts() -> None:
+    assignments = ["seeds=1,1", "training.max_steps=0", "training.max_steps=7", "seeds=2"]
+    config = override(CONFIG, assignments)
+    assert (config.seeds, config.training.max_steps) == ((2,), 7)
+    with pytest.raises(InputError, match=r"training\.max_steps=0 is too small"):
+        override(CONFIG, ["training.max_steps=7", "training.max_steps=0"])
 
 
 @pytest.mark.parametrize("text", ["none", "()", ""])

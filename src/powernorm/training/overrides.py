@@ -5,7 +5,7 @@ import json
 import math
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from powernorm.errors import InputError
@@ -20,23 +20,32 @@ FIXED_KEYS: Final = ("task", "preset", "study", "variants")
 
 
 def override(config: ComparisonConfig, assignments: Iterable[str]) -> ComparisonConfig:
-    """Return the configuration with every `key=value` applied, from left to right.
+    """Return the configuration with every `key=value` applied, and checked when all are.
+
+    So it does not matter in which order settings come that have to fit each other. Of a key that
+    comes twice the last value counts.
 
     Keys: `section.key` (`optimizer.learning_rate=1e-3`), `norms=ln,bn`, `seeds=0,1` and
     `norm_options.NORM.OPTION` (`norm_options.rbn.mean_penalty=10`), whose value is read as a JSON
     scalar and checked when the norm is built.
 
     Raises:
-        InputError: an assignment has no `=`, its key is unknown or its value has the wrong type.
+        InputError: an assignment has no `=`, its key is unknown, its value has the wrong type, or
+            the settings do not fit each other.
     """
+    changes = _Changes({}, {}, {name: dict(chosen) for name, chosen in config.norm_options.items()})
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise InputError(
                 f"{assignment!r} is not of the form key=value, e.g. training.max_steps=500."
             )
-        config = _assign(config, key.strip(), text.strip())
-    return config
+        _assign(changes, key.strip(), text.strip())
+    sections = {
+        name: replace(getattr(config, name), **changed)
+        for name, changed in changes.sections.items()
+    }
+    return replace(config, **changes.plain, **sections, norm_options=changes.norm_options)
 
 
 def known_keys() -> list[str]:
@@ -62,22 +71,32 @@ def from_json(values: Mapping[str, Any]) -> ComparisonConfig:
     return built
 
 
-def _assign(config: ComparisonConfig, key: str, text: str) -> ComparisonConfig:
-    parts = key.split(".")
-    if parts[0] == FREE_SECTION:
-        return _assign_option(config, key, text)
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What assignments ask for, parsed but not checked against each other."""
+
+    plain: dict[str, Any]
+    """By key, of settings that are in no section."""
+    sections: dict[str, dict[str, Any]]
+    norm_options: dict[str, dict[str, OptionValue]]
+    """All of them, the configuration's too."""
+
+
+def _assign(changes: _Changes, key: str, text: str) -> None:
+    if key.split(".")[0] == FREE_SECTION:
+        _assign_option(changes, key, text)
+        return
     if key not in known_keys():
         raise _unknown_key(key)
-    if len(parts) == 1:
-        value = _parse(text, _hints(ComparisonConfig)[key], key)
-        return replace(config, **{key: value})
-    section, name = parts
-    old = getattr(config, section)
-    value = _parse(text, _hints(type(old))[name], key)
-    return replace(config, **{section: replace(old, **{name: value})})
+    section, _, name = key.rpartition(".")
+    hints = _hints(ComparisonConfig)
+    if section:
+        hints = _hints(hints[section])
+    changed = changes.sections.setdefault(section, {}) if section else changes.plain
+    changed[name] = _parse(text, hints[name], key)
 
 
-def _assign_option(config: ComparisonConfig, key: str, text: str) -> ComparisonConfig:
+def _assign_option(changes: _Changes, key: str, text: str) -> None:
     # The norm may have dots itself, as my.module:MyNorm; the option has none.
     norm, _, option = key.removeprefix(f"{FREE_SECTION}.").rpartition(".")
     if not (norm and option.isidentifier()):
@@ -85,9 +104,7 @@ def _assign_option(config: ComparisonConfig, key: str, text: str) -> ComparisonC
             f"{key!r} does not name an option of a norm: write {FREE_SECTION}.NORM.OPTION=value, "
             f"e.g. {FREE_SECTION}.pn.warmup_steps=100."
         )
-    options = {name: dict(chosen) for name, chosen in config.norm_options.items()}
-    options.setdefault(norm, {})[option] = _scalar(text)
-    return replace(config, norm_options=options)
+    changes.norm_options.setdefault(norm, {})[option] = _scalar(text)
 
 
 def parse_options(assignments: Iterable[str]) -> dict[str, OptionValue]:
