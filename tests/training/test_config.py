@@ -19,6 +19,7 @@ from powernorm.training.config import (
     to_json,
 )
 from powernorm.training.overrides import from_json, known_keys, override
+from powernorm.training.trained_models import run_config
 
 CONFIG = ComparisonConfig(
     task="lm", preset="test", norm_options={"rbn": {"mean_penalty": 1.0}, "pn": {"groups": None}}
@@ -105,6 +106,7 @@ def test_override_of_lists_and_norm_options() -> None:
         ("data.vocabulary_size=0", "give at least 1"),
         ("model.num_heads=3", "model.num_heads=3 does not divide model.num_features=128"),
         ("seeds=-1", "seeds=-1 is too small"),
+        (f"model.num_layers={10**30}", r"expected a whole number below 2\^63"),
         ("seeds=1,1", "seeds names 1 more than once"),
         ("norms=ln,bn,ln", "norms names ln more than once"),
         ("norms=", "norms is empty"),
@@ -162,12 +164,22 @@ def test_every_known_key_can_be_set() -> None:
         ({"seeds": ["1"]}, "seeds=1 has the wrong type"),
         ({"norm_options": 3}, "norm_options=3 has the wrong type"),
         ({"model": 3}, "model=3 has the wrong type"),
+        ({"optimizer": to_json(CONFIG)["optimizer"] | {"eps": 10**400}}, "expected a number"),
+        ({"seeds": [2**63]}, r"expected a whole number below 2\^63"),
         ({"task": None}, "task=None has the wrong type: expected a text"),
     ],
 )
 def test_foreign_json_is_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_json(to_json(CONFIG) | change)
+
+
+@pytest.mark.parametrize("seed", [None, "x", 0.5, float("inf"), 10**30, [1]])
+def test_a_run_with_a_damaged_seed(seed: object) -> None:
+    """A config.json that somebody edited."""
+    settings = to_json(CONFIG) | {"norm": "ln", "norm_options": {}, "seed": seed}
+    with pytest.raises(InputError, match=r"seeds(\.0)?=.* has the wrong type"):
+        run_config({key: settings[key] for key in settings.keys() - {"norms", "seeds"}})
 
 
 def test_choices_are_checked_when_built_in_code_too() -> None:

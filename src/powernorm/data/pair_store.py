@@ -15,11 +15,11 @@ import time
 import weakref
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final, Literal, TextIO
 
 import torch
 
@@ -30,6 +30,7 @@ from powernorm.data.parallel_corpus import TextPair
 from powernorm.data.subwords import END_ID
 from powernorm.data.token_lists import TokenLists
 from powernorm.errors import InputError
+from powernorm.json_reading import parse_json, read_json_object
 
 LOGGER = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ _SUFFIX: Final = ".pairs"
 _ABANDONED_AFTER: Final = 24 * 60 * 60
 """Seconds without a change after which nobody is at work on a folder any more."""
 _ITEM: Final = 4
+_FIX: Final = "remove its folder"
 _CHUNK: Final = 1 << 22
 
 
@@ -110,7 +112,12 @@ def append_text(folder: Path, split: EvaluatedSplit, pairs: Iterable[TextPair]) 
 def read_text(folder: Path, split: EvaluatedSplit) -> list[TextPair]:
     """Return what was kept."""
     with _text_path(folder, split).open() as file:
-        return [(source, target) for source, target in map(json.loads, file)]
+        return [(source, target) for source, target in _json_lines(file)]
+
+
+def _json_lines(file: TextIO) -> Iterator[Any]:
+    for number, line in enumerate(file, start=1):
+        yield parse_json(line, file.name, _FIX, line=number)
 
 
 def _text_path(folder: Path, split: EvaluatedSplit) -> Path:
@@ -239,7 +246,7 @@ def _checked_facts(folder: Path) -> dict[str, Any] | None:
     if not os.path.lexists(folder):
         return None
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = read_json_object(folder / MANIFEST, _FIX)
         if manifest.pop("checksum") != _checksum(manifest):
             raise ValueError(f"{MANIFEST} is not what was written")
         for name, expected in manifest["files"].items():

@@ -21,6 +21,7 @@ from powernorm.checksums import (
     seal_safetensors,
 )
 from powernorm.errors import InputError
+from powernorm.json_reading import parse_json
 from powernorm.norms.batch_statistics import is_optional_key
 from powernorm.surgery.structure import Structure, build_structure
 
@@ -195,12 +196,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 raise InputError(
                     f"{path} is damaged, its metadata have the key {foreign[0]!r}: {_FIX}"
                 )
-            described = json.loads(metadata[_KEY])
+            described = parse_json(metadata[_KEY], str(path), _FIX)
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         state |= {name: state[other] for name, other in described["shared"].items()}
         return described, state
     content = load_sealed(path, _FIX)
-    return json.loads(content[_KEY]), content["state_dict"]
+    return parse_json(content[_KEY], str(path), _FIX), content["state_dict"]
 
 
 def _safetensors() -> Any:

@@ -1,7 +1,6 @@
 """Setting fields of a configuration by dotted keys, as `--set section.key=value` does."""
 
 import difflib
-import json
 import math
 import types
 from collections.abc import Iterable, Mapping
@@ -9,6 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from powernorm.errors import InputError
+from powernorm.json_reading import parse_json
 from powernorm.training.config import ComparisonConfig, OptionValue
 from powernorm.training.config_fields import is_later
 
@@ -17,6 +17,8 @@ BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "
 FREE_SECTION: Final = "norm_options"
 FIXED_KEYS: Final = ("task", "preset", "study", "variants")
 """Chosen by the recipe; changing them would only mislabel the results."""
+MAX_WHOLE: Final = 2**63 - 1
+"""No setting is larger."""
 
 
 def override(config: ComparisonConfig, assignments: Iterable[str]) -> ComparisonConfig:
@@ -129,8 +131,8 @@ def _scalar(text: str) -> OptionValue:
     if lowered in BOOLEAN_WORDS:
         return BOOLEAN_WORDS[lowered]
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = parse_json(text, text, "")
+    except InputError:
         return text
     # A float that is not finite has no place in the JSON files of the runs: leave it a text, which
     # no norm takes for a number.
@@ -173,7 +175,7 @@ def _parse(text: str, hint: Any, key: str) -> Any:
     if hint is bool:
         return _checked(BOOLEAN_WORDS.get(text.lower()), hint, key, shown=text)
     try:
-        return hint(text)
+        return _checked(hint(text), hint, key)
     except ValueError:
         raise _wrong_type(key, text, hint) from None
 
@@ -236,6 +238,8 @@ def _checked(value: Any, hint: Any, key: str, *, shown: Any = None) -> Any:
         hint = _without_none(hint)
     if get_origin(hint) is Literal:
         accepted = value in get_args(hint)
+    elif isinstance(value, int) and abs(value) > MAX_WHOLE:
+        accepted = False
     elif hint is float:
         accepted = isinstance(value, int | float) and not isinstance(value, bool)
         value = float(value) if accepted else value
@@ -256,7 +260,12 @@ def _wrong_type(key: str, value: Any, hint: Any) -> InputError:
 def _describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(hint))
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    words = {
+        int: "a whole number below 2^63",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+    }
     return words.get(hint, "a section of settings")
 
 
