@@ -65,8 +65,8 @@ def load_sealed(path: Path, fix: str) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def check_seal(path: Path, fix: str) -> None:
-    """Check a file against the sum in it, where it has one.
+def check_seal(path: Path, fix: str) -> Seal:
+    """Check a file against the sum in it, and return whether it has one.
 
     Args:
         path: of the file.
@@ -76,8 +76,10 @@ def check_seal(path: Path, fix: str) -> None:
         InputError: it is damaged.
         OSError: it cannot be read.
     """
-    if seal_of(path) == "damaged":
+    seal = seal_of(path)
+    if seal == "damaged":
         raise InputError(f"{path} is damaged, its bytes do not have their checksum: {fix}")
+    return seal
 
 
 def seal_of(path: Path) -> Seal:

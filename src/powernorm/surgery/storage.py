@@ -170,6 +170,11 @@ def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> st
     return ""
 
 
+def is_folded(metadata: Mapping[str, str]) -> bool:
+    """Return whether a file of safetensors with these metadata holds a folded model."""
+    return _KEY in metadata
+
+
 def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors, each once, and the names that share one with an earlier name."""
     kept: dict[str, Tensor] = {}
