@@ -1,5 +1,6 @@
 """The page of results: comparisons beside the papers' numbers, as Markdown from their files."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -12,11 +13,11 @@ from powernorm.report.document import counted
 from powernorm.report.joining import joined
 from powernorm.report.loading import read_comparison
 from powernorm.report.measures import decimals_of, heading_of
-from powernorm.report.numerals import printable
 from powernorm.report.paired import PairedGap, paired_gap
 from powernorm.report.paper_tables import printed_with_source
 from powernorm.report.records import Comparison
 from powernorm.report.summary import SummaryRow, summarize
+from powernorm.report.text_tables import code, escaped
 from powernorm.runs import PaperRecord
 
 BEGIN: Final = "<!-- begin: written by `powernorm results`, do not edit -->"
@@ -65,13 +66,16 @@ def write_results(folders: Sequence[Path], page: Path) -> None:
     """
     written = f"{BEGIN}\n\n{results_document(folders)}\n{END}\n"
     old = _read_page(page)
-    marks = (old.count(BEGIN), old.count(END))
+    # Lines of their own: what a file says may hold the same words.
+    begins, ends = (
+        list(re.finditer(rf"^{re.escape(mark)}[ \t\r]*(\n|\Z)", old, re.MULTILINE))
+        for mark in (BEGIN, END)
+    )
+    marks = (len(begins), len(ends))
     if marks == (0, 0):
         new = f"{old.rstrip()}\n\n{written}".lstrip()
-    elif marks == (1, 1) and old.index(BEGIN) < old.index(END):
-        new = (
-            old[: old.index(BEGIN)] + written + old[old.index(END) + len(END) :].removeprefix("\n")
-        )
+    elif marks == (1, 1) and begins[0].start() < ends[0].start():
+        new = old[: begins[0].start()] + written + old[ends[0].end() :]
     else:
         raise InputError(
             f"{page} has {marks[0]} lines {BEGIN!r} and {marks[1]} lines {END!r}: expected one of "
@@ -97,7 +101,7 @@ def _read_page(page: Path) -> str:
 
 def _section(comparison: Comparison) -> str:
     parts = [
-        f"### {printable(_title(comparison))}\n",
+        f"### {escaped(_title(comparison))}\n",
         f"{_facts(comparison)}\n",
         text_tables.markdown(_HEADINGS, _NUMERIC, list(_lines(comparison))),
     ]
@@ -120,31 +124,31 @@ def _facts(comparison: Comparison) -> str:
     """How it was made: command, data, hardware, date, and how it is not what the paper did."""
     study = "" if comparison.study is None else f" --study {comparison.study['name']}"
     command = f"powernorm compare {comparison.task}{study} --preset {comparison.preset}"
-    placed = f", {comparison.where}" if comparison.where else ""
+    placed = f", {escaped(comparison.where)}" if comparison.where else ""
     sentences = [
-        f"`{printable(command)}`{placed}; the measure is the {heading_of(comparison.metric)}.",
+        f"{code(command)}{placed}; the measure is the {heading_of(comparison.metric)}.",
         *_data(comparison.data),
         *_environment(comparison.settings),
     ]
     if comparison.reduced:
         about = "Not as in the paper: " if comparison.paper and comparison.study is None else ""
-        sentences.append(f"{about}{printable(comparison.reduced)}")
+        sentences.append(f"{about}{escaped(comparison.reduced)}")
     return " ".join(sentences)
 
 
 def _data(data: Mapping[str, Any]) -> Iterator[str]:
     if data.get("name"):
-        yield f"Data: {printable(str(data['name']))}, {printable(str(data.get('source', '')))}."
+        yield f"Data: {escaped(str(data['name']))}, {escaped(str(data.get('source', '')))}."
 
 
 def _environment(settings: Mapping[str, Any]) -> Iterator[str]:
-    machine = settings.get("machine") or {}
-    versions = settings.get("versions") or {}
-    if machine:
+    machine, versions = (settings.get(key) for key in ("machine", "versions"))
+    if isinstance(machine, Mapping) and isinstance(versions, Mapping | None):
         threads = counted(machine.get("num_threads", 1), "thread")
         device = machine.get("gpu") or f"{machine.get('num_cpus')} CPU cores, {threads}"
-        date = f", {printable(str(settings['date']))}" if settings.get("date") else ""
-        yield f"On {printable(str(device))}, torch {printable(str(versions.get('torch')))}{date}."
+        torch = (versions or {}).get("torch")
+        date = f", {escaped(str(settings['date']))}" if settings.get("date") else ""
+        yield f"On {escaped(str(device))}, torch {escaped(str(torch))}{date}."
 
 
 def _lines(comparison: Comparison) -> Iterator[list[str]]:
