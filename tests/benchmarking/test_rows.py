@@ -63,7 +63,7 @@ def test_rows_come_back_as_written(tmp_path: Path) -> None:
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
-    with pytest.raises(InputError, match=r"rows\.jsonl holds no results"):
+    with pytest.raises(InputError, match=r"rows\.jsonl(, line 1: not JSON| holds no results)"):
         read_rows(path)
     with pytest.raises(InputError, match="holds no results"):
         read_rows(tmp_path / "absent.jsonl")

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from powernorm.data import subwords
-from powernorm.data.cache import cache_folder
+from powernorm.data.cache import cache_folder, read_cached
 from powernorm.data.corpus import SPLITS, Corpus
 from powernorm.data.subwords import END_ID, encode_corpus
 from powernorm.errors import InputError
@@ -24,7 +24,9 @@ def corpus(*, line_ends_count: bool = False, train: tuple[str, ...] | None = Non
 
 def tokenizer() -> Tokenizer:
     (path,) = cache_folder().glob("*.tokenizer.json")
-    return Tokenizer.from_str(path.read_text())
+    content = read_cached(path.name)
+    assert content is not None
+    return Tokenizer.from_buffer(content)
 
 
 @pytest.mark.parametrize("line_ends_count", [False, True])

@@ -50,7 +50,7 @@ def test_rows_end_where_the_models_positions_do(encoder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "cannot be read"), ("{}", "has no model_type"), ('{"model_type": "no"}', "no model")],
+    [("{", "line 1: not JSON"), ("{}", "has no model_type"), ('{"model_type": "no"}', "no model")],
 )
 def test_configurations_that_give_no_model(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "config.json"

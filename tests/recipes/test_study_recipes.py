@@ -158,3 +158,9 @@ def test_every_study_ends_in_its_figure(name: str, tmp_path: Path) -> None:
         own = json.loads((tmp_path / "out" / run.folder / "result.json").read_text())
         assert own["study"] == comparison.study
     assert all("study" not in run for run in results["runs"])
+
+
+def test_settings_of_a_study_may_need_each_other() -> None:
+    """Each alone does not fit the preset's model."""
+    config = study_config("lm", "alphas", "smoke", ["model.num_heads=5", "model.num_features=100"])
+    assert (config.model.num_heads, config.model.num_features) == (5, 100)

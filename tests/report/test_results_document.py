@@ -1,7 +1,11 @@
 import json
+import re
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from powernorm.errors import InputError
 from powernorm.report import read_comparison
@@ -193,3 +197,74 @@ def test_runs_without_batch_statistics_have_no_fluctuation(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"a\.svg cannot be written"):
         draw_fluctuation({"A": folder / "bn-pre-seed0"}, tmp_path / "file" / "a.svg")
+
+
+HOSTILE = (
+    '| a ||\n\n| b |\n---\n# c\n- d\r\n<script>e()</script><b onclick="f">g</b> &lt; '
+    "[h](javascript:i) ![j](https://k.l) [m]: n\n`o` ``p`` **q** __r__ _s_ ~~t~~ $u$ https://v.w "
+    "www.x.y <z@a.b> "
+    f"\\\\| {END} {BEGIN} \u2028 \\"
+)
+KEPT = ("status", "placement", "measure", "metric", "folder")
+"""One of a few words, or a folder that has to be inside."""
+
+
+def made_hostile(value: Any, key: str = "") -> Any:
+    """The value with more at the end of every text in it."""
+    if isinstance(value, dict):
+        return {name: made_hostile(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [made_hostile(item, key) for item in value]
+    return value + HOSTILE if isinstance(value, str) and key not in KEPT else value
+
+
+def check_page(text: str, num_sections: int) -> None:
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+    kinds = Counter(token.type for token in tokens)
+    inside = Counter(part.type for token in tokens for part in token.children or ())
+    assert kinds["heading_open"] == num_sections
+    allowed = {"heading", "paragraph", "table", "thead", "tbody", "tr", "th", "td"}
+    assert {kind.rpartition("_")[0] or kind for kind in kinds} <= allowed | {"inline"}
+    assert set(inside) <= {"text", "code_inline", "softbreak", "text_special"}
+    assert kinds["table_open"] == 2 * num_sections
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert kinds["tr_open"] == len(rows) - kinds["table_open"]
+    columns, widths = 0, []
+    for token in tokens:
+        columns = 0 if token.type == "tr_open" else columns + (token.type in ("th_open", "td_open"))
+        widths += [columns] if token.type == "tr_close" else []
+    assert set(widths) == {7, 8}
+    shown = "".join(
+        part.content for token in tokens for part in token.children or () if part.type == "text"
+    )
+    assert "<script>e()</script>" in shown
+    plain = re.sub(r"(`+).*?[^`]\1(?!`)", "", text)
+    assert not re.search(r"[^\\]://|www[^\\]", plain)
+
+
+def test_texts_of_a_file_stay_texts(folder: Path) -> None:
+    """Results come from others, and pages of them are read in a browser."""
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    for run in results["runs"]:
+        run["remark"] = "sees the future"
+    results["paper"][1]["against"] = ["ln"]
+    results["settings"]["machine"] = {"num_cpus": 2, "num_threads": 1, "gpu": "x"}
+    path.write_text(json.dumps(made_hostile(results)))
+    text = results_document([folder])
+    check_page(text, 1)
+    page = folder / "page.md"
+    write_results([folder], page)
+    write_results([folder], page)
+    assert page.read_text().count(f"\n{END}") == 1
+    assert text in page.read_text()
+
+
+@pytest.mark.parametrize("value", ["x", 3, [1], True, None])
+def test_facts_of_another_kind_are_left_out(folder: Path, value: object) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    for key in ("machine", "versions"):
+        results["settings"] |= {"machine": {"num_cpus": 2}, "versions": {}, key: value}
+        path.write_text(json.dumps(results))
+        assert "### lm, demo" in results_document([folder])

@@ -110,7 +110,7 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no file"):
         powernorm.load_folded(small(), path)
     path.write_bytes(b"something else")
-    with pytest.raises(InputError, match="is not a folded model"):
+    with pytest.raises(InputError, match=r"is not a folded model|is damaged"):
         powernorm.load_folded(small(), path)
     path = tmp_path / "plain.pt"
     torch.save({"weight": torch.ones(2)}, path)

@@ -282,7 +282,7 @@ def refusal(config: ComparisonConfig, out: Path) -> str:
 def test_truncated_checkpoint(unscored: tuple[ComparisonConfig, Path, Path]) -> None:
     config, out, folder = unscored
     truncate(folder / "last.ckpt")
-    assert f"{folder / 'last.ckpt'} is not a checkpoint of a run" in refusal(config, out)
+    assert f"{folder / 'last.ckpt'} is damaged" in refusal(config, out)
 
 
 class Evil:
@@ -360,4 +360,4 @@ def test_best_checkpoint_of_another_recipe(pairs: Path, tmp_path: Path) -> None:
 def test_truncated_snapshot(unscored: tuple[ComparisonConfig, Path, Path]) -> None:
     config, out, folder = unscored
     truncate(folder / "step-8.safetensors")
-    assert "step-8.safetensors holds no weights" in refusal(config, out)
+    assert "step-8.safetensors is damaged" in refusal(config, out)

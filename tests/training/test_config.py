@@ -19,6 +19,7 @@ from powernorm.training.config import (
     to_json,
 )
 from powernorm.training.overrides import from_json, known_keys, override
+from powernorm.training.trained_models import run_config
 
 CONFIG = ComparisonConfig(
     task="lm", preset="test", norm_options={"rbn": {"mean_penalty": 1.0}, "pn": {"groups": None}}
@@ -102,9 +103,10 @@ def test_override_of_lists_and_norm_options() -> None:
         ("optimizer.weight_decay=-1", "must be a finite number, 0 or above"),
         ("model.dropout=1", "0 ≤ value < 1"),
         ("schedule.warmup_fraction=1.1", "0 ≤ value ≤ 1"),
-        ("data.vocabulary_size=256", "give at least 257"),
+        ("data.vocabulary_size=0", "give at least 1"),
         ("model.num_heads=3", "model.num_heads=3 does not divide model.num_features=128"),
         ("seeds=-1", "seeds=-1 is too small"),
+        (f"model.num_layers={10**30}", r"expected a whole number below 2\^63"),
         ("seeds=1,1", "seeds names 1 more than once"),
         ("norms=ln,bn,ln", "norms names ln more than once"),
         ("norms=", "norms is empty"),
@@ -113,6 +115,28 @@ def test_override_of_lists_and_norm_options() -> None:
 def test_bad_overrides_are_named(assignment: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         override(CONFIG, [assignment])
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ["model.num_heads=5", "model.num_features=100"],
+        ["model.num_features=100", "model.num_heads=5"],
+        ["model.num_heads=3", "model.num_features=100", "model.num_heads=5"],
+    ],
+)
+def test_settings_that_fit_each_other_may_come_in_any_order(assignments: list[str]) -> None:
+    """Who widens a model should not have to find the one order in which it is allowed."""
+    config = override(CONFIG, assignments)
+    assert (config.model.num_heads, config.model.num_features) == (5, 100)
+
+
+def test_the_last_of_several_values_counts() -> None:
+    assignments = ["seeds=1,1", "training.max_steps=0", "training.max_steps=7", "seeds=2"]
+    config = override(CONFIG, assignments)
+    assert (config.seeds, config.training.max_steps) == ((2,), 7)
+    with pytest.raises(InputError, match=r"training\.max_steps=0 is too small"):
+        override(CONFIG, ["training.max_steps=7", "training.max_steps=0"])
 
 
 @pytest.mark.parametrize("text", ["none", "()", ""])
@@ -140,12 +164,22 @@ def test_every_known_key_can_be_set() -> None:
         ({"seeds": ["1"]}, "seeds=1 has the wrong type"),
         ({"norm_options": 3}, "norm_options=3 has the wrong type"),
         ({"model": 3}, "model=3 has the wrong type"),
+        ({"optimizer": to_json(CONFIG)["optimizer"] | {"eps": 10**400}}, "expected a number"),
+        ({"seeds": [2**63]}, r"expected a whole number below 2\^63"),
         ({"task": None}, "task=None has the wrong type: expected a text"),
     ],
 )
 def test_foreign_json_is_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_json(to_json(CONFIG) | change)
+
+
+@pytest.mark.parametrize("seed", [None, "x", 0.5, float("inf"), 10**30, [1]])
+def test_a_run_with_a_damaged_seed(seed: object) -> None:
+    """A config.json that somebody edited."""
+    settings = to_json(CONFIG) | {"norm": "ln", "norm_options": {}, "seed": seed}
+    with pytest.raises(InputError, match=r"seeds(\.0)?=.* has the wrong type"):
+        run_config({key: settings[key] for key in settings.keys() - {"norms", "seeds"}})
 
 
 def test_choices_are_checked_when_built_in_code_too() -> None:

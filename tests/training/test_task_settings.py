@@ -47,6 +47,24 @@ def test_settings_of_other_tasks_are_refused(task: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("task", "least"),
+    [
+        *(("lm", 257), ("mlm", 257), ("translation", 257)),
+        *(("ner", 3), ("tag", 3), ("classify", 3), ("parse", 4)),
+    ],
+)
+def test_a_vocabulary_is_as_large_as_its_kind_needs(task: str, least: int) -> None:
+    """Subwords spell every byte; words need none of that, only marks and one word."""
+    config = recipe(task, "smoke")
+    fitting = override(config, [f"data.vocabulary_size={least}"])
+    task_of(fitting).check(fitting, "ln")
+    small = override(config, [f"data.vocabulary_size={least - 1}"])
+    message = f"data.vocabulary_size={least - 1} is too small: give at least {least}"
+    with pytest.raises(InputError, match=message):
+        task_of(small).check(small, "ln")
+
+
+@pytest.mark.parametrize(
     ("setting", "choice"),
     [
         ("optimizer.momentum=0.5", "optimizer.name=sgd"),

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -17,6 +17,9 @@ import powernorm
 from powernorm.benchmarking.cases import Case
 from powernorm.benchmarking.inference.rows import InferenceRow
 from powernorm.errors import InputError
+from powernorm.json_reading import parse_json
+
+_FIX: Final = "give a file that `powernorm bench --out` wrote"
 
 
 @dataclass(frozen=True)
@@ -158,11 +161,16 @@ def read_any_rows(path: Path) -> tuple[dict[str, Any], list[Row] | list[Inferenc
         InputError: not a file of results.
     """
     try:
-        head, *rest = path.read_text(encoding="utf-8").splitlines()
-        machine: dict[str, Any] = json.loads(head)["machine"]
-        records = [json.loads(line) for line in rest]
+        lines = path.read_text(encoding="utf-8").splitlines()
+        head, *records = [
+            parse_json(line, str(path), _FIX, line=number)
+            for number, line in enumerate(lines, start=1)
+        ]
+        machine: dict[str, Any] = head["machine"]
         if records and "engine" in records[0]:
             return machine, [InferenceRow(**record) for record in records]
         return machine, [Row(**record) for record in records]
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} holds no results of `powernorm bench`: {error}") from None

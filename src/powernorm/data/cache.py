@@ -6,9 +6,14 @@ import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from powernorm.checksums import Seal, read_sealed, sealed_header
 
 LOGGER = logging.getLogger(__name__)
+_OLDER_BEGINS: Final = (b"{", b"PK\x03\x04")
+"""Of the files that were written before there were checksums: JSON and archives."""
+_OLDEST: Final = max(map(len, _OLDER_BEGINS))
 
 
 def cache_folder() -> Path:
@@ -27,28 +32,53 @@ def cache_key(**parts: Any) -> str:
 
 
 def read_cached(name: str) -> bytes | None:
-    """Return the content of a cached file, None where there is none that can be read."""
+    """Return the content of a cached file, None where there is none that is as it was written."""
+    path = cache_folder() / name
     try:
-        return (cache_folder() / name).read_bytes()
+        with path.open("rb") as file:
+            content = read_sealed(file)
+            if content is not None:
+                return content
+            file.seek(0)
+            content = file.read()
     except OSError:
         return None
+    if content.startswith(_OLDER_BEGINS):
+        return content
+    LOGGER.warning("%s of the cache is damaged and is made anew.", path)
+    return None
+
+
+def entry_seal(path: Path) -> Seal:
+    """Return whether a file of `write_cached` is as it was written.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        if read_sealed(file) is not None:
+            return "whole"
+        file.seek(0)
+        return "unsealed" if file.read(_OLDEST).startswith(_OLDER_BEGINS) else "damaged"
 
 
 def write_cached(name: str, content: bytes) -> None:
     """Write a file of the cache in one step, so that no reader ever sees half of it.
+
+    It has a checksum, so that none ever uses what is damaged.
 
     A cache that cannot be written costs time and nothing else: it is logged, not raised.
     """
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / name, content)
+        write_atomically(folder / name, sealed_header(content), content)
     except OSError as error:
         LOGGER.warning("The cache %s cannot be written (%s).", folder, error.strerror)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under another name in the same folder and then rename it.
+def write_atomically(path: Path, *parts: bytes) -> None:
+    """Write a file of these parts under another name in the same folder and then rename it.
 
     Raises:
         OSError: the folder cannot be written.
@@ -56,7 +86,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            file.writelines(parts)
         # mkstemp keeps the file to its owner; others shall read it as they do its neighbours.
         mask = os.umask(0)
         os.umask(mask)

@@ -15,11 +15,11 @@ import time
 import weakref
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final, Literal, TextIO
 
 import torch
 
@@ -30,6 +30,7 @@ from powernorm.data.parallel_corpus import TextPair
 from powernorm.data.subwords import END_ID
 from powernorm.data.token_lists import TokenLists
 from powernorm.errors import InputError
+from powernorm.json_reading import parse_json, read_json_object
 
 LOGGER = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ _SUFFIX: Final = ".pairs"
 _ABANDONED_AFTER: Final = 24 * 60 * 60
 """Seconds without a change after which nobody is at work on a folder any more."""
 _ITEM: Final = 4
+_FIX: Final = "remove the folder, the pairs are encoded anew when they are needed"
 _CHUNK: Final = 1 << 22
 
 
@@ -110,7 +112,12 @@ def append_text(folder: Path, split: EvaluatedSplit, pairs: Iterable[TextPair]) 
 def read_text(folder: Path, split: EvaluatedSplit) -> list[TextPair]:
     """Return what was kept."""
     with _text_path(folder, split).open() as file:
-        return [(source, target) for source, target in map(json.loads, file)]
+        return [(source, target) for source, target in _json_lines(file)]
+
+
+def _json_lines(file: TextIO) -> Iterator[Any]:
+    for number, line in enumerate(file, start=1):
+        yield parse_json(line, file.name, _FIX, line=number)
 
 
 def _text_path(folder: Path, split: EvaluatedSplit) -> Path:
@@ -230,6 +237,28 @@ def _measured(path: Path) -> tuple[int, int]:
     return path.stat().st_size, checksum
 
 
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Return what was recorded with the files of a store, each of which is read for that.
+
+    Raises:
+        InputError: one is not what was written; the message names it.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = read_json_object(path, _FIX)
+        if manifest.pop("checksum") != _checksum(manifest):
+            raise ValueError("its checksum is another")
+        for name, expected in manifest["files"].items():
+            path = folder / name
+            if list(_measured(path)) != expected:
+                raise ValueError("its checksum is another")
+        return dict(manifest["facts"])
+    except InputError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is not what was written ({error}): {_FIX}") from error
+
+
 def _checked_facts(folder: Path) -> dict[str, Any] | None:
     """Return what was recorded with the files; None where they are missing.
 
@@ -239,14 +268,8 @@ def _checked_facts(folder: Path) -> dict[str, Any] | None:
     if not os.path.lexists(folder):
         return None
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        if manifest.pop("checksum") != _checksum(manifest):
-            raise ValueError(f"{MANIFEST} is not what was written")
-        for name, expected in manifest["files"].items():
-            if list(_measured(folder / name)) != expected:
-                raise ValueError(f"{name} is not what was written")
-        return dict(manifest["facts"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return read_facts(folder)
+    except InputError as error:
         LOGGER.warning("The cached pairs %s are damaged (%s) and are made anew.", folder, error)
         if folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)

@@ -24,7 +24,7 @@ from powernorm.errors import InputError
 
 UNKNOWN_ID: Final = 1
 """Of a word that the train split does not have, or too seldom."""
-_NUM_MARKS: Final = 2
+NUM_MARKS: Final = 2
 _FORMAT: Final = 1
 
 
@@ -77,13 +77,13 @@ def _vocabulary(treebank: Treebank, vocabulary_size: int) -> _Vocabulary:
     train = treebank.sentences["train"]
     counts = Counter(word.form.lower() for sentence in train for word in sentence.words)
     # Equally frequent words in the order of the alphabet: the ids shall not depend on the text's.
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary_size - _NUM_MARKS]
-    size = len(ranked) + _NUM_MARKS
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary_size - NUM_MARKS]
+    size = len(ranked) + NUM_MARKS
     names = {
         word.tag for part in treebank.sentences.values() for item in part for word in item.words
     }
     return _Vocabulary(
-        words={word: index for index, word in enumerate(ranked, start=_NUM_MARKS)},
+        words={word: index for index, word in enumerate(ranked, start=NUM_MARKS)},
         tags={name: index for index, name in enumerate(sorted(names), start=size)},
         num_word_ids=size,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
+from powernorm.json_reading import read_json
 
 _CONFIG: Final = "config.json"
 _TYPE: Final = "model_type"
@@ -70,8 +70,8 @@ class Pretrained:
 def is_pretrained(path: Path) -> bool:
     """Return whether a folder has a Hugging Face configuration (a run's has no model type)."""
     try:
-        found = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_json(path / _CONFIG, "")
+    except InputError:
         return False
     return isinstance(found, dict) and _TYPE in found
 
@@ -93,10 +93,7 @@ def build_from_config(path: Path) -> nn.Module:
     """
     folder = path.parent if path.name == _CONFIG else path
     file = folder / _CONFIG
-    try:
-        described = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}") from error
+    described = read_json(file, "give the config.json of a Hugging Face model")
     if not isinstance(described, dict) or _TYPE not in described:
         raise InputError(f"{file} has no model_type: it is no Hugging Face configuration")
     with needed_for(_WHAT):

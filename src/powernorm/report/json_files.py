@@ -1,6 +1,5 @@
 """Reading the JSON files of a run folder; what cannot be used is named by its file and key."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from reprlib import Repr
 from typing import Any, Final
 
 from powernorm.errors import InputError
-from powernorm.report.logs import read_text
+from powernorm.json_reading import read_json_object
 from powernorm.report.magnitudes import bounded
 
 _WORDS: Final[Mapping[type, str]] = {
@@ -157,14 +156,4 @@ def read_object(path: Path, mend: str) -> JsonObject:
     Raises:
         InputError: the file cannot be read, is not JSON, or holds no object.
     """
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {error.lineno}: not JSON ({error.msg}); {mend}") from error
-    except ValueError:
-        raise InputError(f"{path}: holds a number of thousands of digits; {mend}") from None
-    except RecursionError:
-        raise InputError(f"{path}: nested too deeply to be a file of powernorm; {mend}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: holds {type(value).__name__}, expected an object; {mend}")
-    return JsonObject(path, value, mend)
+    return JsonObject(path, read_json_object(path, mend), mend)

@@ -1,5 +1,6 @@
 """The page of results: comparisons beside the papers' numbers, as Markdown from their files."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -12,12 +13,13 @@ from powernorm.report.columns import better_way, columns_of
 from powernorm.report.joining import joined
 from powernorm.report.loading import read_comparison
 from powernorm.report.measures import decimals_of, heading_of
-from powernorm.report.numerals import MOST_DECIMALS, counted, printable
+from powernorm.report.numerals import MOST_DECIMALS, counted
 from powernorm.report.paired import PairedGap, paired_gap
 from powernorm.report.paper_tables import printed_with_source
 from powernorm.report.records import Comparison
 from powernorm.report.summary import SummaryRow, summarize
 from powernorm.report.tables import FOOTNOTE, any_partial
+from powernorm.report.text_tables import code, escaped
 from powernorm.runs import PaperRecord
 
 BEGIN: Final = "<!-- begin: written by `powernorm results`, do not edit -->"
@@ -75,13 +77,16 @@ def write_results(folders: Sequence[Path], page: Path) -> None:
     """
     written = f"{BEGIN}\n\n{results_document(folders)}\n{END}\n"
     old = _read_page(page)
-    marks = (old.count(BEGIN), old.count(END))
+    # Lines of their own: what a file says may hold the same words.
+    begins, ends = (
+        list(re.finditer(rf"^{re.escape(mark)}[ \t\r]*(\n|\Z)", old, re.MULTILINE))
+        for mark in (BEGIN, END)
+    )
+    marks = (len(begins), len(ends))
     if marks == (0, 0):
         new = f"{old.rstrip()}\n\n{written}".lstrip()
-    elif marks == (1, 1) and old.index(BEGIN) < old.index(END):
-        new = (
-            old[: old.index(BEGIN)] + written + old[old.index(END) + len(END) :].removeprefix("\n")
-        )
+    elif marks == (1, 1) and begins[0].start() < ends[0].start():
+        new = old[: begins[0].start()] + written + old[ends[0].end() :]
     else:
         raise InputError(
             f"{page} has {marks[0]} lines {BEGIN!r} and {marks[1]} lines {END!r}: expected one of "
@@ -111,7 +116,7 @@ def _section(comparison: Comparison) -> str:
         if comparison.is_known
         else _own_table(comparison)
     )
-    parts = [f"### {printable(_title(comparison))}\n", f"{_facts(comparison)}\n", table]
+    parts = [f"### {escaped(_title(comparison))}\n", f"{_facts(comparison)}\n", table]
     found = claims(comparison)
     measured = [claim for claim in found if claim.measured is not None]
     if measured:
@@ -133,21 +138,22 @@ def _facts(comparison: Comparison) -> str:
     preset = f" --preset {comparison.preset}" if comparison.preset else ""
     # A study may be one of the user's own, which no command trains.
     made = (
-        f"`{printable(f'powernorm compare {comparison.task}{preset}')}`"
+        code(f"powernorm compare {comparison.task}{preset}")
         if comparison.study is None
-        else printable(comparison.study["title"])
+        else escaped(comparison.study["title"])
     )
-    placed = f", {comparison.where}" if comparison.where else ""
+    placed = f", {escaped(comparison.where)}" if comparison.where else ""
     way = "" if comparison.is_known else f" ({better_way(comparison.measure)} is better)"
+    measure = escaped(comparison.measure.heading)
     sentences = [
-        f"{made}{placed}; the measure is the {comparison.measure.heading}{way}.",
+        f"{made}{placed}; the measure is the {measure}{way}.",
         *_function(comparison),
         *_data(comparison.data),
         *_environment(comparison.settings),
     ]
     if comparison.reduced:
         about = "Not as in the paper: " if comparison.paper and comparison.study is None else ""
-        sentences.append(f"{about}{printable(comparison.reduced)}")
+        sentences.append(f"{about}{escaped(comparison.reduced)}")
     return " ".join(sentences)
 
 
@@ -155,22 +161,22 @@ def _function(comparison: Comparison) -> Iterator[str]:
     function = comparison.function
     if function is not None and function["file"] is not None:
         digest = f" (sha256 {function['sha256'][:12]})" if function["sha256"] else ""
-        yield f"The function is in {printable(function['file'] + digest)}."
+        yield f"The function is in {escaped(function['file'] + digest)}."
 
 
 def _data(data: Mapping[str, Any]) -> Iterator[str]:
     if data.get("name"):
-        yield f"Data: {printable(str(data['name']))}, {printable(str(data.get('source', '')))}."
+        yield f"Data: {escaped(str(data['name']))}, {escaped(str(data.get('source', '')))}."
 
 
 def _environment(settings: Mapping[str, Any]) -> Iterator[str]:
-    machine = settings.get("machine") or {}
-    versions = settings.get("versions") or {}
-    if machine:
+    machine, versions = (settings.get(key) for key in ("machine", "versions"))
+    if isinstance(machine, Mapping) and isinstance(versions, Mapping | None):
         threads = counted(machine.get("num_threads", 1), "thread")
         device = machine.get("gpu") or f"{machine.get('num_cpus')} CPU cores, {threads}"
-        date = f", {printable(str(settings['date']))}" if settings.get("date") else ""
-        yield f"On {printable(str(device))}, torch {printable(str(versions.get('torch')))}{date}."
+        torch = (versions or {}).get("torch")
+        date = f", {escaped(str(settings['date']))}" if settings.get("date") else ""
+        yield f"On {escaped(str(device))}, torch {escaped(str(torch))}{date}."
 
 
 def _lines(comparison: Comparison) -> Iterator[list[str]]:

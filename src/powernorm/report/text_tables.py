@@ -1,7 +1,10 @@
 """Tables as text to copy: GitHub's Markdown and LaTeX with booktabs."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
+
+from powernorm.report.numerals import printable
 
 _LATEX: Final = str.maketrans(
     {
@@ -30,6 +33,15 @@ _LATEX: Final = str.maketrans(
 )
 
 
+_MARKDOWN: Final = re.compile(
+    r"[\\|*`<>\[\]$~&#]"
+    r"|(?<![^\W_])_|_(?![^\W_])"  # between letters and digits it is no markup
+    r"|:(?=//)|(?<=www)\.",  # in what GitHub makes a link of as it stands
+    re.IGNORECASE,
+)
+_BACKTICKS: Final = re.compile("`+")
+
+
 def markdown(
     headings: Sequence[str], numeric: Sequence[bool], lines: Sequence[Sequence[str]]
 ) -> str:
@@ -41,18 +53,32 @@ def markdown(
     | a\|b | 1 |
     """
     rows = [
-        [_markdown_cell(text) for text in headings],
+        [escaped(text) for text in headings],
         ["---:" if right else ":---" for right in numeric],
-        *([_markdown_cell(text) for text in line] for line in lines),
+        *([escaped(text) for text in line] for line in lines),
     ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _markdown_cell(text: str) -> str:
-    # Backslash first, or the escapes of the others would be escaped again.
-    for character in "\\|*_`<>[]$~&":
-        text = text.replace(character, "\\" + character)
-    return text.replace("\n", " ")
+def escaped(text: str) -> str:
+    r"""Text that Markdown shows as it is, in one line: no markup, HTML, link or end of a cell.
+
+    >>> escaped("a|b <i>[x](https://y)</i>\n# `c`")
+    'a\\|b \\<i\\>\\[x\\](https\\://y)\\</i\\> \\# \\`c\\`'
+    """
+    return _MARKDOWN.sub(r"\\\g<0>", printable(" ".join(text.split())))
+
+
+def code(text: str) -> str:
+    """Text as code in a line of Markdown, whatever it holds.
+
+    >>> code("a <b>"), code("a `b`")
+    ('`a <b>`', '`` a `b` ``')
+    """
+    line = printable(" ".join(text.split()))
+    longest = max(map(len, _BACKTICKS.findall(line)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {line} {fence}" if longest else f"`{line}`"
 
 
 def latex(headings: Sequence[str], numeric: Sequence[bool], lines: Sequence[Sequence[str]]) -> str:

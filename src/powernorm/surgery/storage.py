@@ -12,12 +12,24 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from powernorm.checksums import (
+    SAFETENSORS_KEY,
+    SAFETENSORS_SEAL,
+    check_seal,
+    load_sealed,
+    seal_archive,
+    seal_safetensors,
+)
 from powernorm.errors import InputError
+from powernorm.json_reading import parse_json
 from powernorm.norms.batch_statistics import is_optional_key
 from powernorm.surgery.structure import Structure, build_structure
 
 _KEY: Final = "powernorm_folded"
 _SUFFIX: Final = ".safetensors"
+_FORMAT: Final = "format"
+_METADATA: Final = {_KEY, _FORMAT, SAFETENSORS_KEY}
+_FIX: Final = "write it again with powernorm.save_folded or `powernorm fold`"
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ def save_folded(
     path: str | Path,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a folded model: a plain state dict together with the structure.
+    """Write a folded model: a plain state dict together with the structure, and a checksum.
 
     Args:
         model: the folded model.
@@ -61,10 +73,15 @@ def save_folded(
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix.lower() == _SUFFIX:
             text = json.dumps({**described, "shared": shared})
-            _safetensors().save_file(state, str(temporary), {_KEY: text, "format": "pt"})
+            metadata = {_KEY: text, _FORMAT: "pt", **SAFETENSORS_SEAL}
+            _safetensors().save_file(state, str(temporary), metadata)
+            with temporary.open("r+b") as file:
+                seal_safetensors(file)
         else:
             full = {**state, **{name: state[first] for name, first in shared.items()}}
             torch.save({_KEY: json.dumps(described), "state_dict": full}, temporary)
+            with temporary.open("r+b") as file:
+                seal_archive(file)
         temporary.replace(path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from error
@@ -153,6 +170,11 @@ def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> st
     return ""
 
 
+def is_folded(metadata: Mapping[str, str]) -> bool:
+    """Return whether a file of safetensors with these metadata holds a folded model."""
+    return _KEY in metadata
+
+
 def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors, each once, and the names that share one with an earlier name."""
     kept: dict[str, Tensor] = {}
@@ -170,13 +192,21 @@ def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if path.suffix.lower() == _SUFFIX:
+        check_seal(path, _FIX)
         with _safetensors().safe_open(str(path), "pt") as file:
-            described = json.loads(file.metadata()[_KEY])
+            metadata = file.metadata()
+            foreign = sorted(metadata.keys() - _METADATA)
+            if foreign:
+                # The key of a checksum with a flipped bit: without it the file would seem older.
+                raise InputError(
+                    f"{path} is damaged, its metadata have the key {foreign[0]!r}: {_FIX}"
+                )
+            described = parse_json(metadata[_KEY], str(path), _FIX)
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         state |= {name: state[other] for name, other in described["shared"].items()}
         return described, state
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    return json.loads(content[_KEY]), content["state_dict"]
+    content = load_sealed(path, _FIX)
+    return parse_json(content[_KEY], str(path), _FIX), content["state_dict"]
 
 
 def _safetensors() -> Any:

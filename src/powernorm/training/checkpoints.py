@@ -1,6 +1,5 @@
 """Checkpoints from which a run goes on exactly as if it had not stopped."""
 
-import io
 import math
 import shutil
 import warnings
@@ -14,6 +13,7 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
+from powernorm.checksums import check_seal, load_sealed, save_sealed
 from powernorm.errors import InputError
 from powernorm.lab.engine.averaging import Snapshots
 from powernorm.lab.engine.folders import LAST
@@ -27,6 +27,7 @@ BEST: Final = "best.ckpt"
 EARLY: Final = "early.ckpt"
 PREFIX: Final = "model."
 """Of the model's weights among those of the LightningModule."""
+_FIX: Final = "remove the run's folder to train it anew"
 
 
 class Checkpoints(pl.Callback):
@@ -178,7 +179,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 class DirectFiles(TorchCheckpointIO):
-    """Writes a checkpoint where it was asked for.
+    """Writes a checkpoint where it was asked for, with a checksum in it.
 
     Lightning's own way leads through the system's folder of temporary files, which may be small or
     in memory, and which keeps what a killed process was writing.
@@ -189,10 +190,18 @@ class DirectFiles(TorchCheckpointIO):
     ) -> None:
         """Write the file; not in one step."""
         del storage_options
-        # Straight into a file, torch hides the reason why it cannot be written.
-        content = io.BytesIO()
-        torch.save(checkpoint, content)
-        Path(path).write_bytes(content.getbuffer())
+        save_sealed(checkpoint, Path(path))
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read the file.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        check_seal(Path(path), _FIX)
+        return super().load_checkpoint(path, map_location, weights_only)
 
 
 class RandomState(pl.Callback):
@@ -240,16 +249,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about a file that it refuses next
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = load_sealed(path, _FIX)
         if {"state_dict", "global_step", "loops"} <= set(content):
             return dict(content)
         reason = "it holds something else"
+    except InputError:
+        raise
     except Exception as error:  # whatever a damaged file makes torch raise
         first_line = str(error).partition("\n")[0]
         reason = f"{type(error).__name__} {first_line.partition('. ')[0]}"
-    raise InputError(
-        f"{path} is not a checkpoint of a run ({reason}): remove the run's folder to train it anew."
-    )
+    raise InputError(f"{path} is not a checkpoint of a run ({reason}): {_FIX}")
 
 
 def check_weights(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:

@@ -15,6 +15,7 @@ from powernorm.data.classification.encoded_texts import (
 from powernorm.data.classification.text_baselines import text_baselines
 from powernorm.data.classification.text_batches import EvaluationTexts, TrainingTexts
 from powernorm.data.classification.text_sets import load_texts
+from powernorm.data.classification.words import NUM_MARKS
 from powernorm.data.corpus import SPLITS, Split
 from powernorm.errors import InputError
 from powernorm.models.text_classifier import TextClassifier
@@ -80,6 +81,7 @@ class ClassificationTask(Task[EncodedTexts]):
     """Tell the class of a text; the best checkpoint is that of the highest valid accuracy."""
 
     units = "words"
+    least_vocabulary = NUM_MARKS + 1
     metrics = ("valid_accuracy", "test_accuracy")
     examples = "texts"
     uses = frozenset(

@@ -21,7 +21,8 @@ class DataConfig:
     vocabulary_size: int = 2000
     """Number of byte-pair subwords, at least 257 (every byte and the end mark).
 
-    For the tasks `tag`, `parse`, `classify` and `ner` the number of words instead, marks included.
+    For the tasks `tag`, `parse`, `classify` and `ner` the number of words instead, marks included,
+    at least one beside them. Which of the two holds is the task's to check.
     """
     sequence_length: int = 64
     """Tokens in a segment; also the longest context that the model sees."""
@@ -52,7 +53,7 @@ class DataConfig:
     """Whether images of the training are shifted and mirrored at random."""
 
     def __post_init__(self) -> None:
-        check_at_least("data.vocabulary_size", self.vocabulary_size, 257)
+        check_at_least("data.vocabulary_size", self.vocabulary_size, 1)
         for name, least in (
             ("target_vocabulary_size", 257),
             ("batch_tokens", 1),

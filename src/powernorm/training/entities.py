@@ -12,6 +12,7 @@ from powernorm.data.corpus import SPLITS, Split
 from powernorm.data.entities.batches import EvaluationSentences, TrainingSentences
 from powernorm.data.entities.corpora import EntityCorpus, load_entities
 from powernorm.data.entities.encoding import (
+    NUM_MARKS,
     EncodedEntities,
     EncodedSentences,
     encode_entities,
@@ -108,6 +109,7 @@ class EntityTask(Task[EncodedEntities]):
     """Find the entities of a sentence: the tag of every word, with a probability of them all."""
 
     units = "words"
+    least_vocabulary = NUM_MARKS + 1
     metrics = ("test_f1", "test_precision", "test_recall", "valid_f1")
     examples = "sentences"
     uses = frozenset(

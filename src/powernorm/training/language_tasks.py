@@ -12,7 +12,12 @@ from powernorm.data.batch import IGNORED
 from powernorm.data.corpus import SPLITS
 from powernorm.data.readers import load_corpus
 from powernorm.data.subwords import EncodedCorpus, encode_by, encode_corpus
-from powernorm.data.tagged_words import EncodedTags, encode_treebank, encode_treebank_by
+from powernorm.data.tagged_words import (
+    NUM_MARKS,
+    EncodedTags,
+    encode_treebank,
+    encode_treebank_by,
+)
 from powernorm.data.treebanks import load_treebank
 from powernorm.runs import Baseline
 from powernorm.training.batches import (
@@ -154,6 +159,7 @@ class TaggingTask(TextTask[EncodedTags]):
     """
 
     units = "words and tags"
+    least_vocabulary = NUM_MARKS + 1
 
     def encode(self, data: DataConfig) -> EncodedTags:
         """Read the treebank and number its words and tags."""

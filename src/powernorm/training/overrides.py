@@ -1,14 +1,14 @@
 """Setting fields of a configuration by dotted keys, as `--set section.key=value` does."""
 
 import difflib
-import json
 import math
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from powernorm.errors import InputError
+from powernorm.json_reading import parse_json
 from powernorm.training.config import ComparisonConfig, OptionValue
 from powernorm.training.config_fields import is_later
 
@@ -17,26 +17,37 @@ BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "
 FREE_SECTION: Final = "norm_options"
 FIXED_KEYS: Final = ("task", "preset", "study", "variants")
 """Chosen by the recipe; changing them would only mislabel the results."""
+MAX_WHOLE: Final = 2**63 - 1
+"""No setting is larger."""
 
 
 def override(config: ComparisonConfig, assignments: Iterable[str]) -> ComparisonConfig:
-    """Return the configuration with every `key=value` applied, from left to right.
+    """Return the configuration with every `key=value` applied, and checked when all are.
+
+    So it does not matter in which order settings come that have to fit each other. Of a key that
+    comes twice the last value counts.
 
     Keys: `section.key` (`optimizer.learning_rate=1e-3`), `norms=ln,bn`, `seeds=0,1` and
     `norm_options.NORM.OPTION` (`norm_options.rbn.mean_penalty=10`), whose value is read as a JSON
     scalar and checked when the norm is built.
 
     Raises:
-        InputError: an assignment has no `=`, its key is unknown or its value has the wrong type.
+        InputError: an assignment has no `=`, its key is unknown, its value has the wrong type, or
+            the settings do not fit each other.
     """
+    changes = _Changes({}, {}, {name: dict(chosen) for name, chosen in config.norm_options.items()})
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise InputError(
                 f"{assignment!r} is not of the form key=value, e.g. training.max_steps=500."
             )
-        config = _assign(config, key.strip(), text.strip())
-    return config
+        _assign(changes, key.strip(), text.strip())
+    sections = {
+        name: replace(getattr(config, name), **changed)
+        for name, changed in changes.sections.items()
+    }
+    return replace(config, **changes.plain, **sections, norm_options=changes.norm_options)
 
 
 def known_keys() -> list[str]:
@@ -62,26 +73,34 @@ def from_json(values: Mapping[str, Any]) -> ComparisonConfig:
     return built
 
 
-def _assign(config: ComparisonConfig, key: str, text: str) -> ComparisonConfig:
-    parts = key.split(".")
-    if parts[0] == FREE_SECTION:
-        return _assign_option(config, key, text)
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What assignments ask for, parsed but not checked against each other."""
+
+    plain: dict[str, Any]
+    """By key, of settings that are in no section."""
+    sections: dict[str, dict[str, Any]]
+    norm_options: dict[str, dict[str, OptionValue]]
+    """All of them, the configuration's too."""
+
+
+def _assign(changes: _Changes, key: str, text: str) -> None:
+    if key.split(".")[0] == FREE_SECTION:
+        _assign_option(changes, key, text)
+        return
     if key not in known_keys():
         raise _unknown_key(key)
-    if len(parts) == 1:
-        value = _parse(text, _hints(ComparisonConfig)[key], key)
-        return replace(config, **{key: value})
-    section, name = parts
-    old = getattr(config, section)
-    value = _parse(text, _hints(type(old))[name], key)
-    return replace(config, **{section: replace(old, **{name: value})})
+    section, _, name = key.rpartition(".")
+    hints = _hints(ComparisonConfig)
+    if section:
+        hints = _hints(hints[section])
+    changed = changes.sections.setdefault(section, {}) if section else changes.plain
+    changed[name] = _parse(text, hints[name], key)
 
 
-def _assign_option(config: ComparisonConfig, key: str, text: str) -> ComparisonConfig:
+def _assign_option(changes: _Changes, key: str, text: str) -> None:
     norm, option = _norm_and_option(key)
-    options = {name: dict(chosen) for name, chosen in config.norm_options.items()}
-    options.setdefault(norm, {})[option] = _scalar(text)
-    return replace(config, norm_options=options)
+    changes.norm_options.setdefault(norm, {})[option] = _scalar(text)
 
 
 def _norm_and_option(key: str) -> tuple[str, str]:
@@ -139,8 +158,8 @@ def _scalar(text: str) -> OptionValue:
     if lowered in BOOLEAN_WORDS:
         return BOOLEAN_WORDS[lowered]
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = parse_json(text, text, "")
+    except InputError:
         return text
     # A float that is not finite has no place in the JSON files of the runs: leave it a text, which
     # no norm takes for a number.
@@ -183,7 +202,7 @@ def _parse(text: str, hint: Any, key: str) -> Any:
     if hint is bool:
         return _checked(BOOLEAN_WORDS.get(text.lower()), hint, key, shown=text)
     try:
-        return hint(text)
+        return _checked(hint(text), hint, key)
     except ValueError:
         raise _wrong_type(key, text, hint) from None
 
@@ -246,6 +265,8 @@ def _checked(value: Any, hint: Any, key: str, *, shown: Any = None) -> Any:
         hint = _without_none(hint)
     if get_origin(hint) is Literal:
         accepted = value in get_args(hint)
+    elif isinstance(value, int) and abs(value) > MAX_WHOLE:
+        accepted = False
     elif hint is float:
         accepted = isinstance(value, int | float) and not isinstance(value, bool)
         value = float(value) if accepted else value
@@ -266,7 +287,12 @@ def _wrong_type(key: str, value: Any, hint: Any) -> InputError:
 def _describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(hint))
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    words = {
+        int: "a whole number below 2^63",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+    }
     return words.get(hint, "a section of settings")
 
 

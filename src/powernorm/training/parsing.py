@@ -16,6 +16,7 @@ from powernorm.data.transitions.configurations import NUM_LABELS, NUM_TAGS, NUM_
 from powernorm.data.transitions.encoding import EncodedTreebank, encode_trees
 from powernorm.data.transitions.examples import EvaluationTransitions, TrainingTransitions
 from powernorm.data.transitions.parsing import Parsed, parse
+from powernorm.data.transitions.trees import NUM_MARKS
 from powernorm.data.treebanks import load_treebank
 from powernorm.models.embedded_linear import Places
 from powernorm.models.transition_parser import TransitionParser
@@ -82,6 +83,7 @@ class ParsingTask(Task[EncodedTreebank]):
     """Find the head of every word."""
 
     units = "words"
+    least_vocabulary = NUM_MARKS + 1
     metrics = ("valid_uas", "valid_las", "test_uas", "test_las", "parsing_sentences_per_second")
     examples = "transitions"
     has_positions = False

@@ -10,10 +10,12 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from powernorm.data.pair_subwords import LEAST_SIZE
 from powernorm.errors import InputError
 from powernorm.runs import Baseline
 from powernorm.training.batches import RunData
 from powernorm.training.config import ComparisonConfig, DataConfig, is_set, later_keys
+from powernorm.training.config_checks import check_at_least
 
 TaskModel = nn.Module
 """`forward(**batch.inputs())` gives logits, the classes in the last dimension, or what its own
@@ -73,6 +75,8 @@ class Task(ABC, Generic[Encoded]):
 
     units: ClassVar[str] = "subwords"
     """What the vocabulary counts."""
+    least_vocabulary: ClassVar[int] = LEAST_SIZE
+    """Of `data.vocabulary_size`; with a vocabulary of words the marks and one word."""
     metrics: ClassVar[tuple[str, ...]] = ()
     """Names of those that its runs have beside loss and perplexity."""
     examples: ClassVar[str | None] = None
@@ -167,6 +171,7 @@ class Task(ABC, Generic[Encoded]):
             if is_set(config, key):
                 raise InputError(f"{key} means nothing to the task {config.task}: leave it out.")
         _check_choices(config)
+        check_at_least("data.vocabulary_size", config.data.vocabulary_size, self.least_vocabulary)
         for key in self.required:
             if not is_set(config, key):
                 raise InputError(f"The task {config.task} needs {key}: set it.")

@@ -181,7 +181,7 @@ def training_batches(
 
 def run_config(settings: Mapping[str, Any]) -> ComparisonConfig:
     """Return the configuration of a run, as a comparison of one norm and seed."""
-    seed, norm = int(settings["seed"]), str(settings["norm"])
+    seed, norm = settings["seed"], str(settings["norm"])
     shared = {key: value for key, value in settings.items() if key not in _OF_THE_RUN}
     options = {norm: settings["norm_options"]}
     return from_json({**shared, "norm_options": options, "norms": [norm], "seeds": [seed]})
@@ -193,6 +193,6 @@ def _sizes(settings: Mapping[str, Any]) -> Sizes:
 
 
 def _build(settings: Mapping[str, Any]) -> TaskModel:
-    seed, norm = int(settings["seed"]), str(settings["norm"])
     config = run_config(settings)
+    (norm,), (seed,) = config.norms, config.seeds
     return task_of(config).build(config, norm, _sizes(settings), seed).eval()

@@ -77,10 +77,10 @@ def test_tensors_that_share_memory_are_stored_once_and_come_back_as_one(tmp_path
 def test_damaged_weights_are_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "step-4.safetensors"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"step-4.safetensors holds no weights"):
+    with pytest.raises(InputError, match=r"step-4.safetensors (holds no weights|is damaged)"):
         read_weights(path)
     save_file({"weight": torch.ones(2)}, path, {"format": "pt"})
-    with pytest.raises(InputError, match=r"step-4.safetensors holds no weights"):
+    with pytest.raises(InputError, match=r"step-4.safetensors (holds no weights|is damaged)"):
         read_weights(path)
     with pytest.raises(InputError, match=r"missing.safetensors holds no weights"):
         read_weights(tmp_path / "missing.safetensors")

@@ -12,10 +12,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from powernorm.checksums import (
+    SAFETENSORS_KEY,
+    SAFETENSORS_SEAL,
+    check_seal,
+    seal_safetensors,
+)
 from powernorm.errors import InputError
 from powernorm.surgery.storage import separate_tensors
 
 AVERAGE: Final = "average.safetensors"
+_FIX: Final = "remove it, or the run's folder to train it anew"
 _SNAPSHOT: Final = re.compile(r"step-(?P<step>\d+)\.safetensors")
 
 
@@ -85,7 +92,7 @@ def average_weights(checkpoints: Sequence[dict[str, Tensor]]) -> dict[str, Tenso
 
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Write tensors in one step, those that share memory once.
+    """Write tensors in one step with their checksum, those that share memory once.
 
     Raises:
         OSError: the folder cannot be written.
@@ -95,7 +102,13 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The metadata of safetensors are strings: the second name of a tensor, and its first.
-        save_file({name: tensor.cpu() for name, tensor in kept.items()}, temporary, shared)
+        save_file(
+            {name: tensor.cpu() for name, tensor in kept.items()},
+            temporary,
+            shared | SAFETENSORS_SEAL,
+        )
+        with temporary.open("r+b") as file:
+            seal_safetensors(file)
         # safetensors keeps a file to its owner; others shall read it as they do its neighbours.
         mask = os.umask(0)
         os.umask(mask)
@@ -115,14 +128,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         InputError: it is missing, damaged or something else.
     """
     try:
+        check_seal(path, _FIX)
         with safe_open(path, "pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            shared = file.metadata() or {}
+            shared = dict(file.metadata() or {})
+        shared.pop(SAFETENSORS_KEY, None)
         return weights | {name: weights[first] for name, first in shared.items()}
     except (OSError, SafetensorError, KeyError) as error:
-        raise InputError(
-            f"{path} holds no weights ({error}): remove it, or the run's folder to train it anew."
-        ) from error
+        raise InputError(f"{path} holds no weights ({error}): {_FIX}") from error
 
 
 def step_of(path: Path) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 from powernorm.data.cache import write_atomically
 from powernorm.errors import InputError
+from powernorm.json_reading import read_json_object
 from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
@@ -56,13 +57,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file is missing, damaged or no JSON object.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): remove {path.parent}.") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object: remove {path.parent}.")
-    return value
+    return read_json_object(path, f"remove {path.parent}")
 
 
 def find_runs(out: Path) -> list[Path]:

@@ -88,7 +88,10 @@ def _has_no_effect(
     lines: Sequence[Line],
 ) -> bool:
     """Whether the runs are the same without a setting although the configuration is not."""
-    without = _varied(recipe, preset, others)
+    try:
+        without = _varied(recipe, preset, others)
+    except InputError:  # one of the others needs it
+        return False
     if without.norms != config.norms or without.seeds != config.seeds:
         return False
     plain = replace(without, variants=(), study=None) != replace(config, variants=(), study=None)

@@ -1,0 +1,193 @@
+"""Checksums inside the files that they are of, so that one rename puts both in place.
+
+A sum in a file of its own gets out of step with its file when a process is killed between the two
+renames. Here it is a part of the file: the comment at the end of torch's zip archives, an entry of
+the metadata of safetensors, a header of what the cache keeps. Other programs read such archives and
+safetensors as ever. A file from before there were sums has none of this and is `unsealed`; what
+lies between, such as a sum that was cut off, is `damaged`.
+"""
+
+import hashlib
+import io
+import re
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+import torch
+
+from powernorm.errors import InputError
+
+Seal = Literal["whole", "unsealed", "damaged"]
+"""Whether a file has the sum that it was written with; `unsealed` is one without a sum."""
+
+SAFETENSORS_KEY: Final = "powernorm_sha256"
+_ZEROS: Final = "0" * 64
+SAFETENSORS_SEAL: Final = {SAFETENSORS_KEY: _ZEROS}
+"""Metadata to write a file of safetensors with, as the place for the sum of `seal_safetensors`."""
+
+_HEADER: Final = b"\x89powernorm sha256\r\n\x1a\n"
+"""No JSON and no archive begins so: a file whose header is damaged can be nothing else either."""
+_COMMENT: Final = b"powernorm sha256 "
+_ARCHIVE_BEGIN: Final = b"PK\x03\x04"
+_ARCHIVE_END: Final = b"PK\x05\x06"
+_ARCHIVE_END_SIZE: Final = 22
+"""Of the record that ends an archive; its last two bytes are the size of the comment after it."""
+_DIGEST_SIZE: Final = 32
+_SAFETENSORS_HEADER_LIMIT: Final = 100_000_000
+"""Of safetensors itself."""
+_CHUNK: Final = 1 << 20
+
+
+def save_sealed(value: Any, path: Path) -> None:
+    """Write what `torch.save` writes, with its sum; not in one step.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    # Straight into a file, torch hides the reason why it cannot be written.
+    content = io.BytesIO()
+    torch.save(value, content)
+    seal_archive(content)
+    path.write_bytes(content.getbuffer())
+
+
+def load_sealed(path: Path, fix: str) -> Any:
+    """Return what is in a file of `save_sealed` or, without a sum, of `torch.save`.
+
+    Args:
+        path: of the file.
+        fix: what to do about a damaged one; the end of the error.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    check_seal(path, fix)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def check_seal(path: Path, fix: str) -> Seal:
+    """Check a file against the sum in it, and return whether it has one.
+
+    Args:
+        path: of the file.
+        fix: what to do about a damaged one; the end of the error.
+
+    Raises:
+        InputError: it is damaged.
+        OSError: it cannot be read.
+    """
+    seal = seal_of(path)
+    if seal == "damaged":
+        raise InputError(f"{path} is damaged, its bytes do not have their checksum: {fix}")
+    return seal
+
+
+def seal_of(path: Path) -> Seal:
+    """Return whether a file has the sum that it was written with.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        if path.suffix.lower() == ".safetensors":
+            return _seal_of_safetensors(file)
+        if file.read(len(_HEADER)) == _HEADER:
+            return "damaged" if read_sealed(file) is None else "whole"
+        return _seal_of_archive(file)
+
+
+def seal_archive(file: BinaryIO) -> None:
+    """Give the zip archive in a file without a comment the sum of its bytes as the comment."""
+    size = file.seek(0, io.SEEK_END)
+    length = len(_COMMENT) + len(_ZEROS)
+    file.seek(size - 2)
+    file.write(length.to_bytes(2, "little") + _COMMENT)
+    digest = _digest(file, ((0, size + len(_COMMENT)),))
+    file.seek(0, io.SEEK_END)
+    file.write(digest.encode())
+
+
+def seal_safetensors(file: BinaryIO) -> None:
+    """Write the sum into a file of safetensors with the metadata `SAFETENSORS_SEAL`."""
+    place = _place_in_safetensors(file)
+    assert isinstance(place, int)
+    digest = _digest(file, _around(file, place))
+    file.seek(place)
+    file.write(digest.encode())
+
+
+def sealed_header(content: bytes) -> bytes:
+    """Return what has to stand before the content of a file that `read_sealed` reads."""
+    return _HEADER + hashlib.sha256(content).digest()
+
+
+def read_sealed(file: BinaryIO) -> bytes | None:
+    """Return the content after a `sealed_header`; None where it is not what was written."""
+    file.seek(0)
+    header, digest = file.read(len(_HEADER)), file.read(_DIGEST_SIZE)
+    content = file.read()
+    is_whole = header == _HEADER and hashlib.sha256(content).digest() == digest
+    return content if is_whole else None
+
+
+def _seal_of_archive(file: BinaryIO) -> Seal:
+    """Tell a sum that is right from a wrong one, and an archive without one from a part of one."""
+    size = file.seek(0, io.SEEK_END)
+    length = len(_COMMENT) + len(_ZEROS)
+    tail = _bytes_at(file, max(0, size - _ARCHIVE_END_SIZE - length), size)
+    written = _COMMENT + tail[-len(_ZEROS) :]
+    if tail.startswith(_ARCHIVE_END) and tail.endswith(length.to_bytes(2, "little") + written):
+        digest = _digest(file, ((0, size - len(_ZEROS)),))
+        return "whole" if digest.encode() == tail[-len(_ZEROS) :] else "damaged"
+    is_archive = _bytes_at(file, 0, len(_ARCHIVE_BEGIN)) == _ARCHIVE_BEGIN
+    end = tail[-_ARCHIVE_END_SIZE:]
+    is_ended = end.startswith(_ARCHIVE_END) and end.endswith(b"\0\0")
+    return "damaged" if is_archive and not is_ended else "unsealed"
+
+
+def _seal_of_safetensors(file: BinaryIO) -> Seal:
+    place = _place_in_safetensors(file)
+    if not isinstance(place, int):
+        return place
+    digest = _digest(file, _around(file, place))
+    return "whole" if _bytes_at(file, place, place + len(_ZEROS)) == digest.encode() else "damaged"
+
+
+def _place_in_safetensors(file: BinaryIO) -> int | Literal["unsealed", "damaged"]:
+    """Return where the sum of a file of safetensors is."""
+    size = file.seek(0, io.SEEK_END)
+    begin = 8
+    length = int.from_bytes(_bytes_at(file, 0, begin), "little")
+    if size < begin or length > min(size - begin, _SAFETENSORS_HEADER_LIMIT):
+        return "damaged"
+    header = _bytes_at(file, begin, begin + length)
+    # The quotes around a key stand alone only outside of strings.
+    found = re.search(rf'"{SAFETENSORS_KEY}":"([^"]{{{len(_ZEROS)}}})"'.encode(), header)
+    if found:
+        return begin + found.start(1)
+    return "damaged" if SAFETENSORS_KEY.encode() in header else "unsealed"
+
+
+def _around(file: BinaryIO, place: int) -> tuple[tuple[int, int], ...]:
+    """Return the parts of a file that the sum at a place is of: all but the sum itself."""
+    return (0, place), (place + len(_ZEROS), file.seek(0, io.SEEK_END))
+
+
+def _digest(file: BinaryIO, parts: tuple[tuple[int, int], ...]) -> str:
+    """Return the SHA-256 of parts of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    chunk = memoryview(bytearray(_CHUNK))
+    for begin, end in parts:
+        file.seek(begin)
+        while begin < end:
+            count = file.readinto(chunk[: min(_CHUNK, end - begin)])  # type: ignore[attr-defined]
+            if not count:
+                break  # cut off meanwhile
+            digest.update(chunk[:count])
+            begin += count
+    return digest.hexdigest()
+
+
+def _bytes_at(file: BinaryIO, begin: int, end: int) -> bytes:
+    file.seek(begin)
+    return file.read(end - begin)
