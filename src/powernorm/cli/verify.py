@@ -202,8 +202,8 @@ def _check_safetensors(path: Path) -> str:
     from safetensors import SafetensorError, safe_open
 
     from powernorm.checksums import check_seal
-    from powernorm.surgery.storage import is_folded, read_folded
     from powernorm.lab.engine.averaging import read_weights
+    from powernorm.surgery.storage import is_folded, read_folded
     from powernorm.training.trained_models import is_checkpoint
 
     seal = check_seal(path, _RETRAIN if is_checkpoint(path) else _RESTORE)

@@ -219,7 +219,7 @@ def own_grid(
         direction=direction,
         settings=checked,
         head=partial(_head, task, checked, options, list(seeds)),
-        config=partial(_config, task),
+        config=partial(_config, task, {"metric": metric, "direction": direction}),
         line_of=partial(_line_of, checked, norm_options),
         device=chosen_device(device),
     )
@@ -320,10 +320,13 @@ def _head(
     }
 
 
-def _config(task: Task, line: Line, seed: int, fingerprint: str | None) -> dict[str, Any]:
+def _config(
+    task: Task, goal: Mapping[str, str], line: Line, seed: int, fingerprint: str | None
+) -> dict[str, Any]:
     config: dict[str, Any] = {
         "task": task.name,
         "function": task.source(),
+        "goal": goal,
         "norm": line.norm,
         "seed": seed,
         NORM_OPTIONS: dict(line.norm_options),

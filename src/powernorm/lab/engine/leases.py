@@ -17,11 +17,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from filelock import FileLock, Timeout
 
 from powernorm.errors import InputError
+from powernorm.json_reading import read_json_object
 
 LEASE_FILE: Final = "lease.json"
 LOCK_FILE: Final = ".lock"
@@ -184,15 +185,15 @@ class Lease:
 
 def read_owner(folder: Path) -> Owner | None:
     """Return the last owner of a folder; None where nobody has or had it."""
-    try:
-        values: Any = json.loads((folder / LEASE_FILE).read_bytes())
-        return Owner(**values)
-    except FileNotFoundError:
+    path = folder / LEASE_FILE
+    fix = "remove it if no process trains there"
+    if not path.exists():
         return None
-    except (ValueError, TypeError) as error:
-        raise InputError(
-            f"{folder / LEASE_FILE} cannot be read ({error}): remove it if no process trains there"
-        ) from error
+    values = read_json_object(path, fix)
+    try:
+        return Owner(**values)
+    except TypeError as error:
+        raise InputError(f"{path} is no lease ({error}): {fix}") from error
 
 
 def _write(path: Path, owner: Owner) -> None:

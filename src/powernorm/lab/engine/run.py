@@ -385,7 +385,8 @@ class Run:
             raise InputError(
                 "run.monitor was called before run.swap or run.build_norm: build the model first"
             )
-        model = self._built[0] if len(self._built) == 1 else nn.ModuleList(self._built)
+        alone = len(self._built) == 1 and not isinstance(self._built[0], Norm)
+        model = self._built[0] if alone else nn.ModuleList(self._built)
         device = self.device
         self._monitors.append(
             _Monitoring(NormMonitor(model, every), lambda: loss_scale(scaler, device), self._row)

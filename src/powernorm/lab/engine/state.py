@@ -1,9 +1,7 @@
 """The state of a run: random generators, tracked objects, and the checkpoint that holds them."""
 
-import io
 import random
 import sys
-import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +10,11 @@ from typing import Any, Final, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from powernorm.checksums import load_sealed, save_sealed
 from powernorm.errors import InputError
 
 FORMAT: Final = 1
+_FIX: Final = "remove the run's folder to train it anew"
 _PLAIN: Final = (Tensor, int, float, complex, str, bytes, bool, type(None))
 _MAPPINGS: Final = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES: Final = (list, tuple, set, torch.Size)
@@ -106,15 +106,12 @@ def restore(name: str, thing: Any, state: Any) -> None:
 
 
 def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a checkpoint; the caller renames it into place.
+    """Write a checkpoint with its checksum; the caller renames it into place.
 
     Raises:
         OSError: the file cannot be written.
     """
-    # Straight into a file, torch hides the reason why it cannot be written.
-    packed = io.BytesIO()
-    torch.save({"format": FORMAT, **content}, packed)
-    path.write_bytes(packed.getbuffer())
+    save_sealed({"format": FORMAT, **content}, path)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -124,18 +121,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         InputError: the file is damaged or is none of ours.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, about a file that it refuses next
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        if content["format"] == FORMAT and "states" in content:
-            return dict(content)
-        reason = "it holds something else"
-    except Exception as error:  # whatever a damaged file makes torch raise
-        first_line = str(error).partition("\n")[0]
-        reason = f"{type(error).__name__} {first_line.partition('. ')[0]}"
-    raise InputError(
-        f"{path} is not a checkpoint of a run ({reason}): remove the run's folder to train it anew"
-    )
+        content = load_sealed(path, _FIX)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a file of another kind makes torch raise
+        raise InputError(f"{path} is no checkpoint ({type(error).__name__}): {_FIX}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT or "states" not in content:
+        raise InputError(f"{path} is no checkpoint of a training function: {_FIX}")
+    return content
 
 
 def _unsafe(value: Any, where: str) -> str | None:

@@ -22,6 +22,8 @@ Metrics = Mapping[str, Any]
 TrainingFunction = Callable[..., Metrics]
 STEPS: Final = "steps"
 """The setting that is the number of steps of a run."""
+RESERVED: Final = frozenset({"norms", "seeds", "norm_options", "versions", "machine", "date"})
+"""What results.json says beside the settings."""
 
 
 class Task:
@@ -271,6 +273,11 @@ def _setting_of(parameter: inspect.Parameter, owner: str) -> _Setting:
         )
     if parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY:
         raise InputError(f"{owner} has the setting {parameter.name} without a default: give one")
+    if parameter.name in RESERVED:
+        raise InputError(
+            f"{owner} has the setting {parameter.name}, which the files of a comparison have for "
+            "their own: give it another name"
+        )
     hint = parameter.annotation
     if hint is parameter.empty:
         hint = Any if parameter.default is None else type(parameter.default)
