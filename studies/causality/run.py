@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import powernorm
 from figure import draw
 from powernorm import lab
@@ -120,8 +118,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         config = config_of(given.preset, given.set)
-        with lab.ComparisonProgress(Console(stderr=True)) as progress:
-            lab.compare(config, given.out, resume=True, on_event=progress, notes=notes_of(config))
+        lab.compare(config, given.out, resume=True, notes=notes_of(config))
     except powernorm.InputError as error:
         parser.error(str(error))
     except KeyboardInterrupt:

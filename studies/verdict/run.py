@@ -35,7 +35,7 @@ QUANTITIES = [*TIDS, *(f"{norm}{of}_gap" for of in ("", "_batch") for norm in NO
 time, `…_batch_gap` the same with the norm evaluated by the statistics of each batch, since running
 ones lag behind early."""
 
-Runs = dict[tuple[str, int], Mapping[str, Any]]
+Runs = dict[tuple[str, int], Any]
 """Results by norm and seed."""
 
 
@@ -78,14 +78,14 @@ def measured_settings(
             for norms, seeds in RUNS:
                 config = replace(settings()[name], norms=norms, seeds=seeds)
                 config = lab.override(config, assignments)
-                results = lab.compare(config, out / name, resume=True, on_event=progress)
-                runs |= {(run["norm"], run["seed"]): run for run in results["runs"]}
-            failed = [run["folder"] for run in runs.values() if run["status"] == "failed"]
+                results = lab.compare(
+                    config, out / name, resume=True, quiet=True, on_event=progress
+                )
+                runs |= {(run.norm, run.seed): run for run in results.runs}
+            failed = [run.folder for run in runs.values() if run.status == "failed"]
             if failed:
                 raise SystemExit(f"{name}: {', '.join(failed)} failed; see result.json there")
-            folders = {
-                norm: out / name / runs[norm, 0]["folder"] for norm, seed in runs if not seed
-            }
+            folders = {norm: out / name / runs[norm, 0].folder for norm, seed in runs if not seed}
             yield {
                 "name": name,
                 "group": name.partition(f"-{config.model.placement}-")[0],
@@ -105,7 +105,7 @@ def gap_of(norm: str, runs: Runs) -> dict[str, Any]:
     keys = ("valid", "test", "seeds")
     record: dict[str, Any] = {key: [] for key in keys} | {"num_lost": 0, "num_base_lost": 0}
     for seed in sorted(seed for name, seed in runs if name == norm):
-        ours, base = runs[norm, seed]["metrics"], runs["ln", seed]["metrics"]
+        ours, base = runs[norm, seed].metrics, runs["ln", seed].metrics
         if ours["test_loss"] is not None and base["test_loss"] is not None:
             record["seeds"].append(seed)
             for split in ("valid", "test"):

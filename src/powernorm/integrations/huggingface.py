@@ -1,7 +1,8 @@
-"""Extensions of Hugging Face's Trainer: the penalty of RBN in its loss, TID in its log."""
+"""Extensions of Hugging Face's Trainer: RBN's penalty, TID in the log, a run of a comparison."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -329,3 +330,122 @@ class NormCallback(TrainerCallback):
             self._monitor.detach()
         self._monitor = self._model = None
         self._entries = {}
+
+
+class ReportingRun(Protocol):
+    """What `RunCallback` needs of a `powernorm.lab.Run`."""
+
+    step: int
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether to end the training now."""
+        ...
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether there is a checkpoint that the run goes on from."""
+        ...
+
+    def track(self, **things: Any) -> None:
+        """Keep the state of objects."""
+        ...
+
+    def checkpoint(self, step: int | None = None) -> None:
+        """Write a checkpoint."""
+        ...
+
+    def log(self, step: int, **values: float | Tensor | None) -> None:
+        """Write values of a step."""
+        ...
+
+
+class RunCallback(TrainerCallback):
+    """Callback that connects a Trainer with a run of `powernorm.lab.compare`.
+
+    What the Trainer logs goes to the run's metrics.csv: `loss` as `train_loss`, `eval_loss` as
+    `valid_loss`, other numbers of an evaluation by their own names. The Trainer writes its own
+    checkpoints, in its `output_dir`; the run notes the step of each, so that `--resume` goes on
+    from it. When a scheduler asks the run to stop, the Trainer saves and ends.
+
+        callback = RunCallback(run)
+        trainer = Trainer(..., callbacks=[callback])
+        trainer.train(resume_from_checkpoint=callback.last_checkpoint)
+
+    Args:
+        run: the run; `output_dir` of the Trainer has to be `run.path("trainer")`, or another place
+            in the run's folder.
+        folder: name of that place.
+    """
+
+    def __init__(self, run: ReportingRun, folder: str = "trainer") -> None:
+        self._run = run
+        self._folder: Path = cast(Any, run).path(folder)
+        self._step = 0
+        run.track(trainer=self)
+
+    @property
+    def last_checkpoint(self) -> str | None:
+        """The Trainer's checkpoint to go on from; None for a run that begins."""
+        if not self._run.is_resumed:
+            return None
+        found = {_step_of(path): path for path in self._folder.glob("checkpoint-*")}
+        # The Trainer may have deleted that of the run's step to make room for the next one.
+        step = self._step if self._step in found else max(found, default=None)
+        return None if step is None else str(found[step])
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the step of the Trainer's last checkpoint."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Take that step back."""
+        self._step = state["step"]
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save and stop when the run has to."""
+        del args, state, kwargs
+        if self._run.should_stop:
+            control.should_save = control.should_training_stop = True
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Note that there is a checkpoint of this step."""
+        del args, control, kwargs
+        self._step = state.global_step
+        self._run.checkpoint(state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Pass on what is logged."""
+        del args, control, kwargs
+        values = {_COLUMNS.get(name, name.removeprefix("eval_")): v for name, v in _told(logs)}
+        if values:
+            self._run.log(state.global_step, **values)
+
+
+_COLUMNS: Final = {"loss": "train_loss", "eval_loss": "valid_loss"}
+_UNTOLD: Final = ("epoch", "step", "train_", "total_flos", "runtime", "per_second", "model_prep")
+"""Parts of the names of what the Trainer logs about itself."""
+
+
+def _told(logs: Mapping[str, Any] | None) -> list[tuple[str, float]]:
+    return [
+        (name, value)
+        for name, value in (logs or {}).items()
+        if isinstance(value, int | float) and not any(part in name for part in _UNTOLD)
+    ]
+
+
+def _step_of(path: Path) -> int:
+    number = path.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1

@@ -347,8 +347,9 @@ class Run:
 
         Args:
             step: number of the step, from 1, not below that of the last call.
-            values: numbers or 0-d tensors, which are read from the device here. `train_loss` that
-                is NaN or infinite twice in a row ends the run as `nonfinite`.
+            values: numbers or 0-d tensors, which are read from the device here. A row with
+                `train_loss` moves the progress bar; other rows are shown with all values. A
+                `train_loss` that is NaN or infinite twice in a row ends the run as `nonfinite`.
 
         Raises:
             InputError: a value is no number, or a name cannot be a column.
@@ -363,11 +364,10 @@ class Run:
             if self._log is None:
                 self._log = MergedLog(self._open(METRICS_FILE, METRICS_COLUMNS, last))
             self._log.add(step, {"seconds": round(self.seconds, 3), **numbers})
-        others = {k: v for k, v in numbers.items() if k not in METRICS_COLUMNS or "valid" in k}
         if loss is not None:
             self.listener(StepsDone(self.label, self.seed, step, loss))
-        if others:
-            self.listener(Measured(self.label, self.seed, step, others))
+        else:
+            self.listener(Measured(self.label, self.seed, step, numbers))
 
     def monitor(self, every: int | str = 50, *, scaler: Any = None) -> None:
         """Watch the norms that were built: a row a layer in norms.csv after every so many steps.

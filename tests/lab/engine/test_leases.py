@@ -1,0 +1,134 @@
+"""Two processes never write in one folder, also when one of them was asleep or was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from powernorm.errors import InputError
+from powernorm.lab.engine.leases import (
+    LEASE_FILE,
+    LOCK_FILE,
+    Lease,
+    LeaseHeldError,
+    LeaseLostError,
+    read_owner,
+)
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from powernorm.lab.engine.leases import Lease
+lease = Lease(Path(sys.argv[1]))
+print(lease.owner.number, flush=True)
+time.sleep(60)
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds the lease of a folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def pretend(folder: Path, **changes: object) -> None:
+    """Make the owner of a folder another one."""
+    owner = read_owner(folder)
+    assert owner is not None
+    (folder / LEASE_FILE).write_text(json.dumps(asdict(replace(owner, **changes))))  # type: ignore[arg-type]
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    process = holder(tmp_path)
+    try:
+        with pytest.raises(
+            LeaseHeldError, match=f"process {process.pid} on {socket.gethostname()}"
+        ):
+            Lease(tmp_path)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_lease_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+    process = holder(tmp_path)
+    process.kill()
+    process.communicate()
+    lease = Lease(tmp_path)
+    assert (lease.owner.number, lease.owner.pid) == (2, os.getpid())
+    lease.release()
+
+
+def test_an_owner_elsewhere_is_believed_while_it_gives_signs_of_life(tmp_path: Path) -> None:
+    Lease(tmp_path, lifetime=60).release()
+    pretend(tmp_path, key="other", host="elsewhere", machine="elsewhere", pid=1, released=False)
+    with pytest.raises(LeaseHeldError, match="elsewhere"):
+        Lease(tmp_path)
+    old = time.time() - 61
+    os.utime(tmp_path / LEASE_FILE, (old, old))
+    lease = Lease(tmp_path)
+    assert lease.owner.number == 2
+    lease.release()
+
+
+def test_an_owner_that_was_asleep_writes_nothing_more(tmp_path: Path) -> None:
+    slow = Lease(tmp_path, lifetime=60)
+    pretend(tmp_path, machine="elsewhere")  # so that its process cannot be seen from here
+    old = time.time() - 61
+    os.utime(tmp_path / LEASE_FILE, (old, old))
+    quick = Lease(tmp_path)
+    assert quick.owner.number == slow.owner.number + 1
+    with pytest.raises(LeaseLostError, match="taken over by process"), slow.writing():
+        (tmp_path / "result.json").write_text("from the slow one")
+    slow.release(forget=True)  # must not take the other one's away
+    with quick.writing():
+        (tmp_path / "result.json").write_text("from the quick one")
+    quick.release(forget=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+    with pytest.raises(LeaseLostError, match="finished by another one"), slow.writing():
+        pass
+
+
+def test_signs_of_life_go_on_while_the_owner_works(tmp_path: Path) -> None:
+    lease = Lease(tmp_path, lifetime=0.4)
+    before = (tmp_path / LEASE_FILE).stat().st_mtime
+    deadline = time.monotonic() + 30
+    while (tmp_path / LEASE_FILE).stat().st_mtime == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    lease.release()
+    assert read_owner(tmp_path).released  # type: ignore[union-attr]
+    Lease(tmp_path).release(forget=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stopped_process_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
+    process = holder(tmp_path)
+    try:
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(LeaseHeldError):
+            Lease(tmp_path)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"key": 1}', "nonsense"])
+def test_a_damaged_lease_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / LEASE_FILE).write_text(content)
+    with pytest.raises(InputError, match=f"{LEASE_FILE}.*remove it"):
+        Lease(tmp_path)
+    assert (tmp_path / LOCK_FILE).exists()
