@@ -439,7 +439,7 @@ def test_damaged_checkpoint_is_named(configure: Configure, tmp_path: Path, conte
     with pytest.raises(KeyboardInterrupt):
         compare(config, tmp_path, on_event=stop_at(6, "ln"))
     (tmp_path / "ln-pre-seed0" / "checkpoints" / "last.ckpt").write_bytes(content)
-    with pytest.raises(InputError, match=r"last.ckpt is not a checkpoint .* remove the run's"):
+    with pytest.raises(InputError, match=r"last.ckpt is (not a check|damaged).* remove the run's"):
         compare(config, tmp_path, resume=True)
 
 
@@ -448,7 +448,7 @@ def test_damaged_result_is_named(configure: Configure, tmp_path: Path, content: 
     config = configure()
     compare(config, tmp_path)
     (tmp_path / "ln-pre-seed0" / "result.json").write_text(content)
-    with pytest.raises(InputError, match=r"result.json .*remove"):
+    with pytest.raises(InputError, match=r"result.json.*remove"):
         compare(config, tmp_path, resume=True)
 
 
