@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from powernorm.lab.engine.averaging import read_weights, write_weights
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -19,6 +18,7 @@ from powernorm.data.cache import read_cached, write_cached
 from powernorm.data.corpus import Corpus
 from powernorm.data.subwords import encode_corpus
 from powernorm.errors import InputError
+from powernorm.lab.engine.averaging import read_weights, write_weights
 from powernorm.training.checkpoints import DirectFiles, read_checkpoint
 
 NUM_DAMAGES = 400

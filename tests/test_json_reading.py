@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from powernorm.lab.engine.folders import read_json as read_run_json
 from torch import nn
 
 import powernorm
@@ -18,6 +17,7 @@ from powernorm.data.pair_store import MANIFEST, found_or_made
 from powernorm.errors import InputError
 from powernorm.integrations.pretrained import build_from_config, is_pretrained
 from powernorm.json_reading import MAX_DEPTH, parse_json, read_json, read_json_object
+from powernorm.lab.engine.folders import read_json as read_run_json
 from powernorm.report.diagnoses import read_diagnosis
 from powernorm.training.overrides import parse_options
 

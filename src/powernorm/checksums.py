@@ -13,8 +13,6 @@ import re
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
-import torch
-
 from powernorm.errors import InputError
 
 Seal = Literal["whole", "unsealed", "damaged"]
@@ -44,6 +42,8 @@ def save_sealed(value: Any, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    import torch  # late: the cache is asked by commands that need no torch
+
     # Straight into a file, torch hides the reason why it cannot be written.
     content = io.BytesIO()
     torch.save(value, content)
@@ -61,6 +61,8 @@ def load_sealed(path: Path, fix: str) -> Any:
     Raises:
         InputError: it is damaged.
     """
+    import torch
+
     check_seal(path, fix)
     return torch.load(path, map_location="cpu", weights_only=True)
 

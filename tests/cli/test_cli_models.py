@@ -122,7 +122,7 @@ def test_bad_input_of_fold(runs: Path, tmp_path: Path) -> None:
     kept = broken.read_bytes()
     try:
         broken.write_bytes(kept[:100])
-        assert "is not a checkpoint" in powernorm(tmp_path, "fold", broken).refused()
+        assert "is damaged" in powernorm(tmp_path, "fold", broken).refused()
     finally:
         broken.write_bytes(kept)
     refused = powernorm(tmp_path, "fold", runs / "bn-pre-seed0", "--tied", "both").refused()

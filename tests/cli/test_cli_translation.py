@@ -166,7 +166,7 @@ def test_damaged_files_are_named(run: Path) -> None:
     content = average.read_bytes()
     for damaged in (content[:-100], b"garbage", b""):
         average.write_bytes(damaged)
-        assert "average.safetensors holds no weights" in refusal("eins\n", run)
+        assert "average.safetensors is damaged" in refusal("eins\n", run)
     average.write_bytes(content)
     subwords = run / "subwords.json"
     record = subwords.read_text()
@@ -210,8 +210,8 @@ def test_a_reader_that_has_enough_ends_it_quietly(trained: Path, tmp_path: Path)
         assert process.stdout.readline()
         process.stdout.close()
         error = process.stderr.read().decode()
-        process.wait(SECONDS)
-    assert error == ""
+        code = process.wait(SECONDS)
+    assert (code, error) == (141, "")
 
 
 # Several processes -------------------------------------------------------------------------------

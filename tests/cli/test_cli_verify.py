@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from powernorm.lab.engine.averaging import write_weights
 from torch import nn
 
 import powernorm as library
@@ -16,6 +15,7 @@ from powernorm.cli.verify import Findings, check_files
 from powernorm.data.cache import write_cached
 from powernorm.data.pair_store import found_or_made
 from powernorm.errors import InputError
+from powernorm.lab.engine.averaging import write_weights
 from powernorm.training.checkpoints import DirectFiles
 from report.synthetic import write_comparison
 

@@ -19,13 +19,16 @@ import powernorm
 from norms.own_modules import PLAIN, Bounded
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, StepsDone
+from powernorm.lab.engine.run import Run
+from powernorm.lab.engine.stopping import Stop
 from powernorm.norms.registry import REGISTERED
 from powernorm.recipes import recipe
+from powernorm.runs import Baseline
 from powernorm.training.comparison import check_norms, compare
 from powernorm.training.config import ComparisonConfig
 from powernorm.training.images import build_image_model
 from powernorm.training.overrides import override
-from powernorm.training.running import Run, RunTrainer
+from powernorm.training.running import RunTrainer
 from powernorm.training.tasks import task_of
 from powernorm.training.trained_models import load_trained
 
@@ -105,8 +108,21 @@ def test_equal_seeds_begin_with_equal_weights(configure: Configure, tmp_path: Pa
     encoded = task_of(config).encode(config.data)
 
     def begin(seed: int, norm: str = "drawn") -> dict[str, Tensor]:
-        run = Run(config, norm, seed, tmp_path, encoded, unigram_loss=9.0)
-        return {k: v.clone() for k, v in RunTrainer(run, print).model.state_dict().items()}
+        run = Run(
+            norm=norm,
+            seed=seed,
+            folder=tmp_path,
+            device=torch.device("cpu"),
+            settings=config,
+            data=encoded,
+            num_steps=None,
+            norm_options={},
+            lease=None,
+            stop=Stop(),
+            listener=print,
+            baselines=[Baseline(name="unigram", metrics={"valid_loss": 9.0})],
+        )
+        return {k: v.clone() for k, v in RunTrainer(run).model.state_dict().items()}
 
     torch.manual_seed(1)
     first = begin(0)

@@ -4,20 +4,28 @@ The commands are in `powernorm.cli.commands`, imported late, so that a missing e
 that names it.
 """
 
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NoReturn
 
 from powernorm.errors import InputError
 
 BAD_INPUT: Final = 2
 """Exit code after an InputError or a wrong option."""
+PIPE_CLOSED: Final = 141
+"""Exit code where nobody reads the output any more, such as `| head`: 128 + SIGPIPE, as the shells
+have it. The signal itself stays off: it would end a training that writes to another process."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Of a stream that cannot be written to; files that cannot be have an InputError of their own."""
 
 
 def main() -> NoReturn:
-    """Runs the command line and exits: 0 done, 2 bad input, 130 interrupted."""
+    """Runs the command line and exits: 0 done, 2 bad input, 130 interrupted, 141 pipe closed."""
+    _open_closed_streams()
     # Waiting OpenMP threads shall sleep, not spin: on a machine whose cores are busy with something
     # else too, spinning makes small models several times slower. Read when torch is loaded.
     if "bench" not in sys.argv[1:2]:  # which measures what a user's own program would see
@@ -25,9 +33,16 @@ def main() -> NoReturn:
     try:
         from powernorm.cli.commands import app
 
-        _run(app)
+        _run_and_flush(app)
     except InputError as error:
         _fail(str(error))
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(PIPE_CLOSED)
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _fail(f"the output cannot be written ({error.strerror}): make room, or give another place")
     except ModuleNotFoundError as error:
         from powernorm.integrations.extras import extra_of
 
@@ -40,6 +55,40 @@ def main() -> NoReturn:
             f"pip install 'powernorm[{extra}]'"
         )
     sys.exit(0)
+
+
+def _open_closed_streams() -> None:
+    """Let closed standard streams be the null device.
+
+    A file that is opened later would get their number, and what is printed with it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _run_and_flush(app: Callable[..., object]) -> None:
+    """Run the command, and write what it printed while errors of that can still be told.
+
+    Raises:
+        OSError: the output cannot be written.
+    """
+    try:
+        _run(app)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            # The library of the command line ends silently, but as if the command had failed.
+            raise error.__context__ from None
+        sys.stdout.flush()
+        raise
+
+
+def _drop_output() -> None:
+    """Throw away what could not be written, or Python would try again in the end and say so."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(app: Callable[..., object]) -> None:
@@ -76,6 +125,7 @@ def _is_lost_connection(error: BaseException) -> bool:
 
 
 def _fail(message: str) -> NoReturn:
+    _drop_output()
     # One line, whatever the message quotes from a file.
     print(f"error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
     sys.exit(BAD_INPUT)

@@ -51,6 +51,7 @@ def translate(
     """Translate the sentences of standard input, one a line, to standard output."""
     from powernorm.training.translator import load_translator
 
+    _check_streams()
     # As the text that comes in, whatever the machine's own encoding is.
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     try:
@@ -65,6 +66,16 @@ def translate(
         _translate_lines(translator, sys.stdin.buffer, with_scores=scores)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _check_streams() -> None:
+    """Raise before the model is loaded where there is nothing to read from or to write to."""
+    # The ones that the process was started with; `main` puts others in the place of closed ones.
+    for name, stream in (("input", sys.__stdin__), ("output", sys.__stdout__)):
+        if stream is None:
+            raise InputError(
+                f"standard {name} is closed: powernorm translate RUN < sentences > translations"
+            )
 
 
 def _translate_lines(translator: "Translator", source: BinaryIO, *, with_scores: bool) -> None:
@@ -91,7 +102,9 @@ def _say_cut(before: int, max_length: int, number: int, length: int) -> None:
 
 
 def _lines(source: BinaryIO) -> Iterator[str]:
-    for number, line in enumerate(source, start=1):
+    number = 0
+    while line := _line(source):
+        number += 1
         try:
             yield line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
@@ -99,6 +112,16 @@ def _lines(source: BinaryIO) -> Iterator[str]:
                 f"standard input, line {number}: byte 0x{line[error.start]:02x} is not UTF-8 text; "
                 "convert it to UTF-8."
             ) from error
+
+
+def _line(source: BinaryIO) -> bytes:
+    try:
+        return source.readline()
+    except OSError as error:
+        raise InputError(
+            f"standard input cannot be read ({error.strerror or error}): give a file or a pipe "
+            "with one sentence a line"
+        ) from error
 
 
 def _portions(lines: Iterator[str], size: int) -> Iterator[list[str]]:

@@ -165,10 +165,13 @@ def on_main_only(function: Callable[[], Lease]) -> Lease | None:
 
 def _take_folder(out: Path, *, resume: bool, force: bool) -> Lease:
     """Take a comparison's folder, or refuse it."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file: give a folder with --out.")
+    check_folder(out, resume=resume, force=force)
+    # What a refusal later on leaves behind, if it is empty by then.
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
     lease = Lease(out)
+    lease.made_folders = made
     try:
+        # Another process may have been here in between.
         check_folder(out, resume=resume, force=force)
     except BaseException:
         _give_back(lease)
@@ -177,10 +180,11 @@ def _take_folder(out: Path, *, resume: bool, force: bool) -> Lease:
 
 
 def _give_back(lease: Lease) -> None:
-    """Release a comparison's folder, and leave none that is empty."""
+    """Release a comparison's folder, and leave none behind that is new and empty."""
     lease.release(forget=True)
     with suppress(OSError):
-        lease.folder.rmdir()
+        for folder in lease.made_folders:
+            folder.rmdir()
 
 
 class _Comparison:

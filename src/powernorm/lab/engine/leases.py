@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -83,6 +83,8 @@ class Lease:
 
     def __init__(self, folder: Path, *, lifetime: float = LIFETIME) -> None:
         self.folder = folder
+        self.made_folders: Sequence[Path] = ()
+        """Folders that were made for this lease, the innermost first."""
         self._lock = FileLock(folder / LOCK_FILE, timeout=LOCK_SECONDS)
         self._lifetime = lifetime
         self._over = threading.Event()
