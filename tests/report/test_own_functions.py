@@ -45,7 +45,7 @@ HOSTILE: dict[str, float | None] = {
     "": 4.0,
     "\x1b[2J\nend": 5.0,
     "nothing": None,
-    "undefined": float("nan"),
+    "undefined": None,
     "`code` $x$ & </script><script>": 6.0,
 }
 
@@ -409,7 +409,7 @@ def test_metrics_without_a_number_cost_no_run(hostile: Comparison) -> None:
 def test_a_goal_that_is_no_number_is_no_result(tmp_path: Path) -> None:
     folder = write_own_comparison(tmp_path / "own", lost=())
     written = json.loads((folder / RESULTS_FILE).read_text())
-    written["runs"][0]["metrics"]["accuracy"] = float("inf")
+    written["runs"][0] |= {"status": "nonfinite", "metrics": {"accuracy": None}}
     (folder / RESULTS_FILE).write_text(json.dumps(written))
     assert rows_of(read_comparison(folder))["ln"]["runs"] == "2 of 3 finished; NaN: seed 0"
 

@@ -164,15 +164,22 @@ def fold(
             f"--out {out}: expected a name that ends in {' or '.join(_FOLDED)}, such as "
             "folded.safetensors"
         )
+    from powernorm.lab.own_models import is_own_run, load_own_run
     from powernorm.training.trained_models import load_trained
 
-    trained = load_trained(checkpoint)
-    plan = plan_fold(trained.model, trained.example_inputs(), tied=cast("Tied", tied))
+    settings: dict[str, Any] = {}
+    if is_own_run(checkpoint):
+        own = load_own_run(checkpoint)
+        plan = plan_fold(own.model, own.batches[0], tied=cast("Tied", tied))
+    else:
+        trained = load_trained(checkpoint)
+        plan = plan_fold(trained.model, trained.example_inputs(), tied=cast("Tied", tied))
+        settings = {**trained.settings, **_own_subwords(checkpoint)}
     if out is None:
         typer.echo(f"{plan}\nnothing was written: give --out FILE")
         return
     report = plan.apply(verify=verify)
-    report.save(out, {**trained.settings, **_own_subwords(checkpoint)})
+    report.save(out, settings)
     typer.echo(f"{report}\nfolded model: {out}")
 
 
@@ -187,11 +194,13 @@ def _own_subwords(checkpoint: Path) -> dict[str, Any]:
 
 
 def diagnose(
-    model: Annotated[
-        Path,
+    source: Annotated[
+        str,
         typer.Argument(
-            help="A run's folder (the weights that were scored), one of its checkpoints, or a "
-            "folder with a Hugging Face model."
+            metavar="MODEL",
+            help="A run's folder (the weights that were scored), one of its checkpoints, a folder "
+            "with a Hugging Face model, or module:name of (model, batches) or of a function that "
+            "returns them.",
         ),
     ],
     data: Annotated[
@@ -223,6 +232,7 @@ def diagnose(
     """
     from powernorm.integrations.pretrained import is_pretrained
 
+    model = Path(source)
     keeps_it = model.is_dir() and data is None and not is_pretrained(model)
     if keeps_it:
         out = out or model / _PAGE
@@ -251,7 +261,16 @@ def _diagnosis(
 ) -> "Diagnosis":
     """Load a run, one of its checkpoints or a folder in Hugging Face's layout, and look."""
     from powernorm.integrations.pretrained import diagnose_pretrained, is_pretrained
+    from powernorm.lab.own_models import diagnose_own, is_own_run, load_own_run, model_by_name
 
+    is_named = ":" in str(path) and not path.exists()
+    if is_named or is_own_run(path):
+        given = {"--data": data, "--sequences": sequences, "--length": length}
+        for option, value in given.items():
+            if value is not None:
+                raise InputError(f"{path} has batches of its own: leave out {option}")
+        own = model_by_name(str(path)) if is_named else load_own_run(path)
+        return diagnose_own(own, path.name, num_batches, on_progress)
     if is_pretrained(path):
         from powernorm.data.readers import load_corpus
 
@@ -322,11 +341,13 @@ def _bar() -> "Progress":
         TimeRemainingColumn,
     )
 
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )

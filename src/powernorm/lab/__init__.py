@@ -38,6 +38,7 @@ __all__ = [
     "read_comparison",
     "recipe",
     "run_data",
+    "saved_states",
 ]
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from powernorm.lab.comparing import compare
     from powernorm.lab.engine.progress import ComparisonProgress
     from powernorm.lab.engine.run import Run
+    from powernorm.lab.engine.state import saved_states
     from powernorm.lab.engine.tasks import Task
     from powernorm.recipes import recipe
     from powernorm.report import Comparison, read_comparison
@@ -74,6 +76,7 @@ else:
         "read_comparison": "report",
         "recipe": "recipes",
         "run_data": "training.trained_models",
+        "saved_states": "lab.engine.state",
     }
 
     def __getattr__(name):

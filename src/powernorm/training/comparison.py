@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.lab.engine import comparing, tasks
@@ -148,7 +147,7 @@ class BuiltinTask(tasks.Task):
         """Return the updates of a run."""
         return settings.training.max_steps
 
-    def train(self, run: Run) -> tasks.Metrics:
+    def start(self, run: Run) -> tasks.Metrics:
         """Train, evaluate and diagnose a run."""
         self._task.keep(run.data, run.folder)
         trainer = RunTrainer(run)
@@ -160,12 +159,6 @@ class BuiltinTask(tasks.Task):
             raise
         run.recorded |= _own(result)
         return result["metrics"]
-
-    def load(self, folder: Path) -> nn.Module:
-        """Return the model of a run, in evaluation mode."""
-        from powernorm.training.trained_models import load_trained
-
-        return load_trained(folder).model
 
     def source(self) -> FunctionRecord:
         """Return that it is this package's, whose version the settings name."""

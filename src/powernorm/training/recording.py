@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -239,9 +240,10 @@ class Recorder(pl.Callback):
 
     def _close(self) -> None:
         self._throughput.pause()
-        if self._log is not None and self._csv is not None:
-            self._log.flush()
-            self._csv.close()
-        if self._norms_csv is not None:
-            self._norms_csv.close()
-        self._log = self._csv = self._norms_csv = None
+        with ExitStack() as closing:  # also where the last row cannot be written
+            for file in (self._csv, self._norms_csv):
+                if file is not None:
+                    closing.callback(file.close)
+            log, self._log, self._csv, self._norms_csv = self._log, None, None, None
+            if log is not None:
+                log.flush()

@@ -64,6 +64,11 @@ def load_trained(path: Path) -> TrainedModel:
     """
     checkpoint = _scored(path / CHECKPOINTS_FOLDER) if path.is_dir() else path
     config = checkpoint.parent.parent / CONFIG_FILE
+    if config.is_file() and "function" in (own := read_json(config)):
+        raise InputError(
+            f"{config.parent} is a run of {own['task']}, a function of your own, of which powernorm "
+            "knows no model: powernorm.lab.saved_states reads what it tracked"
+        )
     if not checkpoint.is_file() or not config.is_file():
         runs = [str(run) for run in find_runs(path)]
         example = " or ".join(runs[:3]) or "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"

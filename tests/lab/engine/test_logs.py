@@ -20,10 +20,10 @@ def test_a_new_column_is_appended_also_by_a_run_that_goes_on(tmp_path: Path) -> 
     with CsvLog(path, COLUMNS) as log:
         log.write({"step": 1, "loss": 2})
         log.write({"step": 2, "speed": 3})
-    assert path.read_text().splitlines() == ["step,loss,speed", "1,2,", "2,,3"]
+    assert path.read_text().splitlines() == ["step,loss,rate,speed", "1,2,,", "2,,,3"]
     with CsvLog(path, COLUMNS, last_step=1) as log:
         log.write({"step": 2, "loss": 4, "speed": 5})
-    assert path.read_text().splitlines() == ["step,loss,speed", "1,2,", "2,4,5"]
+    assert path.read_text().splitlines() == ["step,loss,rate,speed", "1,2,,", "2,4,,5"]
 
 
 def test_a_log_that_goes_on_drops_rows_after_the_checkpoint(tmp_path: Path) -> None:

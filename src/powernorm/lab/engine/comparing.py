@@ -318,7 +318,7 @@ class _Comparison:
         try:
             try:
                 seed_everything(run.seed)
-                metrics = self._grid.task.train(run)
+                metrics = self._grid.task.start(run)
                 if run.was_interrupted:
                     raise Stopped("asked to stop by the scheduler")
                 result = self._measured(run, line, metrics)
@@ -473,8 +473,9 @@ def checked_metrics(metrics: Any) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for name, value in metrics.items():
         try:
-            number = None if value is None else float(value)
-        except (TypeError, ValueError):
+            plain = value.detach() if isinstance(value, torch.Tensor) else value
+            number = None if plain is None else float(plain)
+        except (TypeError, ValueError, RuntimeError):
             raise InputError(
                 f"the training function returned {name}={value!r:.80}, expected a number"
             ) from None

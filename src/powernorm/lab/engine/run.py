@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -494,10 +494,11 @@ class Run:
 
     def close(self) -> None:
         """Finish the files."""
-        self._write_log()
-        for log in self._csvs:
-            log.close()
-        self._csvs.clear()
+        with ExitStack() as closing:  # also where the last row cannot be written
+            for log in self._csvs:
+                closing.callback(log.close)
+            self._csvs.clear()
+            self._write_log()
         self._log = None
 
     def _holds(self, path: Path) -> bool:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from powernorm.checksums import load_sealed, save_sealed
 from powernorm.errors import InputError
+from powernorm.lab.engine.folders import LAST
+from powernorm.runs import CHECKPOINTS_FOLDER
 
 FORMAT: Final = 1
 _FIX: Final = "remove the run's folder to train it anew"
@@ -129,6 +131,22 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT or "states" not in content:
         raise InputError(f"{path} is no checkpoint of a training function: {_FIX}")
     return content
+
+
+def saved_states(folder: Path) -> dict[str, Any]:
+    """Return what a run's last checkpoint holds of each tracked object, by its name.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        InputError: it has no checkpoint, or a damaged one.
+    """
+    path = folder / CHECKPOINTS_FOLDER / LAST
+    if not path.exists():
+        raise InputError(f"{folder} has no checkpoint: give the folder of a run that tracks states")
+    states: dict[str, Any] = read_checkpoint(path)["states"]
+    return states
 
 
 def _unsafe(value: Any, where: str) -> str | None:

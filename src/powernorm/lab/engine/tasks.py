@@ -4,9 +4,10 @@ import difflib
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,11 +30,15 @@ RESERVED: Final = frozenset({"norms", "seeds", "norm_options", "versions", "mach
 class Task:
     """What a comparison asks for; subclass it where a function is not enough.
 
+    A subclass has a method `train(self, run, *, …)`, whose keyword parameters with defaults are the
+    settings, as those of a plain function are.
+
     Attributes:
-        name: in the tables and files.
+        name: in the tables and files; `module:name` where a subclass does not say.
     """
 
     name: str = ""
+    train: TrainingFunction
 
     def prepare(self, settings: Any) -> Any:
         """Return the data of all runs, as `run.data`; called once, before the first run.
@@ -62,47 +67,64 @@ class Task:
         """Raise an InputError where the settings do not fit a norm; before anything is trained."""
         del settings, norm
 
-    def num_steps(self, settings: Any) -> int | None:
-        """Return the number of steps of a run, where the settings have it."""
-        steps = settings.get(STEPS) if isinstance(settings, Mapping) else None
-        return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+    def load(self, folder: Path) -> tuple[nn.Module, Sequence[Any]]:
+        """Return the trained model of a run's folder, and batches to diagnose and fold it by.
 
-    def train(self, run: Run) -> Metrics:
-        """Train a run and return its metrics."""
-        raise NotImplementedError
-
-    def load(self, folder: Path) -> nn.Module:
-        """Return the trained model of a run's folder, in evaluation mode.
+        Returns:
+            The model in evaluation mode; at least two batches as it takes them, made as in
+            training: tensors, tuples, or mappings of keyword arguments.
 
         Raises:
             InputError: the task does not say how.
         """
         raise InputError(
-            f"{folder} is a run of {self.name}, which does not say how its model is loaded: give "
-            "powernorm a Task with the method load, or build the model and load "
-            "checkpoints/last.ckpt by yourself"
+            f"{folder} is a run of {self.name}, which does not say how its model is loaded: let a "
+            "Task have the method load, see docs/own-models.md"
         )
 
+    # For the engine
+
+    def start(self, run: Run) -> Metrics:
+        """Train a run and return its metrics."""
+        return self.train(run, **run.settings)
+
+    def num_steps(self, settings: Any) -> int | None:
+        """Return the number of steps of a run, where the settings have it."""
+        steps = settings.get(STEPS)
+        return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+
     def settings(self, given: Mapping[str, Any]) -> Any:
-        """Return the settings of a comparison from those that were given, checked.
+        """Return all settings, those that were given and the defaults of the others, checked.
+
+        Args:
+            given: values, or texts of the command line, by name.
 
         Raises:
             InputError: one is unknown or has the wrong type.
         """
-        if given:
-            raise InputError(
-                f"{next(iter(given))!r} is not a setting: {self.name or type(self).__name__} has "
-                "none"
-            )
-        return {}
+        known = self._settings
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            near = difflib.get_close_matches(unknown, known, n=1)
+            hint = f", did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+            hint = hint if known else ", which has none"
+            raise InputError(f"{unknown!r} is not a setting of {self.name}{hint}")
+        return {
+            name: setting.checked(given[name]) if name in given else setting.default
+            for name, setting in known.items()
+        }
 
     def to_json(self, settings: Any) -> dict[str, Any]:
         """Return the settings as JSON has them, for the files."""
-        return dict(settings)
+        return {name: self._settings[name].to_json(value) for name, value in settings.items()}
 
     def source(self) -> FunctionRecord:
         """Return where the code is."""
         return source_of(type(self))
+
+    @cached_property
+    def _settings(self) -> dict[str, "_Setting"]:
+        return _settings_of(self.train, self.name)
 
 
 class FunctionTask(Task):
@@ -113,36 +135,13 @@ class FunctionTask(Task):
     """
 
     def __init__(self, function: TrainingFunction) -> None:
-        self._function = function
+        self.train = function
         self.name = name_of(function)
-        self._settings = _settings_of(function, self.name)
-
-    def train(self, run: Run) -> Metrics:
-        """Call the function with the settings as keyword arguments."""
-        return self._function(run, **run.settings)
-
-    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all keyword parameters, those that were given and the defaults of the others."""
-        unknown = next((name for name in given if name not in self._settings), None)
-        if unknown is not None:
-            known = ", ".join(self._settings) or "none"
-            near = difflib.get_close_matches(unknown, self._settings, n=1)
-            meant = f", did you mean {near[0]}?" if near else ""
-            raise InputError(
-                f"{unknown!r} is not a setting of {self.name}{meant or f'; known are {known}'}"
-            )
-        return {
-            name: setting.checked(given[name]) if name in given else setting.default
-            for name, setting in self._settings.items()
-        }
-
-    def to_json(self, settings: Any) -> dict[str, Any]:
-        """Return the settings as JSON has them."""
-        return {name: self._settings[name].to_json(value) for name, value in settings.items()}
+        _ = self._settings  # raises where they cannot be read
 
     def source(self) -> FunctionRecord:
         """Return where the function is."""
-        return source_of(self._function)
+        return source_of(self.train)
 
 
 def task_of(what: Task | TrainingFunction | str) -> Task:
@@ -157,6 +156,8 @@ def task_of(what: Task | TrainingFunction | str) -> Task:
     if isinstance(found, Task):
         if not found.name:
             found.name = name_of(type(found))
+        if not hasattr(found, "train"):
+            raise InputError(f"{found.name} has no method train: write def train(self, run)")
         return found
     if not callable(found):
         raise InputError(f"{what!r} is a {type(found).__name__}, expected a function or a Task")
@@ -209,7 +210,7 @@ def source_of(thing: Any) -> FunctionRecord:
 def _file_of(thing: Any) -> Path | None:
     try:
         file = inspect.getsourcefile(inspect.unwrap(thing))
-    except TypeError:  # built in, or a callable object
+    except (TypeError, OSError):  # built in, a callable object, or typed at a prompt
         return None
     return Path(file) if file is not None and Path(file).is_file() else None
 
