@@ -19,7 +19,7 @@ from commands import powernorm as command
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("powernorm", "powernorm.norms", "powernorm.ops", "powernorm.surgery")
-PACKAGES += ("powernorm.diagnosis",)
+PACKAGES += ("powernorm.diagnosis", "powernorm.lab")
 
 
 def described(name: str, value: Any) -> Iterator[str]:

@@ -197,7 +197,7 @@ def diagnose(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL",
+            metavar="model",
             help="A run's folder (the weights that were scored), one of its checkpoints, a folder "
             "with a Hugging Face model, or module:name of (model, batches) or of a function that "
             "returns them.",

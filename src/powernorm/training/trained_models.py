@@ -66,8 +66,8 @@ def load_trained(path: Path) -> TrainedModel:
     config = checkpoint.parent.parent / CONFIG_FILE
     if config.is_file() and "function" in (own := read_json(config)):
         raise InputError(
-            f"{config.parent} is a run of {own['task']}, a function of your own, of which powernorm "
-            "knows no model: powernorm.lab.saved_states reads what it tracked"
+            f"{config.parent} is a run of {own['task']}, a function of your own, whose model is "
+            "not known: powernorm.lab.saved_states reads what it tracked"
         )
     if not checkpoint.is_file() or not config.is_file():
         runs = [str(run) for run in find_runs(path)]
