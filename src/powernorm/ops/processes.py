@@ -40,9 +40,11 @@ def all_gather(tensor: Tensor, group_name: str) -> Tensor:
     if not group_name:
         return tensor.unsqueeze(0)
     group = _resolve(group_name)
+    # Its name before torch 2.13, which warns about the old one.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     # Flat: gloo takes no outputs with one dimension more than the input.
     parts = tensor.new_empty(group.size() * tensor.numel())
-    dist.all_gather_into_tensor(parts, tensor.reshape(-1), group=group)
+    gather(parts, tensor.reshape(-1), group=group)
     return parts.view(-1, *tensor.shape)
 
 

@@ -18,6 +18,9 @@ EXPECTED_WARNINGS: Final = (
     r"GPU available but not used.*",
     # It is the same in all processes: the sums behind it are of all.
     r".*recommended to use `self.log\(.valid_loss., ..., sync_dist=True\)`.*",
+    r".*recommended to use `self.log\(.badness., ..., sync_dist=True\)`.*",
+    # Its successor copies the first process's buffers at the beginning.
+    r".*`broadcast_buffers` is deprecated.*",
     # Lightning's use of torch's trees, not ours.
     r".*isinstance\(treespec, LeafSpec\).*",
     r"The number of training batches .* is smaller than the logging interval.*",

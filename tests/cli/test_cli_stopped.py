@@ -1,0 +1,88 @@
+"""A built-in task that a scheduler stops, and two commands on one folder."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from commands import SECONDS, SMALL, arguments, environment, powernorm
+
+LONG = (
+    *("compare", "lm", "--preset", "smoke", "--norms", "pn", "--out", "runs", *SMALL),
+    *("--set", "training.max_steps=4000", "--set", "training.validate_every=4000"),
+    *("--set", "training.tid_batches=0"),
+)
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        arguments(*words),
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_rows(log: Path, number: int) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not log.exists() or len(log.read_text().splitlines()) <= number:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def last_step(log: Path) -> int:
+    return int(log.read_text().splitlines()[-1].partition(",")[0])
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [(), pytest.param(("--devices", "2"), marks=pytest.mark.distributed)],
+    ids=["one process", "two processes"],
+)
+def test_sigterm_saves_the_step_at_hand(tmp_path: Path, processes: tuple[str, ...]) -> None:
+    """No validation has written a checkpoint by then; in two processes both stop alike."""
+    process = start(tmp_path, *LONG, *processes)
+    log = tmp_path / "runs" / "pn-pre-seed0" / "metrics.csv"
+    wait_for_rows(log, 3)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 75, err
+    assert [line for line in err.splitlines() if line.startswith("stopped")][-1].endswith(
+        f"go on with: powernorm {' '.join([*LONG, *processes])} --resume"
+    )
+    (run,) = json.loads((tmp_path / "runs" / "results.json").read_text())["runs"]
+    assert run["status"] == "interrupted"
+    stopped = last_step(log)
+    # Goes on behind what was logged, and can be stopped again.
+    again = start(tmp_path, *LONG, "--resume")
+    assert again.stderr is not None
+    lines = iter(again.stderr.readline, "")
+    begun = next(line for line in lines if "4000 steps" in line)
+    again.send_signal(signal.SIGTERM)
+    again.communicate(timeout=SECONDS)
+    assert int(begun.rpartition("step ")[2]) >= stopped
+    assert again.returncode == 75
+
+
+def test_the_second_of_two_commands_is_refused_and_the_first_is_not_harmed(tmp_path: Path) -> None:
+    chosen = ("compare", "lm", "--preset", "smoke", "--norms", "ln,pn", "--out", "runs", *SMALL)
+    first = start(tmp_path, *chosen, "--set", "training.max_steps=300")
+    deadline = time.monotonic() + SECONDS
+    while not (tmp_path / "runs").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for option in ("", "--resume", "--force"):
+        words = [*chosen, "--set", "training.max_steps=300", *([option] if option else [])]
+        refused = powernorm(tmp_path, *words).refused()
+        assert f"process {first.pid}" in refused or ("--resume to go on" in refused and not option)
+    _, err = first.communicate(timeout=SECONDS)
+    assert first.returncode == 0, err
+    runs = json.loads((tmp_path / "runs" / "results.json").read_text())["runs"]
+    assert [run["status"] for run in runs] == ["finished"] * 2
