@@ -22,6 +22,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from powernorm import lab
 from powernorm.integrations.huggingface import PenaltyTrainerMixin, RunCallback
@@ -111,6 +112,7 @@ def train(
         callbacks=[callback],
     )
     trainer.remove_callback(PrinterCallback)  # the run shows what is logged
+    disable_progress_bar()
     trainer.train(resume_from_checkpoint=callback.last_checkpoint)
     found = trainer.evaluate()
     return {"accuracy": found["eval_accuracy"], "valid_loss": found["eval_loss"]}

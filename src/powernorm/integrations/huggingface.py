@@ -434,7 +434,16 @@ class RunCallback(TrainerCallback):
 
 
 _COLUMNS: Final = {"loss": "train_loss", "eval_loss": "valid_loss"}
-_UNTOLD: Final = ("epoch", "step", "train_", "total_flos", "runtime", "per_second", "model_prep")
+_UNTOLD: Final = (
+    "epoch",
+    "norm/",
+    "step",
+    "train_",
+    "total_flos",
+    "runtime",
+    "per_second",
+    "model_prep",
+)
 """Parts of the names of what the Trainer logs about itself."""
 
 

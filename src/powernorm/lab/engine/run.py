@@ -21,6 +21,7 @@ from powernorm.lab.engine.events import Listener, Measured, RunStarted, StepsDon
 from powernorm.lab.engine.folders import LAST
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.logs import CsvLog, MergedLog
+from powernorm.lab.engine.position import Position
 from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
 from powernorm.lab.engine.state import (
     Stateful,
@@ -32,6 +33,7 @@ from powernorm.lab.engine.state import (
     write_checkpoint,
 )
 from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.lab.engine.watching import Monitoring, evaluating
 from powernorm.norms import Norm
 from powernorm.norms.models import Reduction
 from powernorm.runs import (
@@ -124,11 +126,11 @@ class Run:
         self._lost_rows = 0
         self._log: MergedLog | None = None
         self._csvs: list[CsvLog] = []
-        self._monitors: list[_Monitoring] = []
+        self._monitors: list[Monitoring] = []
         self._evaluations: list[tuple[int, Evaluation]] = []
         self._evaluated_at: int | None = None
         self._snapshots: Snapshots | None = None
-        self._position = _Position()
+        self._position = Position()
         self._is_started = False
         self._stop_was_seen = False
 
@@ -389,7 +391,7 @@ class Run:
         model = self._built[0] if alone else nn.ModuleList(self._built)
         device = self.device
         self._monitors.append(
-            _Monitoring(NormMonitor(model, every), lambda: loss_scale(scaler, device), self._row)
+            Monitoring(NormMonitor(model, every), lambda: loss_scale(scaler, device), self._row)
         )
 
     def evaluate_every(self, steps: int, evaluate: Evaluation) -> None:
@@ -617,7 +619,7 @@ class Run:
             return
         self._evaluated_at = self.step
         states = random_states()
-        with torch.no_grad(), _evaluating(self._modules()):
+        with torch.no_grad(), evaluating(self._modules()):
             for evaluate in due:
                 self.log(self.step, **evaluate())
         set_random_states(states)
@@ -700,104 +702,6 @@ class Run:
     def _write_log(self) -> None:
         if self._log is not None:
             self._log.flush()
-
-
-class _Monitoring:
-    """A monitor and where its rows go."""
-
-    def __init__(
-        self,
-        monitor: NormMonitor,
-        scale: Callable[[], float | Tensor],
-        write: Callable[[Mapping[str, Any]], None],
-    ) -> None:
-        self._monitor = monitor
-        self._scale = scale
-        self._write = write
-
-    def start(self, step: int) -> None:
-        self._monitor.start_step(step, self._scale())
-
-    def finish(self, step: int) -> None:
-        for row in self._monitor.finish_step(step):
-            self._write(row)
-
-    def close(self) -> None:
-        self._monitor.detach()
-
-
-class _Position:
-    """The place in the batches: how many of this pass were taken, and from which random state."""
-
-    def __init__(self) -> None:
-        self._taken = 0
-        self._start: dict[str, Any] | None = None
-        self._loader_state: Any = None
-        self._source: Any = None
-
-    @property
-    def has_position(self) -> bool:
-        """Whether a checkpoint said where to go on."""
-        return self._start is not None or self._loader_state is not None
-
-    def begin(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
-        """Yield the batches of a pass from its beginning."""
-        self._taken, self._start = 0, random_states()
-        self._loader_state = None
-        self._source = batches if isinstance(batches, Stateful) else None
-        for batch in batches:
-            self._taken += 1
-            yield batch
-
-    def go_on(
-        self, batches: Iterable[_Batch], set_random_states_of_checkpoint: Callable[[], None]
-    ) -> Iterator[_Batch]:
-        """Yield the rest of the pass that a checkpoint was written in."""
-        self._source = batches if isinstance(batches, Stateful) else None
-        if self._source is not None and self._loader_state is not None:
-            restore("the batches", self._source, self._loader_state)
-            set_random_states_of_checkpoint()
-            rest = iter(batches)
-        else:
-            assert self._start is not None
-            set_random_states(self._start)
-            rest = iter(batches)
-            for _ in range(self._taken):
-                if next(rest, _END) is _END:
-                    raise InputError(
-                        f"there are fewer than {self._taken} batches, which the run had seen: give "
-                        "the same data as before, or use --force to begin anew"
-                    )
-            set_random_states_of_checkpoint()
-        for batch in rest:
-            self._taken += 1
-            yield batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place for a checkpoint."""
-        loader = None if self._source is None else state_of("the batches", self._source)
-        return {"taken": self._taken, "start": self._start, "loader": loader}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the place from a checkpoint."""
-        self._taken, self._start = int(state["taken"]), state["start"]
-        self._loader_state = state["loader"]
-
-
-_END: Final = object()
-
-
-@contextmanager
-def _evaluating(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Put modules into evaluation mode, and each part of them back into its own afterwards."""
-    modes = [(part, part.training) for module in modules.values() for part in module.modules()]
-    for module in modules.values():
-        module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def _number(name: str, value: Any) -> float | None:
