@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.warmup import warmup_options
 from powernorm.models.choices import LengthNormalisation
 from powernorm.training.config_checks import (
     check_at_least,
@@ -51,9 +52,6 @@ NormOptions = Mapping[str, OptionValue]
 
 LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """What the label of a variant may be: it becomes part of a folder's name."""
-
-WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn")
-"""Norms with an own warm-up, which has to fit into the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,17 +232,10 @@ def options_of(config: ComparisonConfig, norm: str) -> dict[str, OptionValue]:
     defaults (4,000 steps of PowerNorm) would outlast a short run; they count micro-batches, as the
     running statistics do. `norm_options` wins over them.
     """
-    chosen = dict(config.norm_options.get(norm, {}))
-    if norm not in WARMED_UP_NORMS:
-        return chosen
     micro_batches = config.training.max_steps * config.optimizer.accumulation
-    warmup = round(micro_batches * config.training.norm_warmup_fraction)
-    derived: dict[str, OptionValue] = {"warmup_steps": warmup}
-    if norm == "brn":
-        derived["ramp_steps"] = warmup
-    if norm == "mabn":
-        derived["ratio_start"] = warmup
-    return derived | chosen
+    fraction = config.training.norm_warmup_fraction
+    derived = warmup_options(norm, micro_batches, fraction)
+    return {**derived, **config.norm_options.get(norm, {})}
 
 
 def early_step(config: ComparisonConfig) -> int | None:

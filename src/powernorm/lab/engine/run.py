@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -18,29 +17,23 @@ from powernorm.inspection import Where
 from powernorm.integrations.trainers import loss_scale
 from powernorm.lab.engine.averaging import Snapshots
 from powernorm.lab.engine.events import Listener, Measured, RunStarted, StepsDone
-from powernorm.lab.engine.folders import LAST
 from powernorm.lab.engine.leases import Lease
-from powernorm.lab.engine.logs import CsvLog, MergedLog
 from powernorm.lab.engine.position import Position
 from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
+from powernorm.lab.engine.run_logs import RunLogs, number_of
 from powernorm.lab.engine.state import (
-    Stateful,
     random_states,
-    read_checkpoint,
-    restore,
     set_random_states,
-    state_of,
-    write_checkpoint,
 )
 from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.lab.engine.tracked import Tracked
+from powernorm.lab.engine.warmup import warmup_options
 from powernorm.lab.engine.watching import Monitoring, evaluating
 from powernorm.norms import Norm
 from powernorm.norms.models import Reduction
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
-    METRICS_COLUMNS,
     METRICS_FILE,
-    NORMS_COLUMNS,
     NORMS_FILE,
     TID,
     Baseline,
@@ -50,9 +43,8 @@ CHECKPOINT_SECONDS: Final = 300.0
 """At the latest after so long a checkpoint is written, where the steps between are not given."""
 LOST_ROWS: Final = 2
 """Rows of the log in a row with a training loss that is not finite, after which a run is lost."""
-WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn")
-"""Norms with an own warm-up, which has to fit into the run."""
 WARMUP_FRACTION: Final = 0.1
+"""Part of a run after which the warm-ups of norms end."""
 RESERVED: Final = frozenset({METRICS_FILE, NORMS_FILE, CHECKPOINTS_FOLDER})
 
 Evaluation = Callable[[], Mapping[str, float | Tensor | None]]
@@ -118,14 +110,12 @@ class Run:
         """Whether the training loss was lost."""
         self._knows_norm = False
         self._built: list[nn.Module] = []
-        self._tracked: dict[str, Any] = {}
-        self._seconds_before = 0.0
+        self._tracked = Tracked(folder, self._writing)
+        self._logs = RunLogs(folder, lambda: self._tracked.step, self._writing)
         self._started = time.perf_counter()
         self._saved_at = time.perf_counter()
         self._saved_step: int | None = None
         self._lost_rows = 0
-        self._log: MergedLog | None = None
-        self._csvs: list[CsvLog] = []
         self._monitors: list[Monitoring] = []
         self._evaluations: list[tuple[int, Evaluation]] = []
         self._evaluated_at: int | None = None
@@ -207,14 +197,9 @@ class Run:
 
         They count forwards in training, one a step.
         """
-        if self._norm not in WARMED_UP_NORMS or self.num_steps is None:
+        if self.num_steps is None:
             return self.norm_options
-        warmup = round(self.num_steps * WARMUP_FRACTION)
-        derived = {"warmup_steps": warmup}
-        if self._norm == "brn":
-            derived["ramp_steps"] = warmup
-        if self._norm == "mabn":
-            derived["ratio_start"] = warmup
+        derived = warmup_options(self._norm, self.num_steps, WARMUP_FRACTION)
         return derived | self.norm_options
 
     # State that survives an interruption
@@ -230,22 +215,13 @@ class Run:
             InputError: an object has no state, a name is taken, or the checkpoint does not fit.
         """
         for name, thing in things.items():
-            if not isinstance(thing, Stateful | torch.Generator):
-                raise InputError(
-                    f"run.track({name}=…) got a {type(thing).__name__}, which has no state_dict "
-                    "and load_state_dict: leave it out, or give it these two methods"
-                )
             if self._is_started:
                 raise InputError(f"run.track({name}=…) comes after run.steps: track before it")
-            if name in self._tracked:
-                raise InputError(f"run.track({name}=…) was called twice: give each its own name")
-            self._tracked[name] = thing
-            if self._checkpoint is not None:
-                restore(name, thing, self._state_in_checkpoint(name))
-        if self._checkpoint is not None:
-            self.step = self._saved_step = int(self._checkpoint["step"])
+            self._tracked.add(name, thing)
+        if self._tracked.step is not None:
+            self.step = self._saved_step = self._tracked.step
             # For loops of the user's own; `steps` does it again, just before the first batch.
-            self._set_random_states()
+            self._tracked.set_random_states()
 
     def checkpoint(self, step: int | None = None) -> None:
         """Write a checkpoint now: tracked objects, random generators, step, place in the data.
@@ -263,18 +239,15 @@ class Run:
                 "run.checkpoint has nothing to save: call run.track(model=…, optimizer=…) before"
             )
         self.step = self.step if step is None else step
-        # Every process gathers, the first one writes.
-        content = {
-            "step": self.step,
-            "states": {name: state_of(name, thing) for name, thing in self._tracked.items()},
-            "random": gather(random_states()),
-            "position": gather(self._position.state_dict()),
-            "seconds": self.seconds,
-            "lost_rows": self._lost_rows,
-        }
-        if is_main():
-            self._write_log()
-            self._put_in_place(content)
+        self._logs.flush()
+        self._tracked.save(
+            {
+                "step": self.step,
+                "position": gather(self._position.state_dict()),
+                "seconds": self.seconds,
+                "lost_rows": self._lost_rows,
+            }
+        )
         self._saved_step = self.step
         self._saved_at = time.perf_counter()
 
@@ -298,7 +271,7 @@ class Run:
     @property
     def is_resumed(self) -> bool:
         """Whether there is a checkpoint that the run goes on from."""
-        return self._checkpoint is not None
+        return self._tracked.checkpoint is not None
 
     def steps(
         self, batches: Iterable[_Batch], *, checkpoint_every: int | None = None
@@ -356,16 +329,12 @@ class Run:
         Raises:
             InputError: a value is no number, or a name cannot be a column.
         """
-        numbers = {name: _number(name, value) for name, value in values.items()}
+        numbers = {name: number_of(name, value) for name, value in values.items()}
         loss = numbers.get("train_loss")
         if loss is not None:
             self._lost_rows = 0 if math.isfinite(loss) else self._lost_rows + 1
             self.is_nonfinite = self._lost_rows >= LOST_ROWS
-        last = self._last_row
-        if is_main():
-            if self._log is None:
-                self._log = MergedLog(self._open(METRICS_FILE, METRICS_COLUMNS, last))
-            self._log.add(step, {"seconds": round(self.seconds, 3), **numbers})
+        self._logs.add(step, {"seconds": round(self.seconds, 3), **numbers})
         if loss is not None:
             self.listener(StepsDone(self.label, self.seed, step, loss))
         else:
@@ -391,7 +360,9 @@ class Run:
         model = self._built[0] if alone else nn.ModuleList(self._built)
         device = self.device
         self._monitors.append(
-            Monitoring(NormMonitor(model, every), lambda: loss_scale(scaler, device), self._row)
+            Monitoring(
+                NormMonitor(model, every), lambda: loss_scale(scaler, device), self._logs.add_norm
+            )
         )
 
     def evaluate_every(self, steps: int, evaluate: Evaluation) -> None:
@@ -480,13 +451,16 @@ class Run:
     @property
     def seconds(self) -> float:
         """Seconds that the run took so far, over all its sittings."""
-        return self._seconds_before + time.perf_counter() - self._started
+        # A task that tracks nothing may have checkpoints of its own kind.
+        checkpoint = self._tracked.checkpoint if self._tracked else None
+        before = 0.0 if checkpoint is None else float(checkpoint["seconds"])
+        return before + time.perf_counter() - self._started
 
     @property
     def num_parameters(self) -> int:
         """Number of trainable parameters of all that was tracked or built."""
-        modules = [thing for thing in self._tracked.values() if isinstance(thing, nn.Module)]
-        unique = {id(p): p for module in (*modules, *self._built) for p in module.parameters()}
+        modules = (*self._tracked.modules().values(), *self._built)
+        unique = {id(p): p for module in modules for p in module.parameters()}
         return sum(p.numel() for p in unique.values() if p.requires_grad)
 
     @property
@@ -496,34 +470,10 @@ class Run:
 
     def close(self) -> None:
         """Finish the files."""
-        with ExitStack() as closing:  # also where the last row cannot be written
-            for log in self._csvs:
-                closing.callback(log.close)
-            self._csvs.clear()
-            self._write_log()
-        self._log = None
+        self._logs.close()
 
     def _holds(self, path: Path) -> bool:
         return path.is_relative_to(self.folder.resolve())
-
-    @cached_property
-    def _checkpoint(self) -> dict[str, Any] | None:
-        """What the run goes on from; read when it is first needed, by all processes."""
-        path = self.folder / CHECKPOINTS_FOLDER / LAST
-        content = on_main(lambda: read_checkpoint(path) if path.exists() else None)
-        if content is not None:
-            self._seconds_before = float(content["seconds"])
-        return content
-
-    def _state_in_checkpoint(self, name: str) -> Any:
-        assert self._checkpoint is not None
-        states = self._checkpoint["states"]
-        if name not in states:
-            raise InputError(
-                f"the checkpoint of {self.folder} holds {', '.join(states)} and no {name!r}: track "
-                "the same things as before, or use --force to begin anew"
-            )
-        return states[name]
 
     def _start(self, batches: Iterable[Any]) -> None:
         if self._is_started:
@@ -539,44 +489,32 @@ class Run:
         self._is_started = True
         if self.num_steps is None and hasattr(batches, "__len__"):
             self.num_steps = len(batches)  # type: ignore[arg-type]
-        if self._checkpoint is not None:
-            self._go_on()
+        if self._tracked.checkpoint is not None:
+            self._go_on(self._tracked.checkpoint)
         elif self._snapshots is not None and is_main():
             self._snapshots.forget_after(0)
         self.listener(
             RunStarted(self.label, self.seed, self.index, self.num_runs, self.num_steps, self.step)
         )
 
-    def _go_on(self) -> None:
-        assert self._checkpoint is not None
-        missing = self._checkpoint["states"].keys() - self._tracked.keys()
-        if missing:
-            raise InputError(
-                f"the checkpoint of {self.folder} also holds {', '.join(sorted(missing))}: track "
-                "the same things as before, or use --force to begin anew"
-            )
-        self.step = self._saved_step = int(self._checkpoint["step"])
-        self._lost_rows = int(self._checkpoint["lost_rows"])
+    def _go_on(self, checkpoint: Mapping[str, Any]) -> None:
+        self._tracked.check_complete()
+        self.step = self._saved_step = int(checkpoint["step"])
+        self._lost_rows = int(checkpoint["lost_rows"])
         self._evaluated_at = self.step
         if self._snapshots is not None and is_main():
             self._snapshots.forget_after(self.step)
-        positions = self._checkpoint["position"]
+        positions = checkpoint["position"]
         if len(positions) == num_processes():
             self._position.load_state_dict(positions[rank()])
 
-    def _set_random_states(self) -> None:
-        assert self._checkpoint is not None
-        states = self._checkpoint["random"]
-        # With another number of processes than before, each goes on with numbers of its own.
-        if len(states) == num_processes():
-            set_random_states(states[rank()])
-
     def _batches(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield the batches that are still to come."""
-        if self._checkpoint is not None:
-            self._set_random_states()
+        if self.is_resumed:
+            self._tracked.set_random_states()
             if self._position.has_position and self.step != self.num_steps:
-                yield from self._until_done(self._position.go_on(batches, self._set_random_states))
+                rest = self._position.go_on(batches, self._tracked.set_random_states)
+                yield from self._until_done(rest)
                 if self.num_steps is None:
                     return
         while self.num_steps is None or self.step < self.num_steps:
@@ -619,13 +557,13 @@ class Run:
             return
         self._evaluated_at = self.step
         states = random_states()
-        with torch.no_grad(), evaluating(self._modules()):
+        with torch.no_grad(), evaluating(self._tracked.modules()):
             for evaluate in due:
                 self.log(self.step, **evaluate())
         set_random_states(states)
         if self._snapshots is not None and is_main():
             with self._writing():
-                self._snapshots.keep(self.step, self._weights())
+                self._snapshots.keep(self.step, self._tracked.weights())
 
     def _finish(self) -> None:
         """Evaluate the last weights where the number of steps was not known, and average."""
@@ -636,40 +574,9 @@ class Run:
         if self._tracked and self._saved_step != self.step:
             self.checkpoint()
         if self._snapshots is not None:
-            weights = on_main(self._snapshots.average)
-            for name, module in self._modules().items():
-                prefix = f"{name}."
-                module.load_state_dict(
-                    {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
-                )
+            self._tracked.load_weights(on_main(self._snapshots.average))
             number = len(self._snapshots.paths())
             self.record(scored=f"average of the last {number} evaluations")
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {n: thing for n, thing in self._tracked.items() if isinstance(thing, nn.Module)}
-
-    def _weights(self) -> dict[str, Tensor]:
-        return {
-            f"{name}.{key}": value
-            for name, module in self._modules().items()
-            for key, value in module.state_dict().items()
-        }
-
-    def _put_in_place(self, content: Mapping[str, Any]) -> None:
-        folder = self.folder / CHECKPOINTS_FOLDER
-        draft = folder / f".{LAST}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_checkpoint(draft, content)
-            with self._writing():
-                draft.replace(folder / LAST)
-        except OSError as error:
-            raise InputError(
-                f"{folder} cannot be written ({error.strerror or error}): make room, then go on "
-                "with --resume; the checkpoint before this one is whole"
-            ) from error
-        finally:
-            draft.unlink(missing_ok=True)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -678,42 +585,3 @@ class Run:
         else:
             with self.lease.writing():
                 yield
-
-    @property
-    def _last_row(self) -> int | None:
-        """Step up to which the files of an earlier sitting hold."""
-        return None if self._checkpoint is None else int(self._checkpoint["step"])
-
-    def _open(self, name: str, columns: tuple[str, ...], last: int | None) -> CsvLog:
-        log = CsvLog(self.folder / name, columns, last, self._writing)
-        self._csvs.append(log)
-        return log
-
-    def _row(self, row: Mapping[str, Any]) -> None:
-        last = self._last_row
-        if not is_main():
-            return
-        if self._norms_csv is None:
-            self._norms_csv = self._open(NORMS_FILE, NORMS_COLUMNS, last)
-        self._norms_csv.write(row)
-
-    _norms_csv: CsvLog | None = None
-
-    def _write_log(self) -> None:
-        if self._log is not None:
-            self._log.flush()
-
-
-def _number(name: str, value: Any) -> float | None:
-    if name == "step" or any(letter in name for letter in ',"\n\r'):
-        raise InputError(f"run.log cannot have a column {name!r}: give it another name")
-    if value is None:
-        return None
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value.detach())
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"run.log got {name}={value!r:.80}, expected a number or a tensor with one element"
-        ) from None

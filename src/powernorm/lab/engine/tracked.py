@@ -1,0 +1,142 @@
+"""What a run tracks, and the checkpoint that its states are kept in."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.lab.engine.folders import LAST
+from powernorm.lab.engine.logs import Writing
+from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
+from powernorm.lab.engine.state import (
+    Stateful,
+    random_states,
+    read_checkpoint,
+    restore,
+    set_random_states,
+    state_of,
+    write_checkpoint,
+)
+from powernorm.runs import CHECKPOINTS_FOLDER
+
+
+class Tracked:
+    """Objects by name, whose states go into last.ckpt and come back from it.
+
+    Args:
+        folder: of the run.
+        writing: context of every change of its files.
+    """
+
+    def __init__(self, folder: Path, writing: Writing) -> None:
+        self._folder = folder
+        self._writing = writing
+        self._things: dict[str, Any] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._things)
+
+    @cached_property
+    def checkpoint(self) -> dict[str, Any] | None:
+        """What the run goes on from; read when it is first needed, by all processes."""
+        path = self._folder / CHECKPOINTS_FOLDER / LAST
+        return on_main(lambda: read_checkpoint(path) if path.exists() else None)
+
+    @property
+    def step(self) -> int | None:
+        """Number of steps that were done at the checkpoint; None without one."""
+        return None if self.checkpoint is None else int(self.checkpoint["step"])
+
+    def add(self, name: str, thing: Any) -> None:
+        """Track an object, and set it to its state in the checkpoint, if there is one.
+
+        Raises:
+            InputError: it has no state, the name is taken, or the checkpoint does not fit.
+        """
+        if not isinstance(thing, Stateful | torch.Generator):
+            raise InputError(
+                f"run.track({name}=…) got a {type(thing).__name__}, which has no state_dict "
+                "and load_state_dict: leave it out, or give it these two methods"
+            )
+        if name in self._things:
+            raise InputError(f"run.track({name}=…) was called twice: give each its own name")
+        self._things[name] = thing
+        if self.checkpoint is None:
+            return
+        states = self.checkpoint["states"]
+        if name not in states:
+            raise InputError(
+                f"the checkpoint of {self._folder} holds {', '.join(states)} and no {name!r}: "
+                "track the same things as before, or use --force to begin anew"
+            )
+        restore(name, thing, states[name])
+
+    def check_complete(self) -> None:
+        """Raise an InputError where the checkpoint has states of objects that are not tracked."""
+        states = self.checkpoint["states"] if self.checkpoint is not None else {}
+        missing = states.keys() - self._things.keys()
+        if missing:
+            raise InputError(
+                f"the checkpoint of {self._folder} also holds {', '.join(sorted(missing))}: track "
+                "the same things as before, or use --force to begin anew"
+            )
+
+    def set_random_states(self) -> None:
+        """Set the generators of this process to what they were at the checkpoint.
+
+        With another number of processes than then, each goes on with numbers of its own.
+        """
+        states = self.checkpoint["random"] if self.checkpoint is not None else []
+        if len(states) == num_processes():
+            set_random_states(states[rank()])
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Write last.ckpt: all states, those of the generators of every process, and `content`.
+
+        Raises:
+            InputError: the file cannot be written, or a state cannot be kept.
+        """
+        states = {name: state_of(name, thing) for name, thing in self._things.items()}
+        # Every process gathers, the first one writes.
+        whole = {**content, "states": states, "random": gather(random_states())}
+        if is_main():
+            self._put_in_place(whole)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the tracked modules by name."""
+        return {n: thing for n, thing in self._things.items() if isinstance(thing, nn.Module)}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return parameters and buffers of the tracked modules, by module and name."""
+        return {
+            f"{name}.{key}": value
+            for name, module in self.modules().items()
+            for key, value in module.state_dict().items()
+        }
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Put what `weights` returned into the modules."""
+        for name, module in self.modules().items():
+            prefix = f"{name}."
+            own = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+            module.load_state_dict(own)
+
+    def _put_in_place(self, content: Mapping[str, Any]) -> None:
+        folder = self._folder / CHECKPOINTS_FOLDER
+        draft = folder / f".{LAST}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(draft, content)
+            with self._writing():
+                draft.replace(folder / LAST)
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be written ({error.strerror or error}): make room, then go on "
+                "with --resume; the checkpoint before this one is whole"
+            ) from error
+        finally:
+            draft.unlink(missing_ok=True)
