@@ -6,9 +6,9 @@ from dataclasses import asdict
 import pytest
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.warmup import WARMED_UP_NORMS
 from powernorm.norms import NORMS, build_norm
 from powernorm.training.config import (
-    WARMED_UP_NORMS,
     ComparisonConfig,
     DataConfig,
     ModelConfig,
