@@ -176,7 +176,7 @@ def test_a_checkpoint_leaves_the_runs_folder_alone(runs: Path) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"model": Path("missing")}, "is no run of `powernorm compare`"),
+    ({"source": "missing"}, "is no run of `powernorm compare`"),
     ({"out": Path("missing/page.html")}, "is no folder"),
     ({"csv": Path("checkpoints")}, "is a folder"),
     ({"sequences": 4}, "leave out --sequences"),
@@ -192,7 +192,7 @@ def test_what_cannot_be_diagnosed(
     run = runs / "ln-pre-seed0"
     monkeypatch.chdir(run)
     with pytest.raises(InputError, match=words):
-        diagnose(**{"model": run, "batches": 2, **given})
+        diagnose(**{"source": str(run), "batches": 2, **given})
 
 
 def test_a_pretrained_model_on_another_text(
@@ -203,7 +203,7 @@ def test_a_pretrained_model_on_another_text(
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"{TEXTS[n % 40]} {n}" for n in range(400)) + "\n")
     monkeypatch.chdir(tmp_path)
-    diagnose(folder, data=str(text), csv=Path("layers.csv"), batches=2, sequences=4, length=8)
+    diagnose(str(folder), data=str(text), csv=Path("layers.csv"), batches=2, sequences=4, length=8)
     printed = capsys.readouterr().out
     assert "embeddings.LayerNorm" in printed
     assert "verdict: " in printed
