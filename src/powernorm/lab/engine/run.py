@@ -17,16 +17,19 @@ from powernorm.errors import InputError
 from powernorm.inspection import Where
 from powernorm.integrations.trainers import loss_scale
 from powernorm.lab.engine.averaging import Snapshots
-from powernorm.lab.engine.events import Listener, Measured, RunStarted, StepsDone
+from powernorm.lab.engine.events import Listener, Measured, Notice, RunStarted, StepsDone
 from powernorm.lab.engine.folders import LAST
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.logs import CsvLog, MergedLog
 from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
 from powernorm.lab.engine.state import (
     Stateful,
+    gradients_of,
     random_states,
     read_checkpoint,
     restore,
+    restore_gradients,
+    seed_everything,
     set_random_states,
     state_of,
     write_checkpoint,
@@ -130,6 +133,8 @@ class Run:
         self._snapshots: Snapshots | None = None
         self._position = _Position()
         self._is_started = False
+        self._is_in_step = False
+        self._wants_checkpoint = False
         self._stop_was_seen = False
 
     # What is compared
@@ -240,6 +245,7 @@ class Run:
             self._tracked[name] = thing
             if self._checkpoint is not None:
                 restore(name, thing, self._state_in_checkpoint(name))
+                restore_gradients(thing, self._checkpoint["gradients"].get(name, {}))
         if self._checkpoint is not None:
             self.step = self._saved_step = int(self._checkpoint["step"])
             # For loops of the user's own; `steps` does it again, just before the first batch.
@@ -248,7 +254,8 @@ class Run:
     def checkpoint(self, step: int | None = None) -> None:
         """Write a checkpoint now: tracked objects, random generators, step, place in the data.
 
-        `steps` calls it by itself; a loop of your own does after a step.
+        `steps` calls it by itself; a loop of your own does after a step. Within `steps` it is
+        written when the step at hand is done.
 
         Args:
             step: number of steps that are done, where `steps` does not count them.
@@ -260,21 +267,27 @@ class Run:
             raise InputError(
                 "run.checkpoint has nothing to save: call run.track(model=…, optimizer=…) before"
             )
+        if self._is_in_step:
+            self._wants_checkpoint = True
+            return
         self.step = self.step if step is None else step
         # Every process gathers, the first one writes.
         content = {
             "step": self.step,
             "states": {name: state_of(name, thing) for name, thing in self._tracked.items()},
+            "gradients": {name: gradients_of(thing) for name, thing in self._tracked.items()},
             "random": gather(random_states()),
             "position": gather(self._position.state_dict()),
             "seconds": self.seconds,
             "lost_rows": self._lost_rows,
+            "evaluated_at": self._evaluated_at,
         }
         if is_main():
             self._write_log()
             self._put_in_place(content)
         self._saved_step = self.step
         self._saved_at = time.perf_counter()
+        self._wants_checkpoint = False
 
     @property
     def should_stop(self) -> bool:
@@ -307,8 +320,8 @@ class Run:
         as often as needed. Between two steps it shows the progress, evaluates, writes checkpoints
         and, when a scheduler sends SIGTERM or SIGUSR1, saves and ends the run as `interrupted`. A
         run that goes on comes to the same batch: by the `state_dict` of the batches where they have
-        one (torchdata's StatefulDataLoader), else by skipping those that were seen, from the same
-        state of the random generators.
+        one (torchdata's StatefulDataLoader), else by skipping those that were seen. Batches draw
+        their random numbers from a stream of their own, beside the training's.
 
         Args:
             batches: a DataLoader, or anything that can be iterated.
@@ -329,12 +342,15 @@ class Run:
             for batch in self._batches(batches):
                 for monitoring in self._monitors:
                     monitoring.start(self.step + 1)
+                self._is_in_step = True
                 yield self.step + 1, batch
+                self._is_in_step = False
                 self.step += 1
                 self._after_step(every, by_time=checkpoint_every is None)
                 if self.is_nonfinite:
                     break
         finally:
+            self._is_in_step = False
             self.stop.defer(until_asked=False)
             for monitoring in self._monitors:
                 monitoring.close()
@@ -555,7 +571,7 @@ class Run:
             )
         self.step = self._saved_step = int(self._checkpoint["step"])
         self._lost_rows = int(self._checkpoint["lost_rows"])
-        self._evaluated_at = self.step
+        self._evaluated_at = self._checkpoint["evaluated_at"]
         if self._snapshots is not None and is_main():
             self._snapshots.forget_after(self.step)
         positions = self._checkpoint["position"]
@@ -571,10 +587,12 @@ class Run:
 
     def _batches(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield the batches that are still to come."""
+        self._position.use(batches, self._tracked)
         if self._checkpoint is not None:
             self._set_random_states()
             if self._position.has_position and self.step != self.num_steps:
-                yield from self._until_done(self._position.go_on(batches, self._set_random_states))
+                self._tell_what_workers_forgot(batches)
+                yield from self._until_done(self._position.go_on(batches))
                 if self.num_steps is None:
                     return
         while self.num_steps is None or self.step < self.num_steps:
@@ -586,6 +604,17 @@ class Run:
             raise InputError(
                 f"the batches ended after {self.step} of {self.num_steps} steps and cannot be "
                 "begun anew: give a DataLoader or a list, or more batches"
+            )
+
+    def _tell_what_workers_forgot(self, batches: Iterable[Any]) -> None:
+        is_later_pass = self.step > self._position.taken
+        if is_later_pass and getattr(batches, "persistent_workers", False):
+            self.listener(
+                Notice(
+                    f"{self.folder.name}: the loader has persistent_workers=True, and what its "
+                    "workers had drawn in earlier passes is in no checkpoint: the batches may "
+                    "differ from those of a run that was never interrupted"
+                )
             )
 
     def _until_done(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
@@ -603,7 +632,7 @@ class Run:
             monitoring.finish(self.step)
         self._evaluate(is_last=self.step == self.num_steps)
         is_stopping = self.stop.is_requested()
-        is_due = self.step % every == 0 or self.step == self.num_steps
+        is_due = self.step % every == 0 or self.step == self.num_steps or self._wants_checkpoint
         if by_time and not is_due and num_processes() == 1:
             is_due = time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS
         if (is_due or is_stopping) and self._tracked:
@@ -727,40 +756,63 @@ class _Monitoring:
 
 
 class _Position:
-    """The place in the batches: how many of this pass were taken, and from which random state."""
+    """The place in the batches: how many of this pass were taken, and from which random state.
+
+    Batches draw from a stream of their own. What the training draws in between, such as dropout,
+    has no part in it, so that skipping those that were seen comes to the same ones.
+    """
 
     def __init__(self) -> None:
         self._taken = 0
         self._start: dict[str, Any] | None = None
+        self._numbers: dict[str, Any] | None = None
         self._loader_state: Any = None
         self._source: Any = None
+        self._generators: dict[str, torch.Generator] = {}
+        self._generator_states: dict[str, Tensor] = {}
 
     @property
     def has_position(self) -> bool:
         """Whether a checkpoint said where to go on."""
         return self._start is not None or self._loader_state is not None
 
+    @property
+    def taken(self) -> int:
+        """Number of batches that this pass has given."""
+        return self._taken
+
+    def use(self, batches: Iterable[Any], tracked: Mapping[str, Any]) -> None:
+        """Take note of what is iterated, and of the generators that it may draw from."""
+        self._source = batches if isinstance(batches, Stateful) else None
+        found = {f"tracked.{name}": thing for name, thing in tracked.items()}
+        found["loader"] = getattr(batches, "generator", None)
+        found["sampler"] = getattr(getattr(batches, "sampler", None), "generator", None)
+        self._generators = {k: g for k, g in found.items() if isinstance(g, torch.Generator)}
+
     def begin(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield the batches of a pass from its beginning."""
-        self._taken, self._start = 0, random_states()
-        self._loader_state = None
-        self._source = batches if isinstance(batches, Stateful) else None
-        for batch in batches:
-            self._taken += 1
-            yield batch
-
-    def go_on(
-        self, batches: Iterable[_Batch], set_random_states_of_checkpoint: Callable[[], None]
-    ) -> Iterator[_Batch]:
-        """Yield the rest of the pass that a checkpoint was written in."""
-        self._source = batches if isinstance(batches, Stateful) else None
-        if self._source is not None and self._loader_state is not None:
-            restore("the batches", self._source, self._loader_state)
-            set_random_states_of_checkpoint()
+        self._taken, self._loader_state = 0, None
+        with self._own_random_numbers():
+            self._start = {"random": random_states(), "generators": self._own_states()}
             rest = iter(batches)
+        yield from self._counted(rest)
+
+    def go_on(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+        """Yield the rest of the pass that a checkpoint was written in."""
+        if self._source is not None and self._loader_state is not None:
+            self._set_own_states(self._generator_states)
+            with self._own_random_numbers():
+                restore("the batches", self._source, self._loader_state)
+                rest = iter(batches)
         else:
-            assert self._start is not None
-            set_random_states(self._start)
+            rest = self._skipped(batches)
+        yield from self._counted(rest)
+
+    def _skipped(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+        assert self._start is not None
+        self._set_own_states(self._start["generators"])
+        self._numbers = self._start["random"]
+        with self._own_random_numbers():
             rest = iter(batches)
             for _ in range(self._taken):
                 if next(rest, _END) is _END:
@@ -768,19 +820,54 @@ class _Position:
                         f"there are fewer than {self._taken} batches, which the run had seen: give "
                         "the same data as before, or use --force to begin anew"
                     )
-            set_random_states_of_checkpoint()
-        for batch in rest:
+        self._set_own_states(self._generator_states)
+        return rest
+
+    def _counted(self, rest: Iterator[_Batch]) -> Iterator[_Batch]:
+        while True:
+            with self._own_random_numbers():
+                batch = next(rest, _END)
+            if batch is _END:
+                return
             self._taken += 1
-            yield batch
+            yield batch  # type: ignore[misc]
+
+    @contextmanager
+    def _own_random_numbers(self) -> Iterator[None]:
+        """Let the batches draw from their stream, which the first ones seed from the training's."""
+        training = random_states()
+        if self._numbers is None:
+            seed_everything(int(torch.randint(2**62, ())))
+        else:
+            set_random_states(self._numbers)
+        try:
+            yield
+        finally:
+            self._numbers = random_states()
+            set_random_states(training)
+
+    def _own_states(self) -> dict[str, Tensor]:
+        return {name: generator.get_state() for name, generator in self._generators.items()}
+
+    def _set_own_states(self, states: Mapping[str, Tensor]) -> None:
+        for name, state in states.items():
+            if name in self._generators:
+                self._generators[name].set_state(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place for a checkpoint."""
-        loader = None if self._source is None else state_of("the batches", self._source)
-        return {"taken": self._taken, "start": self._start, "loader": loader}
+        return {
+            "taken": self._taken,
+            "start": self._start,
+            "numbers": self._numbers,
+            "generators": self._own_states(),
+            "loader": None if self._source is None else state_of("the batches", self._source),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the place from a checkpoint."""
         self._taken, self._start = int(state["taken"]), state["start"]
+        self._numbers, self._generator_states = state["numbers"], state["generators"]
         self._loader_state = state["loader"]
 
 
