@@ -1,6 +1,7 @@
 """One training of a comparison, as the function that trains sees it."""
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -56,7 +57,7 @@ WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn")
 WARMUP_FRACTION: Final = 0.1
 RESERVED: Final = frozenset({METRICS_FILE, NORMS_FILE, CHECKPOINTS_FOLDER})
 
-Evaluation = Callable[[], Mapping[str, float | Tensor | None]]
+Evaluation = Callable[[], Mapping[str, float | Tensor | None] | None]
 _Model = TypeVar("_Model", bound=nn.Module)
 _Batch = TypeVar("_Batch")
 
@@ -370,6 +371,7 @@ class Run:
         Raises:
             InputError: a value is no number, or a name cannot be a column.
         """
+        step = _whole(step)
         numbers = {name: _number(name, value) for name, value in values.items()}
         loss = numbers.get("train_loss")
         if loss is not None:
@@ -416,7 +418,7 @@ class Run:
 
         Args:
             steps: number of steps between two evaluations.
-            evaluate: function that returns values by name, such as `{"valid_loss": 1.2}`.
+            evaluate: function that returns values by name, such as `{"valid_loss": 1.2}`, or None.
 
         Raises:
             InputError: steps is below 1.
@@ -507,6 +509,14 @@ class Run:
     def uses_norm(self) -> bool:
         """Whether anything depended on the norm."""
         return bool(self._built) or self._knows_norm
+
+    def keep_end(self) -> None:
+        """Let the last checkpoint hold what is tracked now: averaged, or the best weights.
+
+        After the result is kept, as a run that went on from here would not come to it again.
+        """
+        if self._saved_step is not None:
+            self.checkpoint()
 
     def close(self) -> None:
         """Finish the files."""
@@ -648,7 +658,9 @@ class Run:
         states = random_states()
         with torch.no_grad(), _evaluating(self._modules()):
             for evaluate in due:
-                self.log(self.step, **evaluate())
+                values = evaluate()
+                if values:
+                    self.log(self.step, **values)
         set_random_states(states)
         if self._snapshots is not None and is_main():
             with self._writing():
@@ -885,6 +897,13 @@ def _evaluating(modules: Mapping[str, nn.Module]) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
+
+
+def _whole(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise InputError(f"run.log got the step {step!r:.80}, expected a whole number") from None
 
 
 def _number(name: str, value: Any) -> float | None:
