@@ -1,10 +1,13 @@
 """The grid of a comparison: every norm and seed trained alike, and what came of it."""
 
+import copy
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -140,6 +143,7 @@ def compare_grid(
         KeyboardInterrupt: after the run at hand has been marked as interrupted.
         Stopped: the same after SIGTERM or SIGUSR1.
     """
+    out = out.absolute()  # whatever a training function makes the working directory
     stop = Stop()
     with stop.watching(), process_group(grid.device.type):
         lease = on_main_only(lambda: _take_folder(out, resume=resume, force=force))
@@ -210,6 +214,8 @@ class _Comparison:
         self._resume = resume
         self._fingerprint = grid.task.fingerprint(data)
         self._source = grid.task.source()
+        self._read: dict[tuple[str, int | None], RunResult] = {}
+        """Results by folder and time of writing."""
         # Read in one process: the first one soon writes in these folders.
         self._results = on_main(self._old_results)
         self._baselines = on_main(lambda: grid.task.baselines(data))
@@ -224,8 +230,11 @@ class _Comparison:
         self._write_results()
         total = len(self._grid.lines) * len(self._grid.seeds)
         for index, (line, seed) in enumerate(self._grid.runs(), start=1):
+            if self._stop.is_requested():
+                raise Stopped("asked to stop by the scheduler")
             old = self._results.get(line.folder(seed))
             if old is not None and old["status"] in OVER:
+                on_main(partial(remove_unfinished, self._out / line.folder(seed), is_over=True))
                 self._listener(RunEnded(old, skipped=True))
             else:
                 self._train(line, seed, index, total)
@@ -251,14 +260,22 @@ class _Comparison:
         return self._read_results()
 
     def _read_results(self) -> dict[str, RunResult]:
-        """Return what the runs in the folder came to, by the names of their folders."""
+        """Return what the runs in the folder came to, by the names of their folders.
+
+        Files that were read before and have not changed since are not read again.
+        """
         results = {}
         for folder in find_runs(self._out):
-            result = read_result(folder)
-            if result is not None:
+            path = folder / RESULT_FILE
+            written = path.stat().st_mtime_ns if path.exists() else None
+            if (folder.name, written) not in self._read:
+                result = read_result(folder)
+                if result is None:
+                    continue
                 # It is in the run's own file only.
                 result.pop("study", None)
-                results[folder.name] = result
+                self._read[folder.name, written] = result
+            results[folder.name] = self._read[folder.name, written]
         return results
 
     def _changed_source(self, config: Mapping[str, Any]) -> FunctionRecord | None:
@@ -271,6 +288,9 @@ class _Comparison:
 
     def _train(self, line: Line, seed: int, index: int, num_runs: int) -> None:
         folder = self._out / line.folder(seed)
+        # A training function may have taken the signals, or left them to wait.
+        self._stop.install()
+        self._stop.defer(until_asked=False)
         lease = on_main_only(lambda: Lease(folder))
         is_over = False
         try:
@@ -301,7 +321,8 @@ class _Comparison:
             seed=seed,
             folder=folder,
             device=self._grid.device,
-            settings=line.settings,
+            # A function may change what it is given.
+            settings=copy.deepcopy(line.settings),
             data=self._data,
             baselines=self._baselines,
             num_steps=self._grid.task.num_steps(line.settings),
@@ -318,7 +339,8 @@ class _Comparison:
         try:
             try:
                 seed_everything(run.seed)
-                metrics = self._grid.task.start(run)
+                with self._stop.never_hidden(), _own_modes():
+                    metrics = self._grid.task.start(run)
                 if run.was_interrupted:
                     raise Stopped("asked to stop by the scheduler")
                 result = self._measured(run, line, metrics)
@@ -337,7 +359,7 @@ class _Comparison:
                 f"{run.folder} cannot be written ({error.strerror or error}): make room, then go "
                 "on with --resume."
             ) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if num_processes() > 1:
                 # The others may be waiting for this process: only an end sets them free.
                 raise
@@ -345,6 +367,8 @@ class _Comparison:
             LOGGER.exception("The run %s failed.", run.folder.name)
             result = _result(run, line, "failed", message=f"{type(error).__name__}: {error}")
         self._keep(run, result)
+        if result["status"] == "finished":
+            run.keep_end()
         return result
 
     def _measured(self, run: Run, line: Line, metrics: Metrics) -> RunResult:
@@ -491,6 +515,22 @@ def _own_generators() -> Iterator[None]:
         yield
     finally:
         set_random_states(states)
+
+
+@contextmanager
+def _own_modes() -> Iterator[None]:
+    """Let a run change what holds for the whole process: the next one finds it as it was."""
+    folder, dtype, num_threads = Path.cwd(), torch.get_default_dtype(), torch.get_num_threads()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        os.chdir(folder)
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(num_threads)
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
 
 
 @contextmanager

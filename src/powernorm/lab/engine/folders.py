@@ -119,10 +119,12 @@ def _results_in(out: Path) -> list[Path]:
     return [path for path in files if path.exists()]
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Delete what a killed process was writing in a run's folder."""
-    for path in [*folder.glob(".*"), *(folder / CHECKPOINTS_FOLDER).glob(".*")]:
-        if path.is_file() and path.name not in KEPT:
+def remove_unfinished(folder: Path, *, is_over: bool = False) -> None:
+    """Delete what a killed process was writing in a run's folder; of one that is over its lease."""
+    drafts = [*folder.glob(".*"), *(folder / CHECKPOINTS_FOLDER).glob(".*")]
+    leases = [folder / name for name in KEPT] if is_over else []
+    for path in [*(path for path in drafts if path.name not in KEPT), *leases]:
+        if path.is_file():
             path.unlink()
 
 

@@ -112,10 +112,14 @@ class Lease:
         with self._locked():
             found = read_owner(self.folder)
             if found is None or found.key != self.owner.key:
-                taken = f"taken over by {found}" if found is not None else "finished by another one"
+                if found is None:
+                    raise LeaseLostError(
+                        f"{self.folder / LEASE_FILE} is gone, because the folder was deleted or "
+                        "another process has finished it: this one stops and writes nothing more"
+                    )
                 raise LeaseLostError(
-                    f"{self.folder} was {taken} while this process gave no sign of life for "
-                    f"{self._lifetime:.0f} s: this one stops and writes nothing more"
+                    f"{self.folder} was taken over by {found} while this process gave no sign of "
+                    f"life for {self._lifetime:.0f} s: this one stops and writes nothing more"
                 )
             yield
 

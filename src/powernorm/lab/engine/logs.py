@@ -2,15 +2,19 @@
 
 import csv
 import io
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from powernorm.data.cache import write_atomically
 
 STEP = "step"
+CHECK_SECONDS: Final = 1.0
+"""So long rows are written without asking again whether the run is still this process's."""
 
 
 Writing = Callable[[], AbstractContextManager[Any]]
@@ -25,7 +29,7 @@ class CsvLog:
         columns: the header, `step` among them. More are appended when a row or the file has them.
         last_step: keep the rows up to this step of a file that exists, to append to them; None
             starts the file anew.
-        writing: context of every change of the file.
+        writing: context of changes of the file; of those that follow soon only the first one.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class CsvLog:
             writer.writerow({name: row.get(name) for name in self._columns})
         with self._writing():
             write_atomically(self._path, content.getvalue().encode())
+        self._checked_at = time.monotonic()
         self._file = self._path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, self._columns)
 
@@ -60,10 +65,14 @@ class CsvLog:
         if new:
             self._file.close()
             self._columns += new
-            self._begin(_rows_until(self._path, row[STEP]))
-        with self._writing():
+            self._begin(_rows_until(self._path, math.inf))
+        # Nobody else is harmed by a row: another process puts a file of its own in place.
+        is_due = time.monotonic() - self._checked_at > CHECK_SECONDS
+        with self._writing() if is_due else nullcontext():
             self._writer.writerow(row)
             self._file.flush()
+        if is_due:
+            self._checked_at = time.monotonic()
 
     def close(self) -> None:
         """Close the file."""
@@ -105,7 +114,7 @@ class MergedLog:
             self._row = {}
 
 
-def _rows_until(path: Path, last_step: int) -> list[dict[str, str]]:
+def _rows_until(path: Path, last_step: float) -> list[dict[str, str]]:
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:

@@ -1,6 +1,7 @@
 """One training of a comparison, as the function that trains sees it."""
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from powernorm.errors import InputError
 from powernorm.inspection import Where
 from powernorm.integrations.trainers import loss_scale
 from powernorm.lab.engine.averaging import Snapshots
-from powernorm.lab.engine.events import Listener, Measured, RunStarted, StepsDone
+from powernorm.lab.engine.events import Listener, Measured, Notice, RunStarted, StepsDone
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.position import Position
 from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
@@ -47,7 +48,7 @@ WARMUP_FRACTION: Final = 0.1
 """Part of a run after which the warm-ups of norms end."""
 RESERVED: Final = frozenset({METRICS_FILE, NORMS_FILE, CHECKPOINTS_FOLDER})
 
-Evaluation = Callable[[], Mapping[str, float | Tensor | None]]
+Evaluation = Callable[[], Mapping[str, float | Tensor | None] | None]
 _Model = TypeVar("_Model", bound=nn.Module)
 _Batch = TypeVar("_Batch")
 
@@ -122,6 +123,8 @@ class Run:
         self._snapshots: Snapshots | None = None
         self._position = Position()
         self._is_started = False
+        self._is_in_step = False
+        self._wants_checkpoint = False
         self._stop_was_seen = False
 
     # What is compared
@@ -226,7 +229,8 @@ class Run:
     def checkpoint(self, step: int | None = None) -> None:
         """Write a checkpoint now: tracked objects, random generators, step, place in the data.
 
-        `steps` calls it by itself; a loop of your own does after a step.
+        `steps` calls it by itself; a loop of your own does after a step. Within `steps` it is
+        written when the step at hand is done.
 
         Args:
             step: number of steps that are done, where `steps` does not count them.
@@ -238,6 +242,9 @@ class Run:
             raise InputError(
                 "run.checkpoint has nothing to save: call run.track(model=…, optimizer=…) before"
             )
+        if self._is_in_step:
+            self._wants_checkpoint = True
+            return
         self.step = self.step if step is None else step
         self._logs.flush()
         self._tracked.save(
@@ -246,10 +253,12 @@ class Run:
                 "position": gather(self._position.state_dict()),
                 "seconds": self.seconds,
                 "lost_rows": self._lost_rows,
+                "evaluated_at": self._evaluated_at,
             }
         )
         self._saved_step = self.step
         self._saved_at = time.perf_counter()
+        self._wants_checkpoint = False
 
     @property
     def should_stop(self) -> bool:
@@ -282,8 +291,8 @@ class Run:
         as often as needed. Between two steps it shows the progress, evaluates, writes checkpoints
         and, when a scheduler sends SIGTERM or SIGUSR1, saves and ends the run as `interrupted`. A
         run that goes on comes to the same batch: by the `state_dict` of the batches where they have
-        one (torchdata's StatefulDataLoader), else by skipping those that were seen, from the same
-        state of the random generators.
+        one (torchdata's StatefulDataLoader), else by skipping those that were seen. Batches draw
+        their random numbers from a stream of their own, beside the training's.
 
         Args:
             batches: a DataLoader, or anything that can be iterated.
@@ -304,12 +313,15 @@ class Run:
             for batch in self._batches(batches):
                 for monitoring in self._monitors:
                     monitoring.start(self.step + 1)
+                self._is_in_step = True
                 yield self.step + 1, batch
+                self._is_in_step = False
                 self.step += 1
                 self._after_step(every, by_time=checkpoint_every is None)
                 if self.is_nonfinite:
                     break
         finally:
+            self._is_in_step = False
             self.stop.defer(until_asked=False)
             for monitoring in self._monitors:
                 monitoring.close()
@@ -329,6 +341,7 @@ class Run:
         Raises:
             InputError: a value is no number, or a name cannot be a column.
         """
+        step = _whole(step)
         numbers = {name: number_of(name, value) for name, value in values.items()}
         loss = numbers.get("train_loss")
         if loss is not None:
@@ -373,7 +386,7 @@ class Run:
 
         Args:
             steps: number of steps between two evaluations.
-            evaluate: function that returns values by name, such as `{"valid_loss": 1.2}`.
+            evaluate: function that returns values by name, such as `{"valid_loss": 1.2}`, or None.
 
         Raises:
             InputError: steps is below 1.
@@ -468,6 +481,14 @@ class Run:
         """Whether anything depended on the norm."""
         return bool(self._built) or self._knows_norm
 
+    def keep_end(self) -> None:
+        """Let the last checkpoint hold what is tracked now: averaged, or the best weights.
+
+        After the result is kept, as a run that went on from here would not come to it again.
+        """
+        if self._saved_step is not None:
+            self.checkpoint()
+
     def close(self) -> None:
         """Finish the files."""
         self._logs.close()
@@ -501,7 +522,7 @@ class Run:
         self._tracked.check_complete()
         self.step = self._saved_step = int(checkpoint["step"])
         self._lost_rows = int(checkpoint["lost_rows"])
-        self._evaluated_at = self.step
+        self._evaluated_at = checkpoint["evaluated_at"]
         if self._snapshots is not None and is_main():
             self._snapshots.forget_after(self.step)
         positions = checkpoint["position"]
@@ -510,11 +531,12 @@ class Run:
 
     def _batches(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield the batches that are still to come."""
+        self._position.use(batches, self._tracked.generators())
         if self.is_resumed:
             self._tracked.set_random_states()
             if self._position.has_position and self.step != self.num_steps:
-                rest = self._position.go_on(batches, self._tracked.set_random_states)
-                yield from self._until_done(rest)
+                self._tell_what_workers_forgot(batches)
+                yield from self._until_done(self._position.go_on(batches))
                 if self.num_steps is None:
                     return
         while self.num_steps is None or self.step < self.num_steps:
@@ -526,6 +548,17 @@ class Run:
             raise InputError(
                 f"the batches ended after {self.step} of {self.num_steps} steps and cannot be "
                 "begun anew: give a DataLoader or a list, or more batches"
+            )
+
+    def _tell_what_workers_forgot(self, batches: Iterable[Any]) -> None:
+        is_later_pass = self.step > self._position.taken
+        if is_later_pass and getattr(batches, "persistent_workers", False):
+            self.listener(
+                Notice(
+                    f"{self.folder.name}: the loader has persistent_workers=True, and what its "
+                    "workers had drawn in earlier passes is in no checkpoint: the batches may "
+                    "differ from those of a run that was never interrupted"
+                )
             )
 
     def _until_done(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
@@ -543,7 +576,7 @@ class Run:
             monitoring.finish(self.step)
         self._evaluate(is_last=self.step == self.num_steps)
         is_stopping = self.stop.is_requested()
-        is_due = self.step % every == 0 or self.step == self.num_steps
+        is_due = self.step % every == 0 or self.step == self.num_steps or self._wants_checkpoint
         if by_time and not is_due and num_processes() == 1:
             is_due = time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS
         if (is_due or is_stopping) and self._tracked:
@@ -559,7 +592,9 @@ class Run:
         states = random_states()
         with torch.no_grad(), evaluating(self._tracked.modules()):
             for evaluate in due:
-                self.log(self.step, **evaluate())
+                values = evaluate()
+                if values:
+                    self.log(self.step, **values)
         set_random_states(states)
         if self._snapshots is not None and is_main():
             with self._writing():
@@ -585,3 +620,10 @@ class Run:
         else:
             with self.lease.writing():
                 yield
+
+
+def _whole(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise InputError(f"run.log got the step {step!r:.80}, expected a whole number") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from powernorm.checksums import load_sealed, save_sealed
 from powernorm.errors import InputError
@@ -40,20 +40,21 @@ def random_states() -> dict[str, Any]:
     """Return the states of Python's, NumPy's and torch's generators of this process."""
     version, numbers, gauss = random.getstate()
     states: dict[str, Any] = {
-        "python": [version, list(numbers), gauss],
+        "python": [version, numbers, gauss],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy"] = [name, torch.tensor(keys.tolist()), *rest]
+        # In a type that every version of torch has and stores.
+        states["numpy"] = [name, torch.from_numpy(keys.astype("int64")), *rest]
     return states
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
     """Set the generators to what `random_states` returned."""
     version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers), gauss))
+    random.setstate((version, numbers, gauss))
     torch.set_rng_state(states["torch"].cpu())
     if states["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])
@@ -105,6 +106,21 @@ def restore(name: str, thing: Any, state: Any) -> None:
             f"{name!r} cannot take its state from the checkpoint ({type(error).__name__}: "
             f"{first_line}): build it as it was, or use --force to begin anew"
         ) from error
+
+
+def gradients_of(thing: Any) -> dict[str, Tensor]:
+    """Return the gradients that a module holds between two steps, as it does to accumulate them."""
+    if not isinstance(thing, nn.Module):
+        return {}
+    return {name: p.grad for name, p in thing.named_parameters() if p.grad is not None}
+
+
+def restore_gradients(thing: Any, gradients: Mapping[str, Tensor]) -> None:
+    """Give the parameters of a module the gradients of `gradients_of`."""
+    if isinstance(thing, nn.Module):
+        for name, parameter in thing.named_parameters():
+            found = gradients.get(name)
+            parameter.grad = None if found is None else found.to(parameter.device)
 
 
 def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:

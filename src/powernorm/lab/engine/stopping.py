@@ -1,5 +1,6 @@
 """SIGTERM and SIGUSR1, with which a scheduler announces the end: finish the step, save, leave."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+from powernorm.errors import InputError
 from powernorm.lab.engine.processes import any_process
 
 SIGNALS: Final = tuple(
@@ -16,23 +18,32 @@ EXIT_CODE: Final = 75
 """Exit code after a stop from outside (EX_TEMPFAIL: start the same command again)."""
 
 
-class Stopped(BaseException):
+class Stopped(SystemExit):
     """A run was stopped from outside; what it had saved goes on with `resume`.
 
-    No `Exception`: a training function that catches those must not swallow it.
+    No `Exception`: a training function that catches those must not swallow it. A script that does
+    not catch it ends with `EXIT_CODE`.
     """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.code = EXIT_CODE
 
 
 class Stop:
     """Whether a scheduler has asked this process to stop.
 
     Inside `watching`, a signal raises `Stopped` where Python is, unless a loop has promised by
-    `deferring` that it will ask `is_requested` soon. A second signal does not wait for it.
+    `defer` that it will ask `is_requested` soon. A second signal does not wait for it. Ctrl-C
+    raises `KeyboardInterrupt` at once, as ever. What was raised is kept, for a training function
+    may swallow it or let another exception follow.
     """
 
     def __init__(self) -> None:
         self._requested = False
         self._deferring = False
+        self._raised: BaseException | None = None
+        self._process = os.getpid()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -40,13 +51,16 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in SIGNALS}
+        before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)}
         self.install()
+        if before[signal.SIGINT] is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupt)
         try:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                # None is one that Python cannot give back.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def install(self) -> None:
         """Take the signals, also from a library that has taken them in the meantime."""
@@ -67,8 +81,40 @@ class Stop:
         """Return whether any of the processes was asked to stop; all of them call this."""
         return any_process(self._requested)
 
+    @contextmanager
+    def never_hidden(self) -> Iterator[None]:
+        """Raise in the end what a signal raised inside the block, or what it was about to.
+
+        A block may swallow it, or fail by it in another way, as a loader does whose workers the
+        signal has ended, too.
+        """
+        try:
+            yield
+        except (InputError, KeyboardInterrupt, Stopped):
+            raise
+        except (Exception, SystemExit) as error:
+            if self._raised is not None:
+                raise self._raised from error
+            if self._requested:
+                raise Stopped("asked to stop by the scheduler") from error
+            raise
+        if self._raised is not None:
+            raise self._raised
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._requested or not self._deferring:
-            raise Stopped(signal.Signals(number).name)
-        self._requested = True
+        if os.getpid() != self._process:
+            # A process that the training function has forked, such as one of a pool.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self._requested or not self._deferring:
+            self._requested = True
+            self._raised = Stopped(signal.Signals(number).name)
+            raise self._raised
+        else:
+            self._requested = True
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._process:
+            self._raised = KeyboardInterrupt()
+        signal.default_int_handler(number, frame)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -191,11 +191,12 @@ def imported(name: str) -> Any:
 
 def name_of(thing: Any) -> str:
     """Return `module:name` of a function or class; of a script the name of its file."""
-    module = getattr(thing, "__module__", None) or "?"
+    code = _code_of(thing)
+    module = getattr(code, "__module__", None) or "?"
     if module == "__main__":
         file = _file_of(thing)
         module = file.stem if file is not None else module
-    return f"{module}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+    return f"{module}:{code.__qualname__}"
 
 
 def source_of(thing: Any) -> FunctionRecord:
@@ -207,10 +208,18 @@ def source_of(thing: Any) -> FunctionRecord:
     )
 
 
+def _code_of(thing: Any) -> Any:
+    """Return the function or class that says what a callable does: of a partial the inner one."""
+    code = inspect.unwrap(thing)
+    while isinstance(code, partial):
+        code = inspect.unwrap(code.func)
+    return code if hasattr(code, "__qualname__") else type(code)
+
+
 def _file_of(thing: Any) -> Path | None:
     try:
-        file = inspect.getsourcefile(inspect.unwrap(thing))
-    except (TypeError, OSError):  # built in, a callable object, or typed at a prompt
+        file = inspect.getsourcefile(_code_of(thing))
+    except (TypeError, OSError):  # built in, or typed at a prompt
         return None
     return Path(file) if file is not None and Path(file).is_file() else None
 
@@ -228,12 +237,24 @@ class _Setting:
         failure: ValidationError | None = None
         for candidate in _readings(value):
             try:
-                return self.adapter.validate_python(candidate)
+                found = self.adapter.validate_python(candidate)
             except ValidationError as error:
                 failure = failure or error
+                continue
+            self._check_storable(found)
+            return found
         assert failure is not None
         message = failure.errors(include_url=False)[0]["msg"]
         raise InputError(f"{self.name}={value}: {message[0].lower()}{message[1:]}")
+
+    def _check_storable(self, value: Any) -> None:
+        try:
+            json.dumps(self.to_json(value), allow_nan=False)
+        except (ValueError, TypeError) as error:
+            first_line = str(error).partition("\n")[0]
+            raise InputError(
+                f"{self.name}={value} cannot be stored ({first_line}): give another value"
+            ) from error
 
     def to_json(self, value: Any) -> Any:
         """Return a value as JSON has it."""
@@ -256,17 +277,19 @@ def _readings(value: Any) -> Iterator[Any]:
 def _settings_of(function: TrainingFunction, name: str) -> dict[str, _Setting]:
     """Return the settings of a function by the names of its parameters."""
     try:
-        first, *others = inspect.signature(function, eval_str=True).parameters.values()
-    except (ValueError, TypeError, NameError) as error:
+        first, *others = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError) as error:
         raise InputError(
             f"{name} is no function of a run ({error}): write def train(run, *, steps=1000)"
         ) from error
     if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
         raise InputError(f"{name} takes no run: write def train(run, *, steps=1000)")
-    return {parameter.name: _setting_of(parameter, name) for parameter in others}
+    code = _code_of(function)
+    names = getattr(code if inspect.isroutine(code) else code.__call__, "__globals__", {})
+    return {parameter.name: _setting_of(parameter, name, names) for parameter in others}
 
 
-def _setting_of(parameter: inspect.Parameter, owner: str) -> _Setting:
+def _setting_of(parameter: inspect.Parameter, owner: str, names: dict[str, Any]) -> _Setting:
     if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
         raise InputError(
             f"{owner} takes {parameter}: name each setting, with its default, so that it can be "
@@ -280,6 +303,8 @@ def _setting_of(parameter: inspect.Parameter, owner: str) -> _Setting:
             "their own: give it another name"
         )
     hint = parameter.annotation
+    if isinstance(hint, str):
+        hint = _evaluated(hint, parameter.name, owner, names)
     if hint is parameter.empty:
         hint = Any if parameter.default is None else type(parameter.default)
     try:
@@ -292,3 +317,14 @@ def _setting_of(parameter: inspect.Parameter, owner: str) -> _Setting:
             "number, a text or a list of them"
         ) from error
     return setting
+
+
+def _evaluated(hint: str, name: str, owner: str, names: dict[str, Any]) -> Any:
+    """Return the type that an annotation in quotes, or of postponed evaluation, names."""
+    try:
+        return eval(hint, names)  # the user's own code, as typing.get_type_hints does it
+    except Exception as error:
+        raise InputError(
+            f"the setting {name} of {owner} has the type {hint}, which cannot be found ({error}): "
+            "import it where it is also seen at run time"
+        ) from error

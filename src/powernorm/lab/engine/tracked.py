@@ -14,9 +14,11 @@ from powernorm.lab.engine.logs import Writing
 from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
 from powernorm.lab.engine.state import (
     Stateful,
+    gradients_of,
     random_states,
     read_checkpoint,
     restore,
+    restore_gradients,
     set_random_states,
     state_of,
     write_checkpoint,
@@ -74,6 +76,7 @@ class Tracked:
                 "track the same things as before, or use --force to begin anew"
             )
         restore(name, thing, states[name])
+        restore_gradients(thing, self.checkpoint["gradients"].get(name, {}))
 
     def check_complete(self) -> None:
         """Raise an InputError where the checkpoint has states of objects that are not tracked."""
@@ -101,14 +104,20 @@ class Tracked:
             InputError: the file cannot be written, or a state cannot be kept.
         """
         states = {name: state_of(name, thing) for name, thing in self._things.items()}
+        gradients = {name: gradients_of(thing) for name, thing in self._things.items()}
         # Every process gathers, the first one writes.
-        whole = {**content, "states": states, "random": gather(random_states())}
+        random = gather(random_states())
+        whole = {**content, "states": states, "gradients": gradients, "random": random}
         if is_main():
             self._put_in_place(whole)
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the tracked modules by name."""
         return {n: thing for n, thing in self._things.items() if isinstance(thing, nn.Module)}
+
+    def generators(self) -> dict[str, torch.Generator]:
+        """Return the tracked generators by name."""
+        return {n: one for n, one in self._things.items() if isinstance(one, torch.Generator)}
 
     def weights(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the tracked modules, by module and name."""
