@@ -352,7 +352,9 @@ class _Comparison:
         except LeaseLostError:
             raise
         except InputError:
-            on_main(lambda: self._forget(run))
+            # The other processes may be elsewhere: nothing here may wait for them.
+            if is_main():
+                self._forget(run)
             raise
         except OSError as error:
             raise InputError(
