@@ -780,6 +780,7 @@ class _Position:
         self._numbers: dict[str, Any] | None = None
         self._loader_state: Any = None
         self._source: Any = None
+        self._can_draw = True
         self._generators: dict[str, torch.Generator] = {}
         self._generator_states: dict[str, Tensor] = {}
 
@@ -796,6 +797,7 @@ class _Position:
     def use(self, batches: Iterable[Any], tracked: Mapping[str, Any]) -> None:
         """Take note of what is iterated, and of the generators that it may draw from."""
         self._source = batches if isinstance(batches, Stateful) else None
+        self._can_draw = not isinstance(batches, Sequence)  # whose items are there already
         found = {f"tracked.{name}": thing for name, thing in tracked.items()}
         found["loader"] = getattr(batches, "generator", None)
         found["sampler"] = getattr(getattr(batches, "sampler", None), "generator", None)
@@ -805,7 +807,8 @@ class _Position:
         """Yield the batches of a pass from its beginning."""
         self._taken, self._loader_state = 0, None
         with self._own_random_numbers():
-            self._start = {"random": random_states(), "generators": self._own_states()}
+            numbers = random_states() if self._can_draw else None
+            self._start = {"random": numbers, "generators": self._own_states()}
             rest = iter(batches)
         yield from self._counted(rest)
 
@@ -847,6 +850,9 @@ class _Position:
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
         """Let the batches draw from their stream, which the first ones seed from the training's."""
+        if not self._can_draw:
+            yield
+            return
         training = random_states()
         if self._numbers is None:
             seed_everything(int(torch.randint(2**62, ())))
