@@ -297,10 +297,11 @@ def _interruptible(folder: Path) -> Iterator[None]:
         _say_how_to_go_on("interrupted", folder)
         raise typer.Exit(launching.INTERRUPTED) from None
     except BaseException as error:
-        from powernorm.lab.engine.stopping import EXIT_CODE, Stopped
+        from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
 
         if not isinstance(error, Stopped):
             raise
+        ignore_until_exit()
         _say_how_to_go_on(f"stopped ({error})", folder)
         raise typer.Exit(EXIT_CODE) from None
 

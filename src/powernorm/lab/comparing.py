@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -81,6 +82,7 @@ def compare(
     Raises:
         InputError: something given cannot be used, or another process trains in `out`.
         KeyboardInterrupt: after the run at hand has been marked as interrupted.
+        SystemExit: the same after SIGTERM or SIGUSR1, with the exit code 75.
 
     Distributed:
         Under `torchrun` every process calls it and the function; the first one writes the files,
@@ -103,15 +105,21 @@ def compare(
             norm_options=norm_options or {},
             device=device,
         )
-    return compare_and_show(
-        what,
-        Path(out),
-        resume=resume,
-        force=force,
-        progress=on_event or not quiet,
-        table=not quiet,
-        notes=notes,
-    )
+    try:
+        return compare_and_show(
+            what,
+            Path(out),
+            resume=resume,
+            force=force,
+            progress=on_event or not quiet,
+            table=not quiet,
+            notes=notes,
+        )
+    except Stopped as end:
+        if is_first_process():
+            message = f"stopped ({end}): {out} keeps the runs; go on with resume=True"
+            sys.stderr.write(f"{message}\n")
+        raise
 
 
 def compare_and_show(

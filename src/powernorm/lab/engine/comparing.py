@@ -346,7 +346,9 @@ class _Comparison:
                 result = self._measured(run, line, metrics)
             finally:
                 run.close()
-        except (KeyboardInterrupt, Stopped):
+        except (KeyboardInterrupt, Stopped) as end:
+            if isinstance(end, Stopped):
+                self._stop.ignore()
             self._keep(run, _result(run, line, "interrupted", message=RESUMED))
             raise
         except LeaseLostError:

@@ -1,6 +1,6 @@
 """The place of a run in its batches, from which another process goes on."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -34,6 +34,7 @@ class Position:
         self._numbers: dict[str, Any] | None = None
         self._loader_state: Any = None
         self._source: Any = None
+        self._can_draw = True
         self._generators: dict[str, torch.Generator] = {}
         self._generator_states: dict[str, Tensor] = {}
 
@@ -50,6 +51,7 @@ class Position:
     def use(self, batches: Iterable[Any], tracked: Mapping[str, torch.Generator]) -> None:
         """Take note of what is iterated, and of the generators that it may draw from."""
         self._source = batches if isinstance(batches, Stateful) else None
+        self._can_draw = not isinstance(batches, Sequence)  # whose items are there already
         found: dict[str, Any] = {f"tracked.{name}": one for name, one in tracked.items()}
         found["loader"] = getattr(batches, "generator", None)
         found["sampler"] = getattr(getattr(batches, "sampler", None), "generator", None)
@@ -59,7 +61,8 @@ class Position:
         """Yield the batches of a pass from its beginning."""
         self._taken, self._loader_state = 0, None
         with self._own_random_numbers():
-            self._start = {"random": random_states(), "generators": self._own_states()}
+            numbers = random_states() if self._can_draw else None
+            self._start = {"random": numbers, "generators": self._own_states()}
             rest = iter(batches)
         yield from self._counted(rest)
 
@@ -101,6 +104,9 @@ class Position:
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
         """Let the batches draw from their stream, which the first ones seed from the training's."""
+        if not self._can_draw:
+            yield
+            return
         training = random_states()
         if self._numbers is None:
             seed_everything(int(torch.randint(2**62, ())))

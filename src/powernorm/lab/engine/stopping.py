@@ -30,6 +30,12 @@ class Stopped(SystemExit):
         self.code = EXIT_CODE
 
 
+def ignore_until_exit() -> None:
+    """Let no second signal end this process, or change its exit code, while Python ends it."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Stop:
     """Whether a scheduler has asked this process to stop.
 
@@ -42,6 +48,7 @@ class Stop:
     def __init__(self) -> None:
         self._requested = False
         self._deferring = False
+        self._ignores = False
         self._raised: BaseException | None = None
         self._process = os.getpid()
 
@@ -57,16 +64,25 @@ class Stop:
             signal.signal(signal.SIGINT, self._interrupt)
         try:
             yield
+        except Stopped:
+            # The process ends; a second signal must not cost the exit code by which it goes on.
+            self.ignore()
+            raise
         finally:
             for number, handler in before.items():
-                # None is one that Python cannot give back.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+                if not (self._ignores and number in SIGNALS):
+                    # None is one that Python cannot give back.
+                    signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def install(self) -> None:
         """Take the signals, also from a library that has taken them in the meantime."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, self._receive)
+
+    def ignore(self) -> None:
+        """Let signals that still come do nothing, for good: the process is about to end."""
+        self._ignores = True
 
     def defer(self, *, until_asked: bool) -> None:
         """Let the next signal wait for `is_requested`, or no longer."""
@@ -107,6 +123,8 @@ class Stop:
             # A process that the training function has forked, such as one of a pool.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        elif self._ignores:
+            pass
         elif self._requested or not self._deferring:
             self._requested = True
             self._raised = Stopped(signal.Signals(number).name)
