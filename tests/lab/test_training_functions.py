@@ -281,6 +281,18 @@ def test_one_run_that_breaks_does_not_cost_the_others(tmp_path: Path) -> None:
     assert found["bn"]["message"] == "RuntimeError: out of luck"
 
 
+def test_a_missing_file_of_the_function_is_told_as_such(tmp_path: Path) -> None:
+    """Not as a folder that cannot be written."""
+
+    def reads(run: Run) -> dict[str, float]:
+        run.build_norm(4)
+        return {"loss": float(Path("nowhere.csv").read_text())}
+
+    result = trained(reads, tmp_path)["pn"]
+    assert result["status"] == "failed"
+    assert "nowhere.csv" in result["message"]
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_lost_loss_ends_a_run_as_nonfinite(tmp_path: Path, number: float) -> None:
     seen: list[int] = []

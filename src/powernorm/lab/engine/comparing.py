@@ -1,6 +1,7 @@
 """The grid of a comparison: every norm and seed trained alike, and what came of it."""
 
 import copy
+import errno
 import logging
 import math
 import os
@@ -57,6 +58,8 @@ LOGGER = logging.getLogger(__name__)
 
 OVER: Final = ("finished", "diverged", "nonfinite")
 """Statuses of runs that `resume` leaves as they are."""
+NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Of an OSError: every other run would meet it, too."""
 RESUMED: Final = "interrupted; --resume goes on from the last checkpoint"
 
 
@@ -337,43 +340,47 @@ class _Comparison:
     def _outcome(self, run: Run, line: Line) -> RunResult:
         """Train a run and keep its result, whatever comes of it."""
         try:
-            try:
-                seed_everything(run.seed)
-                with self._stop.never_hidden(), _own_modes():
-                    metrics = self._grid.task.start(run)
-                if run.was_interrupted:
-                    raise Stopped("asked to stop by the scheduler")
-                result = self._measured(run, line, metrics)
-            finally:
-                run.close()
+            result = self._trained(run, line)
         except (KeyboardInterrupt, Stopped) as end:
             if isinstance(end, Stopped):
                 self._stop.ignore()
             self._keep(run, _result(run, line, "interrupted", message=RESUMED))
             raise
-        except LeaseLostError:
-            raise
-        except InputError:
+        except InputError as error:
             # The other processes may be elsewhere: nothing here may wait for them.
-            if is_main():
+            if is_main() and not isinstance(error, LeaseLostError):
                 self._forget(run)
             raise
-        except OSError as error:
-            raise InputError(
-                f"{run.folder} cannot be written ({error.strerror or error}): make room, then go "
-                "on with --resume."
-            ) from error
         except (Exception, SystemExit) as error:
-            if num_processes() > 1:
-                # The others may be waiting for this process: only an end sets them free.
-                raise
-            # One norm that breaks must not cost the others; the table shows it as failed.
-            LOGGER.exception("The run %s failed.", run.folder.name)
-            result = _result(run, line, "failed", message=f"{type(error).__name__}: {error}")
+            result = self._failed(run, line, error)
         self._keep(run, result)
         if result["status"] == "finished":
             run.keep_end()
         return result
+
+    def _trained(self, run: Run, line: Line) -> RunResult:
+        try:
+            seed_everything(run.seed)
+            with self._stop.never_hidden(), _own_modes():
+                metrics = self._grid.task.start(run)
+            if run.was_interrupted:
+                raise Stopped("asked to stop by the scheduler")
+            return self._measured(run, line, metrics)
+        finally:
+            run.close()
+
+    def _failed(self, run: Run, line: Line, error: BaseException) -> RunResult:
+        """Return the result of a run that broke, which must not cost the others."""
+        if isinstance(error, OSError) and error.errno in NO_PLACE:
+            raise InputError(
+                f"{run.folder} cannot be written ({error.strerror}): make room, then go on with "
+                "--resume."
+            ) from error
+        if num_processes() > 1:
+            # The others may be waiting for this process: only an end sets them free.
+            raise error
+        LOGGER.error("The run %s failed.", run.folder.name, exc_info=error)
+        return _result(run, line, "failed", message=f"{type(error).__name__}: {error}")
 
     def _measured(self, run: Run, line: Line, metrics: Metrics) -> RunResult:
         """Return the result of a run that came to its end."""
