@@ -29,6 +29,7 @@ def build(norm):
 
 
 def train(run, *, learning_rate: float = 1e-2, steps: int = 6, seconds: float = 0.0):
+    print("the function says something")
     model = build(run.build_norm(8)).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), learning_rate)
     run.track(model=model, optimizer=optimizer)
@@ -96,7 +97,7 @@ def test_json_and_quiet(home: Path, tmp_path: Path) -> None:
     shutil.copy(home / "mine.py", tmp_path)
     chosen = (*COMMAND, "--norms", "ln", "--seeds", "3,7")
     found = powernorm(tmp_path, *chosen, "--json", "--quiet")
-    assert (found.code, found.err) == (0, "")
+    assert (found.code, found.err) == (0, "the function says something\n" * 2)
     assert [run["seed"] for run in json.loads(found.out)["runs"]] == [3, 7]
     quiet = powernorm(tmp_path, *chosen, "--resume", "--quiet")
     assert (quiet.code, quiet.out, quiet.err) == (0, "", "")

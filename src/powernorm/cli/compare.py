@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -250,14 +250,16 @@ def _train(
     # Before the training that takes minutes: a missing extra must not show up after it.
     from powernorm.lab.comparing import compare_and_show
 
-    compare_and_show(
-        what,
-        folder,
-        resume=resume,
-        force=force,
-        progress=not shown.quiet,
-        table=not (shown.quiet or shown.as_json),
-    )
+    # What a function of the user's own prints is no part of the JSON.
+    with redirect_stdout(sys.stderr) if shown.as_json else nullcontext():
+        compare_and_show(
+            what,
+            folder,
+            resume=resume,
+            force=force,
+            progress=not shown.quiet,
+            table=not (shown.quiet or shown.as_json),
+        )
     if shown.as_json and launching.is_main():
         typer.echo((folder / RESULTS_FILE).read_text(encoding="utf-8"), nl=False)
 

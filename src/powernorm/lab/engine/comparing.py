@@ -28,7 +28,7 @@ from powernorm.lab.engine.folders import (
     remove_unfinished,
     write_json,
 )
-from powernorm.lab.engine.leases import Lease, LeaseLostError
+from powernorm.lab.engine.leases import Lease, LeaseLostError, check_free
 from powernorm.lab.engine.processes import (
     is_main,
     locally_first,
@@ -172,6 +172,7 @@ def on_main_only(function: Callable[[], Lease]) -> Lease | None:
 
 def _take_folder(out: Path, *, resume: bool, force: bool) -> Lease:
     """Take a comparison's folder, or refuse it."""
+    check_free(out)
     check_folder(out, resume=resume, force=force)
     # What a refusal later on leaves behind, if it is empty by then.
     made = [folder for folder in (out, *out.parents) if not folder.exists()]

@@ -143,13 +143,7 @@ class Lease:
 
     def _take(self) -> Owner:
         found = read_owner(self.folder)
-        if found is not None and not found.is_gone:
-            age = self._age()
-            if age < self._lifetime:
-                raise LeaseHeldError(
-                    f"{self.folder} is being written by {found}, last sign of life "
-                    f"{max(age, 0.0):.0f} s ago: wait for it, end it, or give another --out"
-                )
+        _check_free(self.folder, found, self._lifetime)
         owner = Owner(
             key=uuid.uuid4().hex,
             number=1 if found is None else found.number + 1,
@@ -160,12 +154,6 @@ class Lease:
         )
         _write(self.folder / LEASE_FILE, owner)
         return owner
-
-    def _age(self) -> float:
-        """Return the seconds since the last sign of life, both by the clock of the file system."""
-        now = self.folder / LOCK_FILE
-        os.utime(now)
-        return now.stat().st_mtime - (self.folder / LEASE_FILE).stat().st_mtime
 
     def _keep_alive(self) -> None:
         while not self._over.wait(min(HEARTBEAT, self._lifetime / 4)):
@@ -187,6 +175,29 @@ class Lease:
                 f"{self.folder / LOCK_FILE} has been locked for {LOCK_SECONDS:.0f} s: end the "
                 "process that holds it, or remove the file if there is none"
             ) from error
+
+
+def check_free(folder: Path) -> None:
+    """Raise a LeaseHeldError where another process that is alive holds a folder's lease."""
+    _check_free(folder, read_owner(folder), LIFETIME)
+
+
+def _check_free(folder: Path, owner: Owner | None, lifetime: float) -> None:
+    if owner is None or owner.is_gone:
+        return
+    age = _age(folder)
+    if age < lifetime:
+        raise LeaseHeldError(
+            f"{folder} is being written by {owner}, last sign of life {max(age, 0.0):.0f} s ago: "
+            "wait for it, end it, or give another --out"
+        )
+
+
+def _age(folder: Path) -> float:
+    """Return the seconds since the last sign of life, both by the clock of the file system."""
+    now = folder / LOCK_FILE
+    now.touch()
+    return now.stat().st_mtime - (folder / LEASE_FILE).stat().st_mtime
 
 
 def read_owner(folder: Path) -> Owner | None:
