@@ -29,7 +29,6 @@ def build(norm):
 
 
 def train(run, *, learning_rate: float = 1e-2, steps: int = 6, seconds: float = 0.0):
-    print("the function says something")
     model = build(run.build_norm(8)).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), learning_rate)
     run.track(model=model, optimizer=optimizer)
@@ -41,6 +40,11 @@ def train(run, *, learning_rate: float = 1e-2, steps: int = 6, seconds: float = 
         run.log(step, train_loss=loss)
         time.sleep(seconds)
     return {"accuracy": (model(x).argmax(-1) == y).double().mean(), "loss": loss}
+
+
+def talking(run, *, steps: int = 2):
+    print("the function says something")
+    return train(run, steps=steps)
 
 
 class Loading(lab.Task):
@@ -96,9 +100,11 @@ def test_the_table_and_the_page(home: Path) -> None:
 def test_json_and_quiet(home: Path, tmp_path: Path) -> None:
     shutil.copy(home / "mine.py", tmp_path)
     chosen = (*COMMAND, "--norms", "ln", "--seeds", "3,7")
-    found = powernorm(tmp_path, *chosen, "--json", "--quiet")
+    talking = ("compare", "mine:talking", *chosen[2:], "--out", "talking")
+    found = powernorm(tmp_path, *talking, "--json", "--quiet")
     assert (found.code, found.err) == (0, "the function says something\n" * 2)
     assert [run["seed"] for run in json.loads(found.out)["runs"]] == [3, 7]
+    assert powernorm(tmp_path, *chosen, "--quiet").code == 0
     quiet = powernorm(tmp_path, *chosen, "--resume", "--quiet")
     assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
     loud = powernorm(tmp_path, *chosen, "--resume", "--json")

@@ -1,5 +1,6 @@
 """The average of the last checkpoints' weights (Vaswani et al. 2017, 6.1; Junczys-Dowmunt 2016)."""
 
+import errno
 import os
 import re
 from collections.abc import Sequence
@@ -115,7 +116,9 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
         temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
     except SafetensorError as error:
-        raise OSError(str(error)) from error
+        found = re.search(r"os error (\d+)", str(error))
+        code = int(found[1]) if found else errno.EIO
+        raise OSError(code, os.strerror(code)) from error
     finally:
         with suppress(OSError):
             temporary.unlink()

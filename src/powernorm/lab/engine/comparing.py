@@ -58,7 +58,7 @@ LOGGER = logging.getLogger(__name__)
 
 OVER: Final = ("finished", "diverged", "nonfinite")
 """Statuses of runs that `resume` leaves as they are."""
-NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Of an OSError: every other run would meet it, too."""
 RESUMED: Final = "interrupted; --resume goes on from the last checkpoint"
 
