@@ -62,6 +62,18 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
+def start(folder: Path, *parts: str | Path) -> subprocess.Popen[str]:
+    """Start a command in the folder, in a new Python, without waiting for it."""
+    return subprocess.Popen(
+        arguments(*parts),
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def powernorm(tmp_path: Path, *parts: str | Path, fresh: bool = False) -> Outcome:
     """Run a command in the folder to its end."""
     if fresh:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import SECONDS, Outcome, arguments, environment, powernorm
+from commands import SECONDS, Outcome, powernorm, start
 
 MODULE = """
 import time
@@ -141,17 +141,6 @@ def test_bad_input_is_one_line(
     found = powernorm(tmp_path, "compare", *changes, "--out", "runs", "--quiet")
     assert message in found.refused()
     assert not list(tmp_path.glob("runs/*/result.json"))
-
-
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        arguments(*words),
-        cwd=folder,
-        env=environment(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def ended(process: subprocess.Popen[str]) -> Outcome:

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from commands import SECONDS, SMALL, arguments, environment, powernorm
+from commands import SECONDS, SMALL, powernorm, start
 
 LONG = (
     *("compare", "lm", "--preset", "smoke", "--norms", "pn", "--out", "runs", *SMALL),
     *("--set", "training.max_steps=4000", "--set", "training.validate_every=4000"),
     *("--set", "training.tid_batches=0"),
 )
-
-
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        arguments(*words),
-        cwd=folder,
-        env=environment(folder),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def wait_for_rows(log: Path, number: int) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from powernorm.lab.comparing import own_grid
-from powernorm.lab.engine.comparing import Grid
+from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.run import Run
 
 NUM_TRAINED = 120

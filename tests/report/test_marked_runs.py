@@ -8,7 +8,7 @@ import pytest
 
 from powernorm.report import markdown_table, read_comparison, summarize
 from powernorm.report.claims import claims
-from powernorm.report.columns import run_columns_of
+from powernorm.report.run_columns import run_columns_of
 from powernorm.report.summary import best_rows
 from powernorm.report.tables import run_cells
 from powernorm.runs import PaperRecord

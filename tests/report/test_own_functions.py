@@ -21,12 +21,13 @@ from powernorm.report import (
     write_report,
     write_reports,
 )
-from powernorm.report.columns import MAX_METRICS, columns_of, run_columns_of
+from powernorm.report.columns import MAX_METRICS, columns_of
 from powernorm.report.figures import MAX_CURVES, learning_curves, own_columns
 from powernorm.report.joining import joined
 from powernorm.report.loss_curves import draw_loss_curves
 from powernorm.report.numerals import printable
 from powernorm.report.results_document import results_document
+from powernorm.report.run_columns import run_columns_of
 from powernorm.report.style import STYLE
 from powernorm.report.summary import best_rows
 from powernorm.report.tables import cells, latex_table, markdown_table, run_cells

@@ -19,10 +19,11 @@ from powernorm.report import (
     summarize,
     write_report,
 )
-from powernorm.report.columns import columns_of, run_columns_of
+from powernorm.report.columns import columns_of
 from powernorm.report.measures import goal_of
 from powernorm.report.paper_tables import paper_lines
 from powernorm.report.records import Translation
+from powernorm.report.run_columns import run_columns_of
 from powernorm.report.scoring import scored_weights, signatures
 from powernorm.report.summary import best_rows
 from powernorm.report.tables import cells, latex_table, markdown_table, run_cells

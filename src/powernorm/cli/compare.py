@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from powernorm.lab.engine.comparing import Grid
+    from powernorm.lab.engine.grid import Grid
 
 _HEADINGS: Final = ("preset", "what it is", "data", "cost", "repeats")
 _PRESET: Final = "demo"

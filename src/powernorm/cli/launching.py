@@ -22,8 +22,6 @@ LOST_ANOTHER: Final = 3
 """Exit code of a process whose exchange with another one failed."""
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as the shells have it."""
-STOPPED: Final = 75
-"""Exit code after SIGTERM or SIGUSR1; that of `powernorm.lab.engine.stopping`."""
 
 
 def is_launched() -> bool:
@@ -56,6 +54,8 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from powernorm.lab.engine.stopping import EXIT_CODE
+
     _silence("torch.distributed.elastic")
     num_gpus = torch.cuda.device_count()
     if 0 < num_gpus < num_processes:
@@ -84,9 +84,9 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
         if failure.exitcode in (BAD_INPUT, INTERRUPTED):
             # It has said why, or the user knows.
             return int(failure.exitcode)
-        if failure.exitcode == STOPPED:
+        if failure.exitcode == EXIT_CODE:
             typer.echo(f"stopped by the scheduler; go on with: {resume_hint}", err=True)
-            return STOPPED
+            return EXIT_CODE
         how = (
             f"failed (exit code {failure.exitcode})"
             if failure.exitcode > 0
@@ -101,7 +101,7 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
     except SignalException as error:
         if error.sigval in (signal.SIGTERM, getattr(signal, "SIGUSR1", None)):
             typer.echo(f"stopped by the scheduler; go on with: {resume_hint}", err=True)
-            return STOPPED
+            return EXIT_CODE
         typer.echo(f"interrupted; go on with: {resume_hint}", err=True)
         return INTERRUPTED
     except KeyboardInterrupt:

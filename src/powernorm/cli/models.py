@@ -93,20 +93,16 @@ def _built_model(source: str) -> "nn.Module":
     from torch import nn
 
     from powernorm.integrations.pretrained import build_from_config, is_configuration
-    from powernorm.norms.named_layers import import_attribute
+    from powernorm.norms.named_layers import imported
 
     if is_configuration(Path(source)):
         return build_from_config(Path(source))
-    module_name, colon, name = source.partition(":")
-    if not colon or not name:
+    if not all(source.partition(":")):
         raise InputError(
             f"{source!r} is neither module:name (a model, or a function that builds one) nor a "
             "Hugging Face config.json"
         )
-    try:
-        found = import_attribute(module_name, name)
-    except Exception as error:  # whatever a user's module raises
-        raise InputError(f"{source!r} cannot be loaded: {error}") from error
+    found = imported(source)
     model = found if isinstance(found, nn.Module) else _called(found, source)
     if not isinstance(model, nn.Module):
         raise InputError(f"{source!r} gives a {type(model).__name__}, expected a torch.nn.Module")

@@ -335,8 +335,6 @@ class NormCallback(TrainerCallback):
 class ReportingRun(Protocol):
     """What `RunCallback` needs of a `powernorm.lab.Run`."""
 
-    step: int
-
     @property
     def should_stop(self) -> bool:
         """Whether to end the training now."""
@@ -345,6 +343,10 @@ class ReportingRun(Protocol):
     @property
     def is_resumed(self) -> bool:
         """Whether there is a checkpoint that the run goes on from."""
+        ...
+
+    def path(self, name: str) -> Path:
+        """Return the path of a folder of your own in the run's folder."""
         ...
 
     def track(self, **things: Any) -> None:
@@ -380,7 +382,7 @@ class RunCallback(TrainerCallback):
 
     def __init__(self, run: ReportingRun, folder: str = "trainer") -> None:
         self._run = run
-        self._folder: Path = cast(Any, run).path(folder)
+        self._folder: Path = run.path(folder)
         self._step = 0
         run.track(trainer=self)
 

@@ -1,13 +1,9 @@
 """`powernorm.lab.compare`: norms in a user's training function, or on a built-in task."""
 
-import os
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,8 +11,10 @@ import torch
 from rich.console import Console
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.comparing import Grid, Line, compare_grid
+from powernorm.lab.engine.comparing import compare_grid
+from powernorm.lab.engine.environment import environment
 from powernorm.lab.engine.events import Listener
+from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.processes import is_first_process, local_rank, num_processes
 from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.lab.engine.stopping import Stopped
@@ -310,20 +308,7 @@ def _head(
             "norms": list(options),
             "seeds": seeds,
             NORM_OPTIONS: {norm: chosen for norm, chosen in options.items() if chosen},
-            "versions": {
-                "python": platform.python_version(),
-                "powernorm": _version("powernorm"),
-                "torch": str(torch.__version__),
-            },
-            "machine": {
-                "system": platform.system(),
-                "processor": platform.machine(),
-                "num_cpus": os.cpu_count(),
-                "num_threads": torch.get_num_threads(),
-                "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-                "num_processes": num_processes(),
-            },
-            "date": datetime.now(UTC).date().isoformat(),
+            **environment(["powernorm"]),
         },
     }
 
@@ -357,10 +342,3 @@ def _line_of(
     if chosen is None and isinstance(old.get(NORM_OPTIONS), Mapping):
         chosen = old[NORM_OPTIONS]
     return Line(norm=norm, settings=settings, norm_options=dict(chosen or {}))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -11,7 +11,8 @@ from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Progress
 from powernorm.lab.engine.folders import read_json
-from powernorm.lab.engine.tasks import imported, task_of
+from powernorm.lab.engine.tasks import task_of
+from powernorm.norms.named_layers import imported
 from powernorm.runs import CONFIG_FILE
 
 

@@ -13,31 +13,38 @@ GROUP: Final = "powernorm.norms"
 
 
 def imported_layer(name: str) -> Any:
+    """Return the layer that `module:attribute` names; see `imported`."""
+    return imported(name, "norm ", "my.module:MyNorm")
+
+
+def imported(name: str, kind: str = "", example: str = "my.module:train") -> Any:
     """Return the object that `module:attribute` names; importing the module runs its code.
 
     The module is searched as by `python -m`, in the working directory first (unless Python runs
     with `-P`).
 
+    Args:
+        name: of the object.
+        kind: what it is to be, for the errors, with a space behind it.
+        example: of such a name.
+
     Raises:
         InputError: not of that form, no such module, one that fails, or no such attribute.
     """
-    module_name, _, attribute = name.partition(":")
-    parts = [*module_name.split("."), *attribute.split(".")]
-    if not all(part.isidentifier() for part in parts):
-        raise InputError(f"norm {name!r} is not of the form my.module:MyNorm")
-    if module_name.endswith(".py"):
-        raise InputError(
-            f"norm {name!r} names a file: name its module, {module_name.removesuffix('.py')}:"
-            f"{attribute}"
-        )
+    module, colon, attribute = name.partition(":")
+    if not (colon and all(map(str.isidentifier, [*module.split("."), *attribute.split(".")]))):
+        raise InputError(f"{kind}{name!r} is not of the form {example}")
+    if module.endswith(".py"):
+        expected = f"{module.removesuffix('.py')}:{attribute}"
+        raise InputError(f"{kind}{name!r} names a file: name its module, {expected}")
     try:
-        return import_attribute(module_name, attribute)
+        return import_attribute(module, attribute)
     except Exception as error:  # a user's module may raise anything
         advice = ""
         if isinstance(error, ModuleNotFoundError):
             advice = ": start in the folder that holds it, or put that on PYTHONPATH"
         raise InputError(
-            f"norm {name!r} cannot be loaded ({type(error).__name__}: {error}){advice}"
+            f"{kind}{name!r} cannot be loaded ({type(error).__name__}: {error}){advice}"
         ) from error
 
 

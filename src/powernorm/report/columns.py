@@ -242,6 +242,22 @@ def _task_columns(measure: Measure) -> tuple[Column, ...]:
     )
 
 
+_OWN_SPEEDS: Final[Sequence[tuple[Callable[[Run], float | None], Column]]] = (
+    (
+        lambda run: run.steps_per_second,
+        Column(
+            "steps",
+            "steps/s",
+            "Training steps in a second on this machine, mean over seeds.",
+            lambda row: numerals.number(row.steps_per_second),
+        ),
+    ),
+    (lambda run: run.tokens_per_second, _SPEED),
+    (lambda run: run.examples_per_second, _EXAMPLES),
+)
+"""Of comparisons whose metrics nobody here knows: each is there where a run says it."""
+
+
 def _own_columns(comparison: Comparison) -> list[Column]:
     """Of comparisons whose metrics nobody here knows, and no column of what no run has."""
     runs = comparison.runs
@@ -260,14 +276,15 @@ def _own_columns(comparison: Comparison) -> list[Column]:
     ]
     if any(run.name == REFERENCE for run in runs):
         columns.append(_own_gap(comparison.measure))
-    columns += [_own_metric(comparison, name) for name in comparison.other_metrics[:MAX_METRICS]]
-    if _any(runs, lambda run: run.tid):
+    columns += [own_metric(comparison, name) for name in comparison.other_metrics[:MAX_METRICS]]
+    if any_run(runs, lambda run: run.tid):
         columns += _DISCREPANCY
-    columns += [column for value, column, _ in _OWN_SPEEDS if _any(runs, value)]
+    columns += [column for value, column in _OWN_SPEEDS if any_run(runs, value)]
     return [*columns, _own_status(comparison)]
 
 
-def _any(runs: Iterable[Run], value: Callable[[Run], object]) -> bool:
+def any_run(runs: Iterable[Run], value: Callable[[Run], object]) -> bool:
+    """Whether any run has this value."""
     return any(value(run) is not None for run in runs)
 
 
@@ -293,7 +310,8 @@ def _own_gap(measure: Measure) -> Column:
     )
 
 
-def _own_metric(comparison: Comparison, name: str) -> Column:
+def own_metric(comparison: Comparison, name: str) -> Column:
+    """The column of a metric that nobody here knows."""
     known = MEASURES.get(name) if comparison.function is None else None
     return Column(
         f"metric {name}",
@@ -347,130 +365,3 @@ def caption_of_results(comparison: Comparison) -> str:
     return (
         f"The {measure.heading}{others}, {better_way(measure)} is better; the best norm is shaded."
     )
-
-
-@dataclass(frozen=True)
-class RunColumn:
-    """A column of the table of runs."""
-
-    heading: str
-    text: Callable[[Run], str]
-    numeric: bool = True
-
-
-def _metric_column(heading: str, metric: str) -> RunColumn:
-    return RunColumn(heading, lambda run: numerals.number(run.metrics.get(metric)))
-
-
-_RUN_HEAD: Final = (
-    RunColumn("norm", lambda run: numerals.printable(run.name), numeric=False),
-    RunColumn("seed", lambda run: str(run.seed)),
-    RunColumn("status", lambda run: numerals.STATUS_WORDS[run.shown_status], numeric=False),
-    _metric_column("valid perplexity", "valid_perplexity"),
-)
-_RUN_SPEED: Final = (
-    RunColumn("time", lambda run: numerals.duration(run.seconds), numeric=False),
-    RunColumn("tokens/s", lambda run: numerals.count(run.tokens_per_second)),
-)
-_RUN_EXAMPLES: Final = RunColumn("examples/s", lambda run: numerals.count(run.examples_per_second))
-_RUN_NOTE: Final = RunColumn(
-    "note", lambda run: numerals.printable(_note(run)) or numerals.NOTHING, numeric=False
-)
-_RUN_TAIL: Final = (
-    RunColumn(
-        "non-finite batches",
-        lambda run: (
-            numerals.NOTHING if run.nonfinite_batches is None else str(run.nonfinite_batches)
-        ),
-    ),
-    _RUN_NOTE,
-)
-
-RUN_COLUMNS: Final[Sequence[RunColumn]] = (
-    *_RUN_HEAD,
-    _metric_column("test perplexity", "test_perplexity"),
-    *_RUN_SPEED,
-    *_RUN_TAIL,
-)
-"""Of comparisons that are about perplexity."""
-
-_TRANSLATION_RUN_COLUMNS: Final[Sequence[RunColumn]] = (
-    *_RUN_HEAD,
-    *(
-        _metric_column(MEASURES[metric].heading, metric)
-        for metric in ("test_loss", *TRANSLATION_SCORES)
-    ),
-    *_RUN_SPEED,
-    RunColumn(
-        "decoding tokens/s",
-        lambda run: numerals.count(run.metrics.get("decoding_tokens_per_second")),
-    ),
-    *_RUN_TAIL,
-)
-
-
-_OWN_SPEEDS: Final[Sequence[tuple[Callable[[Run], float | None], Column, RunColumn]]] = (
-    (
-        lambda run: run.steps_per_second,
-        Column(
-            "steps",
-            "steps/s",
-            "Training steps in a second on this machine, mean over seeds.",
-            lambda row: numerals.number(row.steps_per_second),
-        ),
-        RunColumn("steps/s", lambda run: numerals.number(run.steps_per_second)),
-    ),
-    (lambda run: run.tokens_per_second, _SPEED, _RUN_SPEED[1]),
-    (lambda run: run.examples_per_second, _EXAMPLES, _RUN_EXAMPLES),
-)
-"""Each with the columns of the two tables, which it has where a run says it."""
-
-
-def _own_run_columns(comparison: Comparison) -> list[RunColumn]:
-    runs = comparison.runs
-    metrics = [comparison.metric, *comparison.other_metrics[:MAX_METRICS]]
-    return [
-        *_RUN_HEAD[:-1],
-        *(_own_run_metric(comparison, name) for name in metrics),
-        _RUN_SPEED[0],
-        *(of_run for value, _, of_run in _OWN_SPEEDS if _any(runs, value)),
-        *(_RUN_TAIL[:1] if _any(runs, lambda run: run.nonfinite_batches) else ()),
-        _RUN_NOTE,
-    ]
-
-
-def _own_run_metric(comparison: Comparison, name: str) -> RunColumn:
-    heading = _own_metric(comparison, name).heading
-
-    def text(run: Run) -> str:
-        value = run.metrics.get(name)
-        return numerals.number(value, None if value is None else significant_decimals(value))
-
-    return RunColumn(heading, text)
-
-
-def run_columns_of(comparison: Comparison) -> Sequence[RunColumn]:
-    """The columns of the table of runs of a comparison, by what it is about."""
-    if not comparison.is_known:
-        return _own_run_columns(comparison)
-    if comparison.metric == PERPLEXITY:
-        return RUN_COLUMNS
-    if comparison.metric in TRANSLATION_SCORES:
-        return _TRANSLATION_RUN_COLUMNS
-    measure = comparison.measure
-    return (
-        *_RUN_HEAD[:-1],
-        *(
-            _metric_column(MEASURES[name].heading, name)
-            for name in (measure.metric, *measure.others)
-        ),
-        _RUN_SPEED[0],
-        _RUN_EXAMPLES if measure.higher_is_better else _RUN_SPEED[1],
-        *_RUN_TAIL,
-    )
-
-
-def _note(run: Run) -> str:
-    place = run.first_nonfinite
-    seen = "" if place is None else f"first not finite in {place.layer}, step {place.step}"
-    return "; ".join(filter(None, (run.remark, run.message, seen)))

@@ -6,13 +6,12 @@ from typing import Any, Final
 from powernorm.report import tables
 from powernorm.report.columns import (
     Column,
-    RunColumn,
     caption_of_results,
     columns_of,
-    run_columns_of,
 )
 from powernorm.report.markup import Markup, element, join
 from powernorm.report.records import Comparison, Run
+from powernorm.report.run_columns import RunColumn, run_columns_of
 from powernorm.report.summary import SummaryRow, best_rows
 
 _LONG_NAME: Final = 16

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from powernorm.report import numerals, text_tables
-from powernorm.report.columns import COLUMNS, RUN_COLUMNS, Column, RunColumn
+from powernorm.report.columns import COLUMNS, Column
 from powernorm.report.records import Comparison, Run
+from powernorm.report.run_columns import RUN_COLUMNS, RunColumn
 from powernorm.report.summary import SummaryRow
 
 

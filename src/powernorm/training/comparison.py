@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 
 from powernorm.errors import InputError
-from powernorm.lab.engine import comparing, tasks
-from powernorm.lab.engine.comparing import Grid, compare_grid
+from powernorm.lab.engine import comparing, grid, tasks
+from powernorm.lab.engine.comparing import compare_grid
 from powernorm.lab.engine.events import DataPrepared, Listener
+from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.run import Run
 from powernorm.runs import Baseline, ComparisonResults, FunctionRecord, PaperRecord
 from powernorm.training.config import ComparisonConfig
@@ -204,10 +205,10 @@ def _grid(config: ComparisonConfig, task: BuiltinTask, notes: Notes) -> Grid:
     )
 
 
-def _engine_line(line: Line) -> comparing.Line:
+def _engine_line(line: Line) -> grid.Line:
     variant = line.variant
     extra = {} if variant is None else {"label": line.label, "x": variant.x, "y": variant.y}
-    return comparing.Line(
+    return grid.Line(
         norm=line.norm,
         settings=line.config,
         label=None if variant is None else line.label,
@@ -216,7 +217,7 @@ def _engine_line(line: Line) -> comparing.Line:
     )
 
 
-def _run_config(line: comparing.Line, seed: int, fingerprint: str | None) -> Mapping[str, Any]:
+def _run_config(line: grid.Line, seed: int, fingerprint: str | None) -> Mapping[str, Any]:
     return run_settings(line.settings, line.norm, line.label, seed, str(fingerprint))
 
 
@@ -236,7 +237,7 @@ def _head(config: ComparisonConfig, notes: Notes) -> dict[str, Any]:
     return head
 
 
-def _line_of(config: ComparisonConfig, folder: Path, old: Mapping[str, Any]) -> comparing.Line:
+def _line_of(config: ComparisonConfig, folder: Path, old: Mapping[str, Any]) -> grid.Line:
     """Return the line that a run of an earlier call belongs to, also one that is not chosen."""
     if not config.variants:
         return _engine_line(Line(config, str(old.get("norm"))))

@@ -37,12 +37,7 @@ def override(config: ComparisonConfig, assignments: Iterable[str]) -> Comparison
     """
     changes = _Changes({}, {}, {name: dict(chosen) for name, chosen in config.norm_options.items()})
     for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise InputError(
-                f"{assignment!r} is not of the form key=value, e.g. training.max_steps=500."
-            )
-        _assign(changes, key.strip(), text.strip())
+        _assign(changes, *_key_and_text(assignment, "training.max_steps=500"))
     sections = {
         name: replace(getattr(config, name), **changed)
         for name, changed in changes.sections.items()
@@ -125,9 +120,7 @@ def split_settings(
     settings: dict[str, str] = {}
     options: dict[str, dict[str, OptionValue]] = {}
     for assignment in assignments:
-        key, equals, text = (part.strip() for part in assignment.partition("="))
-        if not equals or not key:
-            raise InputError(f"{assignment!r} is not of the form key=value, e.g. steps=500.")
+        key, text = _key_and_text(assignment, "steps=500")
         if key.split(".")[0] == FREE_SECTION:
             norm, option = _norm_and_option(key)
             options.setdefault(norm, {})[option] = _scalar(text)
@@ -149,6 +142,13 @@ def parse_options(assignments: Iterable[str]) -> dict[str, OptionValue]:
             raise InputError(f"{assignment!r} is no option: write key=value, e.g. eps=1e-5.")
         options[key] = _scalar(text)
     return options
+
+
+def _key_and_text(assignment: str, example: str) -> tuple[str, str]:
+    key, equals, text = (part.strip() for part in assignment.partition("="))
+    if not key or not equals:
+        raise InputError(f"{assignment!r} is not of the form key=value, e.g. {example}.")
+    return key, text
 
 
 def _scalar(text: str) -> OptionValue:

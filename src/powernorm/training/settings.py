@@ -1,14 +1,8 @@
 """What a run and a comparison say about how they were made."""
 
-import os
-import platform
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-import torch
-
-from powernorm.lab.engine.processes import num_processes
+from powernorm.lab.engine.environment import environment
 from powernorm.training.config import ComparisonConfig, options_of, to_json
 from powernorm.training.variants import chosen_norms, description
 
@@ -47,24 +41,5 @@ def comparison_settings(config: ComparisonConfig) -> dict[str, Any]:
     return {
         **settings,
         "norm_options": {norm: dict(options_of(config, norm)) for norm in chosen_norms(config)},
-        # Of torch with its build, such as +cu130, which its package may not name.
-        "versions": {"python": platform.python_version()}
-        | {package: _version(package) for package in PACKAGES}
-        | {"torch": str(torch.__version__)},
-        "machine": {
-            "system": platform.system(),
-            "processor": platform.machine(),
-            "num_cpus": os.cpu_count(),
-            "num_threads": torch.get_num_threads(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "num_processes": num_processes(),
-        },
-        "date": datetime.now(UTC).date().isoformat(),
+        **environment(PACKAGES),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

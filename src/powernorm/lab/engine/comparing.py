@@ -3,16 +3,10 @@
 import copy
 import errno
 import logging
-import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, cast
-
-import torch
+from typing import Any, Final, cast
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Listener, Notice, RunEnded, ignore
@@ -28,7 +22,10 @@ from powernorm.lab.engine.folders import (
     remove_unfinished,
     write_json,
 )
+from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.isolation import own_generators, own_modes, threads
 from powernorm.lab.engine.leases import Lease, LeaseLostError, check_free
+from powernorm.lab.engine.outcomes import measured_result, result_of
 from powernorm.lab.engine.processes import (
     is_main,
     locally_first,
@@ -37,9 +34,8 @@ from powernorm.lab.engine.processes import (
     process_group,
 )
 from powernorm.lab.engine.run import Run
-from powernorm.lab.engine.state import random_states, seed_everything, set_random_states
+from powernorm.lab.engine.state import seed_everything
 from powernorm.lab.engine.stopping import Stop, Stopped
-from powernorm.lab.engine.tasks import Metrics, Task
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     COMPARISON_FILE,
@@ -50,8 +46,6 @@ from powernorm.runs import (
     ComparisonResults,
     FunctionRecord,
     RunResult,
-    Status,
-    run_name,
 )
 
 LOGGER = logging.getLogger(__name__)
@@ -61,62 +55,6 @@ OVER: Final = ("finished", "diverged", "nonfinite")
 NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Of an OSError: every other run would meet it, too."""
 RESUMED: Final = "interrupted; --resume goes on from the last checkpoint"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of the table: what is trained with every seed."""
-
-    norm: str
-    """Short name, or `module:Class`."""
-    settings: Any
-    """Of these runs, as the task has them."""
-    norm_options: Mapping[str, Any] = field(default_factory=dict)
-    label: str | None = None
-    """Name of a variant; None is the norm's."""
-    placement: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the results of its runs say."""
-
-    @property
-    def name(self) -> str:
-        """Name in folders, tables and figures."""
-        return self.label or self.norm
-
-    def folder(self, seed: int) -> str:
-        """Return the name of a run's folder."""
-        return run_name(self.name, self.placement, seed)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Everything that is trained, and how the files speak of it."""
-
-    task: Task
-    lines: Sequence[Line]
-    seeds: Sequence[int]
-    goal: str
-    """The metric that the comparison is about."""
-    direction: Literal["min", "max"]
-    settings: Any
-    """Of all runs, for the task's `prepare`."""
-    head: Callable[[], Mapping[str, Any]]
-    """What results.json says of the comparison; called in the first process."""
-    config: Callable[[Line, int, str | None], Mapping[str, Any]]
-    """config.json of a line, a seed and the data's fingerprint."""
-    line_of: Callable[[Path, Mapping[str, Any]], Line]
-    """Line of a run of an earlier call, from its folder and config.json."""
-    device: torch.device
-    num_threads: int | None = None
-    """CPU threads of torch; None leaves torch its choice."""
-    study: Mapping[str, Any] | None = None
-    """What a run's own result says of the study, should results.json be lost."""
-
-    def runs(self) -> Iterator[tuple[Line, int]]:
-        """Yield the runs in the order of training: all lines of a seed before the next seed."""
-        for seed in self.seeds:
-            for line in self.lines:
-                yield line, seed
 
 
 def compare_grid(
@@ -156,11 +94,11 @@ def compare_grid(
             on_main(lambda: prepare_folder(out, resume=resume, force=force))
             listener = (on_event or ignore) if is_main() else ignore
             comparison = _Comparison(grid, out, data, lease, stop, listener, resume=resume)
-            with _own_generators(), _threads(grid.num_threads):
+            with own_generators(), threads(grid.num_threads):
                 return comparison.run(on_data)
         finally:
             if lease is not None:
-                _give_back(lease)
+                lease.release(forget=True)
 
 
 def on_main_only(function: Callable[[], Lease]) -> Lease | None:
@@ -174,25 +112,14 @@ def _take_folder(out: Path, *, resume: bool, force: bool) -> Lease:
     """Take a comparison's folder, or refuse it."""
     check_free(out)
     check_folder(out, resume=resume, force=force)
-    # What a refusal later on leaves behind, if it is empty by then.
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
     lease = Lease(out)
-    lease.made_folders = made
     try:
         # Another process may have been here in between.
         check_folder(out, resume=resume, force=force)
     except BaseException:
-        _give_back(lease)
+        lease.release(forget=True)
         raise
     return lease
-
-
-def _give_back(lease: Lease) -> None:
-    """Release a comparison's folder, and leave none behind that is new and empty."""
-    lease.release(forget=True)
-    with suppress(OSError):
-        for folder in lease.made_folders:
-            folder.rmdir()
 
 
 class _Comparison:
@@ -345,7 +272,7 @@ class _Comparison:
         except (KeyboardInterrupt, Stopped) as end:
             if isinstance(end, Stopped):
                 self._stop.ignore()
-            self._keep(run, _result(run, line, "interrupted", message=RESUMED))
+            self._keep(run, result_of(run, line, "interrupted", message=RESUMED))
             raise
         except InputError as error:
             # The other processes may be elsewhere: nothing here may wait for them.
@@ -362,11 +289,11 @@ class _Comparison:
     def _trained(self, run: Run, line: Line) -> RunResult:
         try:
             seed_everything(run.seed)
-            with self._stop.never_hidden(), _own_modes():
+            with self._stop.never_hidden(), own_modes():
                 metrics = self._grid.task.start(run)
             if run.was_interrupted:
                 raise Stopped("asked to stop by the scheduler")
-            return self._measured(run, line, metrics)
+            return measured_result(run, line, self._grid, self._baselines, metrics)
         finally:
             run.close()
 
@@ -381,39 +308,7 @@ class _Comparison:
             # The others may be waiting for this process: only an end sets them free.
             raise error
         LOGGER.error("The run %s failed.", run.folder.name, exc_info=error)
-        return _result(run, line, "failed", message=f"{type(error).__name__}: {error}")
-
-    def _measured(self, run: Run, line: Line, metrics: Metrics) -> RunResult:
-        """Return the result of a run that came to its end."""
-        if "status" in run.recorded:
-            return _result(run, line, run.recorded["status"], checked_metrics(metrics))
-        if run.is_nonfinite:
-            message = f"the loss was NaN or infinite; stopped at step {run.step}"
-            return _result(run, line, "nonfinite", message=message)
-        if not run.uses_norm:
-            raise InputError(
-                f"{self._grid.task.name} called neither run.swap nor run.build_norm, so that every "
-                "norm would train the same model: build the model with one of them"
-            )
-        found = checked_metrics(metrics)
-        goal = self._grid.goal
-        if goal not in found:
-            raise InputError(
-                f"{self._grid.task.name} returned no {goal!r}, which is the goal (it returned "
-                f"{', '.join(found) or 'nothing'}): return it, or give another goal; --resume goes "
-                "on from the checkpoint at the end of the training"
-            )
-        value = found[goal]
-        if value is None:
-            message = f"{goal} is NaN, infinite or None"
-            return _result(run, line, "nonfinite", found, message)
-        floor = self._baselines[0]["metrics"].get(goal) if self._baselines else None
-        if floor is not None and (
-            value > floor if self._grid.direction == "min" else value < floor
-        ):
-            message = f"{goal} is worse than that of {self._baselines[0]['name']}"
-            return _result(run, line, "diverged", found, message)
-        return _result(run, line, "finished", found)
+        return result_of(run, line, "failed", message=f"{type(error).__name__}: {error}")
 
     def _forget(self, run: Run) -> None:
         """Leave no trace of settings that fit everything but the data: the next try is a first."""
@@ -463,93 +358,3 @@ class _Comparison:
         names = [line.folder(seed) for line in self._grid.lines for seed in self._grid.seeds]
         ordered = dict.fromkeys([*names, *self._results])
         return [self._results[name] for name in ordered if name in self._results]
-
-
-def _result(
-    run: Run,
-    line: Line,
-    status: Status,
-    metrics: Mapping[str, float | None] | None = None,
-    message: str | None = None,
-) -> RunResult:
-    """Return what result.json says of a run."""
-    result: dict[str, Any] = {"norm": line.norm, "seed": run.seed}
-    if line.placement is not None:
-        result["placement"] = line.placement
-    result |= {
-        "status": status,
-        "metrics": dict(metrics or {}),
-        "tid": None,
-        "seconds": round(run.seconds, 3),
-        "tokens_per_second": None,
-        "parameters": run.num_parameters,
-        "folder": run.folder.name,
-        **line.extra,
-    }
-    recorded = {key: value for key, value in run.recorded.items() if key != "status"}
-    if metrics:
-        recorded.pop("metrics", None)
-    result |= recorded
-    if message is not None:
-        result["message"] = message
-    return cast(RunResult, result)
-
-
-def checked_metrics(metrics: Any) -> dict[str, float | None]:
-    """Return what a training function returned as numbers; None for what is not finite.
-
-    Raises:
-        InputError: it is no mapping of names to numbers.
-    """
-    if not isinstance(metrics, Mapping):
-        raise InputError(
-            f"the training function returned {metrics!r:.80}, expected a dict of metrics such as "
-            "{'valid_loss': 1.23}"
-        )
-    found: dict[str, float | None] = {}
-    for name, value in metrics.items():
-        try:
-            plain = value.detach() if isinstance(value, torch.Tensor) else value
-            number = None if plain is None else float(plain)
-        except (TypeError, ValueError, RuntimeError):
-            raise InputError(
-                f"the training function returned {name}={value!r:.80}, expected a number"
-            ) from None
-        found[str(name)] = number if number is not None and math.isfinite(number) else None
-    return found
-
-
-@contextmanager
-def _own_generators() -> Iterator[None]:
-    """Let the runs seed the random generators; the caller's are as before afterwards."""
-    states = random_states()
-    try:
-        yield
-    finally:
-        set_random_states(states)
-
-
-@contextmanager
-def _own_modes() -> Iterator[None]:
-    """Let a run change what holds for the whole process: the next one finds it as it was."""
-    folder, dtype, num_threads = Path.cwd(), torch.get_default_dtype(), torch.get_num_threads()
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        os.chdir(folder)
-        torch.set_default_dtype(dtype)
-        torch.set_num_threads(num_threads)
-        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
-
-
-@contextmanager
-def _threads(num_threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -83,8 +83,8 @@ class Lease:
 
     def __init__(self, folder: Path, *, lifetime: float = LIFETIME) -> None:
         self.folder = folder
-        self.made_folders: Sequence[Path] = ()
-        """Folders that were made for this lease, the innermost first."""
+        # What `release` leaves behind no trace of, the innermost first, where it is empty by then.
+        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
         self._lock = FileLock(folder / LOCK_FILE, timeout=LOCK_SECONDS)
         self._lifetime = lifetime
         self._over = threading.Event()
@@ -127,7 +127,7 @@ class Lease:
         """Give the lease back, where it still is this one's.
 
         Args:
-            forget: delete its file, too: the folder is finished.
+            forget: delete its file, too, and the folder where that is new and empty.
         """
         self._over.set()
         self._thread.join()
@@ -140,6 +140,8 @@ class Lease:
         if forget:
             with suppress(OSError):
                 (self.folder / LOCK_FILE).unlink()
+                for path in self._made:
+                    path.rmdir()
 
     def _take(self) -> Owner:
         found = read_owner(self.folder)

@@ -75,13 +75,22 @@ def number_of(name: str, value: Any) -> float | None:
     """
     if name == "step" or any(letter in name for letter in ',"\n\r'):
         raise InputError(f"run.log cannot have a column {name!r}: give it another name")
-    if value is None:
-        return None
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value.detach())
     try:
-        return float(value)
+        return plain_number(value)
     except (TypeError, ValueError):
         raise InputError(
             f"run.log got {name}={value!r:.80}, expected a number or a tensor with one element"
         ) from None
+
+
+def plain_number(value: Any) -> float | None:
+    """Return a number, or a tensor with one element, as a float; None as it is.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"a tensor of shape {tuple(value.shape)}")
+        return float(value.detach())
+    return None if value is None else float(value)

@@ -88,11 +88,6 @@ class Stop:
         """Let the next signal wait for `is_requested`, or no longer."""
         self._deferring = until_asked
 
-    @property
-    def is_deferred(self) -> bool:
-        """Whether a signal waits for `is_requested`."""
-        return self._deferring
-
     def is_requested(self) -> bool:
         """Return whether any of the processes was asked to stop; all of them call this."""
         return any_process(self._requested)

@@ -16,7 +16,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.run import Run
-from powernorm.norms.named_layers import import_attribute
+from powernorm.norms.named_layers import imported
 from powernorm.runs import Baseline, FunctionRecord
 
 Metrics = Mapping[str, Any]
@@ -162,31 +162,6 @@ def task_of(what: Task | TrainingFunction | str) -> Task:
     if not callable(found):
         raise InputError(f"{what!r} is a {type(found).__name__}, expected a function or a Task")
     return FunctionTask(found)
-
-
-def imported(name: str) -> Any:
-    """Return what `module:name` names; importing the module runs its code.
-
-    The module is searched as by `python -m`, in the working directory first.
-
-    Raises:
-        InputError: not of that form, or the module or the name does not exist or fails.
-    """
-    module, colon, attribute = name.partition(":")
-    if module.endswith(".py"):
-        dotted = ".".join(Path(module).with_suffix("").parts)
-        raise InputError(f"{name!r} names a file: name its module, {dotted}:{attribute or 'train'}")
-    if not (colon and all(map(str.isidentifier, [*module.split("."), *attribute.split(".")]))):
-        raise InputError(f"{name!r} is not of the form my.module:train")
-    try:
-        return import_attribute(module, attribute)
-    except Exception as error:  # a user's module may raise anything
-        advice = ""
-        if isinstance(error, ModuleNotFoundError):
-            advice = ": start in the folder that holds it, or put that on PYTHONPATH"
-        raise InputError(
-            f"{name!r} cannot be loaded ({type(error).__name__}: {error}){advice}"
-        ) from error
 
 
 def name_of(thing: Any) -> str:

@@ -1,0 +1,67 @@
+"""What a comparison trains: its lines, which become rows of the table, and its seeds."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from powernorm.lab.engine.tasks import Task
+from powernorm.runs import run_name
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: what is trained with every seed."""
+
+    norm: str
+    """Short name, or `module:Class`."""
+    settings: Any
+    """Of these runs, as the task has them."""
+    norm_options: Mapping[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    """Name of a variant; None is the norm's."""
+    placement: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else the results of its runs say."""
+
+    @property
+    def name(self) -> str:
+        """Name in folders, tables and figures."""
+        return self.label or self.norm
+
+    def folder(self, seed: int) -> str:
+        """Return the name of a run's folder."""
+        return run_name(self.name, self.placement, seed)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Everything that is trained, and how the files speak of it."""
+
+    task: Task
+    lines: Sequence[Line]
+    seeds: Sequence[int]
+    goal: str
+    """The metric that the comparison is about."""
+    direction: Literal["min", "max"]
+    settings: Any
+    """Of all runs, for the task's `prepare`."""
+    head: Callable[[], Mapping[str, Any]]
+    """What results.json says of the comparison; called in the first process."""
+    config: Callable[[Line, int, str | None], Mapping[str, Any]]
+    """config.json of a line, a seed and the data's fingerprint."""
+    line_of: Callable[[Path, Mapping[str, Any]], Line]
+    """Line of a run of an earlier call, from its folder and config.json."""
+    device: torch.device
+    num_threads: int | None = None
+    """CPU threads of torch; None leaves torch its choice."""
+    study: Mapping[str, Any] | None = None
+    """What a run's own result says of the study, should results.json be lost."""
+
+    def runs(self) -> Iterator[tuple[Line, int]]:
+        """Yield the runs in the order of training: all lines of a seed before the next seed."""
+        for seed in self.seeds:
+            for line in self.lines:
+                yield line, seed

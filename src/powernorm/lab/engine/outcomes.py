@@ -1,0 +1,109 @@
+"""What a run came to: its status and its result, from what the task returned."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from powernorm.errors import InputError
+from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.run import Run
+from powernorm.lab.engine.run_logs import plain_number
+from powernorm.lab.engine.tasks import Metrics
+from powernorm.runs import Baseline, RunResult, Status
+
+
+def measured_result(
+    run: Run, line: Line, grid: Grid, baselines: Sequence[Baseline], metrics: Metrics
+) -> RunResult:
+    """Return the result of a run that came to its end.
+
+    Args:
+        run: that was trained.
+        line: of the run.
+        grid: of the comparison.
+        baselines: the first of which the run has to beat.
+        metrics: what the task returned.
+
+    Raises:
+        InputError: the task returned something else than it has to.
+    """
+    if "status" in run.recorded:
+        return result_of(run, line, run.recorded["status"], checked_metrics(metrics))
+    if run.is_nonfinite:
+        message = f"the loss was NaN or infinite; stopped at step {run.step}"
+        return result_of(run, line, "nonfinite", message=message)
+    if not run.uses_norm:
+        raise InputError(
+            f"{grid.task.name} called neither run.swap nor run.build_norm, so that every "
+            "norm would train the same model: build the model with one of them"
+        )
+    found = checked_metrics(metrics)
+    goal = grid.goal
+    if goal not in found:
+        raise InputError(
+            f"{grid.task.name} returned no {goal!r}, which is the goal (it returned "
+            f"{', '.join(found) or 'nothing'}): return it, or give another goal; --resume goes "
+            "on from the checkpoint at the end of the training"
+        )
+    value = found[goal]
+    if value is None:
+        message = f"{goal} is NaN, infinite or None"
+        return result_of(run, line, "nonfinite", found, message)
+    floor = baselines[0]["metrics"].get(goal) if baselines else None
+    if floor is not None and (value > floor if grid.direction == "min" else value < floor):
+        message = f"{goal} is worse than that of {baselines[0]['name']}"
+        return result_of(run, line, "diverged", found, message)
+    return result_of(run, line, "finished", found)
+
+
+def result_of(
+    run: Run,
+    line: Line,
+    status: Status,
+    metrics: Mapping[str, float | None] | None = None,
+    message: str | None = None,
+) -> RunResult:
+    """Return what result.json says of a run."""
+    result: dict[str, Any] = {"norm": line.norm, "seed": run.seed}
+    if line.placement is not None:
+        result["placement"] = line.placement
+    result |= {
+        "status": status,
+        "metrics": dict(metrics or {}),
+        "tid": None,
+        "seconds": round(run.seconds, 3),
+        "tokens_per_second": None,
+        "parameters": run.num_parameters,
+        "folder": run.folder.name,
+        **line.extra,
+    }
+    recorded = {key: value for key, value in run.recorded.items() if key != "status"}
+    if metrics:
+        recorded.pop("metrics", None)
+    result |= recorded
+    if message is not None:
+        result["message"] = message
+    return cast(RunResult, result)
+
+
+def checked_metrics(metrics: Any) -> dict[str, float | None]:
+    """Return what a training function returned as numbers; None for what is not finite.
+
+    Raises:
+        InputError: it is no mapping of names to numbers.
+    """
+    if not isinstance(metrics, Mapping):
+        raise InputError(
+            f"the training function returned {metrics!r:.80}, expected a dict of metrics such as "
+            "{'valid_loss': 1.23}"
+        )
+    found: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        try:
+            number = plain_number(value)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"the training function returned {name}={value!r:.80}, expected a number"
+            ) from None
+        found[str(name)] = number if number is not None and math.isfinite(number) else None
+    return found
