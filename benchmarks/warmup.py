@@ -26,7 +26,6 @@ from torch.nn import functional as F
 
 import powernorm
 from powernorm.data.embedded import addresses, english_chapters
-from powernorm.ops.dispatch import functions_for
 
 CONTEXT, WIDTH, BLOCKS, HEADS, BATCH, RATE = 48, 64, 4, 4, 24, 2e-3
 
@@ -34,15 +33,9 @@ CONTEXT, WIDTH, BLOCKS, HEADS, BATCH, RATE = 48, 64, 4, 4, 24, 2e-3
 class Capped(powernorm.PowerNorm):
     """Tried: the batch's own statistics throughout the warm-up, an average that forgets."""
 
-    def update_running_stats(self, sums: Tensor) -> None:
-        functions_for(sums).absorb_power(
-            *self.buffers_to_move("running_second_moment", "running_gradient_moment"),
-            self.from_loss(sums, 4),
-            self.stage == 0 and (self._steps + 1) * 0.1 < 1,
-            0.1,
-            self.backward_momentum,
-            self.decay == "floored",
-        )
+    @property
+    def update_momentum(self) -> float | None:
+        return None if self.stage == 0 and (self._steps + 1) * 0.1 < 1 else 0.1
 
 
 class Block(nn.Module):

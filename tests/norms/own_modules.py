@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.norms.feature_dims import Call, Normalized
+from powernorm.norms.feature_dims import Normalized
 
 
 class Bounded(nn.Module):
@@ -62,10 +62,10 @@ class Halved(powernorm.Norm):
         super().__init__(num_features, 1e-5)
         self.divisor = divisor
 
-    def normalize(self, call: Call) -> Normalized:
-        total = call.x if call.residual is None else call.x + call.residual
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        total = x if residual is None else x + residual
         y = total / self.divisor
-        return y if call.residual is None else (y, total)
+        return y if residual is None else (y, total)
 
 
 PLAIN = (Bounded, Centered, Mixed)

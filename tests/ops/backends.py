@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 from powernorm.ops import eager
+from powernorm.ops.batch_norm import BatchNormArgs, BatchNormBackwardArgs
+from powernorm.ops.power_norm import PowerNormArgs, PowerNormBackwardArgs
+from powernorm.ops.static_norm import StaticNormArgs, StaticNormBackwardArgs
+from powernorm.ops.token_norm import TokenNormArgs, TokenNormBackwardArgs
 
 FLOOR = 8
 """Units in the last place of the largest value that any backend may be off, whatever eager does."""
@@ -102,8 +106,8 @@ def make(problem: Problem) -> Inputs:
 Results = dict[str, Tensor]
 
 
-def _named(prefix: str, names: str, values: tuple[Any, ...]) -> Results:
-    pairs = zip(names.split(), values, strict=True)
+def _named(prefix: str, values: Any) -> Results:
+    pairs = values._asdict().items()
     return {f"{prefix} {n}": v for n, v in pairs if v is not None and v.numel()}
 
 
@@ -112,68 +116,70 @@ def batch_norm(module: ModuleType, problem: Problem, i: Inputs) -> Results:
     options |= problem.options
     limits = torch.tensor([1.2, 0.3], dtype=i.weight.dtype) if options["limits"] else None
     mean = i.mean if options["centered"] else None
-    settings = (problem.groups, 1e-5, options["floor"], "")
-    out = module.batch_norm(
-        i.x, i.residual, i.mask, i.weight, i.bias, mean, i.var, limits, *settings
+    settings = {"eps": 1e-5, "floor": options["floor"], "group_name": ""}
+    affine = {"padding_mask": i.mask, "weight": i.weight}
+    state = {"running_mean": mean, "running_var": i.var, "carrier": None, "limits": limits}
+    args = BatchNormArgs(
+        i.x, i.residual, **affine, bias=i.bias, **state, groups=problem.groups, **settings
     )
-    _, total, scales, statistics, _ = out
+    out = module.batch_norm(args)
     grads = torch.stack([i.bias, i.weight] + [i.bias * 0] * 4) if options["statistics"] else None
-    inputs = i.x if total is None or not total.numel() else total
+    inputs = i.x if out.total is None else out.total
+    known = {"scales": out.scales, "statistics": out.statistics, "centered": options["centered"]}
     back = module.batch_norm_backward(
-        *(i.grad_y, i.grad_total, grads, inputs, i.mask, i.weight, scales, statistics),
-        *(1e-5, options["floor"], options["centered"], ""),
+        BatchNormBackwardArgs(i.grad_y, i.grad_total, grads, inputs, **affine, **known, **settings)
     )
-    return _named("forward", "y total scales statistics sums", tuple(out)) | _named(
-        "backward", "x weight bias", back
-    )
+    return _named("forward", out) | _named("backward", back)
 
 
 def power_norm(module: ModuleType, problem: Problem, i: Inputs) -> Results:
     options = {"use_batch": False, "max_ratio": 0.0, "released": False} | problem.options
-    out = module.power_norm(
-        *(i.x, i.residual, i.mask, i.weight, i.bias, i.var, i.mean * 0.1, problem.groups, 1e-5),
-        *(options["use_batch"], options["max_ratio"], options["released"], ""),
-    )
-    _, total, scales, statistics, sums = out
-    inputs = i.x if total is None or not total.numel() else total
+    affine = {"padding_mask": i.mask, "weight": i.weight}
+    state = {"second_moment": i.var, "gradient_moment": i.mean * 0.1, "carrier": None}
+    settings = {"groups": problem.groups, "eps": 1e-5, "group_name": "", **options}
+    args = PowerNormArgs(i.x, i.residual, **affine, bias=i.bias, **state, **settings)
+    out = module.power_norm(args)
+    inputs = i.x if out.total is None else out.total
+    known = {"scales": out.scales, "statistics": out.statistics, "sums": out.sums}
     back = module.power_norm_backward(
-        *(i.grad_y, i.grad_total, inputs, i.mask, i.weight, scales, statistics, sums),
-        options["released"],
+        PowerNormBackwardArgs(
+            i.grad_y, i.grad_total, inputs, **affine, **known, released=options["released"]
+        )
     )
-    return _named("forward", "y total scales statistics sums", tuple(out)) | _named(
-        "backward", "x weight bias carried", back
-    )
+    return _named("forward", out) | _named("backward", back)
 
 
 def token_norm(module: ModuleType, problem: Problem, i: Inputs) -> Results:
-    options = {"centered": True, "released": False, "scale": 1.0, "k": 0.0, "affine": True}
-    options |= {"detach_mean": False, "detach_std": False} | problem.options
-    affine = (i.weight, i.bias) if options["affine"] else (None, None)
-    shape = (options["centered"], 1e-5, options["released"], options["scale"], options["k"])
-    out = module.token_norm(i.x, i.residual, *affine, problem.groups or 1, *shape)
-    _, total, statistics = out
-    inputs = i.x if total is None or not total.numel() else total
+    options = dict(problem.options)
+    affine = options.pop("affine", True)
+    weight, bias = (i.weight, i.bias) if affine else (None, None)
+    args = TokenNormArgs(i.x, i.residual, weight, bias, groups=problem.groups or 1, **options)
+    out = module.token_norm(args)
+    inputs = i.x if out.total is None else out.total
+    settings = {name: getattr(args, name) for name in _TOKEN_SETTINGS}
     back = module.token_norm_backward(
-        *(i.grad_y, i.grad_total, inputs, affine[0], statistics, options["centered"]),
-        *(options["released"], options["scale"], options["k"]),
-        *(options["detach_mean"], options["detach_std"], options["affine"]),
+        TokenNormBackwardArgs(
+            i.grad_y, i.grad_total, inputs, weight, out.statistics, **settings, affine=affine
+        )
     )
-    return _named("forward", "y total statistics", tuple(out)) | _named(
-        "backward", "x weight bias", back
-    )
+    return _named("forward", out) | _named("backward", back)
+
+
+_TOKEN_SETTINGS = ("centered", "released", "scale", "k", "detach_mean", "detach_std")
 
 
 def static_norm(module: ModuleType, problem: Problem, i: Inputs) -> Results:
     options = {"centered": True, "floor": False} | problem.options
     mean = i.mean if options["centered"] else None
     settings = (problem.groups, 1e-5, options["floor"])
-    out = module.static_norm(i.x, i.residual, i.weight, i.bias, mean, i.var, *settings)
-    _, total, scales, statistics = out
-    inputs = i.x if total is None or not total.numel() else total
-    back = module.static_norm_backward(i.grad_y, i.grad_total, inputs, i.weight, scales, statistics)
-    return _named("forward", "y total scales statistics", tuple(out)) | _named(
-        "backward", "x weight bias", back
+    out = module.static_norm(
+        StaticNormArgs(i.x, i.residual, i.weight, i.bias, mean, i.var, *settings)
     )
+    inputs = i.x if out.total is None else out.total
+    back = module.static_norm_backward(
+        StaticNormBackwardArgs(i.grad_y, i.grad_total, inputs, i.weight, out.scales, out.statistics)
+    )
+    return _named("forward", out) | _named("backward", back)
 
 
 OPS: dict[str, Callable[[ModuleType, Problem, Inputs], Results]] = {

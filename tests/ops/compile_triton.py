@@ -16,7 +16,12 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from powernorm.ops.batch_norm import BatchNormArgs, BatchNormBackwardArgs
 from powernorm.ops.kernels import triton as kernels
+from powernorm.ops.power_norm import PowerNormArgs, PowerNormBackwardArgs
+from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, UncenteredUpdate
+from powernorm.ops.static_norm import StaticNormArgs, StaticNormBackwardArgs
+from powernorm.ops.token_norm import TokenNormArgs, TokenNormBackwardArgs
 
 ROOM = "powernorm.ops.kernels.triton"
 TYPES = {
@@ -72,28 +77,41 @@ def compile_ops(dtype: torch.dtype, features: int, groups: int, extras: bool) ->
     v = vectors(features)
     weight = v if extras else None
     limits = vectors(2) if extras else None
+    affine = mask, weight, weight
     batch = kernels.batch_norm(
-        x, residual, mask, weight, weight, v, v, limits, groups, 1e-5, extras, ""
+        BatchNormArgs(x, residual, *affine, v, v, None, limits, groups, 1e-5, extras, "")
     )
     seen = vectors(features, 6) if extras else None
+    known = batch.scales, batch.statistics
     kernels.batch_norm_backward(
-        x, residual, seen, x, mask, weight, batch.scales, batch.statistics, 1e-5, extras, True, ""
+        BatchNormBackwardArgs(x, residual, seen, x, mask, weight, *known, 1e-5, extras, True, "")
     )
-    kernels.batch_norm(x, residual, mask, weight, None, None, v, None, groups, 1e-5, extras, "")
+    kernels.batch_norm(
+        BatchNormArgs(
+            x, residual, mask, weight, None, None, v, None, None, groups, 1e-5, extras, ""
+        )
+    )
+    bound = 2.0 * extras
     power = kernels.power_norm(
-        x, residual, mask, weight, weight, v, v, groups, 1e-5, False, 2.0 * extras, extras, ""
+        PowerNormArgs(x, residual, *affine, v, v, None, groups, 1e-5, False, bound, extras, "")
     )
+    measured = power.scales, power.statistics, power.sums
     kernels.power_norm_backward(
-        x, residual, x, mask, weight, power.scales, power.statistics, power.sums, extras
+        PowerNormBackwardArgs(x, residual, x, mask, weight, *measured, extras)
     )
-    static = kernels.static_norm(x, residual, weight, weight, weight, v, groups, 1e-5, extras)
-    kernels.static_norm_backward(x, residual, x, weight, static.scales, static.statistics)
-    token = kernels.token_norm(
-        x, residual, weight, weight, max(groups, 1), not extras, 1e-5, extras, 1.0, 0.1 * extras
+    static = kernels.static_norm(
+        StaticNormArgs(x, residual, weight, weight, weight, v, groups, 1e-5, extras)
     )
+    kernels.static_norm_backward(
+        StaticNormBackwardArgs(x, residual, x, weight, static.scales, static.statistics)
+    )
+    shape = not extras, 1e-5, extras, 1.0, 0.1 * extras
+    token = kernels.token_norm(TokenNormArgs(x, residual, weight, weight, max(groups, 1), *shape))
     kernels.token_norm_backward(
-        x, residual, x, weight, token.statistics, not extras, extras, 1.0, 0.1 * extras,
-        False, False, not extras,
+        TokenNormBackwardArgs(
+            x, residual, x, weight, token.statistics, not extras, extras, 1.0, 0.1 * extras,
+            False, False, not extras,
+        )
     )  # fmt: skip
 
 
@@ -102,13 +120,14 @@ def compile_updates(features: int, dtype: torch.dtype) -> None:
     v = vectors(features, dtype=dtype)
     counter = torch.empty((), dtype=torch.int64, device="meta")
     sums = vectors(features, 5, dtype=torch.float64)
-    kernels.absorb_centered(v, v, counter, counter, sums[:4], 0.1, True)
-    kernels.absorb_uncentered(v, counter, counter, sums[:2], None)
-    kernels.absorb_power(v, v, counter, counter, sums, True, 0.1, 0.1, True)
+    counters = counter, counter
+    kernels.update_running_stats(CenteredUpdate((v, v, *counters), 0.1, True), sums[:4])
+    kernels.update_running_stats(UncenteredUpdate((v, *counters), None), sums[:2])
+    kernels.update_running_stats(PowerUpdate((v, v, *counters), None, 0.1, True), sums)
 
 
 def main() -> None:
-    for name in ("batch", "power", "running", "static", "token"):
+    for name in ("batch_norm", "power_norm", "running_stats", "static_norm", "token_norm"):
         importlib.import_module(f"{ROOM}.{name}").launch = compile_launch  # type: ignore[attr-defined]
     importlib.import_module(f"{ROOM}.launch").processors = lambda _: 132  # type: ignore[attr-defined]
     compile_updates(1024, torch.float32)

@@ -162,17 +162,19 @@ def test_sanitizers_would_find_something(sanitized: tuple[Path, Path]) -> None:
     """A row too many, on purpose."""
     library, runtime = sanitized
     code = """
+import sys
 import torch
-from powernorm.ops.kernels.cpu import functions, calls
-real = calls._functions().powernorm_run
+from powernorm.ops.kernels.cpu import calls, token_norm
+from powernorm.ops.token_norm import TokenNormArgs
+real = calls._library().powernorm_run
 x = torch.randn(2000, 64)
 calls.run = None
 def lie(operation, task):
     task.tokens += 1
     import ctypes
     return real(operation, ctypes.byref(task))
-functions.run = lie
-functions.token_norm(x, None, None, None, 1, True, 1e-5, False, 1.0, 0.0)
+sys.modules[token_norm.__module__].run = lie
+token_norm(TokenNormArgs(x, None, None, None))
 """
     done = run(
         code,

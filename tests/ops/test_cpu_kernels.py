@@ -10,9 +10,15 @@ import torch
 
 from ops.backends import OPS, Problem, check, every_option, make, option_id
 from powernorm.ops import eager
-from powernorm.ops.kernels.cpu import functions
+from powernorm.ops.batch_norm import BatchNormArgs
+from powernorm.ops.kernels import cpu
 from powernorm.ops.kernels.cpu.loading import load_library
-from powernorm.ops.reference.state import centered_sums
+from powernorm.ops.running_stats import (
+    CenteredUpdate,
+    PowerUpdate,
+    UncenteredUpdate,
+    centered_sums,
+)
 
 TYPES = (torch.float32, torch.bfloat16, torch.float64)
 every_op = pytest.mark.parametrize(("op", "options"), list(every_option()), ids=option_id)
@@ -50,8 +56,8 @@ def test_instruction_sets(
     op: str, options: dict[str, Any], dtype: torch.dtype, instruction_set: str
 ) -> None:
     del instruction_set
-    check(functions, op, Problem(dtype=dtype, options=options))
-    check(functions, op, Problem(130, 64, dtype, groups=4, residual=True, options=options))
+    check(cpu, op, Problem(dtype=dtype, options=options))
+    check(cpu, op, Problem(130, 64, dtype, groups=4, residual=True, options=options))
 
 
 @pytest.fixture(params=[1, 20_000])
@@ -74,12 +80,12 @@ def test_outputs_past_the_cache(
     """Rows, and groups of features, that begin and end at the edge of a vector, or do not."""
     del instruction_set
     for features, groups in ((48, 4), (96, 4), (80, 2), (192, 8), (128, 2)):
-        check(functions, op, Problem(70, features, dtype, "some", groups, options=options))
+        check(cpu, op, Problem(70, features, dtype, "some", groups, options=options))
     for features in (64, 17, 40):
         for tokens, groups, masked in ((130, 0, "none"), (139, 0, "some"), (70, 1, "some")):
-            check(functions, op, Problem(tokens, features, dtype, masked, groups, options=options))
+            check(cpu, op, Problem(tokens, features, dtype, masked, groups, options=options))
             added = Problem(tokens, features, dtype, masked, groups, residual=True, options=options)
-            check(functions, op, added)
+            check(cpu, op, added)
 
 
 @pytest.mark.thinned
@@ -93,7 +99,7 @@ def test_widths_and_tokens(
         # A token of one feature has no spread: only what does not divide by it is defined.
         options = {**options, "released": False}
     for tokens in (0, 1, 2, 5, 200):
-        check(functions, op, Problem(tokens, features, dtype, options=options))
+        check(cpu, op, Problem(tokens, features, dtype, options=options))
 
 
 @pytest.mark.thinned
@@ -106,7 +112,7 @@ def test_masks_groups_residuals(op: str, options: dict[str, Any], masked: str, g
             problem = Problem(
                 70, 12, torch.float32, masked, groups, residual, strided=strided, options=options
             )
-            check(functions, op, problem)
+            check(cpu, op, problem)
 
 
 # Given statistics take no mask, and PowerNorm's released form averages over padding.
@@ -121,9 +127,9 @@ WITHOUT_PADDING = [
 @pytest.mark.parametrize("groups", [0, 4])
 def test_padding_may_hold_anything(op: str, options: dict[str, Any], groups: int) -> None:
     problem = Problem(70, 12, groups=groups, poisoned=True, options=options)
-    check(functions, op, problem)
+    check(cpu, op, problem)
     inputs = make(problem)
-    gradients = {k: v for k, v in OPS[op](functions, problem, inputs).items() if "back" in k}
+    gradients = {k: v for k, v in OPS[op](cpu, problem, inputs).items() if "back" in k}
     assert all(v.isfinite().all() for v in gradients.values())
 
 
@@ -135,7 +141,7 @@ def test_large_offsets(offset: float, dtype: torch.dtype, masked: str) -> None:
     for tokens in (64, 4096):
         problem = Problem(tokens, 33, dtype, masked, offset=offset)
         inputs = make(problem)
-        var = OPS["batch_norm"](functions, problem, inputs)["forward statistics"][1]
+        var = OPS["batch_norm"](cpu, problem, inputs)["forward statistics"][1]
         wide = inputs.x.double() if inputs.mask is None else inputs.x.double()[~inputs.mask]
         expected = wide.var(0, unbiased=False)
         torch.testing.assert_close(var.double(), expected, rtol=3e-6, atol=0)
@@ -146,11 +152,10 @@ def test_an_outlier_in_the_first_row_costs_no_precision() -> None:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(4096, 20, generator=generator)
     x[0] = 3e3
-    out = functions.batch_norm(
-        *(x, None, None, None, None, torch.zeros(20), torch.ones(20), None, 0, 1e-5, False, "")
-    )
+    state = torch.zeros(20), torch.ones(20), None, None
+    out = cpu.batch_norm(BatchNormArgs(x, None, None, None, None, *state, 0, 1e-5, False, ""))
     expected = x.double().var(0, unbiased=False)
-    torch.testing.assert_close(out[3][1].double(), expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(out.statistics[1].double(), expected, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
@@ -160,7 +165,7 @@ def test_threads_do_not_change_the_result(threads: int) -> None:
     torch.set_num_threads(threads)
     try:
         for op in OPS:
-            check(functions, op, problem)
+            check(cpu, op, problem)
     finally:
         torch.set_num_threads(before)
 
@@ -191,22 +196,40 @@ def test_running_statistics(wide: bool, seed: int) -> None:
     if seed == 3:
         sums[1, 2] = sums[2, 4] = squares[1, 5] = power[4, 1] = float("inf")
         power[1, 3] = float("nan")
-    for name, args in (
-        ("absorb_centered", (sums, 0.1, bool(seed % 2))),
-        ("absorb_centered", (sums, None, True)),
-        ("absorb_uncentered", (squares, 0.3)),
-        ("absorb_uncentered", (squares, None)),
-        ("absorb_power", (power, bool(seed % 2), 0.1, 0.2, bool(seed // 2))),
+    for make_update, num_buffers, given in (
+        (lambda *b: CenteredUpdate(b, 0.1, bool(seed % 2)), 2, sums),
+        (lambda *b: CenteredUpdate(b, None, True), 2, sums),
+        (lambda *b: UncenteredUpdate(b, 0.3), 1, squares),
+        (lambda *b: UncenteredUpdate(b, None), 1, squares),
+        (lambda *b: PowerUpdate(b, (0.1, None)[seed % 2], 0.2, bool(seed // 2)), 2, power),
     ):
-        num_buffers = 1 if name == "absorb_uncentered" else 2
         start = [noise(9).to(dtype).abs() for _ in range(num_buffers)]
-        counters = [torch.tensor(7), torch.tensor(2)]
-        expected = [t.clone() for t in (*start, *counters)]
-        versions = [t._version for t in (*start, *counters)]
-        getattr(functions, name)(*start, *counters, *args)
-        getattr(eager, name)(*expected, *args)
-        for got, want in zip((*start, *counters), expected, strict=True):
+        buffers = [*start, torch.tensor(7), torch.tensor(2)]
+        expected = [t.clone() for t in buffers]
+        versions = [t._version for t in buffers]
+        update = make_update(*buffers)
+        for _ in range(2):  # the second time as it was prepared
+            cpu.update_running_stats(update, given)
+            eager.update_running_stats(make_update(*expected), given)
+        for got, want in zip(buffers, expected, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
         if seed != 1:
-            after = [t._version for t in (*start, *counters)]
+            after = [t._version for t in buffers]
             assert all(b > a for a, b in zip(versions, after, strict=True))
+
+
+def test_an_update_follows_the_memory_of_its_buffers() -> None:
+    """`tensor.data = …`, as of a wrapper that shards, leaves the tensor and moves its values."""
+    buffers = [torch.zeros(3), torch.ones(3), torch.tensor(0), torch.tensor(0)]
+    update = CenteredUpdate(tuple(buffers), 1.0, False)
+    sums = centered_sums(torch.tensor(4.0), torch.full((3,), 2.0), torch.full((3,), 8.0))
+    cpu.update_running_stats(update, sums)
+    left = buffers[0].data
+    buffers[0].data = torch.zeros(3)
+    left.fill_(7)
+    cpu.update_running_stats(update, sums)
+    assert buffers[0].tolist() == [2.0] * 3
+    assert left.tolist() == [7.0] * 3
+    buffers[1].data = torch.zeros(3, dtype=torch.bfloat16)
+    cpu.update_running_stats(update, sums)
+    assert buffers[1].tolist() == [2.0] * 3

@@ -11,13 +11,13 @@ import torch
 
 import powernorm
 from powernorm.ops import dispatch, eager, explain, use_backend
-from powernorm.ops.kernels.cpu import functions
+from powernorm.ops.kernels import cpu
 
 
 def test_cpu_kernels_serve_what_they_can() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         x = torch.zeros(2, 3, dtype=dtype)
-        assert dispatch.functions_for(x) is functions
+        assert dispatch.functions_for(x) is cpu
         choices = explain(x)
         assert [c.op for c in choices] == [*dispatch.OPS, "moving_average_norm"]
         assert [c.backend for c in choices] == ["cpu"] * 4 + ["eager"]
@@ -43,20 +43,20 @@ def test_a_forced_backend_serves_or_raises() -> None:
         assert dispatch.functions_for(x) is eager
         assert {c.backend for c in explain(x)} == {"eager"}
         with use_backend("cpu"):
-            assert dispatch.functions_for(x) is functions
+            assert dispatch.functions_for(x) is cpu
             with pytest.raises(powernorm.InputError, match=r"'cpu' was asked for.*float16"):
                 powernorm.AdaNorm(3)(x.half())
             assert "cannot serve" in explain(x.half(), "token_norm")[0].reason
         with use_backend(None):
-            assert dispatch.functions_for(x) is functions
+            assert dispatch.functions_for(x) is cpu
         assert dispatch.functions_for(x) is eager
-    assert dispatch.functions_for(x) is functions
+    assert dispatch.functions_for(x) is cpu
 
 
 def test_the_scope_ends_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), use_backend("eager"):
         raise ZeroDivisionError
-    assert dispatch.functions_for(torch.zeros(2, 3)) is functions
+    assert dispatch.functions_for(torch.zeros(2, 3)) is cpu
 
 
 def test_unknown_backend() -> None:

@@ -27,7 +27,10 @@ from ops.triton_cases import (
     check_token,
     kernels,
 )
-from powernorm.ops.reference import state as running
+from powernorm.ops import eager
+from powernorm.ops.batch_norm import BatchNormArgs
+from powernorm.ops.power_norm import PowerNormArgs
+from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, UncenteredUpdate, Update
 
 
 @pytest.fixture(autouse=True)
@@ -76,10 +79,13 @@ def test_variance_of_offset_data(seed: int) -> None:
     check_batch(case)
 
 
+def plain_args(x: Tensor, mean: Tensor, var: Tensor) -> BatchNormArgs:
+    return BatchNormArgs(x, None, None, None, None, mean, var, None, None, 0, 1e-5, False, "")
+
+
 def test_variance_of_offset_data_is_right() -> None:
     case = Case(0, dtype=torch.float32, offset=1e4, tokens=37, width=64, residual=False, groups=0)
-    args = (case.x, None, None, None, None, case.mean, case.var, None, 0, 1e-5, False, "")
-    output = kernels.batch_norm(*args)
+    output = kernels.batch_norm(plain_args(case.x, case.mean, case.var))
     truth = case.x.double().var(0, correction=0)
     torch.testing.assert_close(output.statistics[1].double(), truth, rtol=1e-4, atol=0)
     var = output.sums[2] / output.sums[0]
@@ -90,10 +96,9 @@ def test_variance_far_from_zero() -> None:
     """Mean 1e9 and spread 1 in float64, up to the buffers."""
     case = Case(0, dtype=torch.float64, offset=1e9, tokens=37, width=17, residual=False, groups=0)
     mean, var = (torch.zeros(17, dtype=torch.float64, device=DEVICE) for _ in range(2))
-    args = (case.x, None, None, None, None, mean, var, None, 0, 1e-5, False, "")
-    output = kernels.batch_norm(*args)
+    output = kernels.batch_norm(plain_args(case.x, mean, var))
     counters = [torch.tensor(0, device=DEVICE) for _ in range(2)]
-    kernels.absorb_centered(mean, var, *counters, output.sums, 1.0, True)
+    kernels.update_running_stats(CenteredUpdate((mean, var, *counters), 1.0, True), output.sums)
     torch.testing.assert_close(var, case.x.var(0), rtol=1e-6, atol=0)
     torch.testing.assert_close(output.statistics[1], case.x.var(0, correction=0), rtol=1e-6, atol=0)
 
@@ -136,11 +141,11 @@ def test_several_processes(
         del centered
         return with_others(sums, group_name)
 
-    for name in ("batch", "power"):
-        for room in ("kernels.triton", "reference"):
-            module = importlib.import_module(f"powernorm.ops.{room}.{name}")
+    for name in ("batch_norm", "power_norm"):
+        for package in ("powernorm.ops.kernels.triton", "powernorm.ops"):
+            module = importlib.import_module(f"{package}.{name}")
             monkeypatch.setattr(module, "all_reduce_sum", with_others)
-            if name == "batch":
+            if name == "batch_norm":
                 monkeypatch.setattr(module, "reduce_sums", merged_with_others)
     case = Case(seed)
     case.group_name = "other processes"
@@ -150,14 +155,14 @@ def test_several_processes(
     assert all(number % 3 == 0 for number in kinds.values())
 
 
-UPDATES = (
-    ("absorb_centered", 2, 4, (0.1, False)),
-    ("absorb_centered", 2, 4, (0.1, True)),
-    ("absorb_centered", 2, 4, (None, True)),
-    ("absorb_uncentered", 1, 2, (0.3,)),
-    ("absorb_uncentered", 1, 2, (None,)),
-    ("absorb_power", 2, 5, (False, 0.1, 0.2, False)),
-    ("absorb_power", 2, 5, (True, 0.1, 0.2, True)),
+UPDATES: tuple[tuple[Callable[..., Update], int, int], ...] = (
+    (lambda *buffers: CenteredUpdate(buffers, 0.1, False), 2, 4),
+    (lambda *buffers: CenteredUpdate(buffers, 0.1, True), 2, 4),
+    (lambda *buffers: CenteredUpdate(buffers, None, True), 2, 4),
+    (lambda *buffers: UncenteredUpdate(buffers, 0.3), 1, 2),
+    (lambda *buffers: UncenteredUpdate(buffers, None), 1, 2),
+    (lambda *buffers: PowerUpdate(buffers, 0.1, 0.2, False), 2, 5),
+    (lambda *buffers: PowerUpdate(buffers, None, 0.2, True), 2, 5),
 )
 
 
@@ -165,9 +170,9 @@ UPDATES = (
 @pytest.mark.parametrize("kind", ["none", "one", "many", "infinite"])
 @pytest.mark.parametrize("width", [1, 17, 2500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("update", UPDATES, ids=range(len(UPDATES)))
 def test_update(kind: str, width: int, dtype: torch.dtype, update: Any) -> None:
-    name, buffers, rows, options = update
+    make_update, buffers, rows = update
     torch.manual_seed(width)
     sums = torch.rand(rows, width, dtype=torch.float64) * 50
     sums[0] = sums[2 if rows == 5 else 0] = {"none": 0, "one": 1}.get(kind, 40)
@@ -180,8 +185,8 @@ def test_update(kind: str, width: int, dtype: torch.dtype, update: Any) -> None:
     state += [torch.tensor(value, device=DEVICE) for value in (7, 2)]
     expected = [buffer.clone() for buffer in state]
     with np.errstate(all="ignore"):
-        getattr(kernels, name)(*state, sums.to(DEVICE), *options)
-    getattr(running, name)(*expected, sums.to(DEVICE), *options)
+        kernels.update_running_stats(make_update(*state), sums.to(DEVICE))
+    eager.update_running_stats(make_update(*expected), sums.to(DEVICE))
     for mine, theirs in zip(state, expected, strict=True):
         tolerance = 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
@@ -192,7 +197,7 @@ def test_the_whole_weight_takes_the_new_value_as_it_is(dtype: torch.dtype) -> No
     sums = torch.tensor([[4.0], [4.0], [4.0], [4.0]], dtype=torch.float64, device=DEVICE)
     mean, var = (torch.full((1,), 1e30, dtype=dtype, device=DEVICE) for _ in range(2))
     counters = [torch.tensor(0, device=DEVICE) for _ in range(2)]
-    kernels.absorb_centered(mean, var, *counters, sums, 1.0, False)
+    kernels.update_running_stats(CenteredUpdate((mean, var, *counters), 1.0, False), sums)
     assert (mean.item(), var.item()) == (1, 1)
 
 
@@ -233,8 +238,9 @@ def test_more_than_2_to_31_elements() -> None:
     x = torch.ones(2**21 + 3, 1024, dtype=torch.bfloat16, device="cuda")
     x[-1] = 3
     second_moment = torch.full((1024,), 1.0 - 1e-5, device="cuda")
-    args = (None, None, None, None, second_moment, second_moment, 0, 1e-5, False, 0.0, False, "")
-    output = kernels.power_norm(x, *args)
+    state = second_moment, second_moment, None
+    args = PowerNormArgs(x, None, None, None, None, *state, 0, 1e-5, False, 0.0, False, "")
+    output = kernels.power_norm(args)
     torch.testing.assert_close(output.y, x)
     expected = torch.full((1024,), 2.0**21 + 2 + 9, dtype=torch.float64, device="cuda")
     torch.testing.assert_close(output.sums[1], expected)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.ops import functions
+from powernorm.ops.batch_norm import BatchNormArgs, batch_norm
+from powernorm.ops.static_norm import StaticNormArgs, static_norm
+from powernorm.ops.token_norm import TokenNormArgs, token_norm
 
 # torch's own: its forward-mode decompositions are scripted when they are first used
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -163,23 +165,23 @@ def test_tensors_elsewhere_are_named() -> None:
     x = torch.randn(6, 4)
     meta = torch.empty(4, device="meta")
     mask = torch.zeros(6, dtype=torch.bool, device="meta")
+    settings = 0, 1e-5, False
     for call, name in (
-        (lambda: functions.token_norm(x, None, meta, None, eps=1e-5), "weight"),
-        (lambda: functions.token_norm(x, None, torch.ones(2), None, eps=1e-5), "weight"),
+        (lambda: token_norm(TokenNormArgs(x, None, meta, None)), "weight"),
+        (lambda: token_norm(TokenNormArgs(x, None, torch.ones(2), None)), "weight"),
         (lambda: powernorm.RMSNorm(4, device="meta")(x), "weight"),
+        (lambda: token_norm(TokenNormArgs(x, x.to("meta"), None, None)), "residual"),
+        (lambda: token_norm(TokenNormArgs(x, x[:1], None, None)), "residual"),
         (
-            lambda: functions.token_norm(x, x.to("meta"), None, None, eps=1e-5),
-            "residual",
-        ),
-        (lambda: functions.token_norm(x, x[:1], None, None, eps=1e-5), "residual"),
-        (
-            lambda: functions.batch_norm(
-                x, None, mask, None, None, None, x[0], None, None, 0, 1e-5, False, ""
+            lambda: batch_norm(
+                BatchNormArgs(x, None, mask, None, None, None, x[0], None, None, *settings, "")
             ),
             "padding_mask",
         ),
         (
-            lambda: functions.static_norm(x, None, None, None, None, torch.ones(1), 0, 1e-5, False),
+            lambda: static_norm(
+                StaticNormArgs(x, None, None, None, None, torch.ones(1), *settings)
+            ),
             "var",
         ),
     ):

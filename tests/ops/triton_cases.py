@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from powernorm.ops.reference import batch, power, static, token
+from powernorm.ops import eager as reference
+from powernorm.ops.batch_norm import BatchNormArgs, BatchNormBackwardArgs
+from powernorm.ops.power_norm import PowerNormArgs, PowerNormBackwardArgs
+from powernorm.ops.static_norm import StaticNormArgs, StaticNormBackwardArgs
+from powernorm.ops.token_norm import TokenNormArgs, TokenNormBackwardArgs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -42,7 +46,6 @@ kernels = load_kernels()
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 WIDTHS = {1: (0, 1), 3: (0, 1, 3), 17: (0, 1), 64: (0, 1, 4, 16)}
 MASKS = (None, "some", "all", "one valid")
-Outputs = Sequence[Tensor]
 
 
 class Case:
@@ -110,25 +113,23 @@ class Case:
         return values.to(self.device, dtype)
 
 
-def wide(value: Any) -> Any:
-    is_float = isinstance(value, Tensor) and value.is_floating_point()
-    return value.double() if is_float else value
+def wide(args: Any) -> Any:
+    """The same arguments in float64."""
+    return type(args)(
+        *(
+            value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+            for value in args
+        )
+    )
 
 
-def check(
-    case: Case,
-    function: Callable[..., Outputs],
-    reference: Callable[..., Outputs],
-    args: Sequence[Any],
-    exact_args: Sequence[Any] | None = None,
-) -> tuple[Outputs, Outputs]:
+def check(case: Case, name: str, args: Any, exact_args: Any = None) -> tuple[Any, Any]:
     """Compare a function with the reference in float64; errors up to twice the eager one's.
 
     Args:
         case: gives the type.
-        function: under test.
-        reference: the oracle.
-        args: of both.
+        name: of the function.
+        args: its arguments.
         exact_args: of the float64 run, where they are not the same.
 
     Returns:
@@ -137,12 +138,12 @@ def check(
     before = [value.clone() for value in args if isinstance(value, Tensor)]
     # The interpreter computes with numpy, which warns about NaN where a GPU does not.
     with np.errstate(all="ignore"):
-        ours = function(*args)
+        ours = getattr(kernels, name)(args)
     after = [value for value in args if isinstance(value, Tensor)]
     for old, new in zip(before, after, strict=True):
         torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)
-    eager = reference(*args)
-    exact = reference(*[wide(value) for value in args] if exact_args is None else exact_args)
+    eager = getattr(reference, name)(args)
+    exact = getattr(reference, name)(wide(args if exact_args is None else exact_args))
     returned = eager, exact
     assert [value is None for value in ours] == [value is None for value in eager]
     ours, eager, exact = (
@@ -178,23 +179,22 @@ def check_batch(case: Case) -> None:
     limits = torch.tensor([1.2, 0.3], device=case.device) if centered else None
     limits = case.pick(limits, None)
     eps, floor = case.pick((1e-5, False), (0.3, True))
-    args = (
-        case.x, case.residual, case.mask, case.weight, case.bias,
-        case.mean if centered else None, case.var, limits, case.groups, eps, floor, case.group_name,
+    mean = case.mean if centered else None
+    affine = case.mask, case.weight, case.bias
+    args = BatchNormArgs(
+        case.x, case.residual, *affine, mean, case.var, None, limits, case.groups, eps, floor,
+        case.group_name,
     )  # fmt: skip
-    eager, exact = check(case, kernels.batch_norm, batch.batch_norm, args)
+    eager, exact = check(case, "batch_norm", args)
     grad_statistics = case.pick(None, torch.ones_like(eager.statistics))
 
-    def backward(forward: Any, convert: Callable[[Any], Any]) -> list[Any]:
+    def backward(forward: Any) -> BatchNormBackwardArgs:
         inputs = case.x if case.residual is None else forward.total
         given = (case.grad_y, case.grad_total, grad_statistics, inputs, case.mask, case.weight)
         known = (forward.scales, forward.statistics, eps, floor, centered, case.group_name)
-        return [convert(value) for value in (*given, *known)]
+        return BatchNormBackwardArgs(*given, *known)
 
-    check(
-        case, kernels.batch_norm_backward, batch.batch_norm_backward,
-        backward(eager, lambda value: value), backward(exact, wide),
-    )  # fmt: skip
+    check(case, "batch_norm_backward", backward(eager), backward(exact))
 
 
 def check_power(case: Case) -> None:
@@ -202,41 +202,35 @@ def check_power(case: Case) -> None:
         (False, 0.0, False), (False, 0.0, False), (False, 0.0, True), (True, 0.0, False),
         (True, 0.0, True), (False, 1.2, False), (True, 1.2, False),
     )  # fmt: skip
-    args = (
-        case.x, case.residual, case.mask, case.weight, case.bias, case.var, case.mean,
-        case.groups, 1e-5, use_batch, max_ratio, released, case.group_name,
+    affine = case.mask, case.weight, case.bias
+    args = PowerNormArgs(
+        case.x, case.residual, *affine, case.var, case.mean, None, case.groups, 1e-5, use_batch,
+        max_ratio, released, case.group_name,
     )  # fmt: skip
-    eager, exact = check(case, kernels.power_norm, power.power_norm, args)
+    eager, exact = check(case, "power_norm", args)
 
-    def backward(forward: Any, convert: Callable[[Any], Any]) -> list[Any]:
+    def backward(forward: Any) -> PowerNormBackwardArgs:
         inputs = case.x if case.residual is None else forward.total
         given = (case.grad_y, case.grad_total, inputs, case.mask, case.weight)
         known = (forward.scales, forward.statistics, forward.sums, released)
-        return [convert(value) for value in (*given, *known)]
+        return PowerNormBackwardArgs(*given, *known)
 
-    check(
-        case, kernels.power_norm_backward, power.power_norm_backward,
-        backward(eager, lambda value: value), backward(exact, wide),
-    )  # fmt: skip
+    check(case, "power_norm_backward", backward(eager), backward(exact))
 
 
 def check_static(case: Case) -> None:
     mean = case.pick(case.mean, None)
     eps, floor = case.pick((1e-5, False), (0.8, True))
-    args = (
-        case.x, case.residual, case.weight, case.bias, mean, case.var, case.groups, eps, floor,
-    )  # fmt: skip
-    eager, exact = check(case, kernels.static_norm, static.static_norm, args)
+    affine = case.weight, case.bias
+    args = StaticNormArgs(case.x, case.residual, *affine, mean, case.var, case.groups, eps, floor)
+    eager, exact = check(case, "static_norm", args)
 
-    def backward(forward: Any, convert: Callable[[Any], Any]) -> list[Any]:
+    def backward(forward: Any) -> StaticNormBackwardArgs:
         inputs = case.x if case.residual is None else forward.total
         given = (case.grad_y, case.grad_total, inputs, case.weight)
-        return [convert(value) for value in (*given, forward.scales, forward.statistics)]
+        return StaticNormBackwardArgs(*given, forward.scales, forward.statistics)
 
-    check(
-        case, kernels.static_norm_backward, static.static_norm_backward,
-        backward(eager, lambda value: value), backward(exact, wide),
-    )  # fmt: skip
+    check(case, "static_norm_backward", backward(eager), backward(exact))
 
 
 def check_token(case: Case) -> None:
@@ -246,21 +240,16 @@ def check_token(case: Case) -> None:
     scale, k = case.pick((1.0, 0.0), (1.0, 0.1), (2.0, 0.1))
     detach = case.pick((False, False), (True, False), (False, True), (True, True))
     affine = case.pick(True, True, False)
-    args = (
-        case.x, case.residual, case.weight, case.bias, groups, centered, 1e-5, released, scale, k,
-    )  # fmt: skip
-    eager, exact = check(case, kernels.token_norm, token.token_norm, args)
+    settings = groups, centered, 1e-5, released, scale, k
+    args = TokenNormArgs(case.x, case.residual, case.weight, case.bias, *settings, *detach)
+    eager, exact = check(case, "token_norm", args)
 
-    def backward(forward: Any, convert: Callable[[Any], Any]) -> list[Any]:
+    def backward(forward: Any) -> TokenNormBackwardArgs:
         inputs = case.x if case.residual is None else forward.total
         given = (case.grad_y, case.grad_total, inputs, case.weight, forward.statistics)
-        options = (centered, released, scale, k, *detach, affine)
-        return [convert(value) for value in (*given, *options)]
+        return TokenNormBackwardArgs(*given, centered, released, scale, k, *detach, affine)
 
-    check(
-        case, kernels.token_norm_backward, token.token_norm_backward,
-        backward(eager, lambda value: value), backward(exact, wide),
-    )  # fmt: skip
+    check(case, "token_norm_backward", backward(eager), backward(exact))
 
 
 CHECKS = (check_batch, check_power, check_static, check_token)

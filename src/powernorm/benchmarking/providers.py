@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.norms import build_norm
 from powernorm.ops import eager, use_backend
+from powernorm.ops.batch_norm import BatchNormArgs, BatchNormOutput
+from powernorm.ops.batch_norm import reference as batch_norm_reference
 from powernorm.ops.dispatch import Backend, missing_reason, use_functions
+from powernorm.ops.running_stats import Update
 
 BASELINE: Final = "torch LayerNorm"
 COPY: Final = "copy"
@@ -114,10 +117,21 @@ def _compiled() -> Any:
     # Every shape, type and set of options is a graph of its own; past the limit torch runs eagerly.
     torch._dynamo.config.recompile_limit = 1000
     torch._dynamo.config.accumulated_recompile_limit = 10_000
-    names = [name for name in eager.__all__ if not name.startswith("absorb")]
-    compiled = {name: torch.compile(getattr(eager, name), dynamic=False) for name in names}
-    moves = {name: getattr(eager, name) for name in eager.__all__ if name.startswith("absorb")}
-    return SimpleNamespace(**compiled, **moves)
+    compiled = {
+        name: torch.compile(getattr(eager, name), dynamic=False)
+        for name in eager.__all__
+        if name not in ("batch_norm", "update_running_stats")
+    }
+    forward = torch.compile(batch_norm_reference, dynamic=False)
+
+    def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOutput:
+        output = forward(args)
+        if update is not None:
+            eager.update_running_stats(update, output.sums)
+        return output
+
+    moves = eager.update_running_stats
+    return SimpleNamespace(**compiled, batch_norm=batch_norm, update_running_stats=moves)
 
 
 def _compiled_layer_norm(features: int) -> nn.Module:

@@ -24,9 +24,9 @@ from powernorm.norms import AdaNorm, BatchStatisticsNorm, SimpleLayerNorm
 from powernorm.norms.moving_average import MovingAverageBatchNorm
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.renorm import BatchRenorm
+from powernorm.ops.arrays import reciprocal_root
 from powernorm.ops.moments import Moments
-from powernorm.ops.reference.arrays import reciprocal_root
-from powernorm.ops.reference.moving_average import RATIO_LIMIT
+from powernorm.ops.moving_average_norm import RATIO_LIMIT
 
 NUM_GRADIENT_SUMS: Final = 3
 _PAPERS_K: Final = 0.1

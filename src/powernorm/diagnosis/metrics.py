@@ -32,7 +32,7 @@ from powernorm.norms.checkpointing import FINGERPRINT_SIZE, fingerprint, fingerp
 from powernorm.norms.feature_dims import LAST
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
-from powernorm.ops.reference.state import centered_moments, centered_sums
+from powernorm.ops.running_stats import centered_moments, centered_sums
 
 Kind = Literal["input", "input gradient", "output gradient"]
 

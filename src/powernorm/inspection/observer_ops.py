@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from powernorm.ops.plain import is_plain
+from powernorm.ops.operators import is_plain
 
 
 class Observer(Protocol):

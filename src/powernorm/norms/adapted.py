@@ -15,7 +15,6 @@ from powernorm.norms.base import Norm
 from powernorm.norms.checkpointing import CallRecords, Seen, may_replay
 from powernorm.norms.feature_dims import (
     LAST,
-    Call,
     Normalized,
     answer,
     features_back,
@@ -96,18 +95,19 @@ class AdaptedNorm(Norm):
         """Whether the module declares itself static."""
         return getattr(self.layer, "is_static", False) is True
 
-    def normalize_dense(self, call: Call) -> Normalized:
+    def normalize_dense(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None
+    ) -> Normalized:
         """Normalize over `feature_dim`; see the class."""
-        if call.padding_mask is None and self.reads_mask:
-            call = call._replace(padding_mask=self._mask_of_scope(call.x))
+        if padding_mask is None and self.reads_mask:
+            padding_mask = self._mask_of_scope(x)
         if self._looks_along:
-            self.check_input(*call)
-            return self.normalize(call)
-        return super().normalize_dense(call)
+            self.check_input(x, padding_mask, residual)
+            return self.normalize(x, padding_mask, residual)
+        return super().normalize_dense(x, padding_mask, residual)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(self, x: Tensor, mask: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Call the module with the arguments that it takes."""
-        x, mask, residual = call
         total = x if residual is None else x + residual
         shown = padding_mask(mask) if self._shows_mask and mask is not None else nullcontext()
         with shown:

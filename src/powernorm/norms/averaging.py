@@ -10,51 +10,28 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from powernorm.norms.batch_statistics import BatchStatisticsNorm
+if TYPE_CHECKING:
+    from powernorm.norms.batch_statistics import BatchStatisticsNorm
 
 _UPDATE_BN: Final[CodeType] = inspect.unwrap(update_bn).__code__
 _ITERATORS: Final = ("modules", "named_modules")
 
 
-class ReestimatedNorm(BatchStatisticsNorm):
-    """A norm that trains by the statistics of its batch alone: its running ones may be taken anew.
-
-    Norms whose training reads running statistics are none: those are part of what was trained.
-    """
-
-    is_reestimated: bool = False
-    """Whether `update_bn` is running."""
-
-    def named_modules(
-        self,
-        memo: set[nn.Module] | None = None,
-        prefix: str = "",
-        remove_duplicate: bool = True,
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the modules of the layer as any module does; for `update_bn` its stand-in too."""
-        memo = set() if memo is None else memo
-        is_new = self not in memo
-        yield from super().named_modules(memo, prefix, remove_duplicate)
-        if is_new and not self.is_frozen and _is_update_bn_asking():
-            yield f"{prefix}.stand_in", _StandIn(self)
-
-
 class _StandIn(_BatchNorm):
     """What `update_bn` handles in a layer's place; it has no parameters, buffers or children."""
 
-    layer: ReestimatedNorm
+    layer: BatchStatisticsNorm
     _is_running: bool = False
 
-    def __init__(self, layer: ReestimatedNorm) -> None:
+    def __init__(self, layer: BatchStatisticsNorm) -> None:
         nn.Module.__init__(self)
         self.__dict__["layer"] = layer  # not as a child
 
@@ -74,7 +51,12 @@ class _StandIn(_BatchNorm):
         self.layer.momentum = momentum
 
 
-def _is_update_bn_asking() -> bool:
+def stand_in_for(layer: BatchStatisticsNorm) -> nn.Module:
+    """Return what `update_bn` takes for a batch norm of torch, and so re-estimates the layer."""
+    return _StandIn(layer)
+
+
+def is_update_bn_asking() -> bool:
     """Return whether the modules are iterated over by `update_bn` itself."""
     if torch.compiler.is_compiling():
         return False

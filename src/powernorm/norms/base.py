@@ -16,7 +16,6 @@ from powernorm.errors import InputError
 from powernorm.norms.arguments import check_flag, check_number, feature_count
 from powernorm.norms.feature_dims import (
     LAST,
-    Call,
     Normalized,
     check_feature_dim,
     features_last,
@@ -32,8 +31,8 @@ from powernorm.norms.sharded import (
     local_values,
     sharded_like,
 )
+from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.pointwise import scale_and_shift
-from powernorm.ops.reference.arrays import accumulation_dtype
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -93,37 +92,40 @@ class Norm(nn.Module):
         self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
     ) -> Normalized:
         """Normalize over `feature_dim`; see the class."""
-        call = Call(x, padding_mask, residual)
         if type(x) is not Tensor or x.is_nested:
             if x.is_nested:
-                return self._normalize_nested(call)
+                return self._normalize_nested(x, padding_mask, residual)
             if self.takes_local and is_sharded(x):
-                return self._normalize_sharded(call)
-        return self.normalize_dense(call)
+                return self._normalize_sharded(x, padding_mask, residual)
+        return self.normalize_dense(x, padding_mask, residual)
 
-    def normalize_dense(self, call: Call) -> Normalized:
+    def normalize_dense(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None
+    ) -> Normalized:
         """Normalize over `feature_dim` what is neither nested nor distributed."""
-        is_last = self.feature_dim == LAST
-        if not (is_last and self.checks_itself):
-            self.check_input(*call)
-        if is_last:
-            return self.normalize(call)
-        return over_dimension(self.normalize, call, self.feature_dim, self.is_pointwise)
+        dim = self.feature_dim
+        if not (self.checks_itself and dim == LAST):
+            self.check_input(x, padding_mask, residual)
+        if dim == LAST:
+            return self.normalize(x, padding_mask, residual)
+        return over_dimension(self.normalize, x, padding_mask, residual, dim, self.is_pointwise)
 
-    def _normalize_nested(self, call: Call) -> Normalized:
-        x, mask, residual = call
+    def _normalize_nested(
+        self, x: Tensor, mask: Tensor | None, residual: Tensor | None
+    ) -> Normalized:
         check_nested(self.class_name, x, self.feature_dim)
         self.check_input(x, None)
         check_beside_nested(self.class_name, x, mask, residual)
         others = None if residual is None else packed_tokens(residual)
         with padding_mask(None):  # a mask around is for padded tensors
-            result = self.normalize_dense(Call(packed_tokens(x), None, others))
+            result = self.normalize_dense(packed_tokens(x), None, others)
         return _wrapped(result, partial(nested_like, x=x))
 
     # Compiled code would take the state of the norm itself: such a call is a break in the graph.
     @_disable_dynamo
-    def _normalize_sharded(self, call: Call) -> Normalized:
-        x, mask, residual = call
+    def _normalize_sharded(
+        self, x: Tensor, mask: Tensor | None, residual: Tensor | None
+    ) -> Normalized:
         x = cast("DTensor", x)
         dim = self.feature_dim
         self.check_input(x, None, residual)
@@ -132,16 +134,18 @@ class Norm(nn.Module):
         if mask is None and self.wants_mask:
             mask = current_padding_mask(features_last(x, dim), self)
         others = None if residual is None else local_values(cast("DTensor", residual))
-        local = Call(local_values(x), local_mask(mask, x, dim), others)
+        local = local_values(x), local_mask(mask, x, dim), others
         with local_state(self, x), padding_mask(None):  # the mask around is for all tokens
-            result = self.normalize_dense(local)
+            result = self.normalize_dense(*local)
         return _wrapped(result, partial(sharded_like, x=x))
 
     def check_copies(self, x: DTensor) -> None:
         """Raise an InputError if a forward's statistics would count tokens several times."""
 
     @abstractmethod
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None, /
+    ) -> Normalized:
         """Normalize (..., C), features last, whatever `feature_dim` is."""
 
     @property

@@ -7,16 +7,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import Variant, check_variant
-from powernorm.norms.averaging import ReestimatedNorm
-from powernorm.norms.batch_statistics import rename_key
-from powernorm.norms.families import CenteredNorm, UncenteredNorm, move_forward
-from powernorm.norms.feature_dims import Call, Normalized, answer
-from powernorm.ops.dispatch import functions_for
-from powernorm.ops.functions import batch_norm
-from powernorm.ops.reference.state import Update
+from powernorm.norms.batch_statistics import BatchStatisticsNorm, rename_key
+from powernorm.norms.feature_dims import Normalized
 
 
-class BatchNorm(CenteredNorm, ReestimatedNorm):
+class BatchNorm(BatchStatisticsNorm):
     """Batch normalization over the valid tokens of a batch (Ioffe and Szegedy 2015).
 
     In training `y = γ (x - μ_B)/sqrt(σ²_B + eps) + β`, with mean and biased variance per feature
@@ -67,6 +62,9 @@ class BatchNorm(CenteredNorm, ReestimatedNorm):
     True
     """
 
+    num_sums = 4
+    trains_by_batch = True
+
     def __init__(
         self,
         num_features: int | tuple[int, ...],
@@ -97,33 +95,17 @@ class BatchNorm(CenteredNorm, ReestimatedNorm):
             dtype=dtype,
         )
         self.variant = check_variant(variant)
-        self.add_statistics(device)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None, /
+    ) -> Normalized:
         """Normalize (..., C); see the class."""
         if not self.training:
-            return self.evaluate(call)
-        call, seen = self.prepare(call)
-        result = batch_norm(
-            call.x,
-            call.residual,
-            seen.padding_mask,
-            self.weight,
-            self.bias,
-            self.running_mean,
-            self.running_var,
-            None,
-            None,
-            self.groups or 0,
-            self.eps,
-            self.floor,
-            self.group_name,
-        )
-        move_forward(self, result, self.updates)
-        return answer((result.y, result.total), call.residual)
+            return self.evaluate(x, padding_mask, residual)
+        return self.normalize_by_batch(x, padding_mask, residual)
 
 
-class PowerNormV(UncenteredNorm, ReestimatedNorm):
+class PowerNormV(BatchStatisticsNorm):
     """PowerNorm-V: BatchNorm without the mean (Shen et al. 2020, Definition 1, eq. 4-6).
 
     In training `y = γ x/sqrt(ψ_B² + eps) + β` with `ψ_B²` the mean of x² per feature over the valid
@@ -158,6 +140,8 @@ class PowerNormV(UncenteredNorm, ReestimatedNorm):
     """
 
     num_sums = 2
+    centered = False
+    trains_by_batch = True
 
     def __init__(
         self,
@@ -189,41 +173,14 @@ class PowerNormV(UncenteredNorm, ReestimatedNorm):
             dtype=dtype,
         )
         self.variant = check_variant(variant)
-        self.add_statistic("running_second_moment", 1.0, device)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None, /
+    ) -> Normalized:
         """Normalize (..., C); see the class."""
         if not self.training:
-            return self.evaluate(call)
-        call, seen = self.prepare(call)
-        result = batch_norm(
-            call.x,
-            call.residual,
-            seen.padding_mask,
-            self.weight,
-            self.bias,
-            None,
-            self.running_second_moment,
-            None,
-            None,
-            self.groups or 0,
-            self.eps,
-            self.floor,
-            self.group_name,
-        )
-        move_forward(self, result, self._updates)
-        return answer((result.y, result.total), call.residual)
-
-    def _updates(self, statistics: Tensor) -> tuple[Update, ...]:
-        return ((self.running_second_moment, statistics[1], self.momentum),)
-
-    def update_running_stats(self, sums: Tensor) -> None:
-        """Update ψ² by one step from (n, Σx²)."""
-        functions_for(sums).absorb_uncentered(
-            *self.buffers_to_move("running_second_moment"),
-            sums,
-            self.momentum,
-        )
+            return self.evaluate(x, padding_mask, residual)
+        return self.normalize_by_batch(x, padding_mask, residual)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename `running_var` of the released layer, which is ψ²."""

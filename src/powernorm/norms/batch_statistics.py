@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
 from powernorm.errors import InputError
@@ -20,21 +20,36 @@ from powernorm.norms.arguments import (
     check_share,
     check_tracking,
 )
+from powernorm.norms.averaging import is_update_bn_asking, stand_in_for
 from powernorm.norms.base import AffineNorm
 from powernorm.norms.checkpointing import CallRecords, Seen, may_replay
-from powernorm.norms.feature_dims import Call, features_back, features_last
+from powernorm.norms.feature_dims import Normalized, features_back, features_last
 from powernorm.norms.masks import current_padding_mask, users_padding_mask
 from powernorm.norms.sharded import check_group, local_state
+from powernorm.ops.arrays import reciprocal_root, scale_groups, tokens_of
+from powernorm.ops.batch_norm import BatchNormArgs, BatchNormOutput, batch_norm
+from powernorm.ops.dispatch import functions_for
+from powernorm.ops.graphs import in_backward
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import group_name_of
-from powernorm.ops.reference.arrays import (
-    scale_groups,
-    tokens_of,
+from powernorm.ops.running_stats import (
+    CenteredUpdate,
+    Move,
+    UncenteredUpdate,
+    Update,
+    merge_sums,
+    move_buffers,
+    reduce_sums,
+    unbiased,
 )
-from powernorm.ops.reference.state import Update, merge_sums, move_statistics, reduce_sums
+from powernorm.ops.static_norm import StaticNormArgs, static_norm
 
 OPTIONAL_BUFFER: Final = "num_nonfinite_batches"
 """Buffer that a state dict holds only if it is not 0, as torch's BatchNorm has none such."""
+
+_COUNTERS: Final = ("num_batches_tracked", OPTIONAL_BUFFER)
+_CENTERED_BUFFERS: Final = ("running_mean", "running_var", *_COUNTERS)
+_UNCENTERED_BUFFERS: Final = ("running_second_moment", *_COUNTERS)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -43,8 +58,9 @@ if TYPE_CHECKING:
 class BatchStatisticsNorm(AffineNorm):
     """Base of the norms with statistics over the valid tokens of a batch.
 
-    Subclasses name their buffers and compute; this class handles groups, masks, processes, the
-    types of buffers and the counters.
+    Centered ones (BatchNorm and its variants) have a running mean and variance, the others
+    (PowerNorm and its variants) a running quadratic mean ψ². Subclasses compute in training; this
+    class evaluates, and handles groups, masks, processes, the types of buffers and the counters.
 
     Args:
         num_features: C.
@@ -63,6 +79,8 @@ class BatchStatisticsNorm(AffineNorm):
         dtype: type of parameters; buffers are float32, or float64 for float64 parameters.
 
     State:
+        running_mean, running_var: (C,), 0 and 1 at the start, if centered.
+        running_second_moment: ψ², (C,), 1 at the start, if not.
         num_batches_tracked: number of batches that updated the running statistics, 0-d int64.
         num_nonfinite_batches: number of batches in which some feature's statistics were NaN or
             infinite and were left out, 0-d int64.
@@ -70,6 +88,8 @@ class BatchStatisticsNorm(AffineNorm):
 
     num_sums: int
     """Number of (C,) sums over a batch that update the running statistics."""
+    read_in_training: tuple[str, ...] = ()
+    """Buffers that a training forward normalizes by."""
 
     checks_itself = True
     reads_mask = True
@@ -77,9 +97,17 @@ class BatchStatisticsNorm(AffineNorm):
     variant: Variant = "paper"
     trains_by_average: bool = False
     """Whether training normalizes by running statistics, so that they must not become slow."""
+    trains_by_batch: bool = False
+    """Whether training uses the batch's statistics alone, so that running ones may be taken anew by
+    `torch.optim.swa_utils.update_bn`. Those that training reads are part of what was trained."""
+    is_reestimated: bool = False
+    """Whether `update_bn` is running."""
     is_frozen: bool = False
     """Whether the layer evaluates in training too, see `freeze_statistics`."""
 
+    running_mean: Tensor
+    running_var: Tensor
+    running_second_moment: Tensor
     num_batches_tracked: Tensor
     num_nonfinite_batches: Tensor
 
@@ -106,10 +134,16 @@ class BatchStatisticsNorm(AffineNorm):
         self.process_group = process_group
         self._records = CallRecords()
         self._held: Tensor | None = None
+        self._update: Update | None = None
         self._mode = True
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
+        if self.centered:
+            self.add_statistic("running_mean", 0.0, device)
+            self.add_statistic("running_var", 1.0, device)
+        else:
+            self.add_statistic("running_second_moment", 1.0, device)
         self._settle_count()
 
     @property
@@ -155,6 +189,8 @@ class BatchStatisticsNorm(AffineNorm):
     @property
     def group_name(self) -> str:
         """Name of the process group that shares statistics, `""` if there is none."""
+        if not _has_processes():
+            return ""
         return group_name_of(self.process_group, self.sync)
 
     def check_copies(self, x: DTensor) -> None:
@@ -181,31 +217,88 @@ class BatchStatisticsNorm(AffineNorm):
         """Return x, (..., C), after GroupScaling if the layer has it, in the accumulation type."""
         return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
 
-    def prepare(self, call: Call, *state: Tensor) -> tuple[Call, Seen]:
-        """Check a call and return what to normalize and what to normalize it by.
-
-        Args:
-            call: the arguments of the forward.
-            state: the buffers that training reads.
-        """
-        x, mask, residual = call
+    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
+        """Check the arguments of a forward and return what to normalize by."""
+        training = self.training
         if mask is None:
             # Evaluation needs a mask only in the released variants; a model's own mask, which may
             # be longer than the input in evaluation, is ignored.
-            mask = current_padding_mask(x, self) if self.wants_mask else users_padding_mask()
+            wanted = training or self.variant == "released"
+            mask = current_padding_mask(x, self) if wanted else users_padding_mask()
         plain = mask is None and residual is None
         if not (plain and x.shape[-1:] == (self.num_features,) and x.is_floating_point()):
             dim = self.feature_dim
             others = None if residual is None else features_back(residual, dim)
             self.check_input(features_back(x, dim), mask, others)
+        buffers = cast(dict[str, Tensor], self._buffers)
+        state = tuple(map(buffers.__getitem__, self.read_in_training)) if training else ()
         seen = Seen(mask, self.stage, state)
         # Evaluation reads a mask only in the released variants; it is repeated only with gradients.
-        repeatable = self.training or (self.floor and torch.is_grad_enabled())
+        repeatable = training or (self.floor and torch.is_grad_enabled())
         if repeatable and not torch.compiler.is_compiling() and may_replay():
             seen = self._records.replay(x, seen)
-        if self.variant == "released":
-            call = self._hide_padding(call, seen.padding_mask)
-        return call, seen
+        return seen
+
+    def evaluate(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Normalized:
+        """Normalize (..., C) by the running statistics."""
+        seen = self.prepare(x, mask, residual)
+        x, residual = self.without_padding(x, residual, seen.padding_mask)
+        mean, var = self.running_stats
+        parameters = self._parameters
+        weight, bias = parameters["weight"], parameters["bias"]
+        settings = self.groups or 0, self.eps, self.floor
+        y, total = static_norm(StaticNormArgs(x, residual, weight, bias, mean, var, *settings))
+        return y if residual is None else (y, cast(Tensor, total))
+
+    def normalize_by_batch(
+        self, x: Tensor, mask: Tensor | None, residual: Tensor | None
+    ) -> Normalized:
+        """Normalize (..., C) by the batch's statistics, and update the running ones."""
+        seen = self.prepare(x, mask, residual)
+        update = self._update_within()
+        args = self.batch_norm_args(x, residual, seen, *self.running_stats, None)
+        output = batch_norm(args, update)
+        if update is None or output.has_tokens is not None:
+            self.update_after(output)
+        return output.y if residual is None else (output.y, cast(Tensor, output.total))
+
+    def batch_norm_args(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        seen: Seen,
+        mean: Tensor | None,
+        var: Tensor,
+        carrier: Tensor | None,
+        limits: Tensor | None = None,
+    ) -> BatchNormArgs:
+        """Return the arguments of the op `batch_norm`; see there."""
+        mask = seen.padding_mask
+        x, residual = self.without_padding(x, residual, mask)
+        # Looked up directly: reading an attribute of a module takes as long as updating it.
+        parameters = self._parameters
+        weight, bias = parameters["weight"], parameters["bias"]
+        settings = self.groups or 0, self.eps, self.floor, self.group_name
+        return BatchNormArgs(x, residual, mask, weight, bias, mean, var, carrier, limits, *settings)
+
+    @property
+    def running_stats(self) -> tuple[Tensor | None, Tensor]:
+        """Running mean and variance, or (None, ψ²)."""
+        buffers = cast(dict[str, Tensor], self._buffers)
+        if self.centered:
+            return buffers["running_mean"], buffers["running_var"]
+        return None, buffers["running_second_moment"]
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """Return (a, c): a = γ/sqrt(σ² + eps), c = β - a μ, (C,) float64; uncentered without μ."""
+        if not self.is_static:
+            return super().affine()
+        mean, var = self.running_stats
+        scale = reciprocal_root(var.double(), self.eps, self.floor)
+        if self.weight is not None:
+            scale = scale * self.weight.double()
+        shift = torch.zeros_like(scale) if mean is None else -scale * mean.double()
+        return scale, shift if self.bias is None else shift + self.bias.double()
 
     @property
     def stage(self) -> int:
@@ -217,16 +310,22 @@ class BatchStatisticsNorm(AffineNorm):
         """Whether eps is a floor of the second moment (released), not added to it (paper)."""
         return self.variant == "released"
 
-    def _hide_padding(self, call: Call, padding_mask: Tensor | None) -> Call:
-        # The released variants with a floor set padding to 0 before anything else.
-        if not self.floor or padding_mask is None:
-            return call
+    def without_padding(
+        self, x: Tensor, residual: Tensor | None, padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return x and residual, with padding set to 0 in the released variants with a floor."""
+        if padding_mask is None or not self.floor:
+            return x, residual
         hidden = padding_mask.unsqueeze(-1)
-        residual = None if call.residual is None else call.residual.masked_fill(hidden, 0.0)
-        return Call(call.x.masked_fill(hidden, 0.0), padding_mask, residual)
+        others = None if residual is None else residual.masked_fill(hidden, 0.0)
+        return x.masked_fill(hidden, 0.0), others
 
     def reset_running_stats(self) -> None:
         """Reset running statistics and counters to their initial values."""
+        mean, var = self.running_stats
+        if mean is not None:
+            mean.zero_()
+        var.fill_(1)
         self.num_batches_tracked.zero_()
         self.num_nonfinite_batches.zero_()
 
@@ -235,16 +334,6 @@ class BatchStatisticsNorm(AffineNorm):
         super().reset_parameters()
         self.reset_running_stats()
 
-    def buffers_to_move(self, *names: str) -> tuple[Tensor, ...]:
-        """Return buffers by name, and the two counters.
-
-        They are looked up directly: reading an attribute of a module takes as long as updating it.
-        """
-        buffers = cast(dict[str, Tensor], self._buffers)
-        counters = (buffers["num_batches_tracked"], buffers["num_nonfinite_batches"])
-        return *(buffers[name] for name in names), *counters
-
-    @abstractmethod
     def update_running_stats(self, sums: Tensor) -> None:
         """Update the running statistics by one step.
 
@@ -252,6 +341,78 @@ class BatchStatisticsNorm(AffineNorm):
             sums: (num_sums, C) float64 sums over the tokens of the step, of all processes; the
                 first row is the number of valid tokens.
         """
+        functions_for(sums).update_running_stats(self.current_update(), sums)
+
+    def current_update(self) -> Update:
+        """Return the update of the buffers that the layer has now, made anew where one is not."""
+        update, momentum = self._update, self.update_momentum
+        buffers = self._updated_buffers()
+        if (
+            update is None
+            or update.momentum != momentum
+            or not all(map(operator.is_, update.buffers, buffers))
+        ):
+            update = self._new_update(buffers, momentum)
+            self.__dict__["_update"] = update
+        return update
+
+    @property
+    def update_momentum(self) -> float | None:
+        """Weight of the batch in the next update; None for the plain average of all."""
+        return self._momentum
+
+    def _updated_buffers(self) -> tuple[Tensor, ...]:
+        buffers = cast(dict[str, Tensor], self._buffers)
+        return tuple(
+            map(buffers.__getitem__, _CENTERED_BUFFERS if self.centered else _UNCENTERED_BUFFERS)
+        )
+
+    def _new_update(self, buffers: tuple[Tensor, ...], momentum: float | None) -> Update:
+        if self.centered:
+            return CenteredUpdate(buffers, momentum, self.variant == "paper")
+        return UncenteredUpdate(buffers, momentum)
+
+    def _update_within(self) -> Update | None:
+        """Return the update that the op can make; None leaves it to `update_after`."""
+        if torch.compiler.is_compiling() or self._held is not None or self.group_name:
+            return None
+        return None if in_backward() else self.current_update()
+
+    def update_after(self, output: BatchNormOutput) -> None:
+        """Update the running statistics in the forward, behind the op.
+
+        By its statistics, which hold for all processes: in compiled code and with several
+        processes.
+        """
+        has_tokens = output.has_tokens
+        if has_tokens is None:
+            if in_backward():
+                return  # a checkpoint repeats the forward
+            if self.is_holding:
+                self.gather(output.sums)
+                return
+            if not self.group_name:
+                self.update_running_stats(output.sums)
+                return
+            has_tokens = output.statistics[-1, 0] > 0
+        if self.is_holding:
+            self.gather(torch.where(has_tokens, output.sums, 0.0))
+        else:
+            self.move_statistics(has_tokens, *self._moves(output.statistics.detach()))
+
+    def _moves(self, statistics: Tensor) -> tuple[Move, ...]:
+        mean, var = self.running_stats
+        if mean is None:
+            return ((var, statistics[1], self.momentum),)
+        target = self.running_target(statistics[1], statistics[-1])
+        return (mean, statistics[0], self.momentum), (var, target, self.momentum)
+
+    def running_target(self, var: Tensor, count: Tensor) -> Tensor:
+        """Return the new value for the running variance.
+
+        It divides by M - 1, or by M if M = 1 or the variant is `released`.
+        """
+        return var if self.variant == "released" else unbiased(var, count)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; a frozen layer stays in evaluation and takes the mode once unfrozen."""
@@ -309,14 +470,14 @@ class BatchStatisticsNorm(AffineNorm):
                 self.update_running_stats(reduce_sums(held, self.centered, self.group_name))
 
     @torch.no_grad()
-    def move_statistics(self, present: Tensor, *updates: Update) -> None:
+    def move_statistics(self, present: Tensor, *moves: Move) -> None:
         """Update buffers toward new values where those are finite, and count.
 
         Args:
             present: 0-d bool; False changes nothing (no valid token, or a recomputation).
-            updates: of each buffer.
+            moves: of each buffer.
         """
-        move_statistics(self.num_batches_tracked, self.num_nonfinite_batches, present, *updates)
+        move_buffers(self.num_batches_tracked, self.num_nonfinite_batches, present, *moves)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._settle_count()
@@ -395,7 +556,30 @@ class BatchStatisticsNorm(AffineNorm):
         return count
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
-        """Rename, in place, the keys of a released layer's checkpoint."""
+        """Rename, in place, the keys of a released layer's checkpoint.
+
+        Those of its batch statistics go.
+        """
+        if not self.centered:
+            return
+        for name in ("batch_mean", "batch_var"):
+            state_dict.pop(prefix + name, None)
+        for name in ("running_mean", "running_var"):
+            key = prefix + name
+            rename_key(state_dict, key, key, (self.num_features,))
+
+    def named_modules(
+        self,
+        memo: set[nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules of the layer as any module does; for `update_bn` its stand-in too."""
+        memo = set() if memo is None else memo
+        is_new = self not in memo
+        yield from super().named_modules(memo, prefix, remove_duplicate)
+        if self.trains_by_batch and is_new and not self.is_frozen and is_update_bn_asking():
+            yield f"{prefix}.stand_in", stand_in_for(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # A process group cannot be copied; the copy uses the same one.
@@ -408,7 +592,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state.update(_records=CallRecords(), _held=None)
+        state.update(_records=CallRecords(), _held=None, _update=None)
         return state
 
     def extra_repr(self) -> str:
@@ -417,6 +601,9 @@ class BatchStatisticsNorm(AffineNorm):
         groups += "" if self.variant == "paper" else f", variant={self.variant!r}"
         groups += ", frozen" if self.is_frozen else ""
         return f"{super().extra_repr()}, momentum={self.momentum}{groups}"
+
+
+_has_processes: Final = dist.is_initialized if dist.is_available() else lambda: False
 
 
 def is_optional_key(name: str) -> bool:

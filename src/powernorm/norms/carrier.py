@@ -26,9 +26,8 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.checkpointing import Seen
-from powernorm.norms.feature_dims import Call
-from powernorm.ops.reference.batch import NO_BACKWARD, current_backward
-from powernorm.ops.reference.state import reduce_sums
+from powernorm.ops.graphs import NO_BACKWARD, current_backward
+from powernorm.ops.running_stats import reduce_sums
 
 
 class BackwardStateNorm(BatchStatisticsNorm):
@@ -115,15 +114,15 @@ class BackwardStateNorm(BatchStatisticsNorm):
         """Number of thresholds passed, mirrored on the host so that no sync is needed."""
         return self._stage
 
-    def prepare(self, call: Call, *state: Tensor) -> tuple[Call, Seen]:
-        """Return what to normalize and what to normalize it by; note a recomputation."""
+    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
+        """Check the arguments of a forward; note a repetition in a backward."""
         if self.training and not torch.compiler.is_compiling():
             self._follow_counter()
             backward = current_backward()
             if backward != NO_BACKWARD and torch.is_grad_enabled():
                 self._check_first_update(backward)
                 self._recomputed_in = backward
-        return super().prepare(call, *state)
+        return super().prepare(x, mask, residual)
 
     def _check_first_update(self, backward: int) -> None:
         """Raise an InputError if this backward has made an update already."""

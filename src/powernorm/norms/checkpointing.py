@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from powernorm.ops.reference.batch import in_backward
+from powernorm.ops.graphs import in_backward
 
 _MAX_RECORDS = 64
 """Maximum number of records; more forwards between a forward and its backward lose the oldest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,14 +13,6 @@ from powernorm.errors import InputError
 
 LAST = -1
 """The dimension that the layers compute over."""
-
-
-class Call(NamedTuple):
-    """The arguments of a norm's forward."""
-
-    x: Tensor
-    padding_mask: Tensor | None
-    residual: Tensor | None
 
 
 Normalized = Tensor | tuple[Tensor, Tensor]
@@ -69,7 +61,12 @@ def shape_without(shape: torch.Size, dim: int) -> tuple[int, ...]:
 
 
 def over_dimension(
-    normalize: Callable[[Call], Normalized], call: Call, dim: int, is_pointwise: bool
+    normalize: Callable[[Tensor, Any, Any], Normalized],
+    x: Tensor,
+    padding_mask: Tensor | None,
+    residual: Tensor | None,
+    dim: int,
+    is_pointwise: bool,
 ) -> Normalized:
     """Normalize over a dimension with a function that normalizes over the last one.
 
@@ -78,18 +75,19 @@ def over_dimension(
 
     Args:
         normalize: the layer's computation, (..., C) in and out.
-        call: input, mask and residual, checked.
+        x: the input, checked as the next two.
+        padding_mask: its mask.
+        residual: what is added to it first.
         dim: the dimension of the features.
         is_pointwise: whether the layer also works on a view that is not contiguous.
     """
-    x, mask, residual = call
     inputs = features_last(x, dim)
     others = None if residual is None else features_last(residual, dim)
     if not is_pointwise:
         # Here and not in the ops, so that the incoming gradient is of a contiguous input, too.
         inputs = inputs.contiguous()
         others = None if others is None else others.contiguous()
-    result = normalize(Call(inputs, mask, others))
+    result = normalize(inputs, padding_mask, others)
     if isinstance(result, tuple):
         y, total = result
         return _laid_out(y, x, dim), _laid_out(total, x, dim)

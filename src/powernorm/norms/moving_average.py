@@ -11,10 +11,9 @@ from powernorm.errors import InputError
 from powernorm.norms.arguments import check_count
 from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
-from powernorm.norms.families import UncenteredNorm
-from powernorm.norms.feature_dims import Call, Normalized, answer
-from powernorm.ops.functions import token_norm
-from powernorm.ops.plain import refuse_transforms
+from powernorm.norms.feature_dims import Normalized
+from powernorm.ops.moving_average_norm import MovingAverageNormArgs, moving_average_norm
+from powernorm.ops.token_norm import TokenNormArgs, token_norm
 
 
 class _CenteredWeight(nn.Module):
@@ -44,7 +43,7 @@ def center_weight(module: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None
     parametrize.register_parametrization(module, "weight", _CenteredWeight())
 
 
-class MovingAverageBatchNorm(UncenteredNorm, GradientMomentNorm):
+class MovingAverageBatchNorm(GradientMomentNorm):
     """Moving Average Batch Normalization (Yan et al. 2020), over the valid tokens.
 
     Forward `z = x/sqrt(χ + eps)`, `y = γ r z + β`, with χ the mean of ψ_B² over the last `window`
@@ -84,6 +83,12 @@ class MovingAverageBatchNorm(UncenteredNorm, GradientMomentNorm):
     """
 
     num_sums = 3
+    centered = False
+    read_in_training = (
+        "running_second_moment",
+        "window_second_moment",
+        "window_gradient_moment",
+    )
     window_second_moment: Tensor
     window_gradient_moment: Tensor
 
@@ -121,7 +126,6 @@ class MovingAverageBatchNorm(UncenteredNorm, GradientMomentNorm):
         self.window = check_count("window", window, 1)
         self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
         self.ratio_start = check_count("ratio_start", ratio_start, 0)
-        self.add_statistic("running_second_moment", 1.0, device)
         self.add_statistic("window_second_moment", 1.0, device, window)
         self.add_statistic("window_gradient_moment", 0.0, device, window)
         self.register_hook()
@@ -132,42 +136,38 @@ class MovingAverageBatchNorm(UncenteredNorm, GradientMomentNorm):
         own = max(self.window, self.warmup_steps - 1)
         return own, max(own, self.ratio_start, self.warmup_steps)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None, /
+    ) -> Normalized:
         """Normalize (..., C); see the class."""
         if not self.training:
-            return self.evaluate(call)
-        call, seen = self.prepare(
-            call,
-            self.running_second_moment,
-            self.window_second_moment,
-            self.window_gradient_moment,
+            return self.evaluate(x, padding_mask, residual)
+        seen = self.prepare(x, padding_mask, residual)
+        total = x if residual is None else x + residual
+        second_moment, window_second_moment, window_gradient_moment = seen.state
+        y = moving_average_norm(
+            MovingAverageNormArgs(
+                self._group_scaled(total),
+                seen.padding_mask,
+                self.weight,
+                self.bias,
+                second_moment,
+                window_second_moment,
+                self.to_loss(window_gradient_moment),
+                self.carrier_for(x),
+                self.eps,
+                seen.stage == 0,
+                seen.stage == 2,
+                self.group_name,
+            )
         )
-        total = call.x if call.residual is None else call.x + call.residual
-        second, window_second, window_gradient = seen.state
-        refuse_transforms()
-        y, *_ = torch.ops.powernorm.moving_average_norm(
-            self._group_scaled(total),
-            seen.padding_mask,
-            self.weight,
-            self.bias,
-            second,
-            window_second,
-            self.to_loss(window_gradient),
-            self.carrier_for(call.x),
-            self.eps,
-            seen.stage == 0,
-            seen.stage == 2,
-            self.group_name,
-        )
-        return answer((y, total), call.residual)
+        return y if residual is None else (y, total)
 
     def _group_scaled(self, x: Tensor) -> Tensor:
         if self.groups is None:
             return x
-        scaled, _ = token_norm(
-            x, None, None, None, groups=self.groups, centered=False, eps=self.eps
-        )
-        return scaled
+        settings = {"groups": self.groups, "centered": False, "eps": self.eps}
+        return token_norm(TokenNormArgs(x, None, None, None, **settings))[0]  # type: ignore[arg-type]
 
     def update_running_stats(self, sums: Tensor) -> None:
         """Update the windows and running ψ² by one step from (n, Σx², Σ g r z)."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from powernorm.ops.functions import PlainFunction
+from powernorm.ops.operators import PlainFunction
 
 MOST_COMPILED: Final = 64
 """Compiled forwards of a layer between two times that its penalty is asked for."""

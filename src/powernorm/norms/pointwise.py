@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from powernorm.norms.arguments import check_number
 from powernorm.norms.base import AffineNorm, Norm
-from powernorm.norms.feature_dims import Call, Normalized, answer
+from powernorm.norms.feature_dims import Normalized, answer
 from powernorm.ops.pointwise import dynamic_tanh
 
 
@@ -43,11 +43,11 @@ class DynamicTanh(AffineNorm):
         self.initial_alpha = check_number("alpha", alpha)
         self.alpha = nn.Parameter(torch.full((), alpha, device=device, dtype=dtype))
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Apply the scaled tanh to (..., C)."""
-        total = call.x if call.residual is None else call.x + call.residual
+        total = x if residual is None else x + residual
         y = dynamic_tanh(total, self.alpha, self.weight, self.bias)
-        return answer((y, total), call.residual)
+        return answer((y, total), residual)
 
     def reset_parameters(self) -> None:
         """Reset α, γ and β to their initial values."""
@@ -99,10 +99,10 @@ class Identity(AffineNorm):
         scale = ones if self.weight is None else self.weight.double()
         return scale, torch.zeros_like(scale) if self.bias is None else self.bias.double()
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Return the input itself, or γ x + β."""
-        total = call.x if call.residual is None else call.x + call.residual
-        return answer((self.scale_and_shift(total), total), call.residual)
+        total = x if residual is None else x + residual
+        return answer((self.scale_and_shift(total), total), residual)
 
     def extra_repr(self) -> str:
         """Return the features."""

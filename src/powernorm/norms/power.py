@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Final, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -20,16 +20,21 @@ from powernorm.norms.arguments import (
 )
 from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
-from powernorm.norms.families import UncenteredNorm
-from powernorm.norms.feature_dims import Call, Normalized, answer
-from powernorm.ops.dispatch import functions_for
-from powernorm.ops.functions import power_norm
-from powernorm.ops.reference.state import mixed, next_gradient_moment
+from powernorm.norms.feature_dims import Normalized
+from powernorm.ops.power_norm import PowerNormArgs, power_norm
+from powernorm.ops.running_stats import PowerUpdate, Update, mixed, next_gradient_moment
 
 Decay = Literal["plain", "floored"]
 
+_BUFFERS: Final = (
+    "running_second_moment",
+    "running_gradient_moment",
+    "num_batches_tracked",
+    "num_nonfinite_batches",
+)
 
-class PowerNorm(UncenteredNorm, GradientMomentNorm):
+
+class PowerNorm(GradientMomentNorm):
     """PowerNorm (Shen et al. 2020, Definition 3, Algorithm 2, eq. 8-13).
 
     Forward `y = γ x/sqrt(ψ² + eps) + β` with the *running* quadratic mean ψ², backward
@@ -99,6 +104,8 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
     """
 
     num_sums = 5
+    centered = False
+    read_in_training = ("running_second_moment", "running_gradient_moment")
     _has_warned_of_warmup: ClassVar[bool] = False
     running_gradient_moment: Tensor
 
@@ -149,7 +156,6 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
                 "variant='released' reproduces the published layer and cannot be stabilized: "
                 "drop max_ratio and decay, or take variant='paper'"
             )
-        self.add_statistic("running_second_moment", 1.0, device)
         self.add_statistic("running_gradient_moment", 0.0, device)
         self.register_hook()
 
@@ -165,34 +171,36 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
             return (math.ceil(1 / cast(float, self.momentum)),)
         return (self.warmup_steps,)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None, /
+    ) -> Normalized:
         """Normalize (..., C); see the class."""
         if not self.training:
             self._warn_of_warmup()
-            return self.evaluate(call)
-        call, seen = self.prepare(
-            call,
-            self.running_second_moment,
-            self.running_gradient_moment,
-        )
+            return self.evaluate(x, padding_mask, residual)
+        seen = self.prepare(x, padding_mask, residual)
         second_moment, gradient_moment = seen.state
-        result = power_norm(
-            call.x,
-            call.residual,
-            seen.padding_mask,
-            self.weight,
-            self.bias,
-            second_moment,
-            self.to_loss(gradient_moment),
-            self.carrier_for(call.x),
-            self.groups or 0,
-            self.eps,
-            seen.stage == 0,
-            self.max_ratio or 0.0,
-            self.variant == "released",
-            self.group_name,
+        # Looked up directly: reading an attribute of a module takes as long as updating it.
+        parameters = self._parameters
+        y, total = power_norm(
+            PowerNormArgs(
+                x,
+                residual,
+                seen.padding_mask,
+                parameters["weight"],
+                parameters["bias"],
+                second_moment,
+                self.to_loss(gradient_moment),
+                self.carrier_for(x),
+                self.groups or 0,
+                self.eps,
+                seen.stage == 0,
+                self.max_ratio or 0.0,
+                self.variant == "released",
+                self.group_name,
+            )
         )
-        return answer(result, call.residual)
+        return y if residual is None else (y, cast(Tensor, total))
 
     def _warn_of_warmup(self) -> None:
         if torch.compiler.is_compiling() or PowerNorm._has_warned_of_warmup:
@@ -211,20 +219,24 @@ class PowerNorm(UncenteredNorm, GradientMomentNorm):
     def update_running_stats(self, sums: Tensor) -> None:
         """Update ψ² and ν by one step from (n, Σx², n of the gradient sums, Σx̂², Σ g x̂)."""
         sums = self.from_loss(sums, 4)
-        warmup = self.stage == 0
-        if warmup and self.variant == "released":
-            self._absorb_released(sums)
-            return
-        functions_for(sums).absorb_power(
-            *self.buffers_to_move("running_second_moment", "running_gradient_moment"),
-            sums,
-            warmup,
-            self.momentum,
-            self.backward_momentum,
-            self.decay == "floored",
-        )
+        if self.variant == "released" and self.stage == 0:
+            self._update_released(sums)
+        else:
+            super().update_running_stats(sums)
 
-    def _absorb_released(self, sums: Tensor) -> None:
+    def _updated_buffers(self) -> tuple[Tensor, ...]:
+        buffers = cast(dict[str, Tensor], self._buffers)
+        return tuple(map(buffers.__getitem__, _BUFFERS))
+
+    def _new_update(self, buffers: tuple[Tensor, ...], momentum: float | None) -> Update:
+        return PowerUpdate(buffers, momentum, self.backward_momentum, self.decay == "floored")
+
+    @property
+    def update_momentum(self) -> float | None:
+        """Weight of the batch in ψ²; None in the warm-up."""
+        return None if self.stage == 0 else self.momentum
+
+    def _update_released(self, sums: Tensor) -> None:
         # The plain average is taken of the already mixed value, then mixed again; and it ends one
         # step before the warm-up does.
         count = sums[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Final, Self
+from typing import Final, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_number, check_variant
-from powernorm.norms.averaging import ReestimatedNorm
-from powernorm.norms.families import CenteredBackwardNorm, move_forward
-from powernorm.norms.feature_dims import Call, Normalized, answer
+from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.feature_dims import Normalized
 from powernorm.norms.penalties import MOST_COMPILED, Pending
-from powernorm.ops.functions import batch_norm
-from powernorm.ops.reference.batch import in_backward
-from powernorm.ops.reference.state import average_weight, mixed
+from powernorm.ops.batch_norm import batch_norm
+from powernorm.ops.graphs import in_backward
+from powernorm.ops.operators import snapshot
+from powernorm.ops.running_stats import average_weight, mixed
 
 _PATIENCE: Final = 100
 """Backwards without anybody asking for the penalty before a layer warns: a few are no sign."""
 
 
-class RegularizedBatchNorm(CenteredBackwardNorm, ReestimatedNorm):
+class RegularizedBatchNorm(BackwardStateNorm):
     """Regularized BatchNorm (Wang et al. 2022, Section 4.1).
 
     BatchNorm over the valid tokens, and a penalty to be added to the loss,
@@ -61,6 +61,9 @@ class RegularizedBatchNorm(CenteredBackwardNorm, ReestimatedNorm):
     >>> (loss + norm.penalty()).backward()
     """
 
+    num_sums = 4
+    read_in_training = ("running_mean", "running_var")
+    trains_by_batch = True
     _pending: Pending
     _is_fed_leaf: bool = True
     """Was the last eager input nothing that a model computed?"""
@@ -103,7 +106,6 @@ class RegularizedBatchNorm(CenteredBackwardNorm, ReestimatedNorm):
         self.variant = check_variant(variant)
         self.mean_penalty = check_number("mean_penalty", mean_penalty, at_least=0)
         self.var_penalty = check_number("var_penalty", var_penalty, at_least=0)
-        self.add_statistics(device)
         self.forget_penalty()
         self.register_hook()
 
@@ -115,33 +117,22 @@ class RegularizedBatchNorm(CenteredBackwardNorm, ReestimatedNorm):
             self._is_fed_leaf = x.is_leaf
         return super().forward(x, padding_mask, residual)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None, /
+    ) -> Normalized:
         """Normalize (..., C); see the class."""
         if not self.training:
-            return self.evaluate(call)
-        call, seen = self.prepare(call, self.running_mean, self.running_var)
-        running_mean, running_var = seen.state
-        result = batch_norm(
-            call.x,
-            call.residual,
-            seen.padding_mask,
-            self.weight,
-            self.bias,
-            running_mean,
-            running_var,
-            self.carrier_for(call.x),
-            None,
-            self.groups or 0,
-            self.eps,
-            self.floor,
-            self.group_name,
-        )
-        y = result.y
+            return self.evaluate(x, padding_mask, residual)
+        seen = self.prepare(x, padding_mask, residual)
+        mean, var = seen.state
+        args = self.batch_norm_args(x, residual, seen, mean, var, self.carrier_for(x))
+        output = batch_norm(args)
+        y = output.y
         if self.is_reestimated and not torch.is_grad_enabled():
-            move_forward(self, result, self.updates)
+            self.update_after(output)
         elif self._is_penalized():
-            y = self._note(y, result.statistics, running_mean, running_var)
-        return answer((y, result.total), call.residual)
+            y = self._note(y, output.statistics, mean, var)
+        return y if residual is None else (y, cast(Tensor, output.total))
 
     @property
     def has_penalty(self) -> bool:
@@ -209,7 +200,7 @@ class RegularizedBatchNorm(CenteredBackwardNorm, ReestimatedNorm):
             return y  # the forward that activation checkpointing runs again: it has been counted
         # The buffers may have moved when somebody asks. Through `snapshot`, an opaque op: a
         # compiled backward must not read them again after the hook has moved them.
-        keep = torch.ops.powernorm.snapshot if is_compiling else torch.clone
+        keep = snapshot if is_compiling else torch.clone
         weight: float | Tensor | None = self.momentum
         if weight is None:
             weight = average_weight(

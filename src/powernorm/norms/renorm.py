@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import check_count, check_number
-from powernorm.norms.families import CenteredBackwardNorm
-from powernorm.norms.feature_dims import Call, Normalized, answer
-from powernorm.ops.functions import batch_norm
+from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.feature_dims import Normalized
+from powernorm.ops.batch_norm import batch_norm
+from powernorm.ops.operators import snapshot
 
 
-class BatchRenorm(CenteredBackwardNorm):
+class BatchRenorm(BackwardStateNorm):
     """Batch Renormalization over the valid tokens (Ioffe 2017, Algorithm 1).
 
     `x̂ = r (x - μ_B)/σ_B + d` with `r = clip(σ_B/σ, 1/max_r, max_r)` and
@@ -48,6 +51,9 @@ class BatchRenorm(CenteredBackwardNorm):
     >>> norm = BatchRenorm(4, max_r=3.0, max_d=5.0, warmup_steps=10, ramp_steps=100)
     >>> y = norm(torch.randn(2, 3, 4))
     """
+
+    num_sums = 4
+    read_in_training = ("running_mean", "running_var", "num_batches_tracked")
 
     def __init__(
         self,
@@ -85,7 +91,6 @@ class BatchRenorm(CenteredBackwardNorm):
         self.max_d = check_number("max_d", max_d, at_least=0)
         self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
         self.ramp_steps = check_count("ramp_steps", ramp_steps, 0)
-        self.add_statistics(device)
         self.register_hook()
 
     @property
@@ -93,37 +98,22 @@ class BatchRenorm(CenteredBackwardNorm):
         """Whether r and d have corrected toward the running statistics."""
         return int(self.num_batches_tracked) > self.warmup_steps
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(
+        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None, /
+    ) -> Normalized:
         """Normalize (..., C); see the class."""
         if not self.training:
-            return self.evaluate(call)
-        call, seen = self.prepare(
-            call,
-            self.running_mean,
-            self.running_var,
-            self.num_batches_tracked,
-        )
-        running_mean, running_var, step = seen.state
-        result = batch_norm(
-            call.x,
-            call.residual,
-            seen.padding_mask,
-            self.weight,
-            self.bias,
-            running_mean,
-            running_var,
-            self.carrier_for(call.x),
-            self._limits(step),
-            self.groups or 0,
-            self.eps,
-            False,
-            self.group_name,
-        )
-        return answer((result.y, result.total), call.residual)
+            return self.evaluate(x, padding_mask, residual)
+        seen = self.prepare(x, padding_mask, residual)
+        mean, var, step = seen.state
+        limits = self._limits(step)
+        args = self.batch_norm_args(x, residual, seen, mean, var, self.carrier_for(x), limits)
+        output = batch_norm(args)
+        return output.y if residual is None else (output.y, cast(Tensor, output.total))
 
     def _limits(self, step: Tensor) -> Tensor:
         """Return (r_max, d_max) of this step, on the device: no host sync, no recompilation."""
-        past = torch.ops.powernorm.snapshot(step).to(torch.float32) - self.warmup_steps
+        past = snapshot(step).to(torch.float32) - self.warmup_steps
         share = ((past + 1) / max(self.ramp_steps, 1)).clamp(0, 1)
         return torch.stack([1 + share * (self.max_r - 1), share * self.max_d])
 

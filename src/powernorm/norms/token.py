@@ -7,15 +7,24 @@ padding reaches neither the parameters nor the layers below.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
 from powernorm.norms.base import AffineNorm, Norm
-from powernorm.norms.feature_dims import Call, Normalized, answer
-from powernorm.ops.functions import token_norm
-from powernorm.ops.reference.token import layer_norm
+from powernorm.norms.feature_dims import Normalized, answer
+from powernorm.ops.token_norm import TokenNormArgs, layer_norm, token_norm
+
+
+def _by_token(norm: AffineNorm, x: Tensor, residual: Tensor | None, **settings: Any) -> Normalized:
+    """Return what a norm's forward returns, by settings of `TokenNormArgs`."""
+    # Looked up directly: reading a parameter as an attribute takes as long as an argument's check.
+    weight, bias = norm._parameters["weight"], norm._parameters["bias"]
+    y, total = token_norm(TokenNormArgs(x, residual, weight, bias, eps=norm.eps, **settings))
+    return y if residual is None else (y, cast(Tensor, total))
 
 
 class _StandardizingNorm(AffineNorm):
@@ -39,11 +48,6 @@ class _StandardizingNorm(AffineNorm):
                 "variant='paper'"
             )
 
-    @property
-    def released(self) -> bool:
-        """Whether the variance divides by C - 1 and eps is added to the standard deviation."""
-        return self.variant == "released"
-
     def standardize(
         self,
         x: Tensor,
@@ -54,20 +58,17 @@ class _StandardizingNorm(AffineNorm):
         detach_mean: bool = False,
         detach_std: bool = False,
     ) -> Normalized:
-        """Remove mean and standard deviation; settings as in `ops.functions.token_norm`."""
-        result = token_norm(
+        """Remove mean and standard deviation; settings as in `ops.token_norm.TokenNormArgs`."""
+        return _by_token(
+            self,
             x,
             residual,
-            self.weight,
-            self.bias,
-            eps=self.eps,
-            released=self.released,
+            released=self.variant == "released",
             scale=scale,
             k=k,
             detach_mean=detach_mean,
             detach_std=detach_std,
         )
-        return answer(result, residual)
 
     def extra_repr(self) -> str:
         """Return the features, eps and variant."""
@@ -106,9 +107,9 @@ class SimpleLayerNorm(_StandardizingNorm):
     ) -> None:
         super().__init__(num_features, eps, variant, affine, device, dtype, feature_dim)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
-        return self.standardize(call.x, call.residual)
+        return self.standardize(x, residual)
 
 
 class DetachNorm(_StandardizingNorm):
@@ -153,10 +154,10 @@ class DetachNorm(_StandardizingNorm):
         self.detach_mean = detach_mean
         self.detach_std = detach_std
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
         return self.standardize(
-            call.x, call.residual, detach_mean=self.detach_mean, detach_std=self.detach_std
+            x, residual, detach_mean=self.detach_mean, detach_std=self.detach_std
         )
 
     def extra_repr(self) -> str:
@@ -206,9 +207,9 @@ class AdaNorm(_StandardizingNorm):
         self.scale = check_number("scale", scale)
         self.k = check_number("k", k)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
-        return self.standardize(call.x, call.residual, scale=self.scale, k=self.k)
+        return self.standardize(x, residual, scale=self.scale, k=self.k)
 
     def extra_repr(self) -> str:
         """Return the features, scale and k."""
@@ -248,14 +249,12 @@ class LayerNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine, bias, device, dtype, feature_dim)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
-        x, _, residual = call
         if self.training:
             # Padding may hold NaN. Torch's backward multiplies it by the zeros that arrive there.
             # By the mode alone: a checkpoint runs the forward again where no mask is known.
-            affine = (self.weight, self.bias)
-            return answer(token_norm(x, residual, *affine, eps=self.eps), residual)
+            return _by_token(self, x, residual)
         total = x if residual is None else x + residual
         return answer((layer_norm(total, self.weight, self.bias, self.eps), total), residual)
 
@@ -290,10 +289,9 @@ class RMSNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine, False, device, dtype, feature_dim)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
-        result = token_norm(call.x, call.residual, self.weight, None, centered=False, eps=self.eps)
-        return answer(result, call.residual)
+        return _by_token(self, x, residual, centered=False)
 
 
 class GroupScaling(AffineNorm):
@@ -332,13 +330,9 @@ class GroupScaling(AffineNorm):
         super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
         self.groups = check_groups(groups, self.num_features)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Scale the groups of (..., C)."""
-        affine = (self.weight, self.bias)
-        result = token_norm(
-            call.x, call.residual, *affine, groups=self.groups, centered=False, eps=self.eps
-        )
-        return answer(result, call.residual)
+        return _by_token(self, x, residual, groups=self.groups, centered=False)
 
     def extra_repr(self) -> str:
         """Return the features and groups."""
@@ -375,12 +369,9 @@ class GroupNorm(AffineNorm):
         super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
         self.groups = check_groups(groups, self.num_features)
 
-    def normalize(self, call: Call) -> Normalized:
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
-        result = token_norm(
-            call.x, call.residual, self.weight, self.bias, groups=self.groups, eps=self.eps
-        )
-        return answer(result, call.residual)
+        return _by_token(self, x, residual, groups=self.groups)
 
     def extra_repr(self) -> str:
         """Return the features and groups."""

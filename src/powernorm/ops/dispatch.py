@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.ops import eager
 
 Backend = Literal["eager", "cpu", "triton"]
 BACKENDS: Final[tuple[Backend, ...]] = ("eager", "cpu", "triton")
@@ -65,7 +64,7 @@ class _Setting:
 
 
 def check_backend(name: str) -> Backend:
-    """The name itself.
+    """Return the name itself.
 
     Raises:
         InputError: no such backend.
@@ -121,7 +120,7 @@ def use_functions(functions: Any) -> Iterator[None]:
 
 
 def missing_reason(backend: Backend) -> str:
-    """Why a backend is not available on this machine, `""` where it is."""
+    """Return why a backend is not available on this machine, `""` where it is."""
     if backend == "cpu":
         from powernorm.ops.kernels.cpu.loading import load_library
 
@@ -146,7 +145,7 @@ def _missing_triton() -> str:
 
 
 def unfit_reason(backend: Backend, x: Tensor) -> str:
-    """Why an available backend cannot serve this input, `""` where it can."""
+    """Return why an available backend cannot serve this input, `""` where it can."""
     if backend == "eager":
         return ""
     if backend == "cpu":
@@ -164,23 +163,31 @@ def unfit_reason(backend: Backend, x: Tensor) -> str:
 
 @cache
 def _module(backend: Backend) -> ModuleType | None:
-    """The backend's functions, None where it is missing."""
+    """Return the backend's functions, None where it is missing."""
     if missing_reason(backend):
         return None
     if backend == "cpu":
-        from powernorm.ops.kernels.cpu import functions
+        import powernorm.ops.kernels.cpu
 
-        return functions
+        return powernorm.ops.kernels.cpu
     if backend == "triton":
         import powernorm.ops.kernels.triton
 
         return powernorm.ops.kernels.triton
+    return _eager()
+
+
+@cache
+def _eager() -> ModuleType:
+    # Imported late: the references are in the files of the ops, which call `functions_for`.
+    from powernorm.ops import eager
+
     return eager
 
 
 @cache
 def _or_eager(backend: Backend) -> ModuleType:
-    """The backend that a device has by nature; where it is missing eager, not in silence."""
+    """Return the backend that a device has by nature; eager, with a warning, if it is missing."""
     module = _module(backend)
     if module is None:
         warnings.warn(
@@ -188,19 +195,25 @@ def _or_eager(backend: Backend) -> ModuleType:
             f"{missing_reason(backend)} ({VARIABLE}=eager silences this)",
             stacklevel=2,
         )
-    return module or eager
+    return module or _eager()
 
 
 def _natural(x: Tensor) -> Backend:
     return "cpu" if x.is_cpu else "triton" if x.is_cuda else "eager"
 
 
-def functions_for(x: Tensor) -> Any:
-    """The module whose functions serve an op on this input.
+def functions_for(x: Tensor, has_kernels: bool = True) -> Any:
+    """Return the module whose functions serve an op on this input.
+
+    Args:
+        x: the input.
+        has_kernels: False for an op that is eager everywhere.
 
     Raises:
-        InputError: a forced backend that cannot.
+        InputError: a forced backend cannot.
     """
+    if not has_kernels:
+        return _eager()
     if _setting.functions is not None:
         return _setting.functions
     forced = _setting.forced
@@ -208,17 +221,16 @@ def functions_for(x: Tensor) -> Any:
         return _or_eager("cpu")
     if forced is None:
         backend = _natural(x)
-        return eager if unfit_reason(backend, x) else _or_eager(backend)
-    problem = missing_reason(forced) or unfit_reason(forced, x)
+        return _eager() if unfit_reason(backend, x) else _or_eager(backend)
+    module = _module(forced)
+    problem = unfit_reason(forced, x) if module is not None else missing_reason(forced)
     if problem:
         raise InputError(f"backend {forced!r} was asked for and cannot serve this input: {problem}")
-    module = _module(forced)
-    assert module is not None
     return module
 
 
 def explain(x: Tensor, op: str | None = None) -> list[Choice]:
-    """Says which backend serves the ops on an input like this one, and why.
+    """Say which backend serves the ops on an input like this one, and why.
 
     Args:
         x: an input of a norm, (..., C).

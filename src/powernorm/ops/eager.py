@@ -1,21 +1,38 @@
-"""The backend that serves everything: the reference functions in eager torch."""
+"""The backend that serves everything: the references of the ops, in eager torch."""
 
-from powernorm.ops.reference.batch import batch_norm, batch_norm_backward
-from powernorm.ops.reference.power import power_norm, power_norm_backward
-from powernorm.ops.reference.state import absorb_centered, absorb_power, absorb_uncentered
-from powernorm.ops.reference.static import static_norm, static_norm_backward
-from powernorm.ops.reference.token import token_norm, token_norm_backward
+from __future__ import annotations
+
+from powernorm.ops import batch_norm as _batch
+from powernorm.ops.moving_average_norm import reference as moving_average_norm
+from powernorm.ops.moving_average_norm import reference_backward as moving_average_norm_backward
+from powernorm.ops.power_norm import reference as power_norm
+from powernorm.ops.power_norm import reference_backward as power_norm_backward
+from powernorm.ops.running_stats import Update, update_running_stats
+from powernorm.ops.static_norm import reference as static_norm
+from powernorm.ops.static_norm import reference_backward as static_norm_backward
+from powernorm.ops.token_norm import reference as token_norm
+from powernorm.ops.token_norm import reference_backward as token_norm_backward
 
 __all__ = [
-    "absorb_centered",
-    "absorb_power",
-    "absorb_uncentered",
     "batch_norm",
     "batch_norm_backward",
+    "moving_average_norm",
+    "moving_average_norm_backward",
     "power_norm",
     "power_norm_backward",
     "static_norm",
     "static_norm_backward",
     "token_norm",
     "token_norm_backward",
+    "update_running_stats",
 ]
+
+batch_norm_backward = _batch.reference_backward
+
+
+def batch_norm(args: _batch.BatchNormArgs, update: Update | None = None) -> _batch.BatchNormOutput:
+    """Normalize, and update running statistics by the sums of this process."""
+    output = _batch.reference(args)
+    if update is not None:
+        update_running_stats(update, output.sums)
+    return output

@@ -11,8 +11,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from powernorm.ops import functions
+from powernorm.ops.batch_norm import BatchNormArgs, batch_norm
 from powernorm.ops.dispatch import BACKENDS, VARIABLE, Backend, missing_reason, use_backend
+from powernorm.ops.power_norm import PowerNormArgs, power_norm
+from powernorm.ops.static_norm import StaticNormArgs, static_norm
+from powernorm.ops.token_norm import TokenNormArgs, token_norm
 
 _TYPES: Final[dict[Backend, tuple[torch.dtype, ...]]] = {
     "eager": (torch.float32, torch.bfloat16, torch.float64),
@@ -95,24 +98,24 @@ Compute = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 def _batch_norm(x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     mean, var = torch.zeros_like(weight), torch.ones_like(weight)
-    affine = (weight, bias)
-    return functions.batch_norm(x, None, mask, *affine, mean, var, None, None, 0, 1e-5, False, "").y
+    state = mean, var, None, None
+    return batch_norm(BatchNormArgs(x, None, mask, weight, bias, *state, 0, 1e-5, False, "")).y
 
 
 def _power_norm(x: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    second, gradient = torch.ones_like(weight), torch.full_like(weight, 0.1)
-    return functions.power_norm(
-        x, None, mask, weight, bias, second, gradient, None, 2, 1e-5, False, 0.0, False, ""
+    state = torch.ones_like(weight), torch.full_like(weight, 0.1), None
+    return power_norm(
+        PowerNormArgs(x, None, mask, weight, bias, *state, 2, 1e-5, False, 0.0, False, "")
     )[0]
 
 
 def _token_norm(x: Tensor, _: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return functions.token_norm(x, None, weight, bias, eps=1e-5, k=0.1)[0]
+    return token_norm(TokenNormArgs(x, None, weight, bias, k=0.1))[0]
 
 
 def _static_norm(x: Tensor, _: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    state = (torch.zeros_like(weight), torch.ones_like(weight))
-    return functions.static_norm(x, None, weight, bias, *state, 0, 1e-5, False)[0]
+    state = torch.zeros_like(weight), torch.ones_like(weight)
+    return static_norm(StaticNormArgs(x, None, weight, bias, *state, 0, 1e-5, False))[0]
 
 
 _OPS: Final[dict[str, Compute]] = {

@@ -11,10 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from powernorm.ops.functions import PlainFunction
-from powernorm.ops.plain import is_plain, is_transformed
-from powernorm.ops.reference import arrays
-from powernorm.ops.reference.arrays import accumulation_dtype, where_arriving
+from powernorm.ops import arrays
+from powernorm.ops.arrays import accumulation_dtype, where_arriving
+from powernorm.ops.graphs import is_transformed
+from powernorm.ops.operators import PlainFunction, is_plain
 
 
 class _ScaleAndShift(PlainFunction):

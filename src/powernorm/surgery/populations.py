@@ -12,7 +12,6 @@ from powernorm.errors import InputError
 from powernorm.inspection.modules import listed
 from powernorm.inspection.observer import NormCall, observe
 from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm
-from powernorm.norms.families import CenteredNorm
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
 
@@ -95,7 +94,7 @@ def check_not_empty(num_batches: int, layers: Mapping[str, BatchStatisticsNorm])
 
 def statistics_of(layer: BatchStatisticsNorm, moments: Moments, *, unbiased: bool) -> Buffers:
     """Return the buffers that the layer evaluates by, in float64."""
-    if not isinstance(layer, CenteredNorm):
+    if not layer.centered:
         return {"running_second_moment": moments.second_moment}
     var = layer.running_target(moments.var, moments.count) if unbiased else moments.var
     return {"running_mean": moments.mean, "running_var": var}

@@ -14,15 +14,26 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
+from powernorm.ops import running_stats
 from powernorm.ops.kernels.cpu.loading import load_library
-from powernorm.ops.kernels.cpu.tasks import TYPES, State, Task
+from powernorm.ops.kernels.cpu.tasks import (
+    CPU,
+    MEAN_AND_VAR,
+    POWER,
+    SECOND_MOMENT,
+    TYPES,
+    NativeUpdate,
+    Task,
+)
+from powernorm.ops.operators import PLAIN_TYPES, Gradients
+from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, UncenteredUpdate, Update
 
 _STATUS = {
     1: "the CPU kernels refused their arguments: please report this",
     2: "no memory for the sums of the CPU kernels",
 }
 _DENSE = torch.contiguous_format
-_CPU, _BOOL = torch.device("cpu"), torch.bool
+_BOOL = torch.bool
 
 
 def run(operation: int, task: Task) -> None:
@@ -32,14 +43,7 @@ def run(operation: int, task: Task) -> None:
         RuntimeError: refused arguments.
         MemoryError: no memory for the sums.
     """
-    status = _functions().powernorm_run(operation, ctypes.byref(task))
-    if status:
-        _fail(status)
-
-
-def absorb(state: State) -> None:
-    """Move running statistics; errors as `run`."""
-    status = _functions().powernorm_absorb(ctypes.byref(state))
+    status = _library().powernorm_run(operation, ctypes.byref(task))
     if status:
         _fail(status)
 
@@ -49,7 +53,7 @@ def _fail(status: int) -> NoReturn:
 
 
 @cache
-def _functions() -> ctypes.CDLL:
+def _library() -> ctypes.CDLL:
     functions = load_library().functions
     assert functions is not None
     return functions
@@ -70,7 +74,7 @@ def rows_of(x: Tensor) -> Tensor:
 def _strided(value: Tensor, kept: list[Any]) -> tuple[int, int]:
     """(address, stride from token to token) of an input that is not simply side by side."""
     if value._is_zerotensor():
-        value = torch.zeros(value.shape, dtype=value.dtype, device=_CPU)
+        value = torch.zeros(value.shape, dtype=value.dtype, device=CPU)
     rows = rows_of(value.resolve_neg())
     kept.append(rows)
     return rows.data_ptr(), rows.stride(0)
@@ -103,27 +107,27 @@ def _refuse(name: str, value: Tensor, expected: str) -> NoReturn:
 
 
 def forward_task(
-    x: Tensor,
-    residual: Tensor | None,
-    padding_mask: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    groups: int,
-    flags: int,
-    eps: float,
+    args: Any, padding_mask: Tensor | None, groups: int, flags: int
 ) -> tuple[Task, Tensor, Tensor | None, Tensor | None, torch.dtype, list[Any]]:
-    """A task with what all forwards share.
+    """Return a task with what all forwards share.
+
+    Args:
+        args: the op's arguments: x, residual, weight, bias, eps.
+        padding_mask: True = padding.
+        groups: groups of GroupScaling.
+        flags: of the task.
 
     Returns:
-        The task; y; the sum with the residual, where there is one; GroupScaling's factors, where
-        there are groups; the accumulation type; what must live until the task has run.
+        The task; y; the sum with the residual, if there is one; GroupScaling's factors, if there
+        are groups; the accumulation type; what must live until the task has run.
     """
+    x, residual, weight, bias = args.x, args.residual, args.weight, args.bias
     dtype, features = x.dtype, x.shape[-1]
     kept: list[Any] = []
     acc = torch.float64 if dtype is torch.float64 else torch.float32
     task = Task()
     task.features, task.type, task.flags, task.groups = features, TYPES[dtype], flags, groups
-    task.tokens, task.eps, task.threads = x.numel() // features, eps, torch.get_num_threads()
+    task.tokens, task.eps, task.threads = x.numel() // features, args.eps, torch.get_num_threads()
     if _is_simple(x):
         task.x, task.x_stride = x.data_ptr(), features
         y = torch.empty_like(x)
@@ -142,7 +146,7 @@ def forward_task(
         else:
             task.residual, task.residual_stride = _strided(residual, kept)
     if groups:
-        scales = torch.empty((task.tokens, groups), dtype=acc, device=_CPU)
+        scales = torch.empty((task.tokens, groups), dtype=acc, device=CPU)
         task.scales = scales.data_ptr()
     if padding_mask is not None:
         _hand_over_mask(task, padding_mask, kept)
@@ -154,22 +158,27 @@ def forward_task(
 
 
 def backward_task(
-    inputs: Tensor,
-    grad_y: Tensor,
-    grad_total: Tensor | None,
+    args: Any,
     padding_mask: Tensor | None,
-    weight: Tensor | None,
     scales: Tensor | None,
     flags: int,
     eps: float,
     affine: bool = True,
-) -> tuple[Task, tuple[Tensor, Any, Any], torch.dtype, list[Any]]:
-    """A task with what all backwards share.
+) -> tuple[Task, Gradients, torch.dtype, list[Any]]:
+    """Return a task with what all backwards share.
+
+    Args:
+        args: the backward's arguments: inputs, grad_y, grad_total, weight.
+        padding_mask: True = padding.
+        scales: GroupScaling's factors.
+        flags: of the task.
+        eps: the norm's.
+        affine: are the gradients of γ and β wanted?
 
     Returns:
-        The task; the gradients of input, γ and β (the last two None unless `affine`); the
-        accumulation type; what must live until the task has run.
+        The task; the gradients; the accumulation type; what must live until the task has run.
     """
+    inputs, grad_y = args.inputs, args.grad_y
     dtype, features = inputs.dtype, inputs.shape[-1]
     kept: list[Any] = []
     acc = torch.float64 if dtype is torch.float64 else torch.float32
@@ -187,20 +196,20 @@ def backward_task(
         task.grad_y, task.grad_y_stride = grad_y.data_ptr(), features
     else:
         task.grad_y, task.grad_y_stride = _strided(grad_y, kept)
-    if grad_total is not None:
-        task.grad_total, task.grad_total_stride = _strided(grad_total, kept)
+    if args.grad_total is not None:
+        task.grad_total, task.grad_total_stride = _strided(args.grad_total, kept)
     if padding_mask is not None:
         _hand_over_mask(task, padding_mask, kept)
-    if weight is not None:
-        task.weight = vector("weight", weight, features, acc, kept)
-    if scales is not None and scales.numel():
+    if args.weight is not None:
+        task.weight = vector("weight", args.weight, features, acc, kept)
+    if scales is not None:
         task.groups, task.scales = scales.shape[-1], scales.data_ptr()
     if not affine:
-        return task, (grad_x, None, None), acc, kept
-    grad_weight = torch.empty(features, dtype=acc, device=_CPU)
-    grad_bias = torch.empty(features, dtype=acc, device=_CPU)
+        return task, Gradients(grad_x, None, None), acc, kept
+    grad_weight = torch.empty(features, dtype=acc, device=CPU)
+    grad_bias = torch.empty(features, dtype=acc, device=CPU)
     task.grad_weight, task.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
-    return task, (grad_x, grad_weight, grad_bias), acc, kept
+    return task, Gradients(grad_x, grad_weight, grad_bias), acc, kept
 
 
 def _hand_over_mask(task: Task, padding_mask: Tensor, kept: list[Any]) -> None:
@@ -211,3 +220,83 @@ def _hand_over_mask(task: Task, padding_mask: Tensor, kept: list[Any]) -> None:
         padding_mask = padding_mask.contiguous()
         kept.append(padding_mask)
     task.mask = padding_mask.data_ptr()
+
+
+def native_update(update: Update, features: int) -> NativeUpdate | None:
+    """Return an update as the library takes it, None if it cannot write these buffers.
+
+    It is made once for an `update` and its memory.
+    """
+    buffers = update.buffers
+    # Addresses: memory may be replaced under a tensor.
+    addresses = [buffer.data_ptr() for buffer in buffers]
+    if update.native is not None and update.native[0] == addresses:
+        found: NativeUpdate | None = update.native[1]
+        return found
+    native = _new_update(update, addresses) if _can_write(buffers, features) else None
+    update.native = addresses, native
+    return native
+
+
+def _can_write(buffers: tuple[Tensor, ...], features: int) -> bool:
+    """Return whether buffers are what the library can write: dense, all float32 or all float64.
+
+    They are not after a data-parallel wrapper has cast them, say.
+    """
+    *vectors, tracked, nonfinite = buffers
+    dtype = vectors[0].dtype
+    return (
+        dtype in (torch.float32, torch.float64)
+        and all(
+            buffer.dtype is dtype
+            and buffer.numel() == features
+            and type(buffer) in PLAIN_TYPES
+            and buffer.is_contiguous()
+            for buffer in vectors
+        )
+        and tracked.dtype is torch.int64 is nonfinite.dtype
+        and all(buffer.is_cpu for buffer in buffers)
+    )
+
+
+def _new_update(update: Update, addresses: list[int]) -> NativeUpdate:
+    *vectors, tracked, nonfinite = addresses
+    native = NativeUpdate()
+    native.features = update.buffers[0].numel()
+    native.wide = update.buffers[0].dtype is torch.float64
+    native.second, native.num_batches_tracked = vectors[0], tracked
+    native.num_nonfinite_batches = nonfinite
+    if update.momentum is None:
+        native.average = True
+    else:
+        native.momentum = update.momentum
+    if isinstance(update, CenteredUpdate):
+        native.kind, native.unbiased = MEAN_AND_VAR, update.unbiased
+        native.first, native.second = vectors
+    elif isinstance(update, UncenteredUpdate):
+        native.kind = SECOND_MOMENT
+    elif isinstance(update, PowerUpdate):
+        native.kind, native.floored = POWER, update.floored
+        native.second, native.first = vectors
+        native.backward_momentum = update.backward_momentum
+    return native
+
+
+def mark_written(update: Update) -> None:
+    """Count the library's writes, as torch counts its own."""
+    torch.autograd.graph.increment_version(update.buffers)
+
+
+def update_running_stats(update: Update, sums: Tensor) -> None:
+    """Take one step, in place; see `running_stats.update_running_stats`."""
+    native = None
+    if sums.is_cpu and sums.is_contiguous():
+        native = native_update(update, sums.shape[-1])
+    if native is None:
+        running_stats.update_running_stats(update, sums)
+        return
+    native.sums = sums.data_ptr()
+    status = _library().powernorm_update(ctypes.byref(native))
+    if status:
+        _fail(status)
+    mark_written(update)

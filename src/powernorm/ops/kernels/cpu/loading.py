@@ -11,7 +11,7 @@ from pathlib import Path
 import torch  # noqa: F401 - brings the OpenMP runtime that the library uses
 
 from powernorm.ops.kernels.cpu.building import LIBRARY_NAME, NOTE_NAME, number_sources
-from powernorm.ops.kernels.cpu.tasks import State, Task
+from powernorm.ops.kernels.cpu.tasks import NativeUpdate, Task
 
 FOLDER = Path(__file__).parent
 VARIABLE = "POWERNORM_CPU_LIBRARY"
@@ -92,12 +92,12 @@ def _check_sources(functions: ctypes.CDLL) -> None:
 
 def _declare(functions: ctypes.CDLL) -> None:
     functions.powernorm_task_size.restype = ctypes.c_size_t
-    functions.powernorm_state_size.restype = ctypes.c_size_t
-    sizes = (functions.powernorm_task_size(), functions.powernorm_state_size())
-    if sizes != (ctypes.sizeof(Task), ctypes.sizeof(State)):
+    functions.powernorm_update_size.restype = ctypes.c_size_t
+    sizes = (functions.powernorm_task_size(), functions.powernorm_update_size())
+    if sizes != (ctypes.sizeof(Task), ctypes.sizeof(NativeUpdate)):
         raise ValueError("it was built from other sources; install powernorm again")
     functions.powernorm_run.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    functions.powernorm_absorb.argtypes = [ctypes.c_void_p]
+    functions.powernorm_update.argtypes = [ctypes.c_void_p]
     functions.powernorm_instruction_set.restype = ctypes.c_char_p
     functions.powernorm_use_instruction_set.argtypes = [ctypes.c_char_p]
     functions.powernorm_set_stream_bytes.argtypes = [ctypes.c_int64]

@@ -7,6 +7,9 @@ from typing import Final
 
 import torch
 
+CPU: Final = torch.device("cpu")
+"""Given to every allocation: a default device is for what the user makes."""
+
 CENTERED: Final = 1
 FLOOR: Final = 2
 RELEASED: Final = 4
@@ -44,12 +47,12 @@ class Task(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("var", "gradient_moment", "limits", "y", "total")),
         *((name, ctypes.c_void_p) for name in ("scales", "statistics", "sums", "grad_y")),
         *((name, ctypes.c_void_p) for name in ("grad_total", "grad_statistics", "grad_x")),
-        *((name, ctypes.c_void_p) for name in ("grad_weight", "grad_bias", "carried")),
+        *((name, ctypes.c_void_p) for name in ("grad_weight", "grad_bias", "carried", "update")),
     )
 
 
-class State(ctypes.Structure):
-    """One call of `powernorm_absorb`."""
+class NativeUpdate(ctypes.Structure):
+    """An update of running statistics, within a task or as a call of `powernorm_update`."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("kind", "wide", "features", "unbiased", "average")),

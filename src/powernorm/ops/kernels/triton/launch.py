@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from powernorm.ops.reference.arrays import accumulation_dtype
+from powernorm.ops.arrays import accumulation_dtype
 
 COLUMNS = 128
 """Features of a program that need not own whole rows: 256 bytes of bfloat16."""
@@ -75,9 +75,9 @@ def accumulators(x: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=accumulation_dtype(x), device=x.device)
 
 
-def scales_for(x: Tensor, tokens: int, groups: int) -> Tensor:
-    """Room for GroupScaling's factors; empty without groups."""
-    return accumulators(x, tokens, groups) if groups else accumulators(x, 0)
+def scales_for(x: Tensor, tokens: int, groups: int) -> Tensor | None:
+    """Return room for GroupScaling's factors, None without groups."""
+    return accumulators(x, tokens, groups) if groups else None
 
 
 @lru_cache

@@ -26,11 +26,16 @@ template <class A>
 struct ProductMemory {
   Scratch<double> wide;
   Scratch<A> narrow;
-  int64_t features;
+  int64_t features, threads;
 
   ProductMemory(int64_t features, int threads)
-      : wide(3 * features * threads), narrow(2 * features * threads), features(features) {
-    if (!ok()) return;
+      : wide(3 * features * threads),
+        narrow(2 * features * threads),
+        features(features),
+        threads(threads) {
+    if (ok()) clear();
+  }
+  void clear() {
     memset(wide.data, 0, 3 * features * threads * sizeof(double));
     memset(narrow.data, 0, 2 * features * threads * sizeof(A));
   }

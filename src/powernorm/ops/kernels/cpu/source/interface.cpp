@@ -94,12 +94,12 @@ bool fits(int operation, const PowernormTask& t) {
   }
 }
 
-// Share of Σ n μ² below which the spread between uses is rounding error, as in reference/state.py.
+// Share of Σ n μ² below which the spread between uses is rounding error, as in running_stats.py.
 const double kRounding = 32 * 0x1p-52;
 
 template <class B>
 struct Running {
-  const PowernormState& state;
+  const PowernormUpdate& update;
   int nonfinite = 0;
 
   template <class V>
@@ -121,52 +121,66 @@ struct Running {
   }
 
   void mean_and_var(int64_t c, double size, double weight) {
-    const double* sums = state.sums;
-    const int64_t n = state.features;
+    const double* sums = update.sums;
+    const int64_t n = update.features;
     const double total = sums[n + c], raised = sums[3 * n + c], mean = total / size;
     const double between = raised - mean * total;
     double squares = sums[2 * n + c];
     if (between > kRounding * raised) squares += between;
     double divisor = size;
-    if (state.unbiased && size > 1) divisor -= 1;
-    move(state.first, c, mean, weight);
-    move(state.second, c, squares / divisor, weight);
+    if (update.unbiased && size > 1) divisor -= 1;
+    move(update.first, c, mean, weight);
+    move(update.second, c, squares / divisor, weight);
   }
 
   void power(int64_t c, double share, double gradient_share, double weight) {
-    const double* sums = state.sums;
-    const int64_t n = state.features;
-    double factor = 1 - state.backward_momentum * (sums[3 * n + c] * gradient_share);
-    if (state.floored && factor < 0) factor = 0;
-    const double old = static_cast<B*>(state.first)[c];
-    const double value = old * factor + state.backward_momentum * (sums[4 * n + c] * gradient_share);
-    move(state.second, c, sums[n + c] * share, weight);
-    move(state.first, c, value, 1);
+    const double* sums = update.sums;
+    const int64_t n = update.features;
+    double factor = 1 - update.backward_momentum * (sums[3 * n + c] * gradient_share);
+    if (update.floored && factor < 0) factor = 0;
+    const double old = static_cast<B*>(update.first)[c];
+    const double value = old * factor + update.backward_momentum * (sums[4 * n + c] * gradient_share);
+    move(update.second, c, sums[n + c] * share, weight);
+    move(update.first, c, value, 1);
   }
 
   void run() {
-    const double count = state.sums[0];
+    const double count = update.sums[0];
     if (!(count > 0)) return;
-    double weight = state.momentum;
-    if (state.average) {
+    double weight = update.momentum;
+    if (update.average) {
       // Batches that were left out take no part, or the start value would stay in the average.
-      weight = 1.0 / static_cast<double>(*state.num_batches_tracked + 1 -
-                                         *state.num_nonfinite_batches);
+      weight = 1.0 / static_cast<double>(*update.num_batches_tracked + 1 -
+                                         *update.num_nonfinite_batches);
     }
-    if (state.kind == kMeanAndVar) {
-      for (int64_t c = 0; c < state.features; ++c) mean_and_var(c, count, weight);
-    } else if (state.kind == kSecondMoment) {
-      const double* squares = state.sums + state.features;
-      for (int64_t c = 0; c < state.features; ++c) move(state.second, c, squares[c] / count, weight);
+    if (update.kind == kMeanAndVar) {
+      for (int64_t c = 0; c < update.features; ++c) mean_and_var(c, count, weight);
+    } else if (update.kind == kSecondMoment) {
+      const double* squares = update.sums + update.features;
+      for (int64_t c = 0; c < update.features; ++c) move(update.second, c, squares[c] / count, weight);
     } else {
-      const double size = state.sums[2 * state.features];
+      const double size = update.sums[2 * update.features];
       const double gradient_share = 1 / (size < 1 ? 1 : size);
-      for (int64_t c = 0; c < state.features; ++c) power(c, 1 / count, gradient_share, weight);
+      for (int64_t c = 0; c < update.features; ++c) power(c, 1 / count, gradient_share, weight);
     }
-    *state.num_batches_tracked += 1;
-    *state.num_nonfinite_batches += nonfinite != 0;
+    *update.num_batches_tracked += 1;
+    *update.num_nonfinite_batches += nonfinite != 0;
   }
 };
+
+int run_update(const PowernormUpdate& update) {
+  if (update.features < 1 || !update.sums || !update.second || !update.num_batches_tracked ||
+      !update.num_nonfinite_batches || update.kind < 0 || update.kind > kPower ||
+      (!update.first && update.kind != kSecondMoment)) {
+    return kBadArgument;
+  }
+  if (update.wide) {
+    Running<double>{update}.run();
+  } else {
+    Running<float>{update}.run();
+  }
+  return kDone;
+}
 
 }  // namespace
 
@@ -180,21 +194,15 @@ __attribute__((visibility("default"))) int powernorm_run(int operation, const Po
   const int64_t bytes = task.tokens * task.features * bytes_of(task.type);
   if (bytes >= stream_bytes()) task.flags |= kStream;
   if (bytes >= 2 * stream_bytes()) task.flags |= kFar;
-  return chosen_table()->functions[operation][task.type](&task);
+  const int status = chosen_table()->functions[operation][task.type](&task);
+  if (status != kDone || !task.update) return status;
+  PowernormUpdate update = *task.update;
+  update.sums = task.sums;
+  return run_update(update);
 }
 
-__attribute__((visibility("default"))) int powernorm_absorb(const PowernormState* state) {
-  if (!state || state->features < 1 || !state->sums || !state->second ||
-      !state->num_batches_tracked || !state->num_nonfinite_batches ||
-      (!state->first && state->kind != kSecondMoment) || state->kind < 0 || state->kind > kPower) {
-    return kBadArgument;
-  }
-  if (state->wide) {
-    Running<double>{*state}.run();
-  } else {
-    Running<float>{*state}.run();
-  }
-  return kDone;
+__attribute__((visibility("default"))) int powernorm_update(const PowernormUpdate* update) {
+  return update ? run_update(*update) : kBadArgument;
 }
 
 __attribute__((visibility("default"))) const char* powernorm_instruction_set(void) {
@@ -251,7 +259,7 @@ __attribute__((visibility("default"))) size_t powernorm_task_size(void) {
   return sizeof(PowernormTask);
 }
 
-__attribute__((visibility("default"))) size_t powernorm_state_size(void) {
-  return sizeof(PowernormState);
+__attribute__((visibility("default"))) size_t powernorm_update_size(void) {
+  return sizeof(PowernormUpdate);
 }
 }

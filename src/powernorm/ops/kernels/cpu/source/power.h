@@ -158,23 +158,52 @@ int static_norm(const PowernormTask* given) {
   return kDone;
 }
 
+// The pass over all tokens; with a mask of all of them, as padding that may hold anything.
+template <class T>
+void static_gradients(const PowernormTask& task, const typename Accumulator<T>::type* direct,
+                      const typename Accumulator<T>::type* zeros,
+                      ProductMemory<typename Accumulator<T>::type>* memory) {
+  using A = typename Accumulator<T>::type;
+  const A* statistics = static_cast<const A*>(task.statistics);
+  run_pass<Back::kGradientAndSums>(BackwardPass<T>{task, statistics, direct, zeros, zeros}, false,
+                                   memory);
+}
+
+inline bool all_finite(const double* values, int64_t size) {
+  double gap = 0;
+  for (int64_t i = 0; i < size; ++i) gap += values[i] - values[i];
+  return gap == 0;
+}
+
 template <class T>
 int static_norm_backward(const PowernormTask* given) {
   using A = typename Accumulator<T>::type;
-  const PowernormTask& task = *given;
+  PowernormTask task = *given;
   const int64_t n = task.features;
+  const int threads = static_cast<int>(task.threads);
   FeatureVectors<A> vectors(n, 2);
-  ProductMemory<A> memory(n, static_cast<int>(task.threads));
+  ProductMemory<A> memory(n, threads);
   if (!vectors.ok() || !memory.ok()) return kNoMemory;
   A *direct = vectors[0], *zeros = vectors[1];
   const A* statistics = static_cast<const A*>(task.statistics);
   const View<A> weight = weight_of<A>(task);
   for (int64_t c = 0; c < n; ++c) direct[c] = weight[c] * statistics[n + c];
-  run_pass<Back::kGradientAndSums>(BackwardPass<T>{task, statistics, direct, zeros, zeros}, false,
-                                   &memory);
+  static_gradients<T>(task, direct, zeros, &memory);
   const ProductSums<A> sums = memory.of(0);
+  const double* products = sums.product;
+  if (!all_finite(products, n)) {
+    // Some token is not finite. No mask says which are padding: where no gradient arrives none
+    // leaves.
+    Scratch<uint8_t> mask(task.tokens);
+    if (!mask.data) return kNoMemory;
+    memset(mask.data, 1, task.tokens);
+    task.mask = mask.data;
+    memory.clear();
+    static_gradients<T>(task, direct, zeros, &memory);
+    products = sums.padded_product;
+  }
   for (int64_t c = 0; c < n; ++c) {
-    static_cast<A*>(task.grad_weight)[c] = static_cast<A>(statistics[n + c] * sums.product[c]);
+    static_cast<A*>(task.grad_weight)[c] = static_cast<A>(statistics[n + c] * products[c]);
     static_cast<A*>(task.grad_bias)[c] = static_cast<A>(sums.grad[c]);
   }
   return kDone;

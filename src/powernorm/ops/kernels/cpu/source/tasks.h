@@ -49,6 +49,7 @@ struct PowernormTask {
   void* grad_weight;
   void* grad_bias;
   double* carried;  // (5, features)
+  const struct PowernormUpdate* update;  // of running statistics by `sums`, when they are finished
 };
 
 typedef int (*PowernormFunction)(const PowernormTask*);
@@ -70,10 +71,10 @@ struct PowernormTable {
   PowernormFunction functions[kNumOperations][kNumTypes];
 };
 
-// Running statistics and the sums over a batch that move them.
-enum PowernormStateKind { kMeanAndVar, kSecondMoment, kPower };
+// Running statistics and the sums over a batch that update them.
+enum PowernormUpdateKind { kMeanAndVar, kSecondMoment, kPower };
 
-struct PowernormState {
+struct PowernormUpdate {
   int64_t kind, wide, features;  // wide: the buffers are double
   int64_t unbiased, average, floored;  // average: of all batches, without a momentum
   double momentum, backward_momentum;
@@ -81,6 +82,6 @@ struct PowernormState {
   void* second;  // running variance or second moment
   int64_t* num_batches_tracked;
   int64_t* num_nonfinite_batches;
-  const double* sums;  // (rows, features); the first row is the number of tokens
+  const double* sums;  // (rows, features); the first row is the number of tokens. Of a task: its own
 };
 }

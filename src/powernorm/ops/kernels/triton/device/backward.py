@@ -221,7 +221,8 @@ def static_gradient_kernel(
         scales = load_scales(scales_ptr, rows, tokens, GROUPS, BLOCK_G, ACC)
         values *= scales
         sum_grad += grad
-        sum_product += grad * ((values - center) * rstd)
+        # Where no gradient arrives none leaves, whatever padding holds.
+        sum_product += tl.where(grad != 0, grad * ((values - center) * rstd), 0.0)
         store_gradient(
             grad * direct, values, scales, grad_total_ptr, grad_x_ptr, rows, total_stride,
             features, inside, True, GROUPS, SIZE, FEATURES, ACC,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from powernorm.ops.kernels.triton.batch import measure, normalize
+from powernorm.ops.kernels.triton.batch_norm import measure, normalize
 from powernorm.ops.kernels.triton.device.backward import power_gradient_kernel
 from powernorm.ops.kernels.triton.device.gradients import (
     power_gradients_kernel,
@@ -22,34 +22,27 @@ from powernorm.ops.kernels.triton.launch import (
     rows_of,
     vector,
 )
-from powernorm.ops.kernels.triton.static import groups_of
+from powernorm.ops.kernels.triton.static_norm import groups_of
+from powernorm.ops.power_norm import (
+    PowerNormArgs,
+    PowerNormBackwardArgs,
+    PowerNormGradients,
+    PowerNormOutput,
+)
 from powernorm.ops.processes import all_reduce_sum
-from powernorm.ops.reference.power import PowerNormOutput
 
 
-def power_norm(
-    x: Tensor,
-    residual: Tensor | None,
-    padding_mask: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    second_moment: Tensor,
-    gradient_moment: Tensor,
-    groups: int,
-    eps: float,
-    use_batch: bool,
-    max_ratio: float,
-    released: bool,
-    group_name: str,
-) -> PowerNormOutput:
-    """As `powernorm.ops.reference.power.power_norm`."""
+def power_norm(args: PowerNormArgs) -> PowerNormOutput:
+    """Normalize."""
+    x, eps, group_name = args.x, args.eps, args.group_name
+    use_batch, max_ratio, released = args.use_batch, args.max_ratio, args.released
     features = x.shape[-1]
     # The released backward alone can wait for the batch's ψ until the one pass is done.
-    known = None if use_batch or max_ratio else (weight, bias, second_moment)
-    measured = measure(x, residual, padding_mask, groups, eps, False, known)
+    known = None if use_batch or max_ratio else (args.weight, args.bias, args.second_moment)
+    measured = measure(x, args.residual, args.padding_mask, args.groups, eps, False, known)
     sums = torch.empty(2, features, dtype=torch.float64, device=x.device)
     statistics = accumulators(x, 3, features)
-    moments = (vector(second_moment), vector(gradient_moment))
+    moments = (vector(args.second_moment), vector(args.gradient_moment))
     programs = measured.tiling.programs
     finishing = finishing_plan(features, programs)
     constants = {"USE_BATCH": use_batch, "BOUNDED": max_ratio > 0, "RELEASED": released}
@@ -68,26 +61,17 @@ def power_norm(
         finish(None, statistics)
     y = measured.y
     if y is None:
-        y = normalize(measured, weight, bias, statistics, 0)
+        y = normalize(measured, args.weight, args.bias, statistics, 0)
     return PowerNormOutput(y, measured.total, measured.scales, statistics, sums)
 
 
-def power_norm_backward(
-    grad_y: Tensor,
-    grad_total: Tensor | None,
-    inputs: Tensor,
-    padding_mask: Tensor | None,
-    weight: Tensor | None,
-    scales: Tensor,
-    statistics: Tensor,
-    sums: Tensor,
-    released: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `powernorm.ops.reference.power.power_norm_backward`."""
+def power_norm_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:
+    """Return the gradients and what updates the running statistics."""
+    inputs, scales, released = args.inputs, args.scales, args.released
     rows, stride = rows_of(inputs)
-    grad, grad_stride = rows_of(grad_y)
-    added, added_stride = optional_rows(grad_total)
-    mask = mask_rows(padding_mask)
+    grad, grad_stride = rows_of(args.grad_y)
+    added, added_stride = optional_rows(args.grad_total)
+    mask = mask_rows(args.padding_mask)
     tokens, features = rows.shape
     grad_x = like(inputs)
     groups = groups_of(scales)
@@ -96,16 +80,17 @@ def power_norm_backward(
     tiling = plan(inputs, tokens, groups, 2 if added is None else 3, fitting)
     programs = tiling.programs
     partials = accumulators(inputs, 2 if mask is None else 3 + released, programs, features)
+    weight = vector(args.weight)
     launch(
         power_gradient_kernel, tiling, inputs.device,
-        grad, added, rows, mask, vector(weight), scales, statistics, grad_x, partials,
+        grad, added, rows, mask, weight, scales, args.statistics, grad_x, partials,
         tokens, grad_stride, added_stride, stride, RELEASED=released,
     )  # fmt: skip
     grad_weight, grad_bias = accumulators(inputs, features), accumulators(inputs, features)
     carried = torch.empty(5, features, dtype=torch.float64, device=inputs.device)
     launch(
         power_gradients_kernel, finishing_plan(features, programs), inputs.device,
-        partials, vector(weight), statistics, sums, grad_weight, grad_bias, carried,
+        partials, weight, args.statistics, args.sums, grad_weight, grad_bias, carried,
         programs, tokens, MASKED=mask is not None, RELEASED=released,
     )  # fmt: skip
-    return grad_x, grad_weight, grad_bias, carried
+    return PowerNormGradients(grad_x, grad_weight, grad_bias, carried)

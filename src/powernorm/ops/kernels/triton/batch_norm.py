@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from powernorm.ops.batch_norm import BatchNormArgs, BatchNormBackwardArgs, BatchNormOutput
 from powernorm.ops.kernels.triton.device.backward import batch_gradient_kernel, batch_sums_kernel
 from powernorm.ops.kernels.triton.device.finish import batch_statistics_kernel
 from powernorm.ops.kernels.triton.device.forward import measure_kernel, normalize_kernel
@@ -24,10 +25,11 @@ from powernorm.ops.kernels.triton.launch import (
     scales_for,
     vector,
 )
-from powernorm.ops.kernels.triton.static import groups_of
+from powernorm.ops.kernels.triton.running_stats import update_running_stats
+from powernorm.ops.kernels.triton.static_norm import groups_of
+from powernorm.ops.operators import Gradients
 from powernorm.ops.processes import all_reduce_sum
-from powernorm.ops.reference.batch import BatchNormOutput
-from powernorm.ops.reference.state import reduce_sums
+from powernorm.ops.running_stats import Update, reduce_sums
 
 
 class Measured(NamedTuple):
@@ -35,8 +37,8 @@ class Measured(NamedTuple):
 
     inputs: Tensor
     """What is normalized: x, or the sum with the residual."""
-    total: Tensor
-    scales: Tensor
+    total: Tensor | None
+    scales: Tensor | None
     partials: Tensor
     """Each program's part of the statistics, flat."""
     tiling: Plan
@@ -81,7 +83,6 @@ def measure(
         total, scales, y, partials, rows.shape[0], stride, added_stride, eps, CENTERED=centered,
     )  # fmt: skip
     inputs = x if total is None else total
-    total = x.new_empty(0) if total is None else total
     return Measured(inputs, total, scales, partials, tiling, y)
 
 
@@ -116,29 +117,17 @@ def normalize(
     return y
 
 
-def batch_norm(
-    x: Tensor,
-    residual: Tensor | None,
-    padding_mask: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor,
-    limits: Tensor | None,
-    groups: int,
-    eps: float,
-    floor: bool,
-    group_name: str,
-) -> BatchNormOutput:
-    """As `powernorm.ops.reference.batch.batch_norm`."""
-    centered = running_mean is not None
-    measured = measure(x, residual, padding_mask, groups, eps, centered)
+def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOutput:
+    """Normalize, and update running statistics by the sums of this process."""
+    x, groups, eps, group_name = args.x, args.groups, args.eps, args.group_name
+    centered = args.running_mean is not None
+    measured = measure(x, args.residual, args.padding_mask, groups, eps, centered)
     features, programs = x.shape[-1], measured.tiling.programs
     sums = torch.empty(4 if centered else 2, features, dtype=torch.float64, device=x.device)
     statistics = accumulators(x, 6, features)
-    running = (vector(running_mean), vector(running_var), vector(limits))
+    running = (vector(args.running_mean), vector(args.running_var), vector(args.limits))
     finishing = finishing_plan(features, programs)
-    constants = {"FLOOR": floor, "CENTERED": centered}
+    constants = {"FLOOR": args.floor, "CENTERED": centered}
 
     def finish(merged: Tensor | None, written: Tensor | None) -> None:
         launch(
@@ -151,28 +140,19 @@ def batch_norm(
         finish(reduce_sums(sums, centered, group_name), statistics)
     else:
         finish(None, statistics)
-    y = normalize(measured, weight, bias, statistics, 2, centered, limits is not None)
+    renorm = args.limits is not None
+    y = normalize(measured, args.weight, args.bias, statistics, 2, centered, renorm)
+    if update is not None:
+        update_running_stats(update, sums)
     return BatchNormOutput(y, measured.total, measured.scales, statistics, sums)
 
 
-def batch_norm_backward(
-    grad_y: Tensor,
-    grad_total: Tensor | None,
-    grad_statistics: Tensor | None,
-    inputs: Tensor,
-    padding_mask: Tensor | None,
-    weight: Tensor | None,
-    scales: Tensor,
-    statistics: Tensor,
-    eps: float,
-    floor: bool,
-    centered: bool,
-    group_name: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `powernorm.ops.reference.batch.batch_norm_backward`."""
+def batch_norm_backward(args: BatchNormBackwardArgs) -> Gradients:
+    """Return the gradients."""
+    inputs, scales, statistics = args.inputs, args.scales, args.statistics
     rows, stride = rows_of(inputs)
-    grad, grad_stride = rows_of(grad_y)
-    mask = mask_rows(padding_mask)
+    grad, grad_stride = rows_of(args.grad_y)
+    mask = mask_rows(args.padding_mask)
     features, groups = inputs.shape[-1], groups_of(scales)
     tiling = plan(inputs, rows.shape[0], groups, 2, 4)
     partials = accumulators(inputs, 2, tiling.programs, features)
@@ -183,22 +163,22 @@ def batch_norm_backward(
     grad_weight, grad_bias = accumulators(inputs, features), accumulators(inputs, features)
     coefficients = accumulators(inputs, 3, features)
     finishing = finishing_plan(features, tiling.programs)
-    given = None if grad_statistics is None else grad_statistics.contiguous()
+    given = None if args.grad_statistics is None else args.grad_statistics.contiguous()
 
     def finish(merged: Tensor | None, sums: Tensor | None, written: Tensor | None) -> None:
         launch(
             batch_gradients_kernel, finishing, inputs.device,
-            partials, merged, vector(weight), statistics, given, grad_weight, grad_bias,
-            sums, written, tiling.programs, eps, FLOOR=floor, CENTERED=centered,
+            partials, merged, vector(args.weight), statistics, given, grad_weight, grad_bias,
+            sums, written, tiling.programs, args.eps, FLOOR=args.floor, CENTERED=args.centered,
         )  # fmt: skip
 
-    if group_name:
+    if args.group_name:
         sums = accumulators(inputs, 4, features)
         finish(None, sums, None)
-        finish(all_reduce_sum(sums, group_name), None, coefficients)
+        finish(all_reduce_sum(sums, args.group_name), None, coefficients)
     else:
         finish(None, None, coefficients)
-    added, added_stride = optional_rows(grad_total)
+    added, added_stride = optional_rows(args.grad_total)
     grad_x = like(inputs)
     tiling = plan(inputs, rows.shape[0], groups, 2 if added is None else 3, 4)
     launch(
@@ -206,4 +186,4 @@ def batch_norm_backward(
         grad, added, rows, mask, scales, statistics, coefficients, grad_x,
         rows.shape[0], grad_stride, added_stride, stride,
     )  # fmt: skip
-    return grad_x, grad_weight, grad_bias
+    return Gradients(grad_x, grad_weight, grad_bias)

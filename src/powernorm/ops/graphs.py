@@ -1,38 +1,30 @@
-"""Which way a call goes: straight to the kernels, through torch's dispatcher, or in plain torch."""
+"""What kind of graph is being made of a call, if any."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from powernorm.errors import InputError
 
-PLAIN_TYPES: Final = (Tensor, nn.Parameter)
+NO_BACKWARD: Final = -1
 
 
-def is_plain(*tensors: Tensor | None) -> bool:
-    """Are these ordinary tensors in eager mode, with nothing that records or replaces ops?
+def current_backward() -> int:
+    """Return torch's number of the backward that runs in this thread, or `NO_BACKWARD`."""
+    return int(torch._C._current_graph_task_id())
 
-    The dispatcher costs about as much as a small norm itself. Compilers, export, tracers, dispatch
-    modes and tensor subclasses need it, and get it.
-    """
-    for tensor in tensors:
-        if tensor is not None and type(tensor) not in PLAIN_TYPES:
-            return False
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._get_tracing_state() is None
-        and forward_ad._current_level < 0
-    )
+
+def in_backward() -> bool:
+    """Return whether autograd runs a backward in this thread, as where a forward is repeated."""
+    return current_backward() != NO_BACKWARD
 
 
 def is_exported() -> bool:
-    """Is a graph being made that has to run without this library: torch.export, TorchScript?"""
+    """Return whether the graph has to run without this library: torch.export, TorchScript."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     return torch._C._get_tracing_state() is not None
@@ -54,7 +46,7 @@ def num_features_of(x: Tensor) -> int:
 
 
 def is_transformed() -> bool:
-    """Is this inside a transform of torch.func, or forward-mode differentiation?
+    """Return whether this is inside a transform of torch.func, or forward-mode differentiation.
 
     Registered ops have no rules for those; forward mode would give zeros without a word.
     """

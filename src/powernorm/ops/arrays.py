@@ -1,9 +1,11 @@
-"""What the reference functions share: accumulation type, masked sums, the affine end."""
+"""What the references of the ops share: accumulation type, masked sums, the affine end."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from powernorm.ops.graphs import num_features_of
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
@@ -16,10 +18,10 @@ def tokens_of(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).to(accumulation_dtype(x))
 
 
-def add_residual(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(what is normalized, the sum as an output): the output is empty without a residual."""
+def add_residual(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """(what is normalized, the sum as an output): None without a residual."""
     if residual is None:
-        return x, x.new_empty(0)
+        return x, None
     total = x + residual
     return total, total
 
@@ -84,8 +86,8 @@ def affine_gradients(
     return g, grad_weight, grad_bias
 
 
-def scale_groups(tokens: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    """GroupScaling: (scaled tokens, factors (tokens, groups)); without groups the tokens alone.
+def scale_groups(tokens: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor | None]:
+    """GroupScaling: (scaled tokens, factors (tokens, groups)); without groups (tokens, None).
 
     Args:
         tokens: (tokens, C) in the accumulation type.
@@ -93,15 +95,15 @@ def scale_groups(tokens: Tensor, groups: int, eps: float) -> tuple[Tensor, Tenso
         eps: added to the mean square.
     """
     if not groups:
-        return tokens, tokens.new_empty(0)
+        return tokens, None
     parts = tokens.unflatten(-1, (groups, tokens.shape[-1] // groups))
     scales = torch.rsqrt(parts.square().mean(-1) + eps)
     return apply_scales(tokens, scales), scales
 
 
-def apply_scales(tokens: Tensor, scales: Tensor) -> Tensor:
-    """Multiply each group of a token's features by its factor; `scales` empty: as it is."""
-    if not scales.numel():
+def apply_scales(tokens: Tensor, scales: Tensor | None) -> Tensor:
+    """Multiply each group of a token's features by its factor; without factors as it is."""
+    if scales is None:
         return tokens
     scaled: Tensor = tokens.unflatten(-1, (scales.shape[-1], -1)) * scales.unsqueeze(-1)
     return scaled.flatten(-2)
@@ -118,7 +120,11 @@ def _through_scaling(gradient: Tensor, scaled: Tensor, scales: Tensor) -> Tensor
 
 
 def finish_gradient(
-    gradient: Tensor, scaled: Tensor, scales: Tensor, grad_total: Tensor | None, like: Tensor
+    gradient: Tensor,
+    scaled: Tensor,
+    scales: Tensor | None,
+    grad_total: Tensor | None,
+    like: Tensor,
 ) -> Tensor:
     """From the gradient of what was normalized to that of the op's input.
 
@@ -127,12 +133,31 @@ def finish_gradient(
     Args:
         gradient: t, (tokens, C).
         scaled: x̃, (tokens, C).
-        scales: s, (tokens, groups), or empty.
+        scales: s, (tokens, groups), or None.
         grad_total: gradient of the sum with the residual, shape of `like`.
         like: gives shape and type.
     """
-    if scales.numel():
+    if scales is not None:
         gradient = _through_scaling(gradient, scaled, scales)
     if grad_total is not None:
         gradient = gradient + tokens_of(grad_total)
     return gradient.to(like.dtype).reshape(like.shape).contiguous()
+
+
+def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in a type; a conversion to its own type would be an operator of a graph."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
+def standardized(x: Tensor, groups: int, centered: bool, eps: float) -> Tensor:
+    """Return (…, C) with each group of features by its own mean, if centered, and deviation.
+
+    In few operators, for exported graphs.
+    """
+    size = num_features_of(x) // groups
+    parts = x if groups == 1 else x.unflatten(-1, (groups, size))
+    if centered:
+        y = torch.nn.functional.layer_norm(parts, (size,), None, None, eps)
+    else:
+        y = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)
+    return y if groups == 1 else y.flatten(-2)

@@ -1,4 +1,4 @@
-"""How running statistics move by the sums over a batch, in place.
+"""How running statistics are updated by the sums over a batch, in place.
 
 The sums of a centered norm have the rows n, Σx, M2 (squared deviations from the mean of this use)
 and n μ² (of that mean). They may be added up, as autograd does over the uses of a shared layer,
@@ -7,7 +7,7 @@ and yet a single use keeps its variance at any mean: it is M2/n, in which no lar
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ from powernorm.ops.processes import all_gather, all_reduce_sum
 _ROUNDING: Final = 32 * torch.finfo(torch.float64).eps
 """Share of Σ n μ² below which the spread between uses is rounding error: 0 for a single use."""
 
-Update = tuple[Tensor, Tensor, float | None]
+Move = tuple[Tensor, Tensor, float | None]
 """(buffer, new value, weight of the new value; None for the plain average of the batches so far)"""
 
 
 def average_weight(num_batches_tracked: Tensor, num_nonfinite_batches: Tensor) -> Tensor:
-    """The weight of the next batch in the plain average of all batches, 0-d float64.
+    """Return the weight of the next batch in the plain average of all batches, 0-d float64.
 
     Batches that were left out take no part, or the start value would stay in the average.
     """
@@ -31,7 +31,7 @@ def average_weight(num_batches_tracked: Tensor, num_nonfinite_batches: Tensor) -
 
 
 def mixed(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
-    """`(1 - w) old + w new` as `torch.lerp` computes it, in the type of `old`.
+    """Return `(1 - w) old + w new` as `torch.lerp` computes it, in the type of `old`.
 
     `old + w (new - old)` would lose a new value that is small beside the old one, even at w = 1.
     """
@@ -40,22 +40,22 @@ def mixed(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
     return torch.lerp(old, new.to(old.dtype), weight)
 
 
-def move_statistics(
+def move_buffers(
     num_batches_tracked: Tensor,
     num_nonfinite_batches: Tensor,
     present: Tensor,
-    *updates: Update,
+    *moves: Move,
 ) -> None:
-    """Move buffers towards new values where those are finite, and count.
+    """Move buffers toward new values where those are finite, and count.
 
     Args:
         num_batches_tracked: 0-d int64; one more where `present`.
         num_nonfinite_batches: 0-d int64; one more where a value was not finite.
         present: 0-d bool; False leaves all as it was (no valid token, or a recomputation).
-        updates: of each buffer.
+        moves: of each buffer.
     """
     nonfinite = torch.zeros_like(present)
-    for buffer, value, momentum in updates:
+    for buffer, value, momentum in moves:
         weight: float | Tensor | None = momentum
         if weight is None:
             weight = average_weight(num_batches_tracked, num_nonfinite_batches)
@@ -69,12 +69,12 @@ def move_statistics(
 
 
 def unbiased(var: Tensor, count: Tensor) -> Tensor:
-    """The variance divided by M - 1, by M where M = 1."""
+    """Return the variance divided by M - 1, by M where M = 1."""
     return var * (count / (count - 1).clamp(min=1))
 
 
 def centered_sums(count: Tensor, mean: Tensor, squares: Tensor) -> Tensor:
-    """The rows n, Σx, M2 and n μ² of a batch, (4, C) float64.
+    """Return the rows n, Σx, M2 and n μ² of a batch, (4, C) float64.
 
     Args:
         count: number of tokens, (C,) or 0-d.
@@ -87,7 +87,7 @@ def centered_sums(count: Tensor, mean: Tensor, squares: Tensor) -> Tensor:
 
 
 def centered_moments(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(count, mean, sum of squared deviations from it) of rows that may have been added up.
+    """Return (count, mean, sum of squared deviations from it) of rows that may have been added up.
 
     Args:
         sums: (..., 4, C) of `centered_sums`.
@@ -99,12 +99,12 @@ def centered_moments(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def merge_sums(parts: Tensor) -> Tensor:
-    """The rows of several batches together, as of one: (parts, 4, C) to (4, C)."""
+    """Return the rows of several batches together, as of one: (parts, 4, C) to (4, C)."""
     return centered_sums(*merge_moments(*centered_moments(parts)))
 
 
 def reduce_sums(sums: Tensor, centered: bool, group_name: str) -> Tensor:
-    """The sums of all processes of a group; one collective, none for the empty name.
+    """Return the sums of all processes of a group; one collective, none for the empty name.
 
     Args:
         sums: of this process; `centered_sums` of a centered norm.
@@ -118,93 +118,100 @@ def reduce_sums(sums: Tensor, centered: bool, group_name: str) -> Tensor:
     )
 
 
-def absorb_centered(
-    running_mean: Tensor,
-    running_var: Tensor,
-    num_batches_tracked: Tensor,
-    num_nonfinite_batches: Tensor,
-    sums: Tensor,
-    momentum: float | None,
-    correct_bias: bool,
-) -> None:
-    """One step of running mean and variance.
+class Update:
+    """One step of running statistics: the buffers, and by which weight the batch enters.
 
-    Args:
-        running_mean: (C,).
-        running_var: (C,).
-        num_batches_tracked: 0-d int64.
-        num_nonfinite_batches: 0-d int64.
-        sums: (4, C) float64 over valid tokens of all processes, see `centered_sums`.
+    Kept by a layer from step to step, so that a backend prepares it once.
+
+    Attributes:
+        buffers: float32 or float64, (C,) each; and the last two, 0-d int64, the number of batches
+            with a token, and of those in which, besides, some feature was not finite.
         momentum: weight of the batch; None for the plain average of the batches so far.
-        correct_bias: divide the variance by M - 1.
+        native: what a backend has prepared.
     """
-    count, mean, squares = centered_moments(sums)
-    var = squares / count.clamp(min=1)
-    move_statistics(
-        num_batches_tracked,
-        num_nonfinite_batches,
-        count.amax() > 0,
-        (running_mean, mean, momentum),
-        (running_var, unbiased(var, count) if correct_bias else var, momentum),
-    )
+
+    __slots__ = ("buffers", "momentum", "native")
+
+    def __init__(self, buffers: tuple[Tensor, ...], momentum: float | None) -> None:
+        self.buffers = buffers
+        self.momentum = momentum
+        self.native: Any = None
 
 
-def absorb_uncentered(
-    running_second_moment: Tensor,
-    num_batches_tracked: Tensor,
-    num_nonfinite_batches: Tensor,
-    sums: Tensor,
-    momentum: float | None,
-) -> None:
-    """One step of running ψ² from (n, Σx²), (2, C) float64; else as `absorb_centered`."""
-    count, squares = sums.unbind()
-    move_statistics(
-        num_batches_tracked,
-        num_nonfinite_batches,
-        count.amax() > 0,
-        (running_second_moment, squares / count.clamp(min=1), momentum),
-    )
+class CenteredUpdate(Update):
+    """Of a running mean and variance, by the sums of `centered_sums`.
+
+    Attributes:
+        unbiased: divide the variance by M - 1.
+    """
+
+    __slots__ = ("unbiased",)
+
+    def __init__(self, buffers: tuple[Tensor, ...], momentum: float | None, unbiased: bool) -> None:
+        super().__init__(buffers, momentum)
+        self.unbiased = unbiased
 
 
-def absorb_power(
-    second_moment: Tensor,
-    gradient_moment: Tensor,
-    num_batches_tracked: Tensor,
-    num_nonfinite_batches: Tensor,
-    sums: Tensor,
-    warmup: bool,
-    momentum: float,
-    backward_momentum: float,
-    floored: bool,
-) -> None:
-    """One step of PowerNorm's ψ² and ν (Shen et al. 2020, eq. 13).
+class UncenteredUpdate(Update):
+    """Of a running ψ², by n and Σx², (2, C) float64."""
 
-    Args:
-        second_moment: ψ², (C,).
-        gradient_moment: ν, (C,).
-        num_batches_tracked: 0-d int64.
-        num_nonfinite_batches: 0-d int64.
-        sums: (5, C) float64 of all processes: n, Σx², n, Σx̂², Σ g x̂.
-        warmup: ψ² is the plain average of the batches so far.
-        momentum: weight of the batch in ψ² after that.
+    __slots__ = ()
+
+
+class PowerUpdate(Update):
+    """Of PowerNorm's ψ² and ν (Shen et al. 2020, eq. 13).
+
+    The sums are n, Σx², n of the gradient sums, Σx̂², Σ g x̂, (5, C) float64. The momentum is that
+    of ψ²; None in the warm-up.
+
+    Attributes:
         backward_momentum: weight of the batch in ν.
         floored: keep ν's factor 1 - m_b Γ at 0 or above.
     """
+
+    __slots__ = ("backward_momentum", "floored")
+
+    def __init__(
+        self,
+        buffers: tuple[Tensor, ...],
+        momentum: float | None,
+        backward_momentum: float,
+        floored: bool,
+    ) -> None:
+        super().__init__(buffers, momentum)
+        self.backward_momentum = backward_momentum
+        self.floored = floored
+
+
+def update_running_stats(update: Update, sums: Tensor) -> None:
+    """Take one step, in place.
+
+    Features whose statistics are not finite stay as they were; without a valid token all do.
+
+    Args:
+        update: what, and how.
+        sums: over the valid tokens of all processes, the first row their number.
+    """
     count = sums[0]
-    nu = next_gradient_moment(gradient_moment, sums, backward_momentum, floored)
-    move_statistics(
-        num_batches_tracked,
-        num_nonfinite_batches,
-        count.amax() > 0,
-        (second_moment, sums[1] / count.clamp(min=1), None if warmup else momentum),
-        (gradient_moment, nu, 1.0),
-    )
+    size = count.clamp(min=1)
+    *vectors, tracked, nonfinite = update.buffers
+    if isinstance(update, CenteredUpdate):
+        _, mean, squares = centered_moments(sums)
+        var = squares / size
+        values: tuple[Tensor, ...] = mean, unbiased(var, count) if update.unbiased else var
+        momenta: tuple[float | None, ...] = (update.momentum, update.momentum)
+    elif isinstance(update, PowerUpdate):
+        nu = next_gradient_moment(vectors[1], sums, update.backward_momentum, update.floored)
+        values, momenta = (sums[1] / size, nu), (update.momentum, 1.0)
+    else:
+        values, momenta = (sums[1] / size,), (update.momentum,)
+    move_buffers(tracked, nonfinite, count.amax() > 0, *zip(vectors, values, momenta, strict=True))
 
 
 def next_gradient_moment(
     gradient_moment: Tensor, sums: Tensor, backward_momentum: float, floored: bool
 ) -> Tensor:
-    """`ν (1 - m_b Γ) + m_b Λ`, (C,) float64."""
+    """Return `ν (1 - m_b Γ) + m_b Λ`, (C,) float64."""
     _, _, count, normalized_squares, products = sums.unbind()
     size = count.clamp(min=1)
     factor = 1 - backward_momentum * (normalized_squares / size)

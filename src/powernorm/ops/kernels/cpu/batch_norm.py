@@ -1,0 +1,74 @@
+"""BatchNorm, PowerNormV and BatchRenorm on the CPU kernels."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from powernorm.ops.batch_norm import BatchNormArgs, BatchNormBackwardArgs, BatchNormOutput
+from powernorm.ops.kernels.cpu import tasks
+from powernorm.ops.kernels.cpu.calls import (
+    backward_task,
+    forward_task,
+    mark_written,
+    native_update,
+    run,
+    vector,
+)
+from powernorm.ops.operators import Gradients
+from powernorm.ops.processes import all_reduce_sum
+from powernorm.ops.running_stats import Update, reduce_sums, update_running_stats
+
+
+def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOutput:
+    """Normalize, and update running statistics by the sums of this process."""
+    running_mean, limits, group_name = args.running_mean, args.limits, args.group_name
+    centered = running_mean is not None
+    flags = centered * tasks.CENTERED | args.floor * tasks.FLOOR
+    both = flags | tasks.MEASURE | tasks.FINISH
+    task, y, total, scales, acc, kept = forward_task(args, args.padding_mask, args.groups, both)
+    features = task.features
+    if running_mean is not None:
+        task.mean = vector("running_mean", running_mean, features, acc, kept)
+    task.var = vector("running_var", args.running_var, features, acc, kept)
+    if limits is not None:
+        task.limits = vector("limits", limits, 2, acc, kept)
+    statistics = torch.empty((6, features), dtype=acc, device=tasks.CPU)
+    sums = torch.empty((4 if centered else 2, features), dtype=torch.float64, device=tasks.CPU)
+    task.statistics, task.sums = statistics.data_ptr(), sums.data_ptr()
+    if group_name:
+        task.flags = flags | tasks.MEASURE
+        run(tasks.BATCH_NORM, task)
+        merged = reduce_sums(sums, centered, group_name)
+        task.flags, task.sums = flags | tasks.FINISH, merged.data_ptr()
+    if update is None:
+        run(tasks.BATCH_NORM, task)
+    elif native := native_update(update, features):
+        task.update = ctypes.addressof(native)
+        run(tasks.BATCH_NORM, task)
+        mark_written(update)
+    else:
+        run(tasks.BATCH_NORM, task)
+        update_running_stats(update, sums)
+    return BatchNormOutput(y, total, scales, statistics, sums)
+
+
+def batch_norm_backward(args: BatchNormBackwardArgs) -> Gradients:
+    """Return the gradients."""
+    statistics, given, group_name = args.statistics, args.grad_statistics, args.group_name
+    flags = args.centered * tasks.CENTERED | args.floor * tasks.FLOOR
+    both = flags | tasks.MEASURE | tasks.FINISH
+    task, grads, acc, kept = backward_task(args, args.padding_mask, args.scales, both, args.eps)
+    features = task.features
+    if given is not None:
+        task.grad_statistics = vector("grad_statistics", given, 6 * features, acc, kept)
+    task.statistics = statistics.data_ptr()
+    if group_name:
+        sums = torch.empty((4, features), dtype=torch.float64, device=tasks.CPU)
+        task.flags, task.sums = flags | tasks.MEASURE, sums.data_ptr()
+        run(tasks.BATCH_NORM_BACKWARD, task)
+        merged = all_reduce_sum(sums, group_name)
+        task.flags, task.sums = flags | tasks.FINISH, merged.data_ptr()
+    run(tasks.BATCH_NORM_BACKWARD, task)
+    return grads

@@ -1,0 +1,49 @@
+"""Updates of running statistics, in place, by one launch and without the host reading anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from powernorm.ops.kernels.triton.device.running import (
+    centered_kernel,
+    power_kernel,
+    uncentered_kernel,
+)
+from powernorm.ops.kernels.triton.launch import Plan, launch
+from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, Update
+
+
+def update_running_stats(update: Update, sums: Tensor) -> None:
+    """Take one step, in place; see `powernorm.ops.running_stats.update_running_stats`."""
+    average, momentum = update.momentum is None, update.momentum or 0.0
+    if isinstance(update, CenteredUpdate):
+        constants = {"AVERAGE": average, "CORRECT_BIAS": update.unbiased}
+        _launch(centered_kernel, sums, update.buffers, momentum, **constants)
+    elif isinstance(update, PowerUpdate):
+        constants = {"AVERAGE": average, "FLOORED": update.floored}
+        momenta = momentum, update.backward_momentum
+        _launch(power_kernel, sums, update.buffers, *momenta, **constants)
+    else:
+        _launch(uncentered_kernel, sums, update.buffers, momentum, AVERAGE=average)
+    # As torch counts its own writes: readers of the counters ask the host for nothing.
+    torch.autograd.graph.increment_version(update.buffers)
+
+
+def _launch(
+    kernel: Any, sums: Tensor, state: tuple[Tensor, ...], *momenta: float, **constants: bool
+) -> None:
+    features = sums.shape[1]
+    block = min(triton.next_power_of_2(features), 2048)
+    sizes = {
+        "FEATURES": features,
+        "BLOCK_F": block,
+        "num_warps": min(max(block // 256, 4), 8),
+        "enable_fp_fusion": True,
+    }
+    launch(
+        kernel, Plan((1, 1), sizes), sums.device, *state, sums.contiguous(), *momenta, **constants
+    )

@@ -1,0 +1,231 @@
+"""Moving Average Batch Normalization (Yan et al. 2020): statistics of the last K batches.
+
+Eager on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from powernorm.ops.arrays import (
+    accumulation_dtype,
+    affine_gradients,
+    count_of,
+    keep,
+    products,
+    scale_and_shift,
+    tokens_of,
+    validity_of,
+)
+from powernorm.ops.graphs import refuse_transforms
+from powernorm.ops.operators import (
+    Inputs,
+    Operator,
+    OutputGradients,
+    dense_like,
+    features_like,
+    input_gradients,
+    is_plain,
+)
+from powernorm.ops.processes import all_reduce_sum
+
+RATIO_LIMIT: Final = 5.0
+"""Bound on r in the released code (SPEC 7)."""
+
+
+class MovingAverageNormArgs(NamedTuple):
+    """Arguments of `moving_average_norm`."""
+
+    x: Tensor
+    """(..., C)."""
+    padding_mask: Tensor | None
+    """Bool, `x.shape[:-1]`, True = padding."""
+    weight: Tensor | None
+    """γ, (C,)."""
+    bias: Tensor | None
+    """β, (C,)."""
+    running_second_moment: Tensor
+    """Slow average of ψ², (C,)."""
+    window_second_moment: Tensor
+    """ψ_B² of the last K batches, (K, C), newest last."""
+    window_gradient_moment: Tensor
+    """mean(g r z) of the last K batches, (K, C), newest last."""
+    carrier: Tensor | None
+    """A leaf that receives the sums as its gradient, (3, C) float64; see `powernorm.norms`."""
+    eps: float
+    """Added inside the root."""
+    own_statistics: bool
+    """Use this batch's statistics alone (the first K steps and the warm-up)."""
+    use_ratio: bool
+    """Apply r, the ratio of the used root to the running root, clipped to [1/5, 5]."""
+    group_name: str
+    """Process group of `processes.group_name_of`."""
+
+
+class MovingAverageNormOutput(NamedTuple):
+    """What the forward returns; the backward reads these and no buffer."""
+
+    y: Tensor
+    rstd: Tensor
+    """1/sqrt(χ + eps), (C,), with χ the quadratic mean used."""
+    ratio: Tensor
+    """r, (C,): constant in the backward."""
+    history: Tensor
+    """Sum of the window's gradient moments that stay when this step's enters, (C,)."""
+    num_valid: Tensor
+    """Number of valid tokens over the group, 0-d."""
+    sums: Tensor
+    """(2, C) float64, of this process alone: n, Σx² over valid tokens."""
+
+
+class MovingAverageNormBackwardArgs(NamedTuple):
+    """Arguments of the backward; those without a description are the forward's."""
+
+    grad_y: Tensor
+    """As y."""
+    inputs: Tensor
+    """The forward's x."""
+    padding_mask: Tensor | None
+    weight: Tensor | None
+    rstd: Tensor
+    ratio: Tensor
+    history: Tensor
+    num_valid: Tensor
+    window: int
+    """K."""
+    own_statistics: bool
+    group_name: str
+
+
+class MovingAverageNormGradients(NamedTuple):
+    """What the backward returns."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    gradient_sum: Tensor
+    """Σ g r z over the valid tokens of this process, (C,) float64."""
+
+
+def reference(args: MovingAverageNormArgs) -> MovingAverageNormOutput:
+    """Normalize by the quadratic mean of the last K batches, this one included."""
+    x = args.x
+    tokens, valid = tokens_of(x), validity_of(args.padding_mask)
+    squares = keep(tokens, valid).square().sum(0).double()
+    sums = torch.stack([count_of(tokens, valid).double().expand_as(squares), squares])
+    counts, total = all_reduce_sum(sums, args.group_name).unbind()
+    count = counts.amax() if counts.numel() else counts.sum()
+    batch = (total / count.clamp(min=1)).to(tokens.dtype)
+    running = args.running_second_moment.to(tokens.dtype)
+    if args.own_statistics:
+        used = batch
+    else:
+        window = args.window_second_moment.to(tokens.dtype)
+        used = (window[1:].sum(0) + batch) / window.shape[0]
+    used = torch.where(count > 0, used, running)
+    rstd = torch.rsqrt(used + args.eps)
+    ratio = torch.ones_like(rstd)
+    if args.use_ratio:
+        ratio = ((used + args.eps).sqrt() * torch.rsqrt(running + args.eps)).clamp(
+            1 / RATIO_LIMIT, RATIO_LIMIT
+        )
+    y = scale_and_shift(tokens * rstd * ratio, args.weight, args.bias)
+    y = y.to(x.dtype).reshape(x.shape).contiguous()
+    history = args.window_gradient_moment[1:].to(tokens.dtype).sum(0)
+    num_valid = count.to(tokens.dtype)
+    # Detached: autograd forbids to change a view in place that one of its functions gives.
+    return MovingAverageNormOutput(y.detach(), rstd, ratio, history, num_valid, sums)
+
+
+def reference_backward(args: MovingAverageNormBackwardArgs) -> MovingAverageNormGradients:
+    """Return the gradients and what updates the window.
+
+    ∂L/∂x = (g r - z m)/sqrt(χ + eps), where m is the mean of mean(g r z) over the last K
+    batches, or of this batch alone while the layer uses its own statistics.
+    """
+    x, count = args.inputs, args.num_valid
+    tokens, valid = tokens_of(x), validity_of(args.padding_mask)
+    z = tokens * args.rstd
+    grad_y = tokens_of(args.grad_y)
+    g, grad_weight, grad_bias = affine_gradients(grad_y, z * args.ratio, args.weight, valid)
+    g = g * args.ratio
+    local = products(g, z, valid).sum(0).double()
+    total = all_reduce_sum(local, args.group_name)
+    current = (total / count.clamp(min=1)).to(tokens.dtype)
+    moment = current if args.own_statistics else (args.history + current) / args.window
+    moment = torch.where(count > 0, moment, 0.0)
+    grad_x = (g - keep(z, valid) * moment) * args.rstd
+    grad_x = grad_x.to(x.dtype).reshape(x.shape).contiguous()
+    return MovingAverageNormGradients(grad_x, grad_weight, grad_bias, local)
+
+
+class _MovingAverageNorm(Operator):
+    """Registration and gradient."""
+
+    name = "moving_average_norm"
+    arguments = MovingAverageNormArgs
+    output = MovingAverageNormOutput
+    backward_arguments = MovingAverageNormBackwardArgs
+    backward_output = MovingAverageNormGradients
+    has_kernels = False
+
+    def fake(self, args: MovingAverageNormArgs) -> MovingAverageNormOutput:
+        x = args.x
+        return MovingAverageNormOutput(
+            dense_like(x),
+            features_like(x),
+            features_like(x),
+            features_like(x),
+            x.new_empty((), dtype=accumulation_dtype(x)),
+            features_like(x, 2, dtype=torch.float64),
+        )
+
+    def backward_fake(self, args: MovingAverageNormBackwardArgs) -> MovingAverageNormGradients:
+        x = args.inputs
+        gradient_sum = features_like(x, dtype=torch.float64)
+        return MovingAverageNormGradients(
+            dense_like(x), features_like(x), features_like(x), gradient_sum
+        )
+
+    def save(self, ctx: Any, args: MovingAverageNormArgs, output: MovingAverageNormOutput) -> None:
+        ctx.set_materialize_grads(False)
+        _, rstd, ratio, history, num_valid, sums = output
+        ctx.save_for_backward(
+            args.x, args.padding_mask, args.weight, rstd, ratio, history, num_valid, sums
+        )
+        ctx.bias_dtype = None if args.bias is None else args.bias.dtype
+        window = args.window_second_moment.shape[0]
+        ctx.settings = window, args.own_statistics, args.group_name
+
+    def gradients(self, ctx: Any, needs: Inputs, grads: OutputGradients) -> Inputs:
+        x, mask, weight, rstd, ratio, history, num_valid, sums = ctx.saved_tensors
+        assert grads.y is not None
+        found = self.backward(
+            MovingAverageNormBackwardArgs(
+                grads.y, x, mask, weight, rstd, ratio, history, num_valid, *ctx.settings
+            )
+        )
+        carried = torch.cat([sums, found.gradient_sum[None]]) if needs.carrier else None
+        return input_gradients(found, needs, weight, ctx.bias_dtype, carried)
+
+
+OPERATOR = _MovingAverageNorm()
+OPERATOR.register()
+
+
+def moving_average_norm(args: MovingAverageNormArgs) -> Tensor:
+    """Return y by the statistics of the last K batches.
+
+    Raises:
+        InputError: inside a transform of torch.func.
+    """
+    if is_plain(args.x, args.weight, args.bias):
+        output = OPERATOR.apply(args)
+    else:
+        refuse_transforms()
+        output = OPERATOR.call(args)
+    y: Tensor = output.y
+    return y

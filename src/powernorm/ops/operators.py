@@ -1,0 +1,374 @@
+"""Ops: what each defines once, registered with torch and called past its dispatcher in eager mode.
+
+Each op is a pure function of one named tuple of arguments. It returns its output *and* the
+statistics that it used; its backward reads saved outputs only, never a buffer. That is what keeps
+gradients right under `torch.compile`, where a buffer that the graph overwrites would be read too
+late. The optional `carrier` is a leaf tensor that takes no part in the result: the backward returns
+the sums that update the running statistics as its "gradient" (see `powernorm.norms.carrier`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn, get_type_hints
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from powernorm.ops.arrays import accumulation_dtype
+from powernorm.ops.dispatch import functions_for
+
+PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
+
+_LIBRARY: Final = torch.library.Library("powernorm", "DEF")
+
+_SCHEMA_TYPES: Final = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "str",
+}
+
+# Bound once: in a small norm every look-up shows.
+_is_compiling = torch.compiler.is_compiling
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_functorch_active = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state
+
+
+class Inputs(NamedTuple):
+    """One value for each argument of an op that has a gradient, None where there is none."""
+
+    x: Any = None
+    residual: Any = None
+    weight: Any = None
+    bias: Any = None
+    carrier: Any = None
+
+
+class OutputGradients(NamedTuple):
+    """The gradients that arrive at an op's outputs."""
+
+    y: Tensor | None
+    total: Tensor | None = None
+    statistics: Tensor | None = None
+
+
+class Gradients(NamedTuple):
+    """What the backward of most ops returns."""
+
+    x: Tensor | None
+    """Of x and of the residual."""
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Return whether these are ordinary tensors in eager mode, with nothing that records ops.
+
+    The dispatcher costs about as much as a small norm itself. Compilers, export, tracers, dispatch
+    modes and tensor subclasses need it, and get it.
+    """
+    for tensor in tensors:
+        if tensor is not None and type(tensor) not in PLAIN_TYPES:
+            return False
+    return (
+        not _is_compiling()
+        and not _num_dispatch_modes()
+        and not _is_functorch_active()
+        and _tracing_state() is None
+        and forward_ad._current_level < 0
+    )
+
+
+class Operator(ABC):
+    """An op: its arguments and outputs, its gradient, and its registration with torch.
+
+    The computation itself is in the backends, each of which has two functions: `NAME(arguments)`
+    and `NAME_backward(backward_arguments)`. Tensors that do not exist are None; torch's operators
+    return tensors only, so that they are empty, (0,), in a compiled graph.
+    """
+
+    name: ClassVar[str]
+    arguments: ClassVar[Any]
+    """Named tuple with at least `x`, `weight` and `bias`."""
+    output: ClassVar[Any]
+    """Named tuple of tensors with at least `y`."""
+    backward_arguments: ClassVar[Any]
+    backward_output: ClassVar[Any] = Gradients
+    differentiable: ClassVar[tuple[str, ...]] = ("y", "total")
+    """Outputs that have a gradient."""
+    has_kernels: ClassVar[bool] = True
+
+    @abstractmethod
+    def fake(self, args: Any) -> Any:
+        """Return outputs of the right shapes without computing."""
+
+    @abstractmethod
+    def backward_fake(self, args: Any) -> Any:
+        """Return outputs of the backward of the right shapes without computing."""
+
+    @abstractmethod
+    def save(self, ctx: Any, args: Any, output: Any) -> None:
+        """Keep what the backward reads: inputs and outputs, never buffers."""
+
+    @abstractmethod
+    def gradients(self, ctx: Any, needs: Inputs, grads: OutputGradients) -> Inputs:
+        """Return the gradients that are needed; at least one of `grads` is not None."""
+
+    def compute(self, args: Any) -> Any:
+        """Return the outputs by the backend that fits the input."""
+        return getattr(functions_for(args.x, self.has_kernels), self.name)(args)
+
+    def apply(self, args: Any, update: Any = None) -> Any:
+        """Return the outputs in eager mode, of plain tensors, recorded by autograd.
+
+        Args:
+            args: the op's arguments.
+            update: an update of running statistics that the backend makes in the same call.
+        """
+        if not torch.is_grad_enabled():
+            forward = getattr(functions_for(args.x, self.has_kernels), self.name)
+            return forward(args) if update is None else forward(args, update)
+        call = _Call(self, args, update)
+        x, weight, bias = args.x, args.weight, args.bias
+        _apply(x, call.residual, weight, bias, call.carrier, call)  # type: ignore[no-untyped-call]
+        return call.output
+
+    def backward(self, args: Any) -> Any:
+        """Return the gradients by the backend itself, or by the op where a graph is recorded."""
+        if not torch.is_grad_enabled() and is_plain(args.grad_y):
+            functions = functions_for(args.inputs, self.has_kernels)
+            return getattr(functions, f"{self.name}_backward")(args)
+        recorded = getattr(torch.ops.powernorm, f"{self.name}_backward")(*args)
+        return self.backward_output(*recorded)
+
+    def call(self, args: Any) -> Any:
+        """Return the outputs of the registered op."""
+        return self.output(*getattr(torch.ops.powernorm, self.name)(*args))
+
+    def register(self) -> None:
+        """Register the op and its backward with torch."""
+        forward, backward = self.name, f"{self.name}_backward"
+        _define(forward, self.arguments, self.output, self._run, self._fake)
+        _define(
+            backward,
+            self.backward_arguments,
+            self.backward_output,
+            self._run_backward,
+            self._fake_backward,
+        )
+        torch.library.register_autograd(
+            f"powernorm::{forward}", self._gradients, setup_context=self._setup, lib=_LIBRARY
+        )
+        torch.library.register_autograd(
+            f"powernorm::{backward}", raise_on_double_backward, lib=_LIBRARY
+        )
+
+    def _run(self, *values: Any) -> tuple[Tensor, ...]:
+        args = self.arguments(*values)
+        return _filled(args.x, self.compute(args))
+
+    def _fake(self, *values: Any) -> tuple[Tensor, ...]:
+        args = self.arguments(*values)
+        return _filled(args.x, self.fake(args))
+
+    def _run_backward(self, *values: Any) -> tuple[Tensor, ...]:
+        args = self.backward_arguments(*values)
+        inputs = args.inputs
+        functions = functions_for(inputs, self.has_kernels)
+        return _filled(inputs, getattr(functions, f"{self.name}_backward")(args))
+
+    def _fake_backward(self, *values: Any) -> tuple[Tensor, ...]:
+        args = self.backward_arguments(*values)
+        return _filled(args.inputs, self.backward_fake(args))
+
+    def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        args = self.arguments(*inputs)
+        outputs = self.output(*output)
+        self.save(ctx, args, outputs)
+        ctx.mark_non_differentiable(
+            *(getattr(outputs, name) for name in outputs._fields if name not in self.differentiable)
+        )
+
+    def _gradients(self, ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        fields = self.arguments._fields
+        arriving = dict(zip(self.output._fields, grads, strict=True))
+        needed = dict(zip(fields, ctx.needs_input_grad, strict=True))
+        found = self._differentiate(
+            ctx,
+            Inputs(*(needed.get(name, False) for name in Inputs._fields)),
+            OutputGradients(*(existing(arriving.get(name)) for name in OutputGradients._fields)),
+        )
+        return tuple(getattr(found, name, None) for name in fields)
+
+    def _differentiate(self, ctx: Any, needs: Inputs, grads: OutputGradients) -> Inputs:
+        if grads.y is None and grads.total is None and grads.statistics is None:
+            return Inputs()
+        return self.gradients(ctx, needs, grads)
+
+
+class PlainFunction(torch.autograd.Function):
+    """A function that is applied without what `Function.apply` does for torch.func."""
+
+    # With `forward(ctx, ...)` and not `setup_context`: torch binds the arguments of the latter form
+    # by Python's `inspect` at every call, which takes longer than a small norm.
+
+    @classmethod
+    def apply_plain(cls, *args: Any) -> Any:
+        """Apply it; outside transforms of torch.func."""
+        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
+
+
+class _Call:
+    """A call on its way through autograd, which looks at tensors among its arguments only."""
+
+    __slots__ = ("args", "carrier", "operator", "output", "residual", "update")
+
+    def __init__(self, operator: Operator, args: Any, update: Any) -> None:
+        self.operator, self.args, self.update = operator, args, update
+        self.residual = getattr(args, "residual", None)
+        self.carrier = getattr(args, "carrier", None)
+        self.output: Any = None
+
+
+class _Function(PlainFunction):
+    """Any op, as autograd sees it in eager mode."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, _residual: Any, _weight: Any, _bias: Any, carrier: Any, call: _Call
+    ) -> tuple[Tensor | None, ...]:
+        operator, args = call.operator, call.args
+        forward = getattr(functions_for(x, operator.has_kernels), operator.name)
+        output = forward(args) if call.update is None else forward(args, call.update)
+        operator.save(ctx, args, output)
+        ctx.operator = operator
+        call.output = output
+        # What nobody differentiates is no output: autograd wraps each.
+        if carrier is None or "statistics" not in operator.differentiable:
+            return output.y, getattr(output, "total", None)
+        return output.y, output.total, output.statistics
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        needs = Inputs(*ctx.needs_input_grad[:-1])
+        found = ctx.operator._differentiate(ctx, needs, OutputGradients(*grads))
+        return (*found, None)
+
+
+_apply: Final = super(torch.autograd.Function, _Function).apply
+
+
+def _define(name: str, arguments: Any, output: Any, function: Any, fake: Any) -> None:
+    hints = get_type_hints(arguments)
+    listed = ", ".join(f"{_SCHEMA_TYPES[hints[field]]} {field}" for field in arguments._fields)
+    results = ", ".join("Tensor" for _ in output._fields)
+    _LIBRARY.define(f"{name}({listed}) -> ({results})")
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"powernorm::{name}", fake, lib=_LIBRARY)
+
+
+def _filled(x: Tensor, output: Any) -> tuple[Tensor, ...]:
+    """Return outputs as torch's operators do: empty where they do not exist."""
+    return tuple(
+        x.new_empty(0, dtype=x.dtype if name == "total" else accumulation_dtype(x))
+        if value is None
+        else value
+        for name, value in zip(output._fields, output, strict=True)
+    )
+
+
+def existing(value: Tensor | None) -> Tensor | None:
+    """Return None for a tensor that is empty because it does not exist; see `Operator`."""
+    return None if value is None or value.shape == (0,) else value
+
+
+def in_common_type(args: Any) -> Any:
+    """Return the arguments with x and residual in the type of their sum.
+
+    Under autocast a branch is narrower than its stream.
+    """
+    x, residual = args.x, args.residual
+    dtype = torch.promote_types(x.dtype, residual.dtype)
+    return args._replace(x=x.to(dtype), residual=residual.to(dtype))
+
+
+def input_gradients(
+    grads: Any,
+    needs: Inputs,
+    weight: Tensor | None,
+    bias_dtype: torch.dtype | None,
+    carried: Tensor | None = None,
+) -> Inputs:
+    """Return the gradients that are needed, in the types of what they belong to.
+
+    Args:
+        grads: `Gradients`, or a named tuple with its fields.
+        needs: which are needed.
+        weight: γ.
+        bias_dtype: type of β.
+        carried: what the carrier receives.
+    """
+    grad_x, grad_weight, grad_bias = grads.x, None, None
+    if needs.weight and weight is not None:
+        grad_weight = grads.weight
+        if grad_weight.dtype != weight.dtype:
+            grad_weight = grad_weight.to(weight.dtype)
+    if needs.bias:
+        grad_bias = grads.bias
+        if grad_bias.dtype != bias_dtype:
+            grad_bias = grad_bias.to(bias_dtype)
+    return Inputs(
+        grad_x if needs.x else None,
+        grad_x if needs.residual else None,
+        grad_weight,
+        grad_bias,
+        carried if needs.carrier else None,
+    )
+
+
+def raise_on_double_backward(*_: object) -> NoReturn:
+    """The autograd rule of a backward that has no derivative.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        "double backward through a powernorm batch-statistics norm is not available: drop "
+        "create_graph=True, or use a per-token norm (ln, ln-simple, rms, gn) in this model"
+    )
+
+
+def features_like(x: Tensor, *leading: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an empty (*leading, C), in the accumulation type unless told otherwise."""
+    return x.new_empty((*leading, x.shape[-1]), dtype=dtype or accumulation_dtype(x))
+
+
+def dense_like(x: Tensor) -> Tensor:
+    """Return an empty tensor of x's shape, contiguous."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def scales_like(x: Tensor, groups: int) -> Tensor | None:
+    """Return an empty (tokens, groups), None without groups."""
+    if not groups:
+        return None
+    return x.new_empty((x.numel() // x.shape[-1], groups), dtype=accumulation_dtype(x))
+
+
+def snapshot(buffer: Tensor) -> Tensor:
+    """Return a copy by an op that compilers do not look into.
+
+    A compiled backward would read the buffer again, after its update.
+    """
+    copied: Tensor = torch.ops.powernorm.snapshot(buffer)
+    return copied
+
+
+_LIBRARY.define("snapshot(Tensor buffer) -> Tensor")
+_LIBRARY.impl("snapshot", Tensor.clone, "CompositeExplicitAutograd")
+torch.library.register_fake("powernorm::snapshot", torch.empty_like, lib=_LIBRARY)
