@@ -62,7 +62,11 @@ def samples() -> dict[str, tuple[object, tuple[object, ...]]]:
         ),
         "mabn": (
             moving.default,
-            (x, mask, weight, bias, *windows, carrier3, 1e-5, False, True, ""),
+            (*plain, *windows, carrier3, 0, 1e-5, False, True, ""),
+        ),
+        "mabn groups residual": (
+            moving.default,
+            (*added, *windows, carrier3, 2, 1e-5, False, True, ""),
         ),
         "snapshot": (OPS.snapshot.default, (features(),)),
     }

@@ -127,6 +127,7 @@ def _compiled() -> Any:
     def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOutput:
         output = forward(args)
         if update is not None:
+            assert output.sums is not None
             eager.update_running_stats(update, output.sums)
         return output
 

@@ -97,6 +97,8 @@ class Norm(nn.Module):
                 return self._normalize_nested(x, padding_mask, residual)
             if self.takes_local and is_sharded(x):
                 return self._normalize_sharded(x, padding_mask, residual)
+        if self.checks_itself and self.feature_dim == LAST:
+            return self.normalize(x, padding_mask, residual)
         return self.normalize_dense(x, padding_mask, residual)
 
     def normalize_dense(

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from powernorm.norms.arguments import Variant, check_variant
 from powernorm.norms.batch_statistics import BatchStatisticsNorm, rename_key
-from powernorm.norms.feature_dims import Normalized
 
 
 class BatchNorm(BatchStatisticsNorm):
@@ -96,14 +95,6 @@ class BatchNorm(BatchStatisticsNorm):
         )
         self.variant = check_variant(variant)
 
-    def normalize(
-        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None, /
-    ) -> Normalized:
-        """Normalize (..., C); see the class."""
-        if not self.training:
-            return self.evaluate(x, padding_mask, residual)
-        return self.normalize_by_batch(x, padding_mask, residual)
-
 
 class PowerNormV(BatchStatisticsNorm):
     """PowerNorm-V: BatchNorm without the mean (Shen et al. 2020, Definition 1, eq. 4-6).
@@ -173,14 +164,6 @@ class PowerNormV(BatchStatisticsNorm):
             dtype=dtype,
         )
         self.variant = check_variant(variant)
-
-    def normalize(
-        self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None, /
-    ) -> Normalized:
-        """Normalize (..., C); see the class."""
-        if not self.training:
-            return self.evaluate(x, padding_mask, residual)
-        return self.normalize_by_batch(x, padding_mask, residual)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename `running_var` of the released layer, which is ψ²."""

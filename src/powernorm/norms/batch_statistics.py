@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -135,6 +136,7 @@ class BatchStatisticsNorm(AffineNorm):
         self._records = CallRecords()
         self._held: Tensor | None = None
         self._update: Update | None = None
+        self._update_of: tuple[Tensor | None, ...] = ()
         self._mode = True
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
@@ -250,10 +252,13 @@ class BatchStatisticsNorm(AffineNorm):
         y, total = static_norm(StaticNormArgs(x, residual, weight, bias, mean, var, *settings))
         return y if residual is None else (y, cast(Tensor, total))
 
-    def normalize_by_batch(
-        self, x: Tensor, mask: Tensor | None, residual: Tensor | None
-    ) -> Normalized:
-        """Normalize (..., C) by the batch's statistics, and update the running ones."""
+    def normalize(self, x: Tensor, mask: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Normalize (..., C) by the batch's statistics and update the running ones.
+
+        In evaluation by the running statistics.
+        """
+        if not self.training:
+            return self.evaluate(x, mask, residual)
         seen = self.prepare(x, mask, residual)
         update = self._update_within()
         args = self.batch_norm_args(x, residual, seen, *self.running_stats, None)
@@ -346,14 +351,11 @@ class BatchStatisticsNorm(AffineNorm):
     def current_update(self) -> Update:
         """Return the update of the buffers that the layer has now, made anew where one is not."""
         update, momentum = self._update, self.update_momentum
-        buffers = self._updated_buffers()
-        if (
-            update is None
-            or update.momentum != momentum
-            or not all(map(operator.is_, update.buffers, buffers))
-        ):
-            update = self._new_update(buffers, momentum)
-            self.__dict__["_update"] = update
+        known, buffers = self._update_of, self._buffers.values()
+        if update is None or update.momentum != momentum or not all(map(_is, known, buffers)):
+            update = self._new_update(self._updated_buffers(), momentum)
+            # Setting an attribute of a module takes as long as an update.
+            self.__dict__.update(_update=update, _update_of=tuple(buffers))
         return update
 
     @property
@@ -384,19 +386,20 @@ class BatchStatisticsNorm(AffineNorm):
         By its statistics, which hold for all processes: in compiled code and with several
         processes.
         """
-        has_tokens = output.has_tokens
+        has_tokens, sums = output.has_tokens, output.sums
+        assert sums is not None
         if has_tokens is None:
             if in_backward():
                 return  # a checkpoint repeats the forward
             if self.is_holding:
-                self.gather(output.sums)
+                self.gather(sums)
                 return
             if not self.group_name:
-                self.update_running_stats(output.sums)
+                self.update_running_stats(sums)
                 return
             has_tokens = output.statistics[-1, 0] > 0
         if self.is_holding:
-            self.gather(torch.where(has_tokens, output.sums, 0.0))
+            self.gather(torch.where(has_tokens, sums, 0.0))
         else:
             self.move_statistics(has_tokens, *self._moves(output.statistics.detach()))
 
@@ -574,12 +577,14 @@ class BatchStatisticsNorm(AffineNorm):
         prefix: str = "",
         remove_duplicate: bool = True,
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the modules of the layer as any module does; for `update_bn` its stand-in too."""
-        memo = set() if memo is None else memo
-        is_new = self not in memo
-        yield from super().named_modules(memo, prefix, remove_duplicate)
-        if self.trains_by_batch and is_new and not self.is_frozen and is_update_bn_asking():
-            yield f"{prefix}.stand_in", stand_in_for(self)
+        """Return the modules of the layer as any module does; for `update_bn` its stand-in too."""
+        shows = self.trains_by_batch and not self.is_frozen and is_update_bn_asking()
+        is_new = memo is None or self not in memo
+        modules: Iterator[tuple[str, nn.Module]]
+        modules = super().named_modules(memo, prefix, remove_duplicate)
+        if not (shows and is_new):
+            return modules
+        return itertools.chain(modules, [(f"{prefix}.stand_in", stand_in_for(self))])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # A process group cannot be copied; the copy uses the same one.
@@ -592,7 +597,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state.update(_records=CallRecords(), _held=None, _update=None)
+        state.update(_records=CallRecords(), _held=None, _update=None, _update_of=())
         return state
 
     def extra_repr(self) -> str:
@@ -603,6 +608,7 @@ class BatchStatisticsNorm(AffineNorm):
         return f"{super().extra_repr()}, momentum={self.momentum}{groups}"
 
 
+_is: Final = operator.is_
 _has_processes: Final = dist.is_initialized if dist.is_available() else lambda: False
 
 

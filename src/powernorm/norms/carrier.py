@@ -165,12 +165,15 @@ class BackwardStateNorm(BatchStatisticsNorm):
         if self._held is not None:
             self.gather(sums)
             return
-        self.update_running_stats(reduce_sums(sums, self.centered, self.group_name))
+        if group_name := self.group_name:
+            sums = reduce_sums(sums, self.centered, group_name)
+        self.update_running_stats(sums)
         self.advance()
 
     def advance(self) -> None:
         """Count one step in the mirror, after `update_running_stats`."""
-        if self._stage == self._last_stage and self._counter is self.num_batches_tracked:
+        counter = self._buffers["num_batches_tracked"]
+        if self._stage == self._last_stage and self._counter is counter:
             return  # no threshold is left to be passed
         self._follow_counter(own_step=True)
         self._steps += 1
@@ -185,7 +188,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
         Loaders do that, and data-parallel wrappers that broadcast buffers. After the last
         threshold the count no longer matters, so that nothing is read back from the device.
         """
-        if self._counter is not self.num_batches_tracked:
+        if self._counter is not self._buffers["num_batches_tracked"]:
             self._recount()
         elif self._stage < self._last_stage:
             if _version_of(self._counter) != self._version + own_step:
@@ -255,11 +258,15 @@ class GradientMomentNorm(BackwardStateNorm):
         """Return moments of the gradient of this backward's loss, given those of the buffers."""
         if self._fixed_scale is None and not torch.compiler.is_compiling():
             self._warn_of_float16(moment)
+        if self._fixed_scale is None and self._live_scale is None:
+            return moment
         scale = self._loss_scale(moment.device)
         return moment if scale is None else moment * scale
 
     def from_loss(self, sums: Tensor, row: int) -> Tensor:
         """Return the sums of a backward with the gradient's row in the units of the buffers."""
+        if self._fixed_scale is None and self._live_scale is None:
+            return sums
         scale = self._loss_scale(sums.device)
         if scale is None:
             return sums

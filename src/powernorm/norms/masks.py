@@ -212,6 +212,8 @@ def current_padding_mask(
     Raises:
         InputError: none of the model's own masks fits the input, and `strict` is set.
     """
+    if _read.frames is _read and not getattr(_compiled, "frames", ()):
+        return None  # no scope is open, the usual case: at once
     frame = _innermost(observing=observing)
     masks = frame.masks if frame is not None else ()
     if not masks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,7 +15,6 @@ from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.moving_average_norm import MovingAverageNormArgs, moving_average_norm
-from powernorm.ops.token_norm import TokenNormArgs, token_norm
 
 
 class _CenteredWeight(nn.Module):
@@ -143,11 +144,11 @@ class MovingAverageBatchNorm(GradientMomentNorm):
         if not self.training:
             return self.evaluate(x, padding_mask, residual)
         seen = self.prepare(x, padding_mask, residual)
-        total = x if residual is None else x + residual
         second_moment, window_second_moment, window_gradient_moment = seen.state
-        y = moving_average_norm(
+        y, total = moving_average_norm(
             MovingAverageNormArgs(
-                self._group_scaled(total),
+                x,
+                residual,
                 seen.padding_mask,
                 self.weight,
                 self.bias,
@@ -155,19 +156,14 @@ class MovingAverageBatchNorm(GradientMomentNorm):
                 window_second_moment,
                 self.to_loss(window_gradient_moment),
                 self.carrier_for(x),
+                self.groups or 0,
                 self.eps,
                 seen.stage == 0,
                 seen.stage == 2,
                 self.group_name,
             )
         )
-        return y if residual is None else (y, total)
-
-    def _group_scaled(self, x: Tensor) -> Tensor:
-        if self.groups is None:
-            return x
-        settings = {"groups": self.groups, "centered": False, "eps": self.eps}
-        return token_norm(TokenNormArgs(x, None, None, None, **settings))[0]  # type: ignore[arg-type]
+        return y if residual is None else (y, cast(Tensor, total))
 
     def update_running_stats(self, sums: Tensor) -> None:
         """Update the windows and running ψ² by one step from (n, Σx², Σ g r z)."""

@@ -2,7 +2,7 @@
 
 The penalty of a forward has to reach the norm's node in autograd's graph, from which everything
 below the layer hangs. So the layer holds a forward's `_Term`, which has a tensor of that node, by a
-weak reference alone. It is the graph that owns the term: as an attribute of a node *behind* the
+weak reference alone. It is the graph that owns the term: in the metadata of a node *behind* the
 norm's, where there is no cycle of references. Who drops the result of a forward, and all that was
 computed from it, drops the term with it, at once and without the garbage collector.
 """
@@ -38,33 +38,27 @@ class _Term:
 
     Attributes:
         measured: what its penalty is computed from; the statistics are an output of the norm's
-            node.
-        is_over: has a backward come through?
+            node. The running ones are the layer's buffers until those are updated.
     """
 
-    __slots__ = ("__weakref__", "is_over", "measured")
+    __slots__ = ("__weakref__", "measured")
 
     def __init__(self, measured: Measured) -> None:
         self.measured = measured
-        self.is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a backward has come through the norm's node."""
+        return getattr(self.measured[0].grad_fn, "has_run", False)
 
 
-class _Owner(PlainFunction):
-    """The node behind the norm's: y, unchanged, and the term."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, term: _Term) -> Tensor:
-        # As if changed in place: behind an alias autograd would forbid what works in place itself.
-        ctx.mark_dirty(y)
-        ctx.set_materialize_grads(False)
-        # Not by `save_for_backward`: a checkpoint would throw it away.
-        ctx.term = term
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad_y: Tensor | None) -> tuple[Tensor | None, None]:
-        ctx.term.is_over = True
-        return grad_y, None
+def _own(y: Tensor, term: _Term) -> None:
+    """Let a node behind the norm's own a term."""
+    # A node of torch's own, which moves nothing. In place: behind an alias autograd would forbid
+    # what works in place itself. In its metadata: a checkpoint would throw a saved tensor away.
+    y.transpose_(0, 0)
+    node: Any = y.grad_fn
+    node.metadata["powernorm"] = term
 
 
 class _Value(PlainFunction):
@@ -73,12 +67,10 @@ class _Value(PlainFunction):
     @staticmethod
     def forward(ctx: Any, statistics: Tensor, term: _Term, evaluate: Evaluation) -> Tensor:
         value, ctx.gradient = evaluate(statistics, *term.measured[1:])
-        ctx.term = term
         return value
 
     @staticmethod
     def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor, None, None]:
-        ctx.term.is_over = True
         return grad_value * ctx.gradient, None, None
 
 
@@ -111,14 +103,33 @@ class Pending:
         copied.__dict__.update(self.__dict__, _terms=[*self._terms])
         return copied
 
-    def add(self, y: Tensor, measured: Measured) -> Tensor:
-        """Note a forward in eager mode; gives y, whose graph keeps what the penalty needs."""
+    def add(self, y: Tensor, measured: Measured) -> None:
+        """Note a forward in eager mode; the graph of its y keeps what the penalty needs."""
         self._start()
         term = _Term(measured)
         self._terms = [ref for ref in self._terms if ref() is not None]
         self._terms.append(weakref.ref(term))
         self._last = (measured[0].detach(), *measured[1:])
-        return _Owner.apply_plain(y, term)  # type: ignore[no-any-return]
+        _own(y, term)
+
+    def keep_running(self) -> None:
+        """Copy the running statistics that penalties may still be computed by.
+
+        Called before the buffers are updated: in a usual step no forward is left by then, and
+        nothing is copied.
+        """
+        copies: dict[int, Tensor] = {}
+
+        def copied(measured: Measured) -> Measured:
+            statistics, mean, var, weight = measured
+            kept = (copies.setdefault(id(buffer), buffer.clone()) for buffer in (mean, var))
+            return statistics, *kept, weight  # type: ignore[return-value]
+
+        for ref in self._terms:
+            if (term := ref()) is not None:
+                term.measured = copied(term.measured)
+        if self._last is not None:
+            self._last = copied(self._last)
 
     def add_compiled(self, value: Tensor) -> None:
         """Note the penalty of a forward that is being compiled.

@@ -131,7 +131,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
         if self.is_reestimated and not torch.is_grad_enabled():
             self.update_after(output)
         elif self._is_penalized():
-            y = self._note(y, output.statistics, mean, var)
+            self._note(y, output.statistics, mean, var)
         return y if residual is None else (y, cast(Tensor, output.total))
 
     @property
@@ -193,28 +193,41 @@ class RegularizedBatchNorm(BackwardStateNorm):
 
     def _note(
         self, y: Tensor, statistics: Tensor, running_mean: Tensor, running_var: Tensor
-    ) -> Tensor:
-        """Keep what the penalty that may be asked for is computed from; gives y."""
-        is_compiling = torch.compiler.is_compiling()
-        if not is_compiling and in_backward():
-            return y  # the forward that activation checkpointing runs again: it has been counted
-        # The buffers may have moved when somebody asks. Through `snapshot`, an opaque op: a
-        # compiled backward must not read them again after the hook has moved them.
-        keep = snapshot if is_compiling else torch.clone
+    ) -> None:
+        """Keep what the penalty that may be asked for is computed from."""
+        if torch.compiler.is_compiling():
+            self._note_compiled(statistics, running_mean, running_var)
+            return
+        if in_backward():
+            return  # the forward that activation checkpointing runs again: it has been counted
+        weight: float | Tensor | None = self.momentum
+        if weight is None:
+            weight = average_weight(self.num_batches_tracked, self.num_nonfinite_batches)
+        measured = statistics, running_mean, running_var, weight
+        if torch.is_grad_enabled():
+            self._pending.add(y, measured)
+        else:
+            self._pending.add_blind(measured)
+
+    def _note_compiled(self, statistics: Tensor, running_mean: Tensor, running_var: Tensor) -> None:
+        # Through `snapshot`, an opaque op: a compiled backward must not read the buffers again
+        # after the hook has updated them.
         weight: float | Tensor | None = self.momentum
         if weight is None:
             weight = average_weight(
-                keep(self.num_batches_tracked), keep(self.num_nonfinite_batches)
+                snapshot(self.num_batches_tracked), snapshot(self.num_nonfinite_batches)
             )
-        measured = (statistics, keep(running_mean), keep(running_var), weight)
-        if not torch.is_grad_enabled():
-            self._pending.add_blind(measured)
-        elif is_compiling:
+        measured = statistics, snapshot(running_mean), snapshot(running_var), weight
+        if torch.is_grad_enabled():
             # In a repetition too, which has to save the same tensors as the first run.
             self._pending.add_compiled(self._sum(*self._gaps(*measured)))
         else:
-            return self._pending.add(y, measured)
-        return y
+            self._pending.add_blind(measured)
+
+    def update_running_stats(self, sums: Tensor) -> None:
+        """Update the running mean and variance by one step from its sums."""
+        self._pending.keep_running()
+        super().update_running_stats(sums)
 
     def _gaps(
         self, statistics: Tensor, running_mean: Tensor, running_var: Tensor, weight: float | Tensor

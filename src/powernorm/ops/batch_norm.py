@@ -30,7 +30,6 @@ from powernorm.ops.operators import (
     Gradients,
     Inputs,
     Operator,
-    OutputGradients,
     dense_like,
     existing,
     features_like,
@@ -86,9 +85,9 @@ class BatchNormOutput(NamedTuple):
     """(6, C): mean (running without valid tokens, 0 if uncentered), biased variance or quadratic
     mean, 1/sqrt(var + eps), BatchRenorm's r and d (1 and 0 without), number of valid tokens; over
     all processes of the group. Differentiable in the first two rows."""
-    sums: Tensor
+    sums: Tensor | None
     """Float64, over the valid tokens of this process alone: (4, C) of `centered_sums`, or (2, C),
-    n and Σx², if uncentered."""
+    n and Σx², if uncentered. None where the op itself has updated running statistics by them."""
     has_tokens: Tensor | None = None
     """Whether running statistics may be updated, 0-d bool: is there a valid token, and is this no
     repetition in a backward? Of the registered op alone."""
@@ -229,6 +228,7 @@ class _BatchNorm(Operator):
     name = "batch_norm"
     arguments = BatchNormArgs
     output = BatchNormOutput
+    has_carrier = True
     backward_arguments = BatchNormBackwardArgs
     differentiable = ("y", "total", "statistics")
 
@@ -265,14 +265,21 @@ class _BatchNorm(Operator):
         ctx.bias_dtype = None if args.bias is None else args.bias.dtype
         ctx.settings = args.eps, args.floor, args.running_mean is not None, args.group_name
 
-    def gradients(self, ctx: Any, needs: Inputs, grads: OutputGradients) -> Inputs:
+    def gradients(
+        self,
+        ctx: Any,
+        needs: Inputs,
+        grad_y: Tensor | None,
+        grad_total: Tensor | None,
+        grad_statistics: Tensor | None,
+    ) -> Inputs:
         inputs, mask, weight, scales, statistics, sums = ctx.saved_tensors
-        grad_y = torch.zeros_like(inputs) if grads.y is None else grads.y
+        grad_y = torch.zeros_like(inputs) if grad_y is None else grad_y
         found = self.backward(
             BatchNormBackwardArgs(
                 grad_y,
-                grads.total,
-                grads.statistics,
+                grad_total,
+                grad_statistics,
                 inputs,
                 mask,
                 weight,

@@ -34,5 +34,6 @@ def batch_norm(args: _batch.BatchNormArgs, update: Update | None = None) -> _bat
     """Normalize, and update running statistics by the sums of this process."""
     output = _batch.reference(args)
     if update is not None:
+        assert output.sums is not None
         update_running_stats(update, output.sums)
     return output

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from powernorm.ops.arrays import (
     accumulation_dtype,
+    add_residual,
     affine_gradients,
+    apply_scales,
     count_of,
+    finish_gradient,
     keep,
     products,
     scale_and_shift,
+    scale_groups,
     tokens_of,
     validity_of,
 )
@@ -24,11 +28,13 @@ from powernorm.ops.graphs import refuse_transforms
 from powernorm.ops.operators import (
     Inputs,
     Operator,
-    OutputGradients,
     dense_like,
+    existing,
     features_like,
+    in_common_type,
     input_gradients,
     is_plain,
+    scales_like,
 )
 from powernorm.ops.processes import all_reduce_sum
 
@@ -41,6 +47,8 @@ class MovingAverageNormArgs(NamedTuple):
 
     x: Tensor
     """(..., C)."""
+    residual: Tensor | None
+    """Added to x first, same shape."""
     padding_mask: Tensor | None
     """Bool, `x.shape[:-1]`, True = padding."""
     weight: Tensor | None
@@ -55,6 +63,8 @@ class MovingAverageNormArgs(NamedTuple):
     """mean(g r z) of the last K batches, (K, C), newest last."""
     carrier: Tensor | None
     """A leaf that receives the sums as its gradient, (3, C) float64; see `powernorm.norms`."""
+    groups: int
+    """GroupScaling before the norm; 0 leaves it out."""
     eps: float
     """Added inside the root."""
     own_statistics: bool
@@ -69,6 +79,10 @@ class MovingAverageNormOutput(NamedTuple):
     """What the forward returns; the backward reads these and no buffer."""
 
     y: Tensor
+    total: Tensor | None
+    """x + residual; None without a residual."""
+    scales: Tensor | None
+    """GroupScaling's factors, (tokens, groups); None without groups."""
     rstd: Tensor
     """1/sqrt(χ + eps), (C,), with χ the quadratic mean used."""
     ratio: Tensor
@@ -86,10 +100,13 @@ class MovingAverageNormBackwardArgs(NamedTuple):
 
     grad_y: Tensor
     """As y."""
+    grad_total: Tensor | None
+    """Gradient of the sum with the residual; None without."""
     inputs: Tensor
-    """The forward's x."""
+    """What was normalized: x, or the sum with the residual."""
     padding_mask: Tensor | None
     weight: Tensor | None
+    scales: Tensor | None
     rstd: Tensor
     ratio: Tensor
     history: Tensor
@@ -104,6 +121,7 @@ class MovingAverageNormGradients(NamedTuple):
     """What the backward returns."""
 
     x: Tensor
+    """Of x and of the residual."""
     weight: Tensor
     bias: Tensor
     gradient_sum: Tensor
@@ -113,7 +131,9 @@ class MovingAverageNormGradients(NamedTuple):
 def reference(args: MovingAverageNormArgs) -> MovingAverageNormOutput:
     """Normalize by the quadratic mean of the last K batches, this one included."""
     x = args.x
-    tokens, valid = tokens_of(x), validity_of(args.padding_mask)
+    inputs, total_out = add_residual(x, args.residual)
+    tokens, scales = scale_groups(tokens_of(inputs), args.groups, args.eps)
+    valid = validity_of(args.padding_mask)
     squares = keep(tokens, valid).square().sum(0).double()
     sums = torch.stack([count_of(tokens, valid).double().expand_as(squares), squares])
     counts, total = all_reduce_sum(sums, args.group_name).unbind()
@@ -137,7 +157,8 @@ def reference(args: MovingAverageNormArgs) -> MovingAverageNormOutput:
     history = args.window_gradient_moment[1:].to(tokens.dtype).sum(0)
     num_valid = count.to(tokens.dtype)
     # Detached: autograd forbids to change a view in place that one of its functions gives.
-    return MovingAverageNormOutput(y.detach(), rstd, ratio, history, num_valid, sums)
+    y = y.detach()
+    return MovingAverageNormOutput(y, total_out, scales, rstd, ratio, history, num_valid, sums)
 
 
 def reference_backward(args: MovingAverageNormBackwardArgs) -> MovingAverageNormGradients:
@@ -146,8 +167,8 @@ def reference_backward(args: MovingAverageNormBackwardArgs) -> MovingAverageNorm
     ∂L/∂x = (g r - z m)/sqrt(χ + eps), where m is the mean of mean(g r z) over the last K
     batches, or of this batch alone while the layer uses its own statistics.
     """
-    x, count = args.inputs, args.num_valid
-    tokens, valid = tokens_of(x), validity_of(args.padding_mask)
+    count, valid = args.num_valid, validity_of(args.padding_mask)
+    tokens = apply_scales(tokens_of(args.inputs), args.scales)
     z = tokens * args.rstd
     grad_y = tokens_of(args.grad_y)
     g, grad_weight, grad_bias = affine_gradients(grad_y, z * args.ratio, args.weight, valid)
@@ -157,8 +178,8 @@ def reference_backward(args: MovingAverageNormBackwardArgs) -> MovingAverageNorm
     current = (total / count.clamp(min=1)).to(tokens.dtype)
     moment = current if args.own_statistics else (args.history + current) / args.window
     moment = torch.where(count > 0, moment, 0.0)
-    grad_x = (g - keep(z, valid) * moment) * args.rstd
-    grad_x = grad_x.to(x.dtype).reshape(x.shape).contiguous()
+    gradient = (g - keep(z, valid) * moment) * args.rstd
+    grad_x = finish_gradient(gradient, tokens, args.scales, args.grad_total, args.inputs)
     return MovingAverageNormGradients(grad_x, grad_weight, grad_bias, local)
 
 
@@ -171,11 +192,14 @@ class _MovingAverageNorm(Operator):
     backward_arguments = MovingAverageNormBackwardArgs
     backward_output = MovingAverageNormGradients
     has_kernels = False
+    has_carrier = True
 
     def fake(self, args: MovingAverageNormArgs) -> MovingAverageNormOutput:
         x = args.x
         return MovingAverageNormOutput(
             dense_like(x),
+            None if args.residual is None else dense_like(x),
+            scales_like(x, args.groups),
             features_like(x),
             features_like(x),
             features_like(x),
@@ -191,21 +215,37 @@ class _MovingAverageNorm(Operator):
         )
 
     def save(self, ctx: Any, args: MovingAverageNormArgs, output: MovingAverageNormOutput) -> None:
+        inputs = args.x if args.residual is None else output.total
         ctx.set_materialize_grads(False)
-        _, rstd, ratio, history, num_valid, sums = output
         ctx.save_for_backward(
-            args.x, args.padding_mask, args.weight, rstd, ratio, history, num_valid, sums
+            inputs,
+            args.padding_mask,
+            args.weight,
+            output.scales,
+            output.rstd,
+            output.ratio,
+            output.history,
+            output.num_valid,
+            output.sums,
         )
         ctx.bias_dtype = None if args.bias is None else args.bias.dtype
         window = args.window_second_moment.shape[0]
         ctx.settings = window, args.own_statistics, args.group_name
 
-    def gradients(self, ctx: Any, needs: Inputs, grads: OutputGradients) -> Inputs:
-        x, mask, weight, rstd, ratio, history, num_valid, sums = ctx.saved_tensors
-        assert grads.y is not None
+    def gradients(
+        self,
+        ctx: Any,
+        needs: Inputs,
+        grad_y: Tensor | None,
+        grad_total: Tensor | None,
+        _: Tensor | None,
+    ) -> Inputs:
+        inputs, mask, weight, scales, *seen, sums = ctx.saved_tensors
+        grad_y = torch.zeros_like(inputs) if grad_y is None else grad_y
+        scales = existing(scales)
         found = self.backward(
             MovingAverageNormBackwardArgs(
-                grads.y, x, mask, weight, rstd, ratio, history, num_valid, *ctx.settings
+                grad_y, grad_total, inputs, mask, weight, scales, *seen, *ctx.settings
             )
         )
         carried = torch.cat([sums, found.gradient_sum[None]]) if needs.carrier else None
@@ -216,16 +256,17 @@ OPERATOR = _MovingAverageNorm()
 OPERATOR.register()
 
 
-def moving_average_norm(args: MovingAverageNormArgs) -> Tensor:
-    """Return y by the statistics of the last K batches.
+def moving_average_norm(args: MovingAverageNormArgs) -> tuple[Tensor, Tensor | None]:
+    """Return (y, sum with the residual) by the statistics of the last K batches.
 
     Raises:
         InputError: inside a transform of torch.func.
     """
-    if is_plain(args.x, args.weight, args.bias):
+    if args.residual is not None and args.residual.dtype != args.x.dtype:
+        args = in_common_type(args)
+    if is_plain(args.x, args.residual, args.weight, args.bias):
         output = OPERATOR.apply(args)
     else:
         refuse_transforms()
         output = OPERATOR.call(args)
-    y: Tensor = output.y
-    return y
+    return output.y, output.total

@@ -47,14 +47,8 @@ class Inputs(NamedTuple):
     weight: Any = None
     bias: Any = None
     carrier: Any = None
-
-
-class OutputGradients(NamedTuple):
-    """The gradients that arrive at an op's outputs."""
-
-    y: Tensor | None
-    total: Tensor | None = None
-    statistics: Tensor | None = None
+    others: None = None
+    """All other arguments, which are one to autograd in eager mode."""
 
 
 class Gradients(NamedTuple):
@@ -94,14 +88,15 @@ class Operator(ABC):
 
     name: ClassVar[str]
     arguments: ClassVar[Any]
-    """Named tuple with at least `x`, `weight` and `bias`."""
+    """Named tuple with at least `x`, `residual`, `weight` and `bias`."""
     output: ClassVar[Any]
-    """Named tuple of tensors with at least `y`."""
+    """Named tuple of tensors with at least `y` and `total`."""
     backward_arguments: ClassVar[Any]
     backward_output: ClassVar[Any] = Gradients
     differentiable: ClassVar[tuple[str, ...]] = ("y", "total")
     """Outputs that have a gradient."""
     has_kernels: ClassVar[bool] = True
+    has_carrier: ClassVar[bool] = False
 
     @abstractmethod
     def fake(self, args: Any) -> Any:
@@ -116,8 +111,23 @@ class Operator(ABC):
         """Keep what the backward reads: inputs and outputs, never buffers."""
 
     @abstractmethod
-    def gradients(self, ctx: Any, needs: Inputs, grads: OutputGradients) -> Inputs:
-        """Return the gradients that are needed; at least one of `grads` is not None."""
+    def gradients(
+        self,
+        ctx: Any,
+        needs: Inputs,
+        grad_y: Tensor | None,
+        grad_total: Tensor | None,
+        grad_statistics: Tensor | None,
+    ) -> Inputs:
+        """Return the gradients that are needed; at least one arrives.
+
+        Args:
+            ctx: of `save`.
+            needs: which are needed.
+            grad_y: gradient of y, as the others None where none arrives.
+            grad_total: gradient of the sum with the residual.
+            grad_statistics: gradient of the statistics, if they are differentiable.
+        """
 
     def compute(self, args: Any) -> Any:
         """Return the outputs by the backend that fits the input."""
@@ -130,12 +140,12 @@ class Operator(ABC):
             args: the op's arguments.
             update: an update of running statistics that the backend makes in the same call.
         """
+        forward = getattr(functions_for(args.x, self.has_kernels), self.name)
         if not torch.is_grad_enabled():
-            forward = getattr(functions_for(args.x, self.has_kernels), self.name)
             return forward(args) if update is None else forward(args, update)
-        call = _Call(self, args, update)
-        x, weight, bias = args.x, args.weight, args.bias
-        _apply(x, call.residual, weight, bias, call.carrier, call)  # type: ignore[no-untyped-call]
+        call = _Call(self, forward, args, update)
+        carrier = args.carrier if self.has_carrier else None
+        _apply(args.x, args.residual, args.weight, args.bias, carrier, call)  # type: ignore[no-untyped-call]
         return call.output
 
     def backward(self, args: Any) -> Any:
@@ -198,17 +208,12 @@ class Operator(ABC):
         fields = self.arguments._fields
         arriving = dict(zip(self.output._fields, grads, strict=True))
         needed = dict(zip(fields, ctx.needs_input_grad, strict=True))
-        found = self._differentiate(
-            ctx,
-            Inputs(*(needed.get(name, False) for name in Inputs._fields)),
-            OutputGradients(*(existing(arriving.get(name)) for name in OutputGradients._fields)),
-        )
+        given = [existing(arriving.get(name)) for name in ("y", "total", "statistics")]
+        if all(grad is None for grad in given):
+            return (None,) * len(fields)
+        needs = Inputs(*(needed.get(name, False) for name in Inputs._fields))
+        found = self.gradients(ctx, needs, *given)
         return tuple(getattr(found, name, None) for name in fields)
-
-    def _differentiate(self, ctx: Any, needs: Inputs, grads: OutputGradients) -> Inputs:
-        if grads.y is None and grads.total is None and grads.statistics is None:
-            return Inputs()
-        return self.gradients(ctx, needs, grads)
 
 
 class PlainFunction(torch.autograd.Function):
@@ -226,12 +231,10 @@ class PlainFunction(torch.autograd.Function):
 class _Call:
     """A call on its way through autograd, which looks at tensors among its arguments only."""
 
-    __slots__ = ("args", "carrier", "operator", "output", "residual", "update")
+    __slots__ = ("args", "forward", "operator", "output", "update")
 
-    def __init__(self, operator: Operator, args: Any, update: Any) -> None:
-        self.operator, self.args, self.update = operator, args, update
-        self.residual = getattr(args, "residual", None)
-        self.carrier = getattr(args, "carrier", None)
+    def __init__(self, operator: Operator, forward: Any, args: Any, update: Any) -> None:
+        self.operator, self.forward, self.args, self.update = operator, forward, args, update
         self.output: Any = None
 
 
@@ -240,24 +243,30 @@ class _Function(PlainFunction):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, _residual: Any, _weight: Any, _bias: Any, carrier: Any, call: _Call
+        ctx: Any, _x: Tensor, _residual: Any, _weight: Any, _bias: Any, carrier: Any, call: _Call
     ) -> tuple[Tensor | None, ...]:
-        operator, args = call.operator, call.args
-        forward = getattr(functions_for(x, operator.has_kernels), operator.name)
-        output = forward(args) if call.update is None else forward(args, call.update)
+        operator, args, update = call.operator, call.args, call.update
+        output = call.forward(args) if update is None else call.forward(args, update)
         operator.save(ctx, args, output)
-        ctx.operator = operator
-        call.output = output
+        ctx.operator, call.output = operator, output
         # What nobody differentiates is no output: autograd wraps each.
         if carrier is None or "statistics" not in operator.differentiable:
-            return output.y, getattr(output, "total", None)
+            return output.y, output.total
         return output.y, output.total, output.statistics
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        needs = Inputs(*ctx.needs_input_grad[:-1])
-        found = ctx.operator._differentiate(ctx, needs, OutputGradients(*grads))
-        return (*found, None)
+    def backward(
+        ctx: Any,
+        grad_y: Tensor | None,
+        grad_total: Tensor | None,
+        grad_statistics: Tensor | None = None,
+    ) -> Inputs:
+        ctx.has_run = True
+        if grad_y is None and grad_total is None and grad_statistics is None:
+            return Inputs()
+        needs = Inputs._make(ctx.needs_input_grad)
+        found: Inputs = ctx.operator.gradients(ctx, needs, grad_y, grad_total, grad_statistics)
+        return found
 
 
 _apply: Final = super(torch.autograd.Function, _Function).apply

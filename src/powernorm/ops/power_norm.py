@@ -24,7 +24,6 @@ from powernorm.ops.graphs import refuse_transforms
 from powernorm.ops.operators import (
     Inputs,
     Operator,
-    OutputGradients,
     dense_like,
     existing,
     features_like,
@@ -169,6 +168,7 @@ class _PowerNorm(Operator):
     name = "power_norm"
     arguments = PowerNormArgs
     output = PowerNormOutput
+    has_carrier = True
     backward_arguments = PowerNormBackwardArgs
     backward_output = PowerNormGradients
 
@@ -200,13 +200,20 @@ class _PowerNorm(Operator):
         ctx.bias_dtype = None if args.bias is None else args.bias.dtype
         ctx.released = args.released
 
-    def gradients(self, ctx: Any, needs: Inputs, grads: OutputGradients) -> Inputs:
+    def gradients(
+        self,
+        ctx: Any,
+        needs: Inputs,
+        grad_y: Tensor | None,
+        grad_total: Tensor | None,
+        _: Tensor | None,
+    ) -> Inputs:
         inputs, mask, weight, scales, statistics, sums = ctx.saved_tensors
-        grad_y = torch.zeros_like(inputs) if grads.y is None else grads.y
+        grad_y = torch.zeros_like(inputs) if grad_y is None else grad_y
         found = self.backward(
             PowerNormBackwardArgs(
                 grad_y,
-                grads.total,
+                grad_total,
                 inputs,
                 mask,
                 weight,

@@ -27,7 +27,6 @@ from powernorm.ops.operators import (
     Gradients,
     Inputs,
     Operator,
-    OutputGradients,
     dense_like,
     existing,
     features_like,
@@ -163,20 +162,27 @@ class _StaticNorm(Operator):
         ctx.bias_dtype = None if args.bias is None else args.bias.dtype
         ctx.settings = args.groups, args.eps
 
-    def gradients(self, ctx: Any, needs: Inputs, grads: OutputGradients) -> Inputs:
+    def gradients(
+        self,
+        ctx: Any,
+        needs: Inputs,
+        grad_y: Tensor | None,
+        grad_total: Tensor | None,
+        _: Tensor | None,
+    ) -> Inputs:
         inputs, weight, bias, scales, statistics = ctx.saved_tensors
-        grad_y = torch.zeros_like(inputs) if grads.y is None else grads.y
+        grad_y = torch.zeros_like(inputs) if grad_y is None else grad_y
         if torch.is_grad_enabled():
             groups, eps = ctx.settings
             sources = starting_points(inputs, weight, bias)
             tokens, _ = scale_groups(tokens_of(without_lost(sources[0], grad_y)), groups, eps)
             y = scale_and_shift((tokens - statistics[0]) * statistics[1], *sources[1:])
             y = y.to(inputs.dtype).reshape(inputs.shape)
-            found = differentiate(y, sources, grad_y, grads.total)
+            found = differentiate(y, sources, grad_y, grad_total)
         else:
             found = self.backward(
                 StaticNormBackwardArgs(
-                    grad_y, grads.total, inputs, weight, existing(scales), statistics
+                    grad_y, grad_total, inputs, weight, existing(scales), statistics
                 )
             )
         return input_gradients(found, needs, weight, ctx.bias_dtype)

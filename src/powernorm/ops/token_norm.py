@@ -25,7 +25,6 @@ from powernorm.ops.operators import (
     Gradients,
     Inputs,
     Operator,
-    OutputGradients,
     dense_like,
     features_like,
     in_common_type,
@@ -251,20 +250,27 @@ class _TokenNorm(Operator):
         # Without the tensors: those saved above may be offloaded or computed again.
         ctx.settings = args._replace(x=None, residual=None, weight=None, bias=None)  # type: ignore[arg-type]
 
-    def gradients(self, ctx: Any, needs: Inputs, grads: OutputGradients) -> Inputs:
+    def gradients(
+        self,
+        ctx: Any,
+        needs: Inputs,
+        grad_y: Tensor | None,
+        grad_total: Tensor | None,
+        _: Tensor | None,
+    ) -> Inputs:
         inputs, weight, bias, statistics = ctx.saved_tensors
         settings: TokenNormArgs = ctx.settings
-        grad_y = torch.zeros_like(inputs) if grads.y is None else grads.y
+        grad_y = torch.zeros_like(inputs) if grad_y is None else grad_y
         if torch.is_grad_enabled():
             sources = starting_points(inputs, weight, bias)
             again = settings._replace(weight=sources[1], bias=sources[2])
             y = differentiable(without_lost(sources[0], grad_y), again)
-            found = differentiate(y, sources, grad_y, grads.total)
+            found = differentiate(y, sources, grad_y, grad_total)
         else:
             found = self.backward(
                 TokenNormBackwardArgs(
                     grad_y,
-                    grads.total,
+                    grad_total,
                     inputs,
                     weight,
                     statistics,

@@ -35,21 +35,21 @@ def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOu
     if limits is not None:
         task.limits = vector("limits", limits, 2, acc, kept)
     statistics = torch.empty((6, features), dtype=acc, device=tasks.CPU)
+    task.statistics = statistics.data_ptr()
+    if update is not None and (native := native_update(update, features)):
+        task.update = ctypes.addressof(native)
+        run(tasks.BATCH_NORM, task)
+        mark_written(update)
+        return BatchNormOutput(y, total, scales, statistics, None)
     sums = torch.empty((4 if centered else 2, features), dtype=torch.float64, device=tasks.CPU)
-    task.statistics, task.sums = statistics.data_ptr(), sums.data_ptr()
+    task.sums = sums.data_ptr()
     if group_name:
         task.flags = flags | tasks.MEASURE
         run(tasks.BATCH_NORM, task)
         merged = reduce_sums(sums, centered, group_name)
         task.flags, task.sums = flags | tasks.FINISH, merged.data_ptr()
-    if update is None:
-        run(tasks.BATCH_NORM, task)
-    elif native := native_update(update, features):
-        task.update = ctypes.addressof(native)
-        run(tasks.BATCH_NORM, task)
-        mark_written(update)
-    else:
-        run(tasks.BATCH_NORM, task)
+    run(tasks.BATCH_NORM, task)
+    if update is not None:
         update_running_stats(update, sums)
     return BatchNormOutput(y, total, scales, statistics, sums)
 

@@ -1,6 +1,7 @@
 // The library's face: argument checks, choice of the instruction set, running statistics.
 #include <math.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 #include "tasks.h"
 
@@ -77,7 +78,7 @@ bool fits(int operation, const PowernormTask& t) {
   if (!back && finishes && t.tokens && !t.y) return false;
   switch (operation) {
     case kBatchNorm:
-      return t.statistics && t.sums && t.var && (t.mean || !(t.flags & kCentered));
+      return t.statistics && (t.sums || t.update) && t.var && (t.mean || !(t.flags & kCentered));
     case kBatchNormBackward:
       return t.statistics && t.grad_weight && t.grad_bias &&
              (t.sums || (finishes && (t.flags & kMeasure)));
@@ -182,6 +183,21 @@ int run_update(const PowernormUpdate& update) {
   return kDone;
 }
 
+// The sums are of no further use: what asks for them asks for no update.
+int run_with_update(PowernormFunction function, PowernormTask& task) {
+  double* const sums = static_cast<double*>(malloc(4 * task.features * sizeof(double)));
+  if (!sums) return kNoMemory;
+  task.sums = sums;
+  int status = function(&task);
+  if (status == kDone) {
+    PowernormUpdate update = *task.update;
+    update.sums = sums;
+    status = run_update(update);
+  }
+  free(sums);
+  return status;
+}
+
 }  // namespace
 
 extern "C" {
@@ -194,11 +210,8 @@ __attribute__((visibility("default"))) int powernorm_run(int operation, const Po
   const int64_t bytes = task.tokens * task.features * bytes_of(task.type);
   if (bytes >= stream_bytes()) task.flags |= kStream;
   if (bytes >= 2 * stream_bytes()) task.flags |= kFar;
-  const int status = chosen_table()->functions[operation][task.type](&task);
-  if (status != kDone || !task.update) return status;
-  PowernormUpdate update = *task.update;
-  update.sums = task.sums;
-  return run_update(update);
+  const PowernormFunction function = chosen_table()->functions[operation][task.type];
+  return task.update ? run_with_update(function, task) : function(&task);
 }
 
 __attribute__((visibility("default"))) int powernorm_update(const PowernormUpdate* update) {

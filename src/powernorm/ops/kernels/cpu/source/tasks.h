@@ -49,7 +49,7 @@ struct PowernormTask {
   void* grad_weight;
   void* grad_bias;
   double* carried;  // (5, features)
-  const struct PowernormUpdate* update;  // of running statistics by `sums`, when they are finished
+  const struct PowernormUpdate* update;  // of running statistics by the sums, which are then not given out
 };
 
 typedef int (*PowernormFunction)(const PowernormTask*);
