@@ -133,7 +133,7 @@ def bench(
         typer.Option(metavar="FILE", help="Measure nothing: show (and draw) the rows of FILE."),
     ] = None,
 ) -> None:
-    """Measure the norms against torch's, as ratios to LayerNorm in the same run.
+    """Measure the norms against torch's, as ratios to LayerNorm in the same run: time and memory.
 
     Nothing is timed that does not agree with the float64 reference first.
     """
