@@ -172,9 +172,11 @@ def test_steps_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     small_batch(monkeypatch)
     rounds: list[int] = []
     rows = steps.measure_steps(("rbn", "pn"), rounds=2, on_round=rounds.append)
-    assert [row.norm for row in rows] == [BASELINE, "rbn", "pn"]
+    assert [row.norm for row in rows] == [BASELINE, "torch BatchNorm1d", "rbn", "pn"]
     assert rows[0].ratio == 1.0
     assert all(row.num_samples == 2 for row in rows)
+    assert rows[0].peak_ratio == 1.0
+    assert all(row.peak_bytes and row.kept_bytes and row.peak_ratio for row in rows)
     assert rounds == [1, 2]
 
 

@@ -37,6 +37,20 @@ def test_bench_prints_writes_and_draws(measured: tuple[Path, Outcome]) -> None:
     assert (folder / "new" / "rows.svg").read_text().startswith("<?xml")
 
 
+def test_bench_shows_memory_beside_speed(measured: tuple[Path, Outcome]) -> None:
+    """In full, though a pipe has no width; and without the profiler's own messages."""
+    folder, outcome = measured
+    assert outcome.out.count("peak MB   / LN  kept MB") == 2
+    assert "…" not in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 100
+    assert "profiler" not in outcome.err
+    _, rows = read_rows(folder / "new" / "rows.jsonl")
+    for provider in ("torch LayerNorm", "torch BatchNorm1d", "pn (cpu)", "rms (cpu)"):
+        found = [row for row in rows if row.provider == provider]
+        assert [row.tokens for row in found] == [64, 4096]
+        assert all(row.peak_bytes and row.kept_bytes and row.peak_ratio for row in found)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

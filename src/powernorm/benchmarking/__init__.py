@@ -1,4 +1,4 @@
-"""Speed of the norms: correctness first, then providers in turn; rows, targets, pictures."""
+"""Speed and memory of the norms: correctness first, then providers in turn; rows, targets."""
 
 from powernorm.benchmarking.cases import GRIDS, Case, Direction
 from powernorm.benchmarking.measuring import measure

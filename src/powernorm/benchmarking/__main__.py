@@ -35,6 +35,9 @@ from powernorm.errors import InputError
 _BUSY = 80
 """Preemptions a second that a quiet machine stays well below."""
 
+_WIDTH = 100
+"""Columns that the tables need."""
+
 Keep = Callable[[Sequence[Row | InferenceRow]], None]
 
 
@@ -46,6 +49,8 @@ def run(settings: dict[str, Any]) -> None:
             compiled, out, plot, show.
     """
     console, notes = Console(), Console(stderr=True)
+    # In a pipe rich takes 80 columns and would cut the figures short.
+    console.width = max(console.width, _WIDTH)
     rows: list[Row] | list[InferenceRow]
     if settings["show"]:
         machine, rows = read_any_rows(Path(settings["show"]))

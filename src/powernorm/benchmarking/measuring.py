@@ -1,4 +1,4 @@
-"""Interleaved timing: every round asks every provider once, in an order that changes."""
+"""Interleaved timing: every round asks every provider once, in an order that changes; memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from powernorm.benchmarking.cases import DTYPES, Case
+from powernorm.benchmarking.memory import Step, measure_memory, nothing
 from powernorm.benchmarking.providers import BASELINE, COPY, CopyMatrix, Provider
 from powernorm.benchmarking.rows import Row, make_row
 
-Step = Callable[[], object]
+Call = Callable[[], object]
 WARMUP_CALLS = 3
 CALLS_A_TURN = 2
 """Timed calls of a provider before the next one has its turn, after one that is not timed."""
@@ -27,7 +28,7 @@ def measure(
     seconds: float = 3.0,
     seed: int = 0,
 ) -> list[Row]:
-    """Times all providers on one case.
+    """Times all providers on one case, then measures their memory in a pass of its own.
 
     Args:
         case: what to run.
@@ -43,24 +44,34 @@ def measure(
     x = torch.randn(case.tokens, case.features, generator=generator)
     x = x.to(device, DTYPES[case.dtype])
     steps = {provider.name: make_step(provider, case, x, generator) for provider in providers}
-    copying = CopyMatrix(x)
-    steps[COPY] = lambda: _ignore(copying(x))
+    steps[COPY] = _copy_step(x)
     clock = _cuda_clock if device.type == "cuda" else _clock
     samples = interleave(steps, seconds=seconds, seed=seed, clock=clock)
-    baseline = samples.get(BASELINE, samples[providers[0].name])
+    memory = measure_memory(steps, device)
+    baseline = BASELINE if BASELINE in steps else providers[0].name
     labels = [(COPY, "copy", "torch"), *((p.name, p.norm, p.backend) for p in providers)]
     return [
-        make_row(case, name, norm, backend, samples[name], baseline, samples[COPY])
+        make_row(
+            case,
+            name,
+            norm,
+            backend,
+            samples[name],
+            samples[baseline],
+            samples[COPY],
+            memory=memory[name],
+            baseline_memory=memory[baseline],
+        )
         for name, norm, backend in labels
     ]
 
 
 def interleave(
-    steps: Mapping[str, Callable[[], object]],
+    steps: Mapping[str, Call],
     *,
     seconds: float,
     seed: int = 0,
-    clock: Callable[[Step], float] | None = None,
+    clock: Callable[[Call], float] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds a call of each step, all in turn in every round, in an order that changes.
 
@@ -102,7 +113,7 @@ def make_step(provider: Provider, case: Case, x: Tensor, generator: torch.Genera
         arguments = (mask.to(x.device),)
     if case.direction != "forward+backward":
 
-        def forward() -> None:
+        def forward(_: Callable[[], None] = nothing) -> None:
             with torch.no_grad(), provider.scope():
                 module(x, *arguments)
 
@@ -110,9 +121,11 @@ def make_step(provider: Provider, case: Case, x: Tensor, generator: torch.Genera
     cotangent = torch.randn(x.shape, generator=generator).to(x)
     leaf = x.clone().requires_grad_()
 
-    def step() -> None:
+    def step(between: Callable[[], None] = nothing) -> None:
         with provider.scope():
-            module(leaf, *arguments).backward(cotangent)
+            y = module(leaf, *arguments)
+            between()
+            y.backward(cotangent)
             # As in training, where the memory of a gradient soon serves the next layer.
             leaf.grad = None
             module.zero_grad()
@@ -120,17 +133,22 @@ def make_step(provider: Provider, case: Case, x: Tensor, generator: torch.Genera
     return step
 
 
-def _ignore(_: Tensor) -> None:
-    pass
+def _copy_step(x: Tensor) -> Step:
+    copying = CopyMatrix(x)
+
+    def copy(_: Callable[[], None] = nothing) -> None:
+        copying(x)
+
+    return copy
 
 
-def _clock(step: Step) -> float:
+def _clock(step: Call) -> float:
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
 
 
-def _cuda_clock(step: Step) -> float:
+def _cuda_clock(step: Call) -> float:
     # Events and not the host's clock: launches run ahead of the device. What is cold in a model
     # is cold here: the other providers' data has gone through the cache in between.
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

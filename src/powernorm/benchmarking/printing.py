@@ -11,6 +11,17 @@ from rich.table import Table
 from powernorm.benchmarking.rows import Row
 from powernorm.benchmarking.targets import Outcome, mask_costs
 
+_MEMORY: Final = ("peak MB", "/ LN", "kept MB")
+"""Headings of a step's memory: most at any time, that over LayerNorm's, between the two passes."""
+
+
+def _memory_cells(row: Row) -> tuple[str, str, str]:
+    return (
+        "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.2f}",
+        "" if row.peak_ratio is None else f"{row.peak_ratio:.3f}",
+        "" if row.kept_bytes is None else f"{row.kept_bytes / 1e6:.2f}",
+    )
+
 
 def print_case(console: Console, rows: Sequence[Row]) -> None:
     """One case: every provider, fastest first."""
@@ -19,7 +30,9 @@ def print_case(console: Console, rows: Sequence[Row]) -> None:
     title = f"{first.tokens}×{first.features} {first.dtype}{padding}, {first.direction}"
     table = Table(title=title, box=None, pad_edge=False, title_justify="left")
     table.add_column("provider", no_wrap=True)
-    for heading in ("µs", "quartiles", "/ LayerNorm", "GB/s", "of copy"):
+    with_memory = any(row.peak_bytes is not None for row in rows)
+    headings = ("µs", "quartiles", "/ LayerNorm", "GB/s", "of copy")
+    for heading in (*headings, *(_MEMORY if with_memory else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in sorted(rows, key=lambda r: r.median_us):
         table.add_row(
@@ -29,6 +42,7 @@ def print_case(console: Console, rows: Sequence[Row]) -> None:
             f"{row.ratio:.2f}",
             f"{row.gigabytes_per_second:.1f}",
             f"{row.share_of_copy:.0%}",
+            *(_memory_cells(row) if with_memory else ()),
         )
     console.print(table)
     console.print()
@@ -39,11 +53,13 @@ def print_steps(console: Console, rows: Sequence[Row]) -> None:
     title = f"a training step, 6 + 6 layers of {rows[0].features}, {rows[0].tokens} tokens a side"
     table = Table(title=title, box=None, pad_edge=False, title_justify="left")
     table.add_column("norm in the encoder", no_wrap=True)
-    for heading in ("ms", "quartiles", "/ LayerNorm"):
+    with_memory = any(row.peak_bytes is not None for row in rows)
+    for heading in ("ms", "quartiles", "/ LayerNorm", *(_MEMORY if with_memory else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in sorted(rows, key=lambda r: r.median_us):
         quartiles = f"{row.lower_us / 1e3:.0f}-{row.upper_us / 1e3:.0f}"
-        table.add_row(row.norm, f"{row.median_us / 1e3:.0f}", quartiles, f"{row.ratio:.3f}")
+        times = (f"{row.median_us / 1e3:.0f}", quartiles, f"{row.ratio:.3f}")
+        table.add_row(row.norm, *times, *(_memory_cells(row) if with_memory else ()))
     console.print(table)
     console.print()
 

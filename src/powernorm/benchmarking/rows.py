@@ -16,6 +16,7 @@ import torch
 import powernorm
 from powernorm.benchmarking.cases import Case
 from powernorm.benchmarking.inference.rows import InferenceRow
+from powernorm.benchmarking.memory import Memory
 from powernorm.errors import InputError
 from powernorm.json_reading import parse_json
 
@@ -42,6 +43,10 @@ class Row:
         ratio: median over that of torch's LayerNorm in the same rounds.
         gigabytes_per_second: unavoidable traffic over the median.
         share_of_copy: that over what copying the input reached in the same rounds.
+        peak_bytes: of `Memory`, measured in a pass of its own; None in rows without it, as are the
+            next two.
+        kept_bytes: of `Memory`; None without a backward too.
+        peak_ratio: peak over that of torch's LayerNorm.
     """
 
     provider: str
@@ -59,6 +64,9 @@ class Row:
     ratio: float
     gigabytes_per_second: float
     share_of_copy: float
+    peak_bytes: int | None = None
+    kept_bytes: int | None = None
+    peak_ratio: float | None = None
 
     @property
     def case(self) -> tuple[int, int, str, float, str]:
@@ -74,13 +82,19 @@ def make_row(
     samples: Sequence[float],
     baseline: Sequence[float],
     copies: Sequence[float],
+    *,
+    memory: Memory | None = None,
+    baseline_memory: Memory | None = None,
 ) -> Row:
-    """A row from seconds a call: the provider's, LayerNorm's and the copy's."""
+    """A row from seconds a call: the provider's, LayerNorm's and the copy's; and from memory."""
     median = statistics.median(samples)
     lower, _, upper = statistics.quantiles(samples, n=4)
     copy_bytes = 2 * case.tokens * case.features * case.itemsize
     num_bytes = copy_bytes if norm == "copy" else case.num_bytes
     speed = num_bytes / median
+    peak_ratio = None
+    if memory is not None and baseline_memory is not None:
+        peak_ratio = round(memory.peak / baseline_memory.peak, 4)
     return Row(
         provider=provider,
         norm=norm,
@@ -93,6 +107,9 @@ def make_row(
         ratio=round(median / statistics.median(baseline), 3),
         gigabytes_per_second=round(speed / 1e9, 2),
         share_of_copy=round(speed / (copy_bytes / statistics.median(copies)), 3),
+        peak_bytes=None if memory is None else memory.peak,
+        kept_bytes=None if memory is None else memory.kept,
+        peak_ratio=peak_ratio,
     )
 
 

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.benchmarking.cases import Case
+from powernorm.benchmarking.memory import Step, measure_memory, nothing
 from powernorm.benchmarking.providers import BASELINE
 from powernorm.benchmarking.rows import Row, make_row
 from powernorm.norms import NORMS, build_norm
 
 STEP_NORMS: Final = ("bn", "rbn", "pn", "pn-static")
+TORCH_BATCH_NORM: Final = "torch BatchNorm1d"
 VOCABULARY: Final = 10_000
 SENTENCES, LENGTH = 128, 32
 """A batch of 4,096 tokens, padding included, on each side."""
@@ -83,6 +86,14 @@ class TranslationModel(nn.Module):
         )
 
 
+class TokenBatchNorm(nn.BatchNorm1d):
+    """torch's batch normalization over all tokens: no mask, so padding counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` of (batch, length, features), normalized."""
+        return super().forward(x.flatten(0, 1)).view_as(x)
+
+
 def make_batch(seed: int) -> Batch:
     """Random words in sentences whose lengths vary."""
     generator = torch.Generator().manual_seed(seed)
@@ -106,8 +117,10 @@ def measure_steps(
 ) -> list[Row]:
     """Times forward, penalty, backward and Adam, each norm in turn in every round.
 
+    The memory of a step is measured when the last round is over.
+
     Args:
-        norms: short names; torch's LayerNorm is measured beside them.
+        norms: short names; torch's LayerNorm and BatchNorm1d are measured beside them.
         rounds: steps of each.
         on_round: told the number of rounds that are over.
 
@@ -115,13 +128,18 @@ def measure_steps(
         One row a norm; its ratio is over LayerNorm's step.
     """
     batch = make_batch(0)
-    steps = {BASELINE: _stepper(None, batch)}
+    steps = {
+        BASELINE: make_training_step(None, batch),
+        TORCH_BATCH_NORM: make_training_step(TokenBatchNorm, batch),
+    }
     for name in norms:
         # After warm-up: the layer as it is for most of a training.
         options: dict[str, Any] = (
             {"warmup_steps": 0} if name.startswith("pn-") or name == "pn" else {}
         )
-        steps[name] = _stepper((name, options), batch)
+        build = partial(_build, name, options)
+        penalized = NORMS[name].layer is powernorm.RegularizedBatchNorm
+        steps[name] = make_training_step(build, batch, penalized=penalized)
     samples: dict[str, list[float]] = {name: [] for name in steps}
     order, shuffle = list(steps), random.Random(0)
     for step in steps.values():
@@ -135,34 +153,50 @@ def measure_steps(
         on_round(number + 1)
     case = Case(SENTENCES * LENGTH, 512, padding=PADDING)
     base = samples[BASELINE]
+    memory = measure_memory(steps, torch.device("cpu"))
     return [
         make_row(
             case,
             f"training step, {name}",
             name,
-            "torch" if name == BASELINE else "step",
+            "torch" if name in (BASELINE, TORCH_BATCH_NORM) else "step",
             samples[name],
             base,
             base,
+            memory=memory[name],
+            baseline_memory=memory[BASELINE],
         )
         for name in steps
     ]
 
 
-def _stepper(norm: tuple[str, dict[str, Any]] | None, batch: Batch) -> Callable[[], None]:
+def _build(name: str, options: dict[str, Any], features: int) -> nn.Module:
+    return build_norm(name, features, **options)
+
+
+def make_training_step(
+    build: Callable[[int], nn.Module] | None, batch: Batch, *, penalized: bool = False
+) -> Step:
+    """Make one step of training: forward, penalty, backward, Adam.
+
+    Args:
+        build: makes the norms of the encoder; None leaves torch's LayerNorm.
+        batch: what every step trains on.
+        penalized: do the norms add a penalty to the loss?
+    """
     torch.manual_seed(0)
-    build = None if norm is None else (lambda features: build_norm(norm[0], features, **norm[1]))
     model = TranslationModel(build)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
-    penalized = norm is not None and NORMS[norm[0]].layer is powernorm.RegularizedBatchNorm
     num_tokens = int((~batch.target_padding[:, 1:]).sum())
 
-    def step() -> None:
-        optimizer.zero_grad()
+    def step(between: Callable[[], None] = nothing) -> None:
         loss = model(batch)
         if penalized:
             loss = loss + powernorm.penalty(model, reduction="mean", num_tokens=num_tokens)
+        between()
         loss.backward()
         optimizer.step()
+        # At the end: the next step's gradients are memory of that step.
+        optimizer.zero_grad()
 
     return step

@@ -21,6 +21,12 @@ ALLOCATOR: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
     "MALLOC_TRIM_THRESHOLD_": str(2**34),
 }
+_QUIET: Final = {
+    # torch's profiler counts the memory on the CPU. It would say each time that it starts, and
+    # where a block is freed that was there before it.
+    "KINETO_LOG_LEVEL": "6",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
 
 
 def norms() -> None:
@@ -127,7 +133,7 @@ def bench(
         typer.Option(metavar="FILE", help="Measure nothing: show (and draw) the rows of FILE."),
     ] = None,
 ) -> None:
-    """Measure the norms against torch's, as ratios to LayerNorm in the same run.
+    """Measure the norms against torch's, as ratios to LayerNorm in the same run: time and memory.
 
     Nothing is timed that does not agree with the float64 reference first.
     """
@@ -149,14 +155,14 @@ def bench(
 
 
 def _start_benchmark(settings: dict[str, Any]) -> NoReturn:
-    """Replace this process by one with an allocator that does not stand in the way.
+    """Replace this process by one with an allocator that does not stand in the way, and quiet logs.
 
     Args:
         settings: of `powernorm.benchmarking.__main__.run`.
     """
     sys.stdout.flush()
     command = [sys.executable, "-m", "powernorm.benchmarking", json.dumps(settings)]
-    os.execve(sys.executable, command, os.environ | ALLOCATOR)
+    os.execve(sys.executable, command, _QUIET | os.environ | ALLOCATOR)
 
 
 def _check_benchmark(settings: dict[str, Any]) -> None:

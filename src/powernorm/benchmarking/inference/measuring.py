@@ -12,7 +12,7 @@ from powernorm.benchmarking.inference.cases import InferenceCase, Size, cases_of
 from powernorm.benchmarking.inference.encoders import Kind, build_encoders, random_tokens
 from powernorm.benchmarking.inference.engines import Run, runs
 from powernorm.benchmarking.inference.rows import InferenceRow, make_rows
-from powernorm.benchmarking.measuring import Step, interleave
+from powernorm.benchmarking.measuring import Call, interleave
 from powernorm.errors import InputError
 
 TOLERANCE: Final = {"float32": 2e-5, "bfloat16": 0.1}
@@ -61,7 +61,7 @@ def measure_case(
     tokens = random_tokens(case.batch, case.tokens)
     steps = runs(models, case, tokens)
     check_runs(steps, models, case, tokens)
-    named = dict[str, Step](steps.items())
+    named = dict[str, Call](steps.items())
     return make_rows(case, interleave(named, seconds=seconds))
 
 
