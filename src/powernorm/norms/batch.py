@@ -62,6 +62,7 @@ class BatchNorm(BatchStatisticsNorm):
     """
 
     num_sums = 4
+    read_in_training = ("running_mean", "running_var")  # of a batch without valid tokens
     trains_by_batch = True
 
     def __init__(
@@ -132,6 +133,7 @@ class PowerNormV(BatchStatisticsNorm):
 
     num_sums = 2
     centered = False
+    read_in_training = ("running_second_moment",)  # of a batch without valid tokens
     trains_by_batch = True
 
     def __init__(

@@ -103,6 +103,7 @@ class BatchStatisticsNorm(AffineNorm):
     `torch.optim.swa_utils.update_bn`. Those that training reads are part of what was trained."""
     is_reestimated: bool = False
     """Whether `update_bn` is running."""
+    _stage: int = 0
     is_frozen: bool = False
     """Whether the layer evaluates in training too, see `freeze_statistics`."""
 
@@ -227,14 +228,14 @@ class BatchStatisticsNorm(AffineNorm):
             # be longer than the input in evaluation, is ignored.
             wanted = training or self.variant == "released"
             mask = current_padding_mask(x, self) if wanted else users_padding_mask()
-        plain = mask is None and residual is None
-        if not (plain and x.shape[-1:] == (self.num_features,) and x.is_floating_point()):
+        plain = mask is None and residual is None and x.ndim and x.is_floating_point()
+        if not plain or x.shape[-1] != self.num_features:
             dim = self.feature_dim
             others = None if residual is None else features_back(residual, dim)
             self.check_input(features_back(x, dim), mask, others)
         buffers = cast(dict[str, Tensor], self._buffers)
         state = tuple(map(buffers.__getitem__, self.read_in_training)) if training else ()
-        seen = Seen(mask, self.stage, state)
+        seen = Seen(mask, self._stage, state)
         # Evaluation reads a mask only in the released variants; it is repeated only with gradients.
         repeatable = training or (self.floor and torch.is_grad_enabled())
         if repeatable and not torch.compiler.is_compiling() and may_replay():
@@ -261,7 +262,8 @@ class BatchStatisticsNorm(AffineNorm):
             return self.evaluate(x, mask, residual)
         seen = self.prepare(x, mask, residual)
         update = self._update_within()
-        args = self.batch_norm_args(x, residual, seen, *self.running_stats, None)
+        *mean, var = seen.state
+        args = self.batch_norm_args(x, residual, seen, mean[0] if mean else None, var, None)
         output = batch_norm(args, update)
         if update is None or output.has_tokens is not None:
             self.update_after(output)
@@ -308,7 +310,7 @@ class BatchStatisticsNorm(AffineNorm):
     @property
     def stage(self) -> int:
         """Index of the layer's current behavior; for most layers 0 is the warm-up."""
-        return 0
+        return self._stage
 
     @property
     def floor(self) -> bool:

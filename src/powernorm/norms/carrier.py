@@ -46,7 +46,6 @@ class BackwardStateNorm(BatchStatisticsNorm):
     """Buffers that the layer had when the carrier was made."""
     _guest: tuple[tuple[Tensor, ...], Tensor] | None
     """Other buffers of the last forward that had some, and their carrier."""
-    _stage: int
     _last_stage: int
     _updated_in: int = NO_BACKWARD
     """Backward of the last update, by torch's number: the outer one of a reentrant checkpoint."""
@@ -108,11 +107,6 @@ class BackwardStateNorm(BatchStatisticsNorm):
                 "where their update in the backward would be lost: leave the call of "
                 "torch.func.functional_call uncompiled, or give it parameters alone"
             )
-
-    @property
-    def stage(self) -> int:
-        """Number of thresholds passed, mirrored on the host so that no sync is needed."""
-        return self._stage
 
     def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
         """Check the arguments of a forward; note a repetition in a backward."""

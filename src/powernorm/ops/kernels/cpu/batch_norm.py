@@ -23,24 +23,28 @@ from powernorm.ops.running_stats import Update, reduce_sums, update_running_stat
 
 def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOutput:
     """Normalize, and update running statistics by the sums of this process."""
-    running_mean, limits, group_name = args.running_mean, args.limits, args.group_name
+    x, running_mean, limits, group_name = args.x, args.running_mean, args.limits, args.group_name
     centered = running_mean is not None
     flags = centered * tasks.CENTERED | args.floor * tasks.FLOOR
     both = flags | tasks.MEASURE | tasks.FINISH
     task, y, total, scales, acc, kept = forward_task(args, args.padding_mask, args.groups, both)
-    features = task.features
+    features = x.shape[-1]
+    statistics = torch.empty((6, features), dtype=acc, device=tasks.CPU)
+    task.statistics = statistics.data_ptr()
+    if update is not None and limits is None:
+        native = native_update(update, features)
+        if native is not None and native.wide == (acc is torch.float64):
+            # What is updated is what is read; it was checked when the update was prepared.
+            task.mean, task.var = native.first, native.second
+            task.update = ctypes.addressof(native)
+            run(tasks.BATCH_NORM, task)
+            mark_written(update)
+            return BatchNormOutput(y, total, scales, statistics, None)
     if running_mean is not None:
         task.mean = vector("running_mean", running_mean, features, acc, kept)
     task.var = vector("running_var", args.running_var, features, acc, kept)
     if limits is not None:
         task.limits = vector("limits", limits, 2, acc, kept)
-    statistics = torch.empty((6, features), dtype=acc, device=tasks.CPU)
-    task.statistics = statistics.data_ptr()
-    if update is not None and (native := native_update(update, features)):
-        task.update = ctypes.addressof(native)
-        run(tasks.BATCH_NORM, task)
-        mark_written(update)
-        return BatchNormOutput(y, total, scales, statistics, None)
     sums = torch.empty((4 if centered else 2, features), dtype=torch.float64, device=tasks.CPU)
     task.sums = sums.data_ptr()
     if group_name:
