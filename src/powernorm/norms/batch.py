@@ -103,15 +103,17 @@ class BatchNorm(CenteredNorm, ReestimatedNorm):
         """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(call)
-        call, seen = self.prepare(call)
+        # Read for a batch without valid tokens.
+        call, seen = self.prepare(call, self.running_mean, self.running_var)
+        running_mean, running_var = seen.state
         result = batch_norm(
             call.x,
             call.residual,
             seen.padding_mask,
             self.weight,
             self.bias,
-            self.running_mean,
-            self.running_var,
+            running_mean,
+            running_var,
             None,
             None,
             self.groups or 0,
@@ -195,7 +197,8 @@ class PowerNormV(UncenteredNorm, ReestimatedNorm):
         """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(call)
-        call, seen = self.prepare(call)
+        # Read for a batch without valid tokens.
+        call, seen = self.prepare(call, self.running_second_moment)
         result = batch_norm(
             call.x,
             call.residual,
@@ -203,7 +206,7 @@ class PowerNormV(UncenteredNorm, ReestimatedNorm):
             self.weight,
             self.bias,
             None,
-            self.running_second_moment,
+            seen.state[0],
             None,
             None,
             self.groups or 0,

@@ -193,16 +193,16 @@ class BatchStatisticsNorm(AffineNorm):
             # Evaluation needs a mask only in the released variants; a model's own mask, which may
             # be longer than the input in evaluation, is ignored.
             mask = current_padding_mask(x, self) if self.wants_mask else users_padding_mask()
+        seen = Seen(mask, self.stage, state)
+        # Evaluation reads a mask only in the released variants.
+        if (self.training or self.floor) and not torch.compiler.is_compiling() and may_replay():
+            seen = self._records.replay(self.class_name, x, seen)
+            mask = seen.padding_mask
         plain = mask is None and residual is None
         if not (plain and x.shape[-1:] == (self.num_features,) and x.is_floating_point()):
             dim = self.feature_dim
             others = None if residual is None else features_back(residual, dim)
             self.check_input(features_back(x, dim), mask, others)
-        seen = Seen(mask, self.stage, state)
-        # Evaluation reads a mask only in the released variants; it is repeated only with gradients.
-        repeatable = self.training or (self.floor and torch.is_grad_enabled())
-        if repeatable and not torch.compiler.is_compiling() and may_replay():
-            seen = self._records.replay(x, seen)
         if self.variant == "released":
             call = self._hide_padding(call, seen.padding_mask)
         return call, seen
@@ -408,7 +408,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state.update(_records=CallRecords(), _held=None)
+        state.update(_held=None)
         return state
 
     def extra_repr(self) -> str:
