@@ -24,7 +24,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Final, NamedTuple, cast
@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from powernorm.errors import InputError
 from powernorm.ops.reference.batch import NO_BACKWARD, current_backward, in_backward
@@ -67,7 +68,10 @@ class _Copy:
     """A copy of a tensor, for all calls that saw the same values."""
 
     def __init__(self, source: Tensor) -> None:
-        self.values = source.detach().clone()
+        # Selective checkpointing counts the operators of both runs, and the second makes no copy.
+        modes = torch._C._len_torch_dispatch_stack()
+        with _disable_current_modes() if modes else nullcontext():
+            self.values = source.detach().clone()
         self._source = weakref.ref(source)
         # Tensors made under inference_mode do not count their writes.
         self._version = None if source.is_inference() else source._version
