@@ -495,6 +495,53 @@ def test_copies_of_a_layer_whose_forward_is_pending(use_reentrant: bool) -> None
     loss.backward()
 
 
+def by_own_hooks(call: Run, x: Tensor) -> Tensor:
+    """Checkpointing of another make: for each saved tensor it repeats the region from its start."""
+    count = 0
+
+    def pack(tensor: Tensor) -> int:
+        del tensor
+        nonlocal count
+        count += 1
+        return count - 1
+
+    def unpack(index: int) -> Tensor:
+        saved: list[Tensor] = []
+        keep = saved_tensors_hooks(lambda tensor: saved.append(tensor.detach()), lambda one: one)
+        with torch.enable_grad(), keep:
+            call(x.detach().requires_grad_())
+        return saved[index]
+
+    with saved_tensors_hooks(pack, unpack):
+        return call(x)
+
+
+def train_two(case: Case, run: Run, *, reads: bool = False) -> dict[str, Tensor]:
+    norm, inputs = case.build(), alike(2)
+    losses = []
+    for t, x in enumerate(inputs):
+        with powernorm.padding_mask(mask_of(t)):
+            y = run(lambda x: norm(norm(x.sin()).tanh()).sigmoid(), x)
+        for _ in range(2 if reads else 0):
+            assert y.grad_fn is not None
+            _ = y.grad_fn._saved_result
+        losses.append(loss_of(y))
+    for loss in losses:
+        loss.backward()
+    return results(norm, inputs)
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=case_id)
+def test_hooks_that_repeat_a_region_for_each_tensor(case: Case) -> None:
+    assert_same(train_two(case, by_own_hooks), train_two(case, run_plainly))
+
+
+@pytest.mark.parametrize("case", CASES[4:], ids=case_id)
+def test_saved_tensors_that_are_read_outside_of_a_backward(case: Case) -> None:
+    """As by tools that draw graphs: each reading repeats the region."""
+    assert_same(train_two(case, checkpointed(False), reads=True), train_two(case, run_plainly))
+
+
 def in_a_tensor_hook(call: Run, x: Tensor) -> Tensor:
     """Checkpointing of which a layer cannot tell the region: a hook on the output repeats it."""
 

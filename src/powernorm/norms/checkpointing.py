@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -73,12 +73,12 @@ class _Copy:
         with _disable_current_modes() if modes else nullcontext():
             self.values = source.detach().clone()
         self._source = weakref.ref(source)
-        # Tensors made under inference_mode do not count their writes.
-        self._version = None if source.is_inference() else source._version
+        self._version = _version_of(source)
 
     def is_of(self, source: Tensor) -> bool:
         """Return whether the tensor is the copied one and has not been written to since."""
-        return self._source() is source and self._version in (None, source._version)
+        unchanged = self._version is not None and self._version == _version_of(source)
+        return unchanged and self._source() is source
 
 
 class _Call(NamedTuple):
@@ -95,6 +95,15 @@ class _Call(NamedTuple):
         return Seen(mask, self.stage, tuple(one.values for one in self.state))
 
 
+class _Repetition:
+    """A run of a function that repeats a region; it lives as long as that run."""
+
+    @classmethod
+    def by(cls, frame: FrameType) -> Self:
+        """Return the same for each call in a run: it is kept among the function's variables."""
+        return cast(Self, frame.f_locals.setdefault("repetition of a region", cls()))
+
+
 @dataclass(eq=False)
 class _Region:
     """The calls of one layer in a region."""
@@ -103,8 +112,8 @@ class _Region:
     """Backward that the first run is part of."""
     calls: list[_Call | None] | None
     """In order, None for one that is not repeated again; or None if they cannot be told apart."""
-    repetition: tuple[int, int] | None = None
-    """Backward and function on the stack of the last repetition."""
+    repetition: weakref.ref[_Repetition] | None = None
+    """The last one."""
     position: int = 0
     """Number of calls in it."""
 
@@ -114,10 +123,10 @@ class _Region:
             if len(self.calls) > _MAX_CALLS:
                 self.calls = None
 
-    def next_position(self, repetition: tuple[int, int]) -> int:
+    def next_position(self, repetition: _Repetition) -> int:
         """Count a call of a repetition; return its place."""
-        if repetition != self.repetition:
-            self.repetition, self.position = repetition, 0
+        if self.repetition is None or self.repetition() is not repetition:
+            self.repetition, self.position = weakref.ref(repetition), 0
         self.position += 1
         return self.position - 1
 
@@ -129,8 +138,7 @@ class _Place(NamedTuple):
     """Each `ctx` of the forwards of autograd functions that the call is part of."""
     region: object | None = None
     """Region of which the call is part of a repetition."""
-    frame: int = 0
-    """Identity of the function that repeats it."""
+    repetition: _Repetition | None = None
 
 
 class CallRecords:
@@ -163,8 +171,8 @@ class CallRecords:
         # In this order: a backward inside the first run may ask for the calls so far.
         around = self._open_regions(place.contexts, backward)
         call = None
-        if place.region is not None:
-            call = self._repeated(norm, x, place, backward, around)
+        if place.repetition is not None:
+            call = self._repeated(norm, x, place.region, place.repetition, around)
         elif backward != NO_BACKWARD:
             call = self._only_one(norm, x, seen)
         first = [region for region in around if region.calls is not None]
@@ -188,7 +196,7 @@ class CallRecords:
                     contexts += _context_of(inner)
                 region = self._repeated_by(frame)
                 if region is not None:
-                    return _Place(contexts, region, id(frame))
+                    return _Place(contexts, region, _Repetition.by(frame))
             inner, frame = frame, frame.f_back
         return _Place(contexts)
 
@@ -213,11 +221,11 @@ class CallRecords:
         return regions
 
     def _repeated(
-        self, norm: str, x: Tensor, place: _Place, backward: int, around: list[_Region]
+        self, norm: str, x: Tensor, key: object, repetition: _Repetition, around: list[_Region]
     ) -> _Call | None:
         """Return the call of a region that is repeated, None if its first run has yet to come."""
-        region = self._regions[place.region]
-        position = region.next_position((backward, place.frame))
+        region = self._regions[key]
+        position = region.next_position(repetition)
         if region.calls is None:
             raise _unknown(norm)
         if position >= len(region.calls) and region in around:
@@ -229,7 +237,7 @@ class CallRecords:
                 "repetition of a checkpointed region that did not call it so the first time: make "
                 "the region call the same layers in the same order"
             )
-        if isinstance(place.region, FunctionCtx) and not _is_graph_kept():
+        if isinstance(key, FunctionCtx) and not _is_graph_kept():
             # A ctx may outlive its backward by far, with the result of the forward.
             region.calls[position] = None
         return call
@@ -259,6 +267,11 @@ class CallRecords:
         if copy is None or not copy.is_of(source):
             copy = self._copies[id(source)] = _Copy(source)
         return copy
+
+
+def _version_of(source: Tensor) -> int | None:
+    # Tensors made under inference_mode do not count their writes.
+    return None if source.is_inference() else source._version
 
 
 def may_replay() -> bool:
