@@ -28,11 +28,12 @@ from powernorm.diagnosis.gradients import (
 )
 from powernorm.inspection.observer import NormObserver
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.checkpointing import FINGERPRINT_SIZE, fingerprint, fingerprint_distance
 from powernorm.norms.feature_dims import LAST
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.ops.running_stats import centered_moments, centered_sums
+
+_FINGERPRINT_SIZE: Final = 16
 
 Kind = Literal["input", "input gradient", "output gradient"]
 
@@ -100,7 +101,7 @@ class BatchObserver(TokenObserver):
     def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
         """Record `centered_sums`, (4, C), a fingerprint of x, the layer's state."""
         tokens = wide(self.module.scaled(x)).reshape(-1, x.shape[-1])
-        own = torch.cat([fingerprint(x), state_of(self.module).flatten()])
+        own = torch.cat([_fingerprint(x), state_of(self.module).flatten()])
         self._keep(Record(self.layer, "input", _moment_sums(tokens, padding_mask), own))
 
     def on_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
@@ -114,7 +115,7 @@ class BatchObserver(TokenObserver):
         total = flat.sum(0).double()
         along = products.sum(0).double() + shift.double() * total
         sums = torch.stack([total, along])
-        self._keep(Record(self.layer, "output gradient", sums, fingerprint(x)))
+        self._keep(Record(self.layer, "output gradient", sums, _fingerprint(x)))
 
     def _rough_mean(self, tokens: Tensor) -> Tensor:
         """Return an estimate of the mean, since float32 products of large numbers lose digits."""
@@ -282,7 +283,7 @@ class BatchStep:
         return cells
 
     def _state(self, record: Record) -> Tensor:
-        return record.own[FINGERPRINT_SIZE:].view(-1, self.layer.num_features)
+        return record.own[_FINGERPRINT_SIZE:].view(-1, self.layer.num_features)
 
 
 def _is_empty(record: Record) -> bool:
@@ -305,9 +306,24 @@ def _paired(records: Sequence[Record]) -> list[tuple[Record, Record]]:
         if gradient.kind == "output gradient" and left:
             nearest = 0
             if len(left) > 1:
-                distances = [
-                    fingerprint_distance(one.own[:FINGERPRINT_SIZE], gradient.own) for one in left
-                ]
+                distances = [_distance(one.own[:_FINGERPRINT_SIZE], gradient.own) for one in left]
                 nearest = min(range(len(left)), key=lambda i: (distances[i], -i))
             pairs.append((left.pop(nearest), gradient))
     return pairs
+
+
+def _fingerprint(x: Tensor) -> Tensor:
+    """Return a few values of x, (_FINGERPRINT_SIZE,) float64, to know it again by.
+
+    A recomputed input may differ in its last bits: compare by `_distance`.
+    """
+    flat = x.detach().reshape(-1)
+    # Odd steps, so that not all are of one feature.
+    steps = max(1, flat.shape[0] // _FINGERPRINT_SIZE) | 1
+    samples = flat[::steps][:_FINGERPRINT_SIZE].to(torch.float64)
+    return torch.nn.functional.pad(samples, (0, _FINGERPRINT_SIZE - samples.shape[0]))
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """Return the distance of two fingerprints."""
+    return float((a.nan_to_num() - b.nan_to_num()).abs().max())

@@ -228,18 +228,18 @@ class BatchStatisticsNorm(AffineNorm):
             # be longer than the input in evaluation, is ignored.
             wanted = training or self.variant == "released"
             mask = current_padding_mask(x, self) if wanted else users_padding_mask()
+        buffers = cast(dict[str, Tensor], self._buffers)
+        state = tuple(map(buffers.__getitem__, self.read_in_training)) if training else ()
+        seen = Seen(mask, self._stage, state)
+        # Evaluation reads a mask only in the released variants.
+        if (training or self.floor) and not torch.compiler.is_compiling() and may_replay():
+            seen = self._records.replay(self.class_name, x, seen)
+            mask = seen.padding_mask
         plain = mask is None and residual is None and x.ndim and x.is_floating_point()
         if not plain or x.shape[-1] != self.num_features:
             dim = self.feature_dim
             others = None if residual is None else features_back(residual, dim)
             self.check_input(features_back(x, dim), mask, others)
-        buffers = cast(dict[str, Tensor], self._buffers)
-        state = tuple(map(buffers.__getitem__, self.read_in_training)) if training else ()
-        seen = Seen(mask, self._stage, state)
-        # Evaluation reads a mask only in the released variants; it is repeated only with gradients.
-        repeatable = training or (self.floor and torch.is_grad_enabled())
-        if repeatable and not torch.compiler.is_compiling() and may_replay():
-            seen = self._records.replay(x, seen)
         return seen
 
     def evaluate(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Normalized:
