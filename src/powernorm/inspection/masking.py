@@ -34,7 +34,7 @@ from powernorm.inspection.mask_checks import MaskChecks, Taker
 from powernorm.inspection.selection import Side
 from powernorm.norms import Norm
 from powernorm.norms.masks import ScopedMask, close_scope, innermost_scope, open_scope
-from powernorm.ops.graphs import in_backward
+from powernorm.ops.operators import in_backward
 
 _LENDERS: Final = ("WhisperModel",)
 """Classes that take the encoder's mask and do not pass it on."""

@@ -24,8 +24,8 @@ from powernorm.norms.feature_dims import LAST, features_last, has_dim
 from powernorm.norms.masks import check_padding_mask, current_padding_mask, offered_padding_mask
 from powernorm.norms.nested import check_nested, nested_like, packed_tokens
 from powernorm.norms.sharded import is_sharded, local_mask, local_values, sharded_like
-from powernorm.ops.graphs import in_backward
 from powernorm.ops.moments import Moments
+from powernorm.ops.operators import in_backward
 
 
 @dataclass(eq=False, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms.base import Norm
-from powernorm.norms.checkpointing import CallRecords, Seen, may_replay
+from powernorm.norms.checkpointing import CallRecords, Seen
 from powernorm.norms.feature_dims import (
     LAST,
     Normalized,
@@ -22,6 +22,7 @@ from powernorm.norms.feature_dims import (
     has_dim,
 )
 from powernorm.norms.masks import current_padding_mask, padding_mask
+from powernorm.ops.operators import may_be_repeated
 
 _EPS: Final = 1e-5
 """Value of `eps` for a module that has none; the interface requires one, but it is not used."""
@@ -119,7 +120,7 @@ class AdaptedNorm(Norm):
         dim = self.feature_dim
         last = features_last(x, dim) if has_dim(x, dim) else x
         mask = current_padding_mask(last, self, strict=self.training)
-        if torch.compiler.is_compiling() or not may_replay():
+        if torch.compiler.is_compiling() or not may_be_repeated():
             return mask
         return self._records.replay(self.class_name, x, Seen(mask, 0, ())).padding_mask
 

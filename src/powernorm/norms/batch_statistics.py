@@ -23,15 +23,15 @@ from powernorm.norms.arguments import (
 )
 from powernorm.norms.averaging import is_update_bn_asking, stand_in_for
 from powernorm.norms.base import AffineNorm
-from powernorm.norms.checkpointing import CallRecords, Seen, may_replay
+from powernorm.norms.checkpointing import CallRecords, Seen
 from powernorm.norms.feature_dims import Normalized, features_back, features_last
 from powernorm.norms.masks import current_padding_mask, users_padding_mask
 from powernorm.norms.sharded import check_group, local_state
 from powernorm.ops.arrays import reciprocal_root, scale_groups, tokens_of
 from powernorm.ops.batch_norm import BatchNormArgs, BatchNormOutput, batch_norm
 from powernorm.ops.dispatch import functions_for
-from powernorm.ops.graphs import in_backward
 from powernorm.ops.moments import Moments
+from powernorm.ops.operators import in_backward, may_be_repeated
 from powernorm.ops.processes import group_name_of
 from powernorm.ops.running_stats import (
     CenteredUpdate,
@@ -232,7 +232,7 @@ class BatchStatisticsNorm(AffineNorm):
         state = tuple(map(buffers.__getitem__, self.read_in_training)) if training else ()
         seen = Seen(mask, self._stage, state)
         # Evaluation reads a mask only in the released variants.
-        if (training or self.floor) and not torch.compiler.is_compiling() and may_replay():
+        if (training or self.floor) and not torch.compiler.is_compiling() and may_be_repeated():
             seen = self._records.replay(self.class_name, x, seen)
             mask = seen.padding_mask
         plain = mask is None and residual is None and x.ndim and x.is_floating_point()

@@ -26,7 +26,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.checkpointing import Seen
-from powernorm.ops.graphs import NO_BACKWARD, current_backward
+from powernorm.ops.operators import NO_BACKWARD, current_backward
 from powernorm.ops.running_stats import reduce_sums
 
 

@@ -35,7 +35,7 @@ from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from powernorm.errors import InputError
-from powernorm.ops.graphs import NO_BACKWARD, current_backward, in_backward
+from powernorm.ops.operators import NO_BACKWARD, current_backward
 
 Hook = Callable[[Any], Any]
 
@@ -272,13 +272,6 @@ class CallRecords:
 def _version_of(source: Tensor) -> int | None:
     # Tensors made under inference_mode do not count their writes.
     return None if source.is_inference() else source._version
-
-
-def may_replay() -> bool:
-    """Return whether this call is a repetition or may be repeated; else no record is needed."""
-    # Reentrant checkpointing runs the first forward without gradients, the other kind under
-    # hooks on saved tensors.
-    return not torch.is_grad_enabled() or _innermost_hooks() is not None or in_backward()
 
 
 def _innermost_hooks() -> tuple[Hook, Hook] | None:

@@ -15,8 +15,7 @@ from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.norms.penalties import MOST_COMPILED, Pending
 from powernorm.ops.batch_norm import batch_norm
-from powernorm.ops.graphs import in_backward
-from powernorm.ops.operators import snapshot
+from powernorm.ops.operators import in_backward, snapshot
 from powernorm.ops.running_stats import average_weight, mixed
 
 _PATIENCE: Final = 100

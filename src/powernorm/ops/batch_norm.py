@@ -25,7 +25,7 @@ from powernorm.ops.arrays import (
     tokens_of,
     validity_of,
 )
-from powernorm.ops.graphs import in_backward, refuse_transforms
+from powernorm.ops.graphs import refuse_transforms
 from powernorm.ops.operators import (
     Gradients,
     Inputs,
@@ -33,6 +33,7 @@ from powernorm.ops.operators import (
     dense_like,
     existing,
     features_like,
+    in_backward,
     in_common_type,
     input_gradients,
     is_plain,

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from powernorm.errors import InputError
-
-NO_BACKWARD: Final = -1
-
-
-def current_backward() -> int:
-    """Return torch's number of the backward that runs in this thread, or `NO_BACKWARD`."""
-    return int(torch._C._current_graph_task_id())
-
-
-def in_backward() -> bool:
-    """Return whether autograd runs a backward in this thread, as where a forward is repeated."""
-    return current_backward() != NO_BACKWARD
 
 
 def is_exported() -> bool:

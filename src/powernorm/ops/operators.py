@@ -39,6 +39,9 @@ _is_functorch_active = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 
 
+NO_BACKWARD: Final = -1
+
+
 class Inputs(NamedTuple):
     """One value for each argument of an op that has a gradient, None where there is none."""
 
@@ -75,6 +78,27 @@ def is_plain(*tensors: Tensor | None) -> bool:
         and not _is_functorch_active()
         and _tracing_state() is None
         and forward_ad._current_level < 0
+    )
+
+
+def current_backward() -> int:
+    """Return torch's number of the backward that runs in this thread, or `NO_BACKWARD`."""
+    return torch._C._current_graph_task_id()
+
+
+def in_backward() -> bool:
+    """Return whether autograd runs a backward in this thread, as where a forward is repeated."""
+    return torch._C._current_graph_task_id() != NO_BACKWARD
+
+
+def may_be_repeated() -> bool:
+    """Return whether activation checkpointing may repeat this call, or the call is a repetition."""
+    # Reentrant checkpointing runs the first forward without gradients, the other kind under hooks
+    # on saved tensors.
+    return (
+        not torch.is_grad_enabled()
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        or torch._C._current_graph_task_id() != NO_BACKWARD
     )
 
 
