@@ -103,6 +103,28 @@ def test_nothing_reaches_a_gradient(case: Case, residual: bool) -> None:
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("bn", {}), ("pnv", {}), ("pn", {}), ("pn-only", {}), ("bn", {"groups": 4})],
+)
+def test_nothing_reaches_a_gradient_of_frozen_statistics(
+    name: str, options: dict[str, Any], residual: bool
+) -> None:
+    """As where a pretrained model is tuned by its running statistics."""
+
+    def frozen() -> nn.Module:
+        norm = Case(name, options).build()
+        norm(noise(5)).square().sum().backward()
+        norm.freeze_statistics()
+        return norm
+
+    expected = steps(frozen(), lambda t: padded_with(noise(t), 0.0), residual=residual)
+    got = steps(frozen(), lambda t: padded_with(noise(t), *GARBAGE), residual=residual)
+    torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("name", ["ln", "rms", "gn", "gs", "adanorm", "dyt", "none"])
 @pytest.mark.usefixtures("backend")
 def test_a_loss_that_looks_at_padding_counts_it(name: str) -> None:

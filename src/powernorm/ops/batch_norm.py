@@ -260,9 +260,10 @@ class _BatchNorm(Operator):
     def save(self, ctx: Any, args: BatchNormArgs, output: BatchNormOutput) -> None:
         inputs = args.x if args.residual is None else output.total
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            inputs, args.padding_mask, args.weight, output.scales, output.statistics, output.sums
-        )
+        # A repeated forward has to save as many tensors as the first, which may have no sums.
+        sums = None if args.carrier is None else output.sums
+        mask, weight = args.padding_mask, args.weight
+        ctx.save_for_backward(inputs, mask, weight, output.scales, output.statistics, sums)
         ctx.bias_dtype = None if args.bias is None else args.bias.dtype
         ctx.settings = args.eps, args.floor, args.running_mean is not None, args.group_name
 
