@@ -38,7 +38,7 @@ class _Term:
 
     Attributes:
         measured: what its penalty is computed from; the statistics are an output of the norm's
-            node. The running ones are the layer's buffers until those are updated.
+            node.
     """
 
     __slots__ = ("__weakref__", "measured")
@@ -67,6 +67,7 @@ class _Value(PlainFunction):
     @staticmethod
     def forward(ctx: Any, statistics: Tensor, term: _Term, evaluate: Evaluation) -> Tensor:
         value, ctx.gradient = evaluate(statistics, *term.measured[1:])
+        ctx.term = term  # a penalty that is kept keeps its forward
         return value
 
     @staticmethod
@@ -111,25 +112,6 @@ class Pending:
         self._terms.append(weakref.ref(term))
         self._last = (measured[0].detach(), *measured[1:])
         _own(y, term)
-
-    def keep_running(self) -> None:
-        """Copy the running statistics that penalties may still be computed by.
-
-        Called before the buffers are updated: in a usual step no forward is left by then, and
-        nothing is copied.
-        """
-        copies: dict[int, Tensor] = {}
-
-        def copied(measured: Measured) -> Measured:
-            statistics, mean, var, weight = measured
-            kept = (copies.setdefault(id(buffer), buffer.clone()) for buffer in (mean, var))
-            return statistics, *kept, weight  # type: ignore[return-value]
-
-        for ref in self._terms:
-            if (term := ref()) is not None:
-                term.measured = copied(term.measured)
-        if self._last is not None:
-            self._last = copied(self._last)
 
     def add_compiled(self, value: Tensor) -> None:
         """Note the penalty of a forward that is being compiled.

@@ -202,7 +202,8 @@ class RegularizedBatchNorm(BackwardStateNorm):
         weight: float | Tensor | None = self.momentum
         if weight is None:
             weight = average_weight(self.num_batches_tracked, self.num_nonfinite_batches)
-        measured = statistics, running_mean, running_var, weight
+        # The buffers may have changed when somebody asks.
+        measured = statistics, running_mean.clone(), running_var.clone(), weight
         if torch.is_grad_enabled():
             self._pending.add(y, measured)
         else:
@@ -222,11 +223,6 @@ class RegularizedBatchNorm(BackwardStateNorm):
             self._pending.add_compiled(self._sum(*self._gaps(*measured)))
         else:
             self._pending.add_blind(measured)
-
-    def update_running_stats(self, sums: Tensor) -> None:
-        """Update the running mean and variance by one step from its sums."""
-        self._pending.keep_running()
-        super().update_running_stats(sums)
 
     def _gaps(
         self, statistics: Tensor, running_mean: Tensor, running_var: Tensor, weight: float | Tensor
