@@ -1,25 +1,35 @@
-"""Compiles every Triton program for a GPU that need not be there, without running any.
+"""Compiles Triton's programs for GPUs that need not be there, without running any.
 
-Started by test_triton.py in a process without Triton's interpreter. Tensors on torch's meta device
-stand for those of a GPU with 132 multiprocessors.
+Started by test_triton_compiles.py in a process without Triton's interpreter. Tensors on torch's
+meta device stand for those of a GPU. Reads rows (JSON, a list of `Row`) from its input and writes
+what each program takes, one JSON a line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import json
+import re
+import subprocess
 import sys
-from typing import Any
+import tempfile
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.compiler import ASTSource
 
 from powernorm.ops.kernels import triton as kernels
+from powernorm.ops.kernels.triton.launch import Limits
 
-ROOM = "powernorm.ops.kernels.triton"
-TYPES = {
+FOLDER = "powernorm.ops.kernels.triton"
+POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.bfloat16: "*bf16",
@@ -27,13 +37,79 @@ TYPES = {
     torch.bool: "*i1",
     torch.int64: "*i64",
 }
-compiled: set[str] = set()
+
+# What such devices say of themselves: processors, bytes of shared memory of a block, warp, threads.
+DEVICES = {
+    "sm_75": (GPUTarget("cuda", 75, 32), Limits(40, 64 << 10, 32, 1024, False)),
+    "sm_80": (GPUTarget("cuda", 80, 32), Limits(108, 163 << 10, 32, 1024, True)),
+    "sm_86": (GPUTarget("cuda", 86, 32), Limits(84, 99 << 10, 32, 1024, True)),
+    "sm_89": (GPUTarget("cuda", 89, 32), Limits(128, 99 << 10, 32, 1024, True)),
+    "sm_90": (GPUTarget("cuda", 90, 32), Limits(132, 227 << 10, 32, 1024, True)),
+    "sm_100": (GPUTarget("cuda", 100, 32), Limits(148, 227 << 10, 32, 1024, True)),
+    "sm_120": (GPUTarget("cuda", 120, 32), Limits(170, 99 << 10, 32, 1024, True)),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), Limits(304, 64 << 10, 64, 1024, False)),
+}
 
 
-def compile_launch(kernel: Any, plan: Any, _: torch.device, *args: Any, **constants: Any) -> None:
-    """In place of `launch.launch`: what the launch would compile on an H100 or H200."""
-    values = {**constants, **plan.constants}
-    options = {name: values.pop(name) for name in ("num_warps", "enable_fp_fusion")}
+class Row(NamedTuple):
+    """What is compiled for what."""
+
+    device: str
+    op: str
+    """`batch`, `power`, `static`, `token` or `update`."""
+    dtype: str
+    width: int
+    groups: int
+    residual: bool
+    extras: bool
+    """Mask, γ, and the other options that make programs larger."""
+
+
+class Compiler:
+    """In place of `launch.launch`: compiles what the launch would, for one device."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.target, self.limits = DEVICES[row.device]
+
+    def __call__(
+        self, kernel: Any, plan: Any, _: torch.device, *args: Any, **constants: Any
+    ) -> None:
+        values = {**constants, **plan.constants}
+        options = {name: values.pop(name) for name in ("num_warps", "enable_fp_fusion")}
+        source = ASTSource(kernel, *specialize(kernel, args, values))
+        log = io.StringIO()
+        with contextlib.redirect_stdout(log):
+            result = triton.compile(source, target=self.target, options=options)
+        # Static and dynamic shared memory of one block of threads.
+        shared, threads = result.metadata.shared, options["num_warps"] * self.limits.warp_size
+        spilled = self._spilled(result, log.getvalue())
+        room = {"shared_limit": self.limits.shared_memory, "most_threads": self.limits.max_threads}
+        figures = {"shared": shared, "threads": threads, "spilled": spilled, **room}
+        names = {"kernel": kernel.__name__, **self.row._asdict()}
+        sys.stdout.write(json.dumps(names | figures) + "\n")
+
+    def _spilled(self, result: Any, log: str) -> int:
+        """Bytes that each thread moves out of its registers."""
+        if self.target.backend == "hip":
+            return 4 * int(re.search(r"\.vgpr_spill_count:\s*(\d+)", result.asm["amdgcn"])[1])
+        # A program compiled before comes from Triton's cache without ptxas's log.
+        found = re.search(r"(\d+) bytes spill stores", log or self._assemble(result.asm["ptx"]))
+        return int(found[1])
+
+    def _assemble(self, ptx: str) -> str:
+        arch = self.target.arch
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+            file.write(ptx)
+            file.flush()
+            name = f"--gpu-name={sm_arch_from_capability(arch)}"
+            command = [get_ptxas(arch).path, "-v", "--regAllocOptLevel=2", name, file.name]
+            command += ["-o", "/dev/null"]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def specialize(kernel: Any, args: Any, values: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """(types, constants, attributes) of a kernel's parameters, as a launch would find them."""
     given = iter(args)
     types, constexprs, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
@@ -41,7 +117,7 @@ def compile_launch(kernel: Any, plan: Any, _: torch.device, *args: Any, **consta
         if parameter.is_constexpr or value is None:
             types[parameter.name], constexprs[parameter.name] = "constexpr", value
         elif isinstance(value, Tensor):
-            types[parameter.name] = TYPES[value.dtype]
+            types[parameter.name] = POINTERS[value.dtype]
             attributes[(index,)] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             assert parameter.annotation_type == "fp64", parameter.name
@@ -52,80 +128,68 @@ def compile_launch(kernel: Any, plan: Any, _: torch.device, *args: Any, **consta
                 attributes[(index,)] = [["tt.divisibility", 16]]
     assert not values, values
     assert next(given, None) is None
-    source = ASTSource(kernel, types, constexprs, attributes)
-    result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    # Static and dynamic shared memory of one block of threads.
-    assert result.metadata.shared <= 227 * 1024, (kernel.__name__, result.metadata.shared)
-    compiled.add(kernel.__name__)
+    return types, constexprs, attributes
 
 
 def vectors(features: int, *leading: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(*leading, features, dtype=dtype, device="meta")
 
 
-def compile_ops(dtype: torch.dtype, features: int, groups: int, extras: bool) -> None:
-    """Every op once, with or without mask, residual, γ, and the other options."""
-    tokens = 32768
-    x = torch.empty(tokens, features, dtype=dtype, device="meta")
-    mask = torch.empty(tokens, dtype=torch.bool, device="meta") if extras else None
-    residual = x if extras else None
-    v = vectors(features)
+def compile_op(row: Row) -> None:
+    """An op forward and backward, with or without mask, residual, γ, and the other options."""
+    dtype, extras, groups = getattr(torch, row.dtype), row.extras, row.groups
+    x = torch.empty(32768, row.width, dtype=dtype, device="meta")
+    mask = torch.empty(32768, dtype=torch.bool, device="meta") if extras else None
+    residual = x if row.residual else None
+    v = vectors(row.width)
     weight = v if extras else None
-    limits = vectors(2) if extras else None
-    batch = kernels.batch_norm(
-        x, residual, mask, weight, weight, v, v, limits, groups, 1e-5, extras, ""
-    )
-    seen = vectors(features, 6) if extras else None
-    kernels.batch_norm_backward(
-        x, residual, seen, x, mask, weight, batch.scales, batch.statistics, 1e-5, extras, True, ""
-    )
-    kernels.batch_norm(x, residual, mask, weight, None, None, v, None, groups, 1e-5, extras, "")
-    power = kernels.power_norm(
-        x, residual, mask, weight, weight, v, v, groups, 1e-5, False, 2.0 * extras, extras, ""
-    )
-    kernels.power_norm_backward(
-        x, residual, x, mask, weight, power.scales, power.statistics, power.sums, extras
-    )
-    static = kernels.static_norm(x, residual, weight, weight, weight, v, groups, 1e-5, extras)
-    kernels.static_norm_backward(x, residual, x, weight, static.scales, static.statistics)
-    token = kernels.token_norm(
-        x, residual, weight, weight, max(groups, 1), not extras, 1e-5, extras, 1.0, 0.1 * extras
-    )
-    kernels.token_norm_backward(
-        x, residual, x, weight, token.statistics, not extras, extras, 1.0, 0.1 * extras,
-        False, False, not extras,
-    )  # fmt: skip
+    if row.op == "batch":
+        limits = vectors(2) if extras else None
+        seen = vectors(row.width, 6) if extras else None
+        batch = kernels.batch_norm(
+            x, residual, mask, weight, weight, v, v, limits, groups, 1e-5, extras, ""
+        )
+        known = (batch.scales, batch.statistics, 1e-5, extras, True, "")
+        kernels.batch_norm_backward(x, residual, seen, x, mask, weight, *known)
+        kernels.batch_norm(x, residual, mask, weight, None, None, v, None, groups, 1e-5, extras, "")
+    elif row.op == "power":
+        ratio = 2.0 * (extras and not row.residual)
+        power = kernels.power_norm(
+            x, residual, mask, weight, weight, v, v, groups, 1e-5, False, ratio, extras, ""
+        )
+        known = (power.scales, power.statistics, power.sums, extras)
+        kernels.power_norm_backward(x, residual, x, mask, weight, *known)
+    elif row.op == "static":
+        static = kernels.static_norm(x, residual, weight, weight, weight, v, groups, 1e-5, extras)
+        kernels.static_norm_backward(x, residual, x, weight, static.scales, static.statistics)
+    else:
+        shape = (not extras, extras, 1.0, 0.1 * extras)
+        groups = max(groups, 1)
+        token = kernels.token_norm(x, residual, weight, weight, groups, shape[0], 1e-5, *shape[1:])
+        kernels.token_norm_backward(
+            x, residual, x, weight, token.statistics, *shape, False, False, not extras
+        )
 
 
-def compile_updates(features: int, dtype: torch.dtype) -> None:
+def compile_updates(row: Row) -> None:
     """The updates of running statistics."""
-    v = vectors(features, dtype=dtype)
+    v = vectors(row.width, dtype=getattr(torch, row.dtype))
     counter = torch.empty((), dtype=torch.int64, device="meta")
-    sums = vectors(features, 5, dtype=torch.float64)
-    kernels.absorb_centered(v, v, counter, counter, sums[:4], 0.1, True)
+    sums = vectors(row.width, 5, dtype=torch.float64)
+    kernels.absorb_centered(v, v, counter, counter, sums[:4], 0.1, row.extras)
     kernels.absorb_uncentered(v, counter, counter, sums[:2], None)
-    kernels.absorb_power(v, v, counter, counter, sums, True, 0.1, 0.1, True)
+    kernels.absorb_power(v, v, counter, counter, sums, row.extras, 0.1, 0.1, row.extras)
 
 
 def main() -> None:
-    for name in ("batch", "power", "running", "static", "token"):
-        importlib.import_module(f"{ROOM}.{name}").launch = compile_launch  # type: ignore[attr-defined]
-    importlib.import_module(f"{ROOM}.launch").processors = lambda _: 132  # type: ignore[attr-defined]
-    compile_updates(1024, torch.float32)
-    compile_ops(torch.bfloat16, 1024, 1, False)
-    if sys.argv[1:] == ["all"]:
-        compile_others()
-    sys.stdout.write(" ".join(sorted(compiled)))
-
-
-def compile_others() -> None:
-    """Further types and widths: about 20 s more."""
-    compile_ops(torch.float32, 1024, 0, True)
-    compile_ops(torch.float16, 513, 3, True)
-    compile_ops(torch.float64, 768, 12, True)
-    compile_ops(torch.float32, 16384, 1, False)
-    compile_updates(4096, torch.float32)
-    compile_updates(3, torch.float64)
+    knobs.nvidia.dump_ptxas_log = True
+    for row in (Row(*values) for values in json.load(sys.stdin)):
+        compiler = Compiler(row)
+        for name in ("batch", "power", "running", "static", "token"):
+            importlib.import_module(f"{FOLDER}.{name}").launch = compiler  # type: ignore[attr-defined]
+        launch = importlib.import_module(f"{FOLDER}.launch")
+        launch.limits = lambda _, limits=compiler.limits: limits  # type: ignore[attr-defined]
+        (compile_updates if row.op == "update" else compile_op)(row)
 
 
 if __name__ == "__main__":
