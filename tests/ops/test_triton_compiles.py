@@ -88,6 +88,4 @@ def rows_for(device: str) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("device", DEVICES)
 def test_programs_fit_everywhere(device: str, tmp_path: Path) -> None:
     programs = compiled(rows_for(device), tmp_path)
-    if path := os.environ.get("POWERNORM_TEST_ROWS"):
-        Path(path).open("a").writelines(json.dumps(row) + "\n" for row in programs)
     check_fit(programs)
