@@ -130,12 +130,8 @@ def missing_reason(backend: Backend) -> str:
         library = load_library()
         return "" if library.functions is not None else library.reason
     if backend == "triton":
-        return _missing_triton()
+        return _triton_failure or _triton_absence()
     return ""
-
-
-def _missing_triton() -> str:
-    return _triton_failure or _triton_absence()
 
 
 @cache
@@ -282,18 +278,18 @@ def functions_for(x: Tensor) -> Any:
         backend = _natural(x)
         if unfit_reason(backend, x):
             return eager
-        return _specialized(_or_eager(backend), x)
+        return _for_input(backend, _or_eager(backend), x)
     problem = missing_reason(forced) or unfit_reason(forced, x)
     if problem:
         raise InputError(_refusal(forced, problem))
     module = _module(forced)
     assert module is not None
-    return _specialized(module, x)
+    return _for_input(forced, module, x)
 
 
-def _specialized(module: ModuleType, x: Tensor) -> Any:
-    """The functions for an input: of Triton only what has not failed."""
-    if not module.__name__.endswith("kernels.triton"):
+def _for_input(backend: Backend, module: ModuleType, x: Tensor) -> Any:
+    """The functions for an input: of Triton those that have not failed."""
+    if backend != "triton" or module is eager:
         return module
     if _triton_failure:
         _warn_of_eager("the norms", _triton_failure)
