@@ -59,7 +59,7 @@ def check_fit(programs: list[dict[str, Any]]) -> None:
         assert program["shared"] <= program["shared_limit"], program
         assert program["threads"] <= program["most_threads"], program
         # A thread has 128 registers and more for such rows: hardly any value leaves them.
-        if program["width"] <= 4096:
+        if program["width"] <= 4096 and program["dtype"] != "float64":
             assert program["spilled"] <= 256, program
 
 
