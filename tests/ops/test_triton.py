@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -199,26 +195,6 @@ def test_the_whole_weight_takes_the_new_value_as_it_is(dtype: torch.dtype) -> No
     counters = [torch.tensor(0, device=DEVICE) for _ in range(2)]
     kernels.update_running_stats(CenteredUpdate((mean, var, *counters), 1.0, False), sums)
     assert (mean.item(), var.item()) == (1, 1)
-
-
-def compile_programs(extent: str, cache: Path) -> None:
-    """Compile for an H100 in a process of its own, without the interpreter."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).with_name("compile_triton.py")
-    command = [sys.executable, "-W", "error", str(script), extent]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert len(result.stdout.split()) == 17
-
-
-def test_programs_compile(tmp_path: Path) -> None:
-    compile_programs("few", tmp_path)
-
-
-@pytest.mark.slow
-def test_programs_compile_for_every_type(tmp_path: Path) -> None:
-    compile_programs("all", tmp_path)
 
 
 @pytest.mark.gpu

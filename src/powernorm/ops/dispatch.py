@@ -1,14 +1,15 @@
 """Which code serves an op: kernels where they exist for device and type, else eager torch.
 
 The choice can be seen (`explain`, `powernorm doctor`) and forced (`use_backend`); a forced backend
-that cannot serve raises, it never falls back in silence.
+that cannot serve raises, it never falls back in silence. Triton compiles its kernels at their first
+launch: where that fails, eager torch serves the call and all later ones, after one warning.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
+from powernorm.ops.kernels.errors import KernelError
 
 Backend = Literal["eager", "cpu", "triton"]
 BACKENDS: Final[tuple[Backend, ...]] = ("eager", "cpu", "triton")
@@ -127,20 +129,23 @@ def missing_reason(backend: Backend) -> str:
         library = load_library()
         return "" if library.functions is not None else library.reason
     if backend == "triton":
-        return _missing_triton()
+        return _triton_failure or _triton_absence()
     return ""
 
 
 @cache
-def _missing_triton() -> str:
+def _triton_absence() -> str:
     if find_spec("triton") is None:
         return "the package triton is not installed (it comes with torch for CUDA)"
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return ""
-    if not torch.cuda.is_available():
+    if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
         return (
             "torch sees no CUDA device (TRITON_INTERPRET=1 runs the kernels, slowly, without one)"
         )
+    try:
+        import powernorm.ops.kernels.triton  # noqa: F401
+    except Exception as error:
+        said = " ".join(str(error).split())[:160]
+        return f"triton cannot be imported ({said}), so install the one that this torch asks for"
     return ""
 
 
@@ -185,17 +190,80 @@ def _eager() -> ModuleType:
     return eager
 
 
+_triton_failure = ""
+"""Why no Triton kernel can run here, found out at a launch."""
+
+
+class _TritonFunctions:
+    """The functions of `kernels.triton` for one type and width; what fails goes to eager torch.
+
+    A kernel that failed has not been started, and functions that move buffers in place start one
+    only: what eager torch then does is done once.
+    """
+
+    def __init__(self, dtype: torch.dtype, features: int) -> None:
+        self.kind = f"{str(dtype).removeprefix('torch.')} with {features} features"
+        self.failures: dict[str, tuple[str, str]] = {}
+        """(what cannot be served, why) by the name of the function."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        import powernorm.ops.kernels.triton
+
+        function, instead = getattr(powernorm.ops.kernels.triton, name), getattr(_eager(), name)
+
+        def call(*args: Any) -> Any:
+            if name not in self.failures:
+                try:
+                    return function(*args)
+                except KernelError as failure:
+                    self._note(name, failure)
+            if _setting.forced == "triton":
+                raise InputError(_refusal("triton", self.failures[name][1]))
+            _warn_of_eager(*self.failures[name])
+            return instead(*args)
+
+        self.__dict__[name] = call
+        return call
+
+    def _note(self, name: str, failure: KernelError) -> None:
+        global _triton_failure
+        if failure.is_general:
+            _triton_failure = _triton_failure or failure.reason
+            self.failures[name] = ("the norms", _triton_failure)
+        else:
+            op = name.removesuffix("_backward")
+            self.failures[name] = (f"{op} of {self.kind}", failure.reason)
+
+    def failure_of(self, op: str) -> str:
+        """Why an op or its backward cannot be served, `""` as long as nothing is known."""
+        found = (self.failures.get(name) for name in (op, f"{op}_backward"))
+        return next((why for _, why in filter(None, found)), "")
+
+
+_triton_functions = cache(_TritonFunctions)
+
+
 @cache
 def _or_eager(backend: Backend) -> ModuleType:
     """Return the backend that a device has by nature; eager, with a warning, if it is missing."""
     module = _module(backend)
     if module is None:
-        warnings.warn(
-            f"eager torch serves the norms, several times slower than kernels, because "
-            f"{missing_reason(backend)} ({VARIABLE}=eager silences this)",
-            stacklevel=2,
-        )
+        _warn_of_eager("the norms", missing_reason(backend))
     return module or _eager()
+
+
+@cache
+def _warn_of_eager(what: str, reason: str) -> None:
+    """Say it once."""
+    warnings.warn(
+        f"eager torch serves {what}, several times slower than kernels, because {reason} "
+        f"({VARIABLE}=eager silences this)",
+        stacklevel=3,
+    )
+
+
+def _refusal(backend: Backend, reason: str) -> str:
+    return f"backend {backend!r} was asked for and cannot serve this input: {reason}"
 
 
 def _natural(x: Tensor) -> Backend:
@@ -221,12 +289,26 @@ def functions_for(x: Tensor, has_kernels: bool = True) -> Any:
         return _or_eager("cpu")
     if forced is None:
         backend = _natural(x)
-        return _eager() if unfit_reason(backend, x) else _or_eager(backend)
+        if unfit_reason(backend, x):
+            return _eager()
+        return _for_input(backend, _or_eager(backend), x)
     module = _module(forced)
-    problem = unfit_reason(forced, x) if module is not None else missing_reason(forced)
+    is_lost = module is None or (forced == "triton" and _triton_failure)
+    problem = missing_reason(forced) if is_lost else unfit_reason(forced, x)
     if problem:
-        raise InputError(f"backend {forced!r} was asked for and cannot serve this input: {problem}")
-    return module
+        raise InputError(_refusal(forced, problem))
+    assert module is not None
+    return _for_input(forced, module, x)
+
+
+def _for_input(backend: Backend, module: ModuleType, x: Tensor) -> Any:
+    """Return the functions for an input: of Triton those that have not failed."""
+    if backend != "triton" or module is _eager():
+        return module
+    if _triton_failure:
+        _warn_of_eager("the norms", _triton_failure)
+        return _eager()
+    return _triton_functions(x.dtype, x.shape[-1])
 
 
 def explain(x: Tensor, op: str | None = None) -> list[Choice]:
@@ -252,6 +334,9 @@ def explain(x: Tensor, op: str | None = None) -> list[Choice]:
 
 def _explain(x: Tensor, op: str) -> Choice:
     problems = {name: missing_reason(name) or unfit_reason(name, x) for name in BACKENDS}
+    problems["triton"] = problems["triton"] or _triton_functions(x.dtype, x.shape[-1]).failure_of(
+        op
+    )
     if op == "moving_average_norm":
         why = "MABN has no kernels"
         return Choice(op, "eager", why, dict.fromkeys(("cpu", "triton"), why))

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from powernorm.errors import InputError
 from powernorm.ops.batch_norm import BatchNormArgs, batch_norm
 from powernorm.ops.dispatch import BACKENDS, VARIABLE, Backend, missing_reason, use_backend
 from powernorm.ops.power_norm import PowerNormArgs, power_norm
@@ -74,7 +75,11 @@ def _inspect(backend: Backend) -> Health:
     for dtype in _TYPES[backend]:
         for op, compute in _OPS.items():
             key = (str(dtype).removeprefix("torch."), op)
-            errors[key] = _error(compute, backend, dtype, device)
+            try:
+                errors[key] = _error(compute, backend, dtype, device)
+            except InputError as error:
+                # Triton compiles at its first launch, which is this one.
+                return Health(backend, False, missing_reason(backend) or str(error), {}, [])
             if not errors[key] <= _ALLOWED[dtype]:
                 failures.append(key)
     return Health(backend, True, _detail(backend), errors, failures)

@@ -1,7 +1,12 @@
-"""How tensors are cut into tiles and programs: all sizes are chosen here, none is tuned."""
+"""How tensors are cut into tiles and programs: all sizes are chosen here, none is tuned.
+
+What a device can hold is asked of the device, never told from its name or generation.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -9,8 +14,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from powernorm.ops.arrays import accumulation_dtype
+from powernorm.ops.kernels.errors import KernelError
 
 COLUMNS = 128
 """Features of a program that need not own whole rows: 256 bytes of bfloat16."""
@@ -18,8 +25,33 @@ COLUMNS = 128
 TILE = 2048
 """Elements of a tile: 16 for each of 128 threads."""
 
-PIPELINE_BYTES = 65536
-"""Shared memory for tiles on their way in, per program of four warps."""
+THREADS = 128
+"""Of the smallest program."""
+
+BYTES = 64
+"""Of a tile, held by one thread: 16 registers, of which several tiles, sums and vectors fit."""
+
+MOST_BYTES = 128
+"""The same where a row needs it: half of the 64 registers that 1,024 threads leave to each."""
+
+SCRATCH = 32
+"""Bytes of shared memory per thread in which the compiler rearranges a tile, seen at most."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may take of a device."""
+
+    processors: int
+    """Number of multiprocessors (compute units), which work side by side."""
+    shared_memory: int
+    """Bytes of one program, and very nearly those of a multiprocessor."""
+    warp_size: int
+    """Number of threads in lockstep: 32, on many AMD GPUs 64."""
+    max_threads: int
+    """Largest number of threads in a program."""
+    fetches_ahead: bool
+    """Whether tiles can be on their way to shared memory while another one is computed on."""
 
 
 class Rows(NamedTuple):
@@ -81,42 +113,63 @@ def scales_for(x: Tensor, tokens: int, groups: int) -> Tensor | None:
 
 
 @lru_cache
-def processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU; one under the interpreter."""
+def limits(device: torch.device) -> Limits:
+    """What the device says; any numbers under the interpreter, which has no limits."""
     if device.type == "cpu":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+        return Limits(1, 2**17, 32, 1024, True)
+    properties = torch.cuda.get_device_properties(device)
+    is_amd = torch.version.hip is not None
+    return Limits(
+        processors=properties.multi_processor_count,
+        # NVIDIA allows more than the default of 48 KB to who asks for it, as Triton does. torch for
+        # ROCm has no such number: there all can be had anyway.
+        shared_memory=getattr(
+            properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
+        ),
+        warp_size=properties.warp_size,
+        max_threads=getattr(properties, "max_threads_per_block", 1024),
+        # From 8.0 on. Elsewhere Triton keeps early tiles in registers, if at all.
+        fetches_ahead=not is_amd and properties.major >= 8,
+    )
 
 
 def plan(x: Tensor, tokens: int, groups: int, streams: int, per_processor: int) -> Plan:
     """Cut (tokens, C) into tiles of `TILE` elements and share them among a fixed set of programs.
 
-    A program of 128 threads holds 16 elements per thread and fetches the next two tiles meanwhile;
-    rows wider than a tile take more threads, up to 1024. As many programs as fit at once walk over
-    all tiles side by side, so that each leaves one part of every sum. Without groups a program owns
-    `COLUMNS` features, which keeps those parts few; with groups whole rows.
+    A thread holds `BYTES` of a tile, and the program fetches up to two tiles meanwhile; rows wider
+    than a tile take more threads, up to what the device allows. As many programs as fit at once
+    walk over all tiles side by side, so that each leaves one part of every sum. Without groups a
+    program owns `COLUMNS` features, which keeps those parts few; with groups whole rows.
 
     Args:
         x: what is cut; gives C, type and device.
         tokens: number of rows.
         groups: groups of features that a program must own whole; 0 for none.
         streams: tensors read in a tile.
-        per_processor: programs of 128 threads that fit one multiprocessor.
+        per_processor: programs of 128 threads that fit one multiprocessor by their registers.
+
+    Raises:
+        KernelError: rows that no program on this device can own.
     """
-    features = x.shape[-1]
-    interpreted = x.device.type == "cpu"
+    device, features = limits(x.device), x.shape[-1]
     size = features // max(groups, 1)
     block_g = triton.next_power_of_2(max(groups, 1))
     block_s = triton.next_power_of_2(size)
     if not groups:
         block_s = min(block_s, COLUMNS)
     width = block_g * block_s
+    held_bytes = accumulation_dtype(x).itemsize
+    if width * held_bytes > MOST_BYTES * device.max_threads:
+        raise KernelError(_too_wide(x, groups, device), is_general=False)
     # The interpreter's cost is per tile, not per element: few rows only to have several tiles.
-    block_r = 8 if interpreted else max(TILE // width, 1)
-    warps = min(max(block_r * width // 512, 4), 32)
+    block_r = 8 if x.device.type == "cpu" else max(TILE // width, 1)
+    elements = block_r * width
+    threads = min(max(elements * held_bytes // BYTES, THREADS), device.max_threads)
+    fitting = max(per_processor * THREADS / threads, 1)
+    stages, fitting = _stages(device, elements * x.element_size() * streams, threads, fitting)
     columns = triton.cdiv(size, block_s)
     tiles = triton.cdiv(tokens, block_r)
-    most = max(processors(x.device) * per_processor * 4 // (warps * columns), 1)
+    most = max(int(device.processors * fitting) // columns, 1)
     # Programs with equally many tiles: none walks alone at the end.
     programs = triton.cdiv(tiles, triton.cdiv(tiles, most)) if tiles else 1
     return Plan(
@@ -129,17 +182,42 @@ def plan(x: Tensor, tokens: int, groups: int, streams: int, per_processor: int) 
             "BLOCK_R": block_r,
             "BLOCK_G": block_g,
             "BLOCK_S": block_s,
-            "STAGES": _stages(block_r * width * x.element_size() * streams, warps),
-            "num_warps": warps,
+            "STAGES": stages,
+            "num_warps": max(threads // device.warp_size, 1),
             "enable_fp_fusion": True,
         },
     )
 
 
-def _stages(tile_bytes: int, warps: int) -> int:
-    """Depth of the pipeline: tiles that are fetched ahead, and the one in use."""
-    room = min(PIPELINE_BYTES * warps // 4, 3 * PIPELINE_BYTES)
-    return min(1 + room // tile_bytes, 3)
+def _too_wide(x: Tensor, groups: int, device: Limits) -> str:
+    most = MOST_BYTES * device.max_threads // accumulation_dtype(x).itemsize
+    parts = "1 group" if groups == 1 else f"{groups} groups"
+    return (
+        f"a row of {x.shape[-1]} features in {parts} is more than the registers of one program "
+        f"hold on this device (at most {most}, group size and number rounded up to powers of 2, "
+        f"of {str(x.dtype).removeprefix('torch.')}), so use narrower rows"
+    )
+
+
+def _stages(device: Limits, tile_bytes: int, threads: int, fitting: float) -> tuple[int, float]:
+    """Depth of the pipeline (tiles fetched ahead, and the one in use), programs that then fit.
+
+    One tile ahead is worth more than a further program; a second one is not.
+
+    Args:
+        device: its limits.
+        tile_bytes: of all tensors read in a tile.
+        threads: of a program.
+        fitting: programs that fit one multiprocessor by their registers.
+    """
+    if not device.fetches_ahead:
+        return 1, fitting
+    scratch = SCRATCH * threads + 1024
+    for stages in (3, 2):
+        if ((stages - 1) * tile_bytes + scratch) * math.ceil(fitting) <= device.shared_memory:
+            return stages, fitting
+    ahead = device.shared_memory // (tile_bytes + scratch)
+    return (2, min(fitting, ahead)) if ahead else (1, fitting)
 
 
 def finishing_plan(features: int, programs: int) -> Plan:
@@ -157,9 +235,40 @@ def finishing_plan(features: int, programs: int) -> Plan:
 
 
 def launch(kernel: Any, plan: Plan, device: torch.device, *args: Any, **constants: Any) -> None:
-    """Start a kernel on the tensors' device, which need not be the current one."""
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
+    """Start a kernel on the tensors' device, which need not be the current one.
+
+    Raises:
+        KernelError: it could not be compiled or started.
+        RuntimeError: the device's memory is used up.
+    """
+    try:
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                kernel[plan.grid](*args, **constants, **plan.constants)
+        else:
             kernel[plan.grid](*args, **constants, **plan.constants)
-    else:
-        kernel[plan.grid](*args, **constants, **plan.constants)
+    except Exception as error:
+        if "out of memory" in str(error):
+            raise  # which eager torch would need more of
+        # Triton compiles at the first launch and raises what its tools do, from CalledProcessError
+        # to AssertionError.
+        reason = _reason(kernel, error)
+        raise KernelError(reason, not isinstance(error, OutOfResources)) from error
+
+
+def _reason(kernel: Any, error: Exception) -> str:
+    """One line that says what failed, and what helps."""
+    if isinstance(error, OutOfResources):
+        return (
+            f"Triton's {kernel.__name__} takes {error.required} of {error.name} for this type and "
+            f"width and this device has {error.limit}, so use narrower rows"
+        )
+    if "Failed to find C compiler" in str(error):
+        return "Triton finds no C compiler, so install gcc or clang, or name one by CC"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Of Triton's own errors the last line says what is wrong, after the source.
+    said = f"{type(error).__name__}: {lines[-1][:160]}" if lines else type(error).__name__
+    return (
+        f"Triton cannot run {kernel.__name__} on this machine ({said}), so see whether its "
+        "version, the driver and the C compiler fit together"
+    )
