@@ -17,6 +17,7 @@ from powernorm.norms.kernel_check.inputs import (
     Inputs,
     gradient_laid_out,
     laid_out,
+    magnification,
     make_inputs,
     make_problem,
     mask_laid_out,
@@ -189,7 +190,7 @@ def _compare_values(ref: Reference, name: str, got: Tensor, outcome: Outcome) ->
             return
         got = taken_back(ref.case, got)
     kind = got.dtype
-    exact, unit = samples[0], _rounding_errors(samples, kind)
+    exact, unit = samples[0], _rounding_errors(samples, kind, ref.case)
     if "gradient of" in name and _is_matrix(name) and ref.inputs.grad_total is not None:
         # The sum of two gradients, each of which may have been rounded to the type before.
         unit = unit + ref.inputs.grad_total.double().abs() * (torch.finfo(kind).eps / 2)
@@ -236,7 +237,7 @@ def _comparable(ref: Reference, name: str, exact: Tensor) -> Tensor:
     return compared
 
 
-def _rounding_errors(samples: Tensor, kind: torch.dtype) -> Tensor:
+def _rounding_errors(samples: Tensor, kind: torch.dtype, case: Case) -> Tensor:
     """Return the size of a rounding error of each value of a result.
 
     That is half a unit in the last place of the value in its type, plus what rounding the
@@ -246,9 +247,13 @@ def _rounding_errors(samples: Tensor, kind: torch.dtype) -> Tensor:
     Args:
         samples: (samples, tokens, C) or (samples, C), the first one exact.
         kind: type of the result.
+        case: whose result it is.
     """
     exact, limits = samples[0], torch.finfo(kind)
-    spread = (samples[1:] - exact).nan_to_num(0, 0, 0).square().mean(0)
+    changes = (samples[1:] - exact).nan_to_num(0, 0, 0) / magnification(case)
+    if case.dtype == "float64":
+        changes = 4 * changes  # the formula has rounding errors of its own
+    spread = changes.square().mean(0)
     usual = spread.mean()
     if exact.ndim == 2 and exact.numel():
         usual = spread.mean(0) * spread.mean(1, keepdim=True) / usual.clamp(min=1e-300)

@@ -100,9 +100,17 @@ def make_problem(case: Case, inputs: Inputs) -> Problem:
         state={k: v.double() for k, v in buffers.items() if v.is_floating_point()},
         tracked=int(buffers.get("num_batches_tracked", 0)),
         nonfinite=int(buffers.get("num_nonfinite_batches", 0)),
-        rounding=Rounding(_unit(case.wide_dtype), case.index),
-        storing=Rounding(_unit(case.torch_dtype), case.index),
+        rounding=Rounding(torch.finfo(case.wide_dtype).eps * magnification(case), case.index),
+        storing=Rounding(torch.finfo(case.torch_dtype).eps * magnification(case), case.index),
     )
+
+
+def magnification(case: Case) -> float:
+    """Return how many times too large the rounding errors of the formula are made.
+
+    The formula is computed in float64, where errors of the size of its own would vanish in these.
+    """
+    return 64.0 if case.dtype == "float64" else 1.0
 
 
 def laid_out(case: Case, values: Tensor) -> Tensor:
@@ -241,12 +249,6 @@ def _gradient(case: Case, generator: torch.Generator, hidden: Tensor | None) -> 
     if case.arriving == "constant" and hidden is None and grad.numel():
         grad = grad[0, 0].expand(grad.shape)
     return grad if hidden is None else grad.masked_fill(hidden.unsqueeze(1), 0.0)
-
-
-def _unit(kind: torch.dtype) -> float:
-    """Return the size of a rounding error; in float64 the formula itself has some, too."""
-    eps = torch.finfo(kind).eps
-    return 4 * eps if kind == torch.float64 else eps
 
 
 def _leaf(value: Tensor, samples: int) -> Tensor:

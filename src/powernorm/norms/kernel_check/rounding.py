@@ -7,6 +7,7 @@ result is conditioned: a sum whose terms cancel, a feature without spread, a tok
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -24,10 +25,8 @@ class Rounding:
     """
 
     def __init__(self, unit: float, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.rand(_POOL, generator=generator, dtype=torch.float64)
-        self._factors = unit * (2 * noise - 1)
-        self._generator = generator
+        self._unit = unit
+        self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, value: Tensor, terms: int = 1) -> Tensor:
         """Return values with rounding errors, whose gradients get rounding errors too.
@@ -46,19 +45,26 @@ class Rounding:
         # Slices of one pool, each from another place: drawing the numbers anew takes longer than
         # all the rest.
         start = int(torch.randint(_POOL, (), generator=self._generator))
-        factors = self._factors[start : start + size]
-        while factors.numel() < size:
-            factors = torch.cat([factors, self._factors[: size - factors.numel()]])
-        errors = value[1:] * factors.view(value[1:].shape)
-        return torch.cat([value[:1], torch.add(value[1:], errors, alpha=times)])
+        noise = _noise()[start : start + size]
+        while noise.numel() < size:
+            noise = torch.cat([noise, _noise()[: size - noise.numel()]])
+        errors = value[1:] * noise.view(value[1:].shape)
+        return torch.cat([value[:1], torch.add(value[1:], errors, alpha=times * self._unit)])
+
+
+@cache
+def _noise() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return 2 * torch.rand(_POOL, generator=generator, dtype=torch.float64) - 1
 
 
 class _Rounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, rounding: Rounding, times: float) -> Tensor:
-        ctx.rounding = rounding
+        ctx.rounding, ctx.times = rounding, times
         return rounding.disturbed(value, times)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.rounding.disturbed(grads[0]), None, None
+        # What goes back through a mean has been summed up over the same terms.
+        return ctx.rounding.disturbed(grads[0], ctx.times), None, None
