@@ -252,7 +252,9 @@ def _fit(row: Row) -> Row:
         value["width"] = max(value["width"], 3)  # it divides by C - 1
     while value["tokens"] * value["width"] > LARGEST:
         value["tokens"] = _AXES["tokens"][_AXES["tokens"].index(value["tokens"]) - 1]
-    if setting.norm in _UNGROUPED:
+    # MABN's GroupScaling is a norm of its own: the gradient between the two overflows float16.
+    is_mabn_in_half = setting.norm == "mabn" and value["dtype"] == "float16"
+    if setting.norm in _UNGROUPED or is_mabn_in_half:
         value["groups"] = "none"
     if setting.norm == "pn" or (setting.norm in ("gs", "gn") and value["groups"] == "none"):
         value["groups"] = "one" if value["groups"] == "none" else value["groups"]
