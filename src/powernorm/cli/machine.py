@@ -52,8 +52,34 @@ def norms() -> None:
     console.print("static: an affine map per feature in evaluation, which can be folded away.")
 
 
-def doctor() -> None:
+def doctor(
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels",
+            help="Check all kernels against float64 formulas: every norm, type, mask and width, "
+            "about a minute.",
+        ),
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of the cases of --kernels (0).")
+    ] = None,
+    case: Annotated[
+        int | None, typer.Option(min=0, metavar="K", help="Of --kernels, this case alone.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what --kernels finds as JSON.")
+    ] = False,
+) -> None:
     """Show which kernels this machine has, why not the rest, and whether they compute right."""
+    if kernels:
+        from powernorm.cli.kernel_check import check_all_kernels
+
+        check_all_kernels(seed or 0, case, as_json=as_json)
+        return
+    given = {"seed": seed is not None, "case": case is not None, "json": as_json}
+    for option in (name for name, is_given in given.items() if is_given):
+        raise InputError(f"--{option} is for the check of --kernels: add --kernels")
     import torch
     from rich.console import Console
 
@@ -72,6 +98,7 @@ def doctor() -> None:
     console.print(
         "which backend serves one input, and why: powernorm.ops.explain(x)", highlight=False
     )
+    console.print("every norm, type, mask and width: powernorm doctor --kernels", highlight=False)
     if any(health.failures for health in found):
         raise typer.Exit(1)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_args
 import typer
 
 from powernorm.cli.launching import INTERRUPTED
+from powernorm.cli.progress import progress_bar
 from powernorm.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
     from torch import nn
 
     from powernorm.diagnosis import Diagnosis
@@ -235,7 +235,7 @@ def diagnose(
     for target in (out, csv):
         _check_target(target)
     try:
-        with _bar() as progress:
+        with progress_bar() as progress:
             task = progress.add_task("diagnosing", total=_PASSES * batches)
             report = _diagnosis(
                 *(model, data, batches, sequences, length),
@@ -325,25 +325,3 @@ def _check_target(target: Path | None) -> None:
         raise InputError(f"{target} is a folder: give the name of a file")
     if not target.resolve().parent.is_dir():
         raise InputError(f"{target} cannot be written: {target.resolve().parent} is no folder")
-
-
-def _bar() -> "Progress":
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
