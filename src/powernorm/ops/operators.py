@@ -233,6 +233,7 @@ class Operator(ABC):
         arriving = dict(zip(self.output._fields, grads, strict=True))
         needed = dict(zip(fields, ctx.needs_input_grad, strict=True))
         given = [existing(arriving.get(name)) for name in ("y", "total", "statistics")]
+        ctx.has_run = True
         if all(grad is None for grad in given):
             return (None,) * len(fields)
         needs = Inputs(*(needed.get(name, False) for name in Inputs._fields))
