@@ -37,6 +37,8 @@ from powernorm.ops.pointwise import scale_and_shift
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+    from powernorm.ops.kernels.cpu.prepared import Prepared
+
 
 class Norm(nn.Module):
     """A normalization of vectors of features: (..., C) in and out, same dtype.
@@ -249,6 +251,9 @@ def _own_code(forward: Any, owner: type) -> Any:
 class AffineNorm(Norm):
     """A norm with learned γ (`weight`) and β (`bias`), each (C,), or neither."""
 
+    _prepared: Prepared | None = None
+    """The last training call as its backend has prepared it for the next ones."""
+
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
@@ -273,6 +278,39 @@ class AffineNorm(Norm):
             self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
+
+    def run_prepared(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        settings: tuple[Any, ...] | None,
+        carrier: Tensor | None = None,
+    ) -> Any:
+        """Return the result of the prepared call, None if this call is another one.
+
+        Args:
+            x: (..., C).
+            mask: its padding mask.
+            settings: what the call depends on besides tensors given here; None for one that cannot
+                be prepared.
+            carrier: of a norm whose statistics are updated in the backward.
+        """
+        call, parameters = self._prepared, self._parameters
+        weight, bias = parameters["weight"], parameters["bias"]
+        if call is None:
+            return None
+        if settings != call.settings or x.dtype is not call.dtype:
+            self.__dict__["_prepared"] = None
+            return None
+        if not call.fits(x, mask, weight, bias):
+            return None
+        return call.run(x, mask, weight, bias, carrier)
+
+    def keep_prepared(self, call: Prepared | None, settings: tuple[Any, ...]) -> None:
+        """Keep a prepared call for the next ones."""
+        if call is not None:
+            call.settings = settings
+            self.__dict__["_prepared"] = call
 
     def scale_and_shift(self, y: Tensor) -> Tensor:
         """Return γ ⊙ y + β in the type of y; y itself without γ and β."""

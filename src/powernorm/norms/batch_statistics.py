@@ -28,6 +28,7 @@ from powernorm.norms.feature_dims import Normalized, features_back, features_las
 from powernorm.norms.masks import current_padding_mask, users_padding_mask
 from powernorm.norms.sharded import check_group, local_state
 from powernorm.ops.arrays import reciprocal_root, scale_groups, tokens_of
+from powernorm.ops.batch_norm import OPERATOR as BATCH_NORM
 from powernorm.ops.batch_norm import BatchNormArgs, BatchNormOutput, batch_norm
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.moments import Moments
@@ -260,6 +261,12 @@ class BatchStatisticsNorm(AffineNorm):
         """
         if not self.training:
             return self.evaluate(x, mask, residual)
+        prepares = residual is None and not torch.compiler.is_compiling()
+        if prepares and self._prepared is not None:
+            y = self.run_prepared(x, self.mask_for(x, mask), self.call_settings())
+            if y is not None:
+                torch.autograd.graph.increment_version(self.current_update().buffers)
+                return cast(Tensor, y)
         seen = self.prepare(x, mask, residual)
         update = self._update_within()
         *mean, var = seen.state
@@ -267,6 +274,8 @@ class BatchStatisticsNorm(AffineNorm):
         output = batch_norm(args, update)
         if update is None or output.has_tokens is not None:
             self.update_after(output)
+        elif prepares and self._prepared is None and (settings := self.call_settings()):
+            self.keep_prepared(BATCH_NORM.prepare(args, update), settings)
         return output.y if residual is None else (output.y, cast(Tensor, output.total))
 
     def batch_norm_args(
@@ -287,6 +296,22 @@ class BatchStatisticsNorm(AffineNorm):
         weight, bias = parameters["weight"], parameters["bias"]
         settings = self.groups or 0, self.eps, self.floor, self.group_name
         return BatchNormArgs(x, residual, mask, weight, bias, mean, var, carrier, limits, *settings)
+
+    def mask_for(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return the mask of a training call: its own, else that of the scope."""
+        return current_padding_mask(x, self) if mask is None else mask
+
+    def call_settings(self) -> tuple[Any, ...] | None:
+        """Return what a training call depends on besides its tensors; see `run_prepared`.
+
+        Buffers may be replaced, and their memory too. None where statistics are of several batches
+        or processes, or padding is hidden.
+        """
+        if self._held is not None or self.variant != "paper" or self.group_name:
+            return None
+        update = self.current_update()
+        addresses = [buffer.data_ptr() for buffer in update.buffers]
+        return self.eps, self.groups, update, update.buffers[0].dtype, addresses
 
     @property
     def running_stats(self) -> tuple[Tensor | None, Tensor]:

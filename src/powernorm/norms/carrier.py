@@ -111,7 +111,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
     def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
         """Check the arguments of a forward; note a repetition in a backward."""
         if self.training and not torch.compiler.is_compiling():
-            self._follow_counter()
+            self.follow_counter()
             backward = current_backward()
             if backward != NO_BACKWARD and torch.is_grad_enabled():
                 self._check_first_update(backward)
@@ -141,7 +141,7 @@ class BackwardStateNorm(BatchStatisticsNorm):
         self.__dict__["_buffers"] = buffers
         self._updated_in = NO_BACKWARD  # of the own ones
         try:
-            self._follow_counter()  # another forward may have been the last
+            self.follow_counter()  # another forward may have been the last
             self.receive(sums)
         finally:
             self.__dict__["_buffers"] = own
@@ -169,14 +169,14 @@ class BackwardStateNorm(BatchStatisticsNorm):
         counter = self._buffers["num_batches_tracked"]
         if self._stage == self._last_stage and self._counter is counter:
             return  # no threshold is left to be passed
-        self._follow_counter(own_step=True)
+        self.follow_counter(own_step=True)
         self._steps += 1
         if self._stage < len(self.thresholds) and self._steps >= self.thresholds[self._stage]:
             # Steps without a valid token do not count. The mirror may run ahead of the buffer,
             # never behind, so reading the buffer at the threshold keeps the two in step.
             self._recount()
 
-    def _follow_counter(self, own_step: bool = False) -> None:
+    def follow_counter(self, own_step: bool = False) -> None:
         """Read the counter again if other code has written or replaced the buffer.
 
         Loaders do that, and data-parallel wrappers that broadcast buffers. After the last
@@ -239,9 +239,14 @@ class GradientMomentNorm(BackwardStateNorm):
     _has_warned_of_float16: ClassVar[bool] = False
 
     @property
+    def scales_loss(self) -> bool:
+        """Whether the loss has a factor, which `set_loss_scale` has said."""
+        return self._fixed_scale is not None or self._live_scale is not None
+
+    @property
     def trains_by_running_stats(self) -> bool:
         """Whether the layer has been trained and is past its warm-up."""
-        self._follow_counter()
+        self.follow_counter()
         return self.stage > 0 and int(self.num_batches_tracked) > 0
 
     def set_loss_scale(self, scale: float | None, live: Tensor | None) -> None:
@@ -252,14 +257,14 @@ class GradientMomentNorm(BackwardStateNorm):
         """Return moments of the gradient of this backward's loss, given those of the buffers."""
         if self._fixed_scale is None and not torch.compiler.is_compiling():
             self._warn_of_float16(moment)
-        if self._fixed_scale is None and self._live_scale is None:
+        if not self.scales_loss:
             return moment
         scale = self._loss_scale(moment.device)
         return moment if scale is None else moment * scale
 
     def from_loss(self, sums: Tensor, row: int) -> Tensor:
         """Return the sums of a backward with the gradient's row in the units of the buffers."""
-        if self._fixed_scale is None and self._live_scale is None:
+        if not self.scales_loss:
             return sums
         scale = self._loss_scale(sums.device)
         if scale is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import ClassVar, Final, Literal, cast
+from typing import Any, ClassVar, Final, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from powernorm.norms.arguments import (
 from powernorm.norms.batch_statistics import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
+from powernorm.ops.power_norm import OPERATOR as POWER_NORM
 from powernorm.ops.power_norm import PowerNormArgs, power_norm
 from powernorm.ops.running_stats import PowerUpdate, Update, mixed, next_gradient_moment
 
@@ -178,29 +179,46 @@ class PowerNorm(GradientMomentNorm):
         if not self.training:
             self._warn_of_warmup()
             return self.evaluate(x, padding_mask, residual)
+        prepares = residual is None and not torch.compiler.is_compiling()
+        if prepares and self._prepared is not None:
+            mask, settings = self.mask_for(x, padding_mask), self.call_settings()
+            fast = self.run_prepared(x, mask, settings, self.carrier_for(x))
+            if fast is not None:
+                return cast(Tensor, fast)
         seen = self.prepare(x, padding_mask, residual)
         second_moment, gradient_moment = seen.state
         # Looked up directly: reading an attribute of a module takes as long as updating it.
         parameters = self._parameters
-        y, total = power_norm(
-            PowerNormArgs(
-                x,
-                residual,
-                seen.padding_mask,
-                parameters["weight"],
-                parameters["bias"],
-                second_moment,
-                self.to_loss(gradient_moment),
-                self.carrier_for(x),
-                self.groups or 0,
-                self.eps,
-                seen.stage == 0,
-                self.max_ratio or 0.0,
-                self.variant == "released",
-                self.group_name,
-            )
+        args = PowerNormArgs(
+            x,
+            residual,
+            seen.padding_mask,
+            parameters["weight"],
+            parameters["bias"],
+            second_moment,
+            self.to_loss(gradient_moment),
+            self.carrier_for(x),
+            self.groups or 0,
+            self.eps,
+            seen.stage == 0,
+            self.max_ratio or 0.0,
+            self.variant == "released",
+            self.group_name,
         )
+        y, total = power_norm(args)
+        if prepares and self._prepared is None and (settings := self.call_settings()):
+            self.keep_prepared(POWER_NORM.prepare(args), settings)
         return y if residual is None else (y, cast(Tensor, total))
+
+    def call_settings(self) -> tuple[Any, ...] | None:
+        """Return what a training call depends on besides its tensors; see `run_prepared`."""
+        self.follow_counter()
+        if self.scales_loss or self.group_name:
+            return None
+        buffers = cast(dict[str, Tensor], self._buffers)
+        second, gradient = map(buffers.__getitem__, self.read_in_training)
+        state = second.dtype, second.data_ptr(), gradient.data_ptr()
+        return self.eps, self.groups, self._stage == 0, self.max_ratio, self.variant, *state
 
     def _warn_of_warmup(self) -> None:
         if torch.compiler.is_compiling() or PowerNorm._has_warned_of_warmup:

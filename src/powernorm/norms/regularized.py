@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Final, Self, cast
+from typing import Any, Final, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from powernorm.norms.arguments import Variant, check_number, check_variant
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.norms.penalties import MOST_COMPILED, Pending
+from powernorm.ops.batch_norm import OPERATOR as BATCH_NORM
 from powernorm.ops.batch_norm import batch_norm
 from powernorm.ops.operators import in_backward, snapshot
 from powernorm.ops.running_stats import average_weight, mixed
@@ -122,16 +123,36 @@ class RegularizedBatchNorm(BackwardStateNorm):
         """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask, residual)
+        prepares = residual is None and not torch.compiler.is_compiling()
+        if prepares and self._prepared is not None:
+            mask, settings = self.mask_for(x, padding_mask), self.call_settings()
+            result = self.run_prepared(x, mask, settings, self.carrier_for(x))
+            if result is not None:
+                y, statistics = result
+                if self._is_penalized():
+                    self._note(y, statistics, self.running_mean, self.running_var)
+                return cast(Tensor, y)
         seen = self.prepare(x, padding_mask, residual)
         mean, var = seen.state
         args = self.batch_norm_args(x, residual, seen, mean, var, self.carrier_for(x))
         output = batch_norm(args)
+        if prepares and self._prepared is None and (settings := self.call_settings()):
+            self.keep_prepared(BATCH_NORM.prepare(args, None), settings)
         y = output.y
         if self.is_reestimated and not torch.is_grad_enabled():
             self.update_after(output)
         elif self._is_penalized():
             self._note(y, output.statistics, mean, var)
         return y if residual is None else (y, cast(Tensor, output.total))
+
+    def call_settings(self) -> tuple[Any, ...] | None:
+        """Return what a training call depends on besides its tensors; see `run_prepared`."""
+        self.follow_counter()
+        if self.variant != "paper" or self.group_name:
+            return None
+        mean, var = self.running_stats
+        assert mean is not None
+        return self.eps, self.groups, var.dtype, mean.data_ptr(), var.data_ptr()
 
     @property
     def has_penalty(self) -> bool:

@@ -311,6 +311,11 @@ def _for_input(backend: Backend, module: ModuleType, x: Tensor) -> Any:
     return _triton_functions(x.dtype, x.shape[-1])
 
 
+def serves_by_nature() -> bool:
+    """Return whether no backend is forced."""
+    return _setting.forced is None and _setting.functions is None
+
+
 def explain(x: Tensor, op: str | None = None) -> list[Choice]:
     """Say which backend serves the ops on an input like this one, and why.
 

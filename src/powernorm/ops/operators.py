@@ -172,6 +172,16 @@ class Operator(ABC):
         _apply(args.x, args.residual, args.weight, args.bias, carrier, call)  # type: ignore[no-untyped-call]
         return call.output
 
+    def prepare(self, args: Any, *update: Any) -> Any:
+        """Return a training call like this one prepared, to be made again and again.
+
+        None if its backend prepares none; see `kernels.cpu.prepared`.
+        """
+        if not (torch.is_grad_enabled() and is_plain(args.x, args.weight, args.bias)):
+            return None
+        prepare = getattr(functions_for(args.x), f"prepare_{self.name}", None)
+        return None if prepare is None else prepare(args, *update)
+
     def backward(self, args: Any) -> Any:
         """Return the gradients by the backend itself, or by the op where a graph is recorded."""
         if not torch.is_grad_enabled() and is_plain(args.grad_y):

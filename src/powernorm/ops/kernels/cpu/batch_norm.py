@@ -6,9 +6,15 @@ import ctypes
 
 import torch
 
-from powernorm.ops.batch_norm import BatchNormArgs, BatchNormBackwardArgs, BatchNormOutput
+from powernorm.ops.batch_norm import (
+    OPERATOR,
+    BatchNormArgs,
+    BatchNormBackwardArgs,
+    BatchNormOutput,
+)
 from powernorm.ops.kernels.cpu import tasks
 from powernorm.ops.kernels.cpu.calls import (
+    backward_prototype,
     backward_task,
     forward_task,
     mark_written,
@@ -16,6 +22,7 @@ from powernorm.ops.kernels.cpu.calls import (
     run,
     vector,
 )
+from powernorm.ops.kernels.cpu.prepared import Prepared
 from powernorm.ops.operators import Gradients
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.ops.running_stats import Update, reduce_sums, update_running_stats
@@ -56,6 +63,34 @@ def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOu
     if update is not None:
         update_running_stats(update, sums)
     return BatchNormOutput(y, total, scales, statistics, sums)
+
+
+def prepare(args: BatchNormArgs, update: Update | None) -> Prepared | None:
+    """Return a call like this one prepared, None where buffers cannot be used as they are."""
+    features, centered = args.x.shape[-1], args.running_mean is not None
+    flags = centered * tasks.CENTERED | args.floor * tasks.FLOOR | tasks.MEASURE | tasks.FINISH
+    bare = args._replace(weight=None, bias=None)
+    forward, _, _, _, acc, kept = forward_task(bare, None, args.groups, flags)
+    if args.running_mean is not None:
+        forward.mean = vector("running_mean", args.running_mean, features, acc, kept)
+    forward.var = vector("running_var", args.running_var, features, acc, kept)
+    native = None if update is None else native_update(update, features)
+    if kept or (update is not None and native is None):
+        return None
+    if native is not None:
+        forward.update = ctypes.addressof(native)
+    sums = None if args.carrier is None else torch.empty_like(args.carrier, requires_grad=False)
+    return Prepared(
+        OPERATOR,
+        tasks.BATCH_NORM,
+        args,
+        forward,
+        backward_prototype(args, flags, args.eps),
+        statistics=torch.empty((6, features), dtype=acc, device=tasks.CPU),
+        sums=sums,
+        returns_statistics=sums is not None,
+        alive=native,
+    )
 
 
 def batch_norm_backward(args: BatchNormBackwardArgs) -> Gradients:

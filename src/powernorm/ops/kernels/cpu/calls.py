@@ -43,17 +43,19 @@ def run(operation: int, task: Task) -> None:
         RuntimeError: refused arguments.
         MemoryError: no memory for the sums.
     """
-    status = _library().powernorm_run(operation, ctypes.byref(task))
+    status = library().powernorm_run(operation, ctypes.byref(task))
     if status:
-        _fail(status)
+        fail(status)
 
 
-def _fail(status: int) -> NoReturn:
+def fail(status: int) -> NoReturn:
+    """Raise the error of a status; see `run`."""
     raise RuntimeError(_STATUS[1]) if status == 1 else MemoryError(_STATUS[2])
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """Return the library, loaded."""
     functions = load_library().functions
     assert functions is not None
     return functions
@@ -212,6 +214,16 @@ def backward_task(
     return task, Gradients(grad_x, grad_weight, grad_bias), acc, kept
 
 
+def backward_prototype(args: Any, flags: int, eps: float) -> Task:
+    """Return what the tasks of all backwards of calls like this one share."""
+    features = args.x.shape[-1]
+    task = Task()
+    task.features, task.type, task.flags, task.eps = features, TYPES[args.x.dtype], flags, eps
+    task.x_stride = task.grad_y_stride = features
+    task.groups = args.groups
+    return task
+
+
 def _hand_over_mask(task: Task, padding_mask: Tensor, kept: list[Any]) -> None:
     tokens = task.tokens
     if not padding_mask.is_cpu or padding_mask.numel() != tokens or padding_mask.dtype != _BOOL:
@@ -296,7 +308,7 @@ def update_running_stats(update: Update, sums: Tensor) -> None:
         running_stats.update_running_stats(update, sums)
         return
     native.sums = sums.data_ptr()
-    status = _library().powernorm_update(ctypes.byref(native))
+    status = library().powernorm_update(ctypes.byref(native))
     if status:
-        _fail(status)
+        fail(status)
     mark_written(update)

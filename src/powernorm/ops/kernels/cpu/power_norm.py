@@ -5,8 +5,16 @@ from __future__ import annotations
 import torch
 
 from powernorm.ops.kernels.cpu import tasks
-from powernorm.ops.kernels.cpu.calls import backward_task, forward_task, run, vector
+from powernorm.ops.kernels.cpu.calls import (
+    backward_prototype,
+    backward_task,
+    forward_task,
+    run,
+    vector,
+)
+from powernorm.ops.kernels.cpu.prepared import Prepared
 from powernorm.ops.power_norm import (
+    OPERATOR,
     PowerNormArgs,
     PowerNormBackwardArgs,
     PowerNormGradients,
@@ -35,6 +43,30 @@ def power_norm(args: PowerNormArgs) -> PowerNormOutput:
         task.flags, task.sums = flags | tasks.FINISH, merged.data_ptr()
     run(tasks.POWER_NORM, task)
     return PowerNormOutput(y, total, scales, statistics, sums)
+
+
+def prepare(args: PowerNormArgs) -> Prepared | None:
+    """Return a call like this one prepared, None where buffers cannot be used as they are."""
+    features = args.x.shape[-1]
+    released = args.released * tasks.RELEASED | tasks.MEASURE | tasks.FINISH
+    flags = args.use_batch * tasks.USE_BATCH | released
+    bare = args._replace(weight=None, bias=None)
+    forward, _, _, _, acc, kept = forward_task(bare, None, args.groups, flags)
+    forward.var = vector("second_moment", args.second_moment, features, acc, kept)
+    moment = vector("gradient_moment", args.gradient_moment, features, acc, kept)
+    forward.gradient_moment, forward.max_ratio = moment, args.max_ratio
+    if kept:
+        return None
+    return Prepared(
+        OPERATOR,
+        tasks.POWER_NORM,
+        args,
+        forward,
+        backward_prototype(args, released, 0.0),
+        statistics=torch.empty((3, features), dtype=acc, device=tasks.CPU),
+        sums=torch.empty((2, features), dtype=torch.float64, device=tasks.CPU),
+        carried=torch.empty((5, features), dtype=torch.float64, device=tasks.CPU),
+    )
 
 
 def power_norm_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:

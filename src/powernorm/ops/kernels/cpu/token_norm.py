@@ -5,9 +5,20 @@ from __future__ import annotations
 import torch
 
 from powernorm.ops.kernels.cpu import tasks
-from powernorm.ops.kernels.cpu.calls import backward_task, forward_task, run
+from powernorm.ops.kernels.cpu.calls import (
+    backward_prototype,
+    backward_task,
+    forward_task,
+    run,
+)
+from powernorm.ops.kernels.cpu.prepared import Prepared
 from powernorm.ops.operators import Gradients
-from powernorm.ops.token_norm import TokenNormArgs, TokenNormBackwardArgs, TokenNormOutput
+from powernorm.ops.token_norm import (
+    OPERATOR,
+    TokenNormArgs,
+    TokenNormBackwardArgs,
+    TokenNormOutput,
+)
 
 
 def token_norm(args: TokenNormArgs) -> TokenNormOutput:
@@ -20,6 +31,18 @@ def token_norm(args: TokenNormArgs) -> TokenNormOutput:
     task.scales = statistics.data_ptr()
     run(tasks.TOKEN_NORM, task)
     return TokenNormOutput(y, total, statistics)
+
+
+def prepare(args: TokenNormArgs) -> Prepared:
+    """Return a call like this one prepared."""
+    shape = args.centered * tasks.CENTERED | args.released * tasks.RELEASED
+    shape |= tasks.MEASURE | tasks.FINISH
+    detached = args.detach_mean * tasks.DETACH_MEAN | args.detach_std * tasks.DETACH_STD
+    forward, *_ = forward_task(args._replace(weight=None, bias=None), None, 0, shape)
+    backward = backward_prototype(args, shape | detached, 0.0)
+    for task in (forward, backward):
+        task.groups, task.scale, task.k = args.groups, args.scale, args.k
+    return Prepared(OPERATOR, tasks.TOKEN_NORM, args, forward, backward)
 
 
 def token_norm_backward(args: TokenNormBackwardArgs) -> Gradients:

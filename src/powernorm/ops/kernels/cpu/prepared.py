@@ -1,0 +1,301 @@
+"""Training calls whose arguments were checked once, for layers that are called again and again.
+
+At 64 tokens of 512 features the Python around a kernel takes longer than the kernel. Of a layer's
+calls all but the data stays the same from step to step: what the general way has checked and put
+into a task is kept as a prototype, and what may have changed since is compared in few operations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from powernorm.ops.dispatch import serves_by_nature
+from powernorm.ops.kernels.cpu.calls import fail, library
+from powernorm.ops.kernels.cpu.tasks import CPU, Task
+from powernorm.ops.operators import NO_BACKWARD, PLAIN_TYPES, Inputs, Operator, PlainFunction
+
+_copy: Final = Task.from_buffer_copy
+_byref: Final = ctypes.byref
+_empty_like: Final = torch.empty_like
+_num_threads: Final = torch.get_num_threads
+_num_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
+_is_functorch_active: Final = torch._C._are_functorch_transforms_active
+_tracing_state: Final = torch._C._get_tracing_state
+_top_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
+_current_backward: Final = torch._C._current_graph_task_id
+
+
+def is_plain_step(x: Tensor) -> bool:
+    """Return whether this is an eager call on the CPU kernels that autograd records.
+
+    Nothing looks at its operators, nothing repeats it, and x is dense.
+    """
+    return (
+        type(x) in PLAIN_TYPES
+        and x.is_cpu
+        and x.is_contiguous()
+        and not x.is_neg()
+        and not x._is_zerotensor()
+        and torch.is_grad_enabled()
+        and _top_hooks(True) is None
+        and _current_backward() == NO_BACKWARD
+        and not _num_dispatch_modes()
+        and not _is_functorch_active()
+        and _tracing_state() is None
+        and forward_ad._current_level < 0
+        and serves_by_nature()
+    )
+
+
+_NO_OUTPUT: Final = SimpleNamespace(
+    y=None, total=None, scales=None, statistics=None, sums=None, has_tokens=None
+)
+
+
+class Prepared:
+    """A training call of a layer, without a residual.
+
+    Attributes:
+        operator: the op.
+        operation: number of the forward; the backward has the next one.
+        forward: prototype of the forward's task.
+        backward: prototype of the backward's task.
+        dtype: type of x.
+        statistics: a tensor like the statistics; None for those of each token.
+        sums: a tensor like the sums that the backward needs, None where it needs none.
+        carried: a tensor like what the backward gives the carrier, where that is not the sums.
+        returns_statistics: are they an output with a gradient?
+        alive: what the prototypes point to.
+        saved: what the op's own gradient reads, besides tensors.
+    """
+
+    __slots__ = (
+        "acc",
+        "alive",
+        "backward",
+        "carried",
+        "dtype",
+        "features",
+        "forward",
+        "operation",
+        "operator",
+        "returns_statistics",
+        "saved",
+        "settings",
+        "statistics",
+        "sums",
+        "vector",
+    )
+
+    def __init__(
+        self,
+        operator: Operator,
+        operation: int,
+        args: Any,
+        forward: Task,
+        backward: Task,
+        *,
+        statistics: Tensor | None = None,
+        sums: Tensor | None = None,
+        carried: Tensor | None = None,
+        returns_statistics: bool = False,
+        alive: Any = None,
+    ) -> None:
+        self.operator, self.operation = operator, operation
+        self.forward, self.backward = forward, backward
+        self.dtype, self.features = args.x.dtype, args.x.shape[-1]
+        self.acc = torch.float64 if self.dtype is torch.float64 else torch.float32
+        self.vector = torch.empty(self.features, dtype=self.acc, device=CPU)
+        self.statistics, self.sums, self.carried = statistics, sums, carried
+        self.returns_statistics, self.alive = returns_statistics, alive
+        self.settings: tuple[Any, ...] = ()
+        seen = SimpleNamespace(
+            save_for_backward=lambda *_: None, set_materialize_grads=lambda _: None
+        )
+        operator.save(seen, args, _NO_OUTPUT)
+        del seen.save_for_backward, seen.set_materialize_grads
+        self.saved: dict[str, Any] = vars(seen)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _none, ()  # of addresses there is no copy
+
+    def fits(
+        self, x: Tensor, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    ) -> bool:
+        """Return whether tensors are as the prepared ones, as far as they may differ by now."""
+        acc, features = self.acc, self.features
+        return (
+            x.dtype is self.dtype
+            and x.ndim > 0
+            and x.shape[-1] == features
+            and is_plain_step(x)
+            and (
+                mask is None
+                or (
+                    mask.dtype is torch.bool
+                    and mask.is_cpu
+                    and mask.is_contiguous()
+                    and mask.shape == x.shape[:-1]
+                )
+            )
+            and (weight is None or _is_vector(weight, acc, features))
+            and (bias is None or _is_vector(bias, acc, features))
+        )
+
+    def run(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        carrier: Tensor | None = None,
+    ) -> Any:
+        """Return y, or (y, statistics) where those have a gradient."""
+        return _apply(x, weight, bias, carrier, self, mask)  # type: ignore[no-untyped-call]
+
+
+def _none() -> None:
+    return None
+
+
+def _is_vector(values: Tensor, dtype: torch.dtype, size: int) -> bool:
+    return (
+        values.dtype is dtype
+        and values.numel() == size
+        and values.is_cpu
+        and values.is_contiguous()
+        and type(values) in PLAIN_TYPES
+    )
+
+
+class _Step(PlainFunction):
+    """Any op with kernels, as `operators._Function`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Any, bias: Any, carrier: Any, call: Prepared, mask: Any
+    ) -> Any:
+        del carrier
+        task = _copy(call.forward)
+        tokens = x.numel() // call.features
+        y = _empty_like(x)
+        task.tokens, task.threads = tokens, _num_threads()
+        task.x, task.y = x.data_ptr(), y.data_ptr()
+        if weight is not None:
+            task.weight = weight.data_ptr()
+        if bias is not None:
+            task.bias = bias.data_ptr()
+        if call.statistics is None:
+            statistics = torch.empty((2, tokens, task.groups), dtype=call.acc, device=CPU)
+            task.scales = statistics.data_ptr()
+            ctx.save_for_backward(x, weight, bias, statistics)
+        else:
+            scales = sums = None
+            statistics = _empty_like(call.statistics)
+            task.statistics = statistics.data_ptr()
+            if mask is not None:
+                task.mask = mask.data_ptr()
+            if task.groups:
+                scales = torch.empty((tokens, task.groups), dtype=call.acc, device=CPU)
+                task.scales = scales.data_ptr()
+            if call.sums is not None:
+                sums = _empty_like(call.sums)
+                task.sums = sums.data_ptr()
+            ctx.save_for_backward(x, mask, weight, scales, statistics, sums)
+        if status := library().powernorm_run(call.operation, _byref(task)):
+            fail(status)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        return (y, statistics) if call.returns_statistics else y
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_y: Tensor | None, grad_statistics: Tensor | None = None
+    ) -> tuple[Any, ...]:
+        call: Prepared = ctx.call
+        ctx.has_run = True
+        if not _is_simple_gradient(grad_y, grad_statistics, call):
+            return _general(ctx, call, grad_y, grad_statistics)
+        assert grad_y is not None
+        task = _copy(call.backward)
+        carried = None
+        if call.statistics is None:
+            x, weight, bias, statistics = ctx.saved_tensors
+            task.scales = statistics.data_ptr()
+            affine = weight is not None or bias is not None
+        else:
+            x, mask, weight, scales, statistics, carried = ctx.saved_tensors
+            affine = True
+            task.statistics = statistics.data_ptr()
+            if mask is not None:
+                task.mask = mask.data_ptr()
+            if scales is not None:
+                task.scales = scales.data_ptr()
+            if grad_statistics is not None:
+                task.grad_statistics = grad_statistics.data_ptr()
+            if call.carried is not None:
+                task.sums = carried.data_ptr()
+                carried = _empty_like(call.carried)
+                task.carried = carried.data_ptr()
+        grad_x = _empty_like(x)
+        task.tokens, task.threads = x.numel() // call.features, _num_threads()
+        task.x, task.grad_y, task.grad_x = x.data_ptr(), grad_y.data_ptr(), grad_x.data_ptr()
+        _, needs_weight, needs_bias, needs_carrier, *_ = ctx.needs_input_grad
+        grad_weight = grad_bias = None
+        if weight is not None:
+            task.weight = weight.data_ptr()
+        if affine:
+            grad_weight, grad_bias = _empty_like(call.vector), _empty_like(call.vector)
+            task.grad_weight, task.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
+        if status := library().powernorm_run(call.operation + 1, _byref(task)):
+            fail(status)
+        return (
+            grad_x,
+            grad_weight if needs_weight else None,
+            grad_bias if needs_bias else None,
+            carried if needs_carrier else None,
+            None,
+            None,
+        )
+
+
+_apply: Final = super(torch.autograd.Function, _Step).apply
+
+
+def _is_simple_gradient(grad_y: Tensor | None, grad_statistics: Any, call: Prepared) -> bool:
+    return (
+        grad_y is not None
+        and type(grad_y) is Tensor
+        and grad_y.dtype is call.dtype
+        and grad_y.is_cpu
+        and grad_y.is_contiguous()
+        and not grad_y.is_neg()
+        and not grad_y._is_zerotensor()
+        and not torch.is_grad_enabled()
+        and not _num_dispatch_modes()
+        and serves_by_nature()
+        and (
+            grad_statistics is None
+            or (grad_statistics.dtype is call.acc and grad_statistics.is_contiguous())
+        )
+    )
+
+
+def _general(
+    ctx: Any, call: Prepared, grad_y: Tensor | None, grad_statistics: Tensor | None
+) -> tuple[Any, ...]:
+    """Return the gradients by the op's own rule, of which the saved tensors are."""
+    if grad_y is None and grad_statistics is None:
+        return (None,) * 6
+    for name, value in call.saved.items():
+        setattr(ctx, name, value)
+    needs_x, needs_weight, needs_bias, needs_carrier, *_ = ctx.needs_input_grad
+    needs = Inputs(needs_x, False, needs_weight, needs_bias, needs_carrier)
+    found = call.operator.gradients(ctx, needs, grad_y, None, grad_statistics)
+    return found.x, found.weight, found.bias, found.carrier, None, None
