@@ -605,11 +605,11 @@ class BatchStatisticsNorm(AffineNorm):
         remove_duplicate: bool = True,
     ) -> Iterator[tuple[str, nn.Module]]:
         """Return the modules of the layer as any module does; for `update_bn` its stand-in too."""
-        shows = self.trains_by_batch and not self.is_frozen and is_update_bn_asking()
-        is_new = memo is None or self not in memo
         modules: Iterator[tuple[str, nn.Module]]
         modules = super().named_modules(memo, prefix, remove_duplicate)
-        if not (shows and is_new):
+        if not is_update_bn_asking() or not self.trains_by_batch or self.is_frozen:
+            return modules
+        if memo is not None and self in memo:
             return modules
         return itertools.chain(modules, [(f"{prefix}.stand_in", stand_in_for(self))])
 

@@ -16,14 +16,24 @@ from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
 from powernorm.norms.base import AffineNorm, Norm
 from powernorm.norms.feature_dims import Normalized, answer
+from powernorm.ops.token_norm import OPERATOR as TOKEN_NORM
 from powernorm.ops.token_norm import TokenNormArgs, layer_norm, token_norm
 
 
 def _by_token(norm: AffineNorm, x: Tensor, residual: Tensor | None, **settings: Any) -> Normalized:
     """Return what a norm's forward returns, by settings of `TokenNormArgs`."""
+    prepares = residual is None and not torch.compiler.is_compiling()
+    key = (norm.eps, *settings.values()) if prepares else ()
+    if prepares and norm._prepared is not None:
+        result = norm.run_prepared(x, None, key)
+        if result is not None:
+            return cast(Tensor, result)
     # Looked up directly: reading a parameter as an attribute takes as long as an argument's check.
     weight, bias = norm._parameters["weight"], norm._parameters["bias"]
-    y, total = token_norm(TokenNormArgs(x, residual, weight, bias, eps=norm.eps, **settings))
+    args = TokenNormArgs(x, residual, weight, bias, eps=norm.eps, **settings)
+    y, total = token_norm(args)
+    if prepares and norm._prepared is None:
+        norm.keep_prepared(TOKEN_NORM.prepare(args), key)
     return y if residual is None else (y, cast(Tensor, total))
 
 
