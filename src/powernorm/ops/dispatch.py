@@ -31,6 +31,7 @@ VARIABLE: Final = "POWERNORM_BACKEND"
 OPS: Final = ("batch_norm", "power_norm", "token_norm", "static_norm")
 """Ops with kernels; `moving_average_norm` (MABN) is eager everywhere."""
 
+_NOT_OTHERS: Final = (None, "cpu")
 _CPU_TYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float64})
 _TRITON_TYPES: Final = frozenset({*_CPU_TYPES, torch.float16})
 
@@ -311,9 +312,9 @@ def _for_input(backend: Backend, module: ModuleType, x: Tensor) -> Any:
     return _triton_functions(x.dtype, x.shape[-1])
 
 
-def serves_by_nature() -> bool:
-    """Return whether no backend is forced."""
-    return _setting.forced is None and _setting.functions is None
+def is_cpu_chosen() -> bool:
+    """Return whether the CPU kernels serve what they can: no other backend is forced."""
+    return _setting.functions is None and _setting.forced in _NOT_OTHERS
 
 
 def explain(x: Tensor, op: str | None = None) -> list[Choice]:

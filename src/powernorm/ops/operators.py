@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from powernorm.ops.arrays import accumulation_dtype
-from powernorm.ops.dispatch import functions_for
+from powernorm.ops.dispatch import functions_for, is_cpu_chosen
 
 PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
 
@@ -177,9 +177,11 @@ class Operator(ABC):
 
         None if its backend prepares none; see `kernels.cpu.prepared`.
         """
-        if not (torch.is_grad_enabled() and is_plain(args.x, args.weight, args.bias)):
+        x = args.x
+        plain = torch.is_grad_enabled() and is_plain(x, args.weight, args.bias)
+        if not (plain and x.is_cpu and is_cpu_chosen()):
             return None
-        prepare = getattr(functions_for(args.x), f"prepare_{self.name}", None)
+        prepare = getattr(functions_for(x), f"prepare_{self.name}", None)
         return None if prepare is None else prepare(args, *update)
 
     def backward(self, args: Any) -> Any:

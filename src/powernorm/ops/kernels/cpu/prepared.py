@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from powernorm.ops.dispatch import serves_by_nature
+from powernorm.ops.dispatch import is_cpu_chosen
 from powernorm.ops.kernels.cpu.calls import fail, library
 from powernorm.ops.kernels.cpu.tasks import CPU, Task
 from powernorm.ops.operators import NO_BACKWARD, PLAIN_TYPES, Inputs, Operator, PlainFunction
@@ -49,7 +49,7 @@ def is_plain_step(x: Tensor) -> bool:
         and not _is_functorch_active()
         and _tracing_state() is None
         and forward_ad._current_level < 0
-        and serves_by_nature()
+        and is_cpu_chosen()
     )
 
 
@@ -279,7 +279,7 @@ def _is_simple_gradient(grad_y: Tensor | None, grad_statistics: Any, call: Prepa
         and not grad_y._is_zerotensor()
         and not torch.is_grad_enabled()
         and not _num_dispatch_modes()
-        and serves_by_nature()
+        and is_cpu_chosen()
         and (
             grad_statistics is None
             or (grad_statistics.dtype is call.acc and grad_statistics.is_contiguous())
