@@ -87,7 +87,7 @@ def _above(module: nn.Module, tokens: Tensor, total: Tensor) -> Tensor | None:
     size = tokens.shape[-1]
     deviations = tokens - (total / size).to(tokens.dtype).unsqueeze(-1)
     squares = torch.linalg.vector_norm(deviations, dim=-1, keepdim=True).square()
-    if module.released:
+    if module.variant == "released":
         root = (squares / (size - 1)).sqrt() + module.eps
     else:
         root = (squares / size + module.eps).sqrt()
