@@ -263,9 +263,10 @@ class BatchStatisticsNorm(AffineNorm):
             return self.evaluate(x, mask, residual)
         prepares = residual is None and not torch.compiler.is_compiling()
         if prepares and self._prepared is not None:
-            y = self.run_prepared(x, self.mask_for(x, mask), self.call_settings())
+            settings = self.call_settings()
+            y = self.run_prepared(x, self.mask_for(x, mask), settings)
             if y is not None:
-                torch.autograd.graph.increment_version(self.current_update().buffers)
+                torch.autograd.graph.increment_version(cast(Update, self._update).buffers)
                 return cast(Tensor, y)
         seen = self.prepare(x, mask, residual)
         update = self._update_within()

@@ -113,7 +113,8 @@ class RegularizedBatchNorm(BackwardStateNorm):
         self, x: Tensor, padding_mask: Tensor | None = None, residual: Tensor | None = None
     ) -> Normalized:
         """Normalize over `feature_dim`; see the class."""
-        if not torch.compiler.is_compiling() and self.training and self._num_unasked >= 0:
+        watches = not torch.compiler.is_compiling() and self.training and self._num_unasked >= 0
+        if watches and self._is_fed_leaf is not x.is_leaf:
             self._is_fed_leaf = x.is_leaf
         return super().forward(x, padding_mask, residual)
 
@@ -130,7 +131,8 @@ class RegularizedBatchNorm(BackwardStateNorm):
             if result is not None:
                 y, statistics = result
                 if self._is_penalized():
-                    self._note(y, statistics, self.running_mean, self.running_var)
+                    mean, var = self.running_stats
+                    self._note(y, statistics, cast(Tensor, mean), var)
                 return cast(Tensor, y)
         seen = self.prepare(x, padding_mask, residual)
         mean, var = seen.state
@@ -288,8 +290,9 @@ class RegularizedBatchNorm(BackwardStateNorm):
         # forwards have not been looked at.
         if self._is_fed_leaf or not self._pending.is_eager:
             return False
-        self._num_unasked += 1
-        return self._num_unasked == _PATIENCE
+        # Setting an attribute of a module takes as long as an update.
+        self.__dict__["_num_unasked"] = count = self._num_unasked + 1
+        return count == _PATIENCE
 
     def _warn_of_penalty(self) -> None:
         if RegularizedBatchNorm._has_warned:
