@@ -1,5 +1,4 @@
 // The library's face: argument checks, choice of the instruction set, running statistics.
-#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -95,91 +94,13 @@ bool fits(int operation, const PowernormTask& t) {
   }
 }
 
-// Share of Σ n μ² below which the spread between uses is rounding error, as in running_stats.py.
-const double kRounding = 32 * 0x1p-52;
-
-template <class B>
-struct Running {
-  const PowernormUpdate& update;
-  int nonfinite = 0;
-
-  template <class V>
-  static bool finite(V v) {
-    return v - v == 0;
-  }
-
-  // Moves one feature of a buffer; a value that is not finite leaves it as it was.
-  void move(void* buffer, int64_t c, double value, double weight) {
-    B* place = static_cast<B*>(buffer) + c;
-    const double old = *place, gap = value - old;
-    // From the nearer end: old + gap would lose a value that is small beside the old one.
-    const double mixed = weight < 0.5 ? old + weight * gap : value - (1 - weight) * gap;
-    // Finite in the buffer's own type, which may be the narrower one.
-    const B moved = static_cast<B>(mixed);
-    const bool good = finite(value) & finite(moved);
-    *place = good ? moved : *place;
-    nonfinite |= !good;
-  }
-
-  void mean_and_var(int64_t c, double size, double weight) {
-    const double* sums = update.sums;
-    const int64_t n = update.features;
-    const double total = sums[n + c], raised = sums[3 * n + c], mean = total / size;
-    const double between = raised - mean * total;
-    double squares = sums[2 * n + c];
-    if (between > kRounding * raised) squares += between;
-    double divisor = size;
-    if (update.unbiased && size > 1) divisor -= 1;
-    move(update.first, c, mean, weight);
-    move(update.second, c, squares / divisor, weight);
-  }
-
-  void power(int64_t c, double share, double gradient_share, double weight) {
-    const double* sums = update.sums;
-    const int64_t n = update.features;
-    double factor = 1 - update.backward_momentum * (sums[3 * n + c] * gradient_share);
-    if (update.floored && factor < 0) factor = 0;
-    const double old = static_cast<B*>(update.first)[c];
-    const double value = old * factor + update.backward_momentum * (sums[4 * n + c] * gradient_share);
-    move(update.second, c, sums[n + c] * share, weight);
-    move(update.first, c, value, 1);
-  }
-
-  void run() {
-    const double count = update.sums[0];
-    if (!(count > 0)) return;
-    double weight = update.momentum;
-    if (update.average) {
-      // Batches that were left out take no part, or the start value would stay in the average.
-      weight = 1.0 / static_cast<double>(*update.num_batches_tracked + 1 -
-                                         *update.num_nonfinite_batches);
-    }
-    if (update.kind == kMeanAndVar) {
-      for (int64_t c = 0; c < update.features; ++c) mean_and_var(c, count, weight);
-    } else if (update.kind == kSecondMoment) {
-      const double* squares = update.sums + update.features;
-      for (int64_t c = 0; c < update.features; ++c) move(update.second, c, squares[c] / count, weight);
-    } else {
-      const double size = update.sums[2 * update.features];
-      const double gradient_share = 1 / (size < 1 ? 1 : size);
-      for (int64_t c = 0; c < update.features; ++c) power(c, 1 / count, gradient_share, weight);
-    }
-    *update.num_batches_tracked += 1;
-    *update.num_nonfinite_batches += nonfinite != 0;
-  }
-};
-
 int run_update(const PowernormUpdate& update) {
   if (update.features < 1 || !update.sums || !update.second || !update.num_batches_tracked ||
       !update.num_nonfinite_batches || update.kind < 0 || update.kind > kPower ||
       (!update.first && update.kind != kSecondMoment)) {
     return kBadArgument;
   }
-  if (update.wide) {
-    Running<double>{update}.run();
-  } else {
-    Running<float>{update}.run();
-  }
+  chosen_table()->updates[update.wide ? 1 : 0](&update);
   return kDone;
 }
 

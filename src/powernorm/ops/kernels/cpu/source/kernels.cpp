@@ -2,6 +2,7 @@
 // its name.
 #include "batch.h"
 #include "power.h"
+#include "running.h"
 
 namespace POWERNORM_ISA {
 
@@ -94,6 +95,7 @@ extern "C" const PowernormTable* POWERNORM_TABLE(POWERNORM_ISA)(void) {
       {POWERNORM_TYPES(batch_norm), POWERNORM_TYPES(batch_norm_backward),
        POWERNORM_TYPES(power_norm), POWERNORM_TYPES(power_norm_backward),
        POWERNORM_TYPES(token_norm), POWERNORM_TYPES(token_norm_backward),
-       POWERNORM_TYPES(static_norm), POWERNORM_TYPES(static_norm_backward)}};
+       POWERNORM_TYPES(static_norm), POWERNORM_TYPES(static_norm_backward)},
+      {run_update<float>, run_update<double>}};
   return &table;
 }

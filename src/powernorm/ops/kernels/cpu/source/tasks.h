@@ -66,9 +66,12 @@ enum PowernormOperation {
   kNumOperations
 };
 
+struct PowernormUpdate;
+
 struct PowernormTable {
   const char* name;
   PowernormFunction functions[kNumOperations][kNumTypes];
+  void (*updates[2])(const PowernormUpdate*);  // of buffers that are float, and double
 };
 
 // Running statistics and the sums over a batch that update them.
