@@ -137,7 +137,7 @@ class BatchStatisticsNorm(AffineNorm):
         self._records = CallRecords()
         self._held: Tensor | None = None
         self._update: Update | None = None
-        self._update_of: tuple[Tensor | None, ...] = ()
+        self._update_of: tuple[object, ...] = ()
         self._mode = True
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
@@ -352,13 +352,16 @@ class BatchStatisticsNorm(AffineNorm):
 
     def current_update(self) -> Update:
         """Return the update of the buffers that the layer has now, made anew where one is not."""
-        update, momentum = self._update, self.update_momentum
-        known, buffers = self._update_of, self._buffers.values()
-        if update is None or update.momentum != momentum or not all(map(_is, known, buffers)):
-            update = self._new_update(self._updated_buffers(), momentum)
+        update, known, made_of = self._update, self._update_of, self._update_sources()
+        if update is None or not all(map(_is, known, made_of)):
+            update = self._new_update(self._updated_buffers(), self.update_momentum)
             # Setting an attribute of a module takes as long as an update.
-            self.__dict__.update(_update=update, _update_of=tuple(buffers))
+            self.__dict__.update(_update=update, _update_of=made_of)
         return update
+
+    def _update_sources(self) -> tuple[object, ...]:
+        """Return all that an update is made of, each of which may be another at the next step."""
+        return (self.update_momentum, self.variant, *self._buffers.values())
 
     @property
     def update_momentum(self) -> float | None:
