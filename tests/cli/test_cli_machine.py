@@ -140,14 +140,14 @@ def test_doctor_sees_wrong_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     library = load_library().functions
     assert library is not None
-    task, state = library.powernorm_task_size(), library.powernorm_state_size()
+    task, update = library.powernorm_task_size(), library.powernorm_update_size()
     source.write_text(
         sizes
         + f"""extern "C" {{
 size_t powernorm_task_size() {{ return {task}; }}
-size_t powernorm_state_size() {{ return {state}; }}
+size_t powernorm_update_size() {{ return {update}; }}
 int powernorm_run(int, const void*) {{ return 0; }}
-int powernorm_update(const void*) {{ return 0; }}
+int powernorm_update(const void*, const void*) {{ return 0; }}
 const char* powernorm_instruction_set() {{ return "none"; }}
 int powernorm_use_instruction_set(const char*) {{ return 0; }}
 int64_t powernorm_set_stream_bytes(int64_t) {{ return 0; }}

@@ -295,8 +295,7 @@ def update_running_stats(update: Update, sums: Tensor) -> None:
     if native is None:
         running_stats.update_running_stats(update, sums)
         return
-    native.sums = sums.data_ptr()
-    status = _library().powernorm_update(ctypes.byref(native))
+    status = _library().powernorm_update(ctypes.byref(native), sums.data_ptr())
     if status:
         _fail(status)
     mark_written(update)

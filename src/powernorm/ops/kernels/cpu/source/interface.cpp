@@ -101,6 +101,7 @@ const double kRounding = 32 * 0x1p-52;
 template <class B>
 struct Running {
   const PowernormUpdate& update;
+  const double* sums;  // (rows, features); the first row is the number of tokens
   int nonfinite = 0;
 
   template <class V>
@@ -122,7 +123,6 @@ struct Running {
   }
 
   void mean_and_var(int64_t c, double size, double weight) {
-    const double* sums = update.sums;
     const int64_t n = update.features;
     const double total = sums[n + c], raised = sums[3 * n + c], mean = total / size;
     const double between = raised - mean * total;
@@ -135,7 +135,6 @@ struct Running {
   }
 
   void power(int64_t c, double share, double gradient_share, double weight) {
-    const double* sums = update.sums;
     const int64_t n = update.features;
     double factor = 1 - update.backward_momentum * (sums[3 * n + c] * gradient_share);
     if (update.floored && factor < 0) factor = 0;
@@ -146,7 +145,7 @@ struct Running {
   }
 
   void run() {
-    const double count = update.sums[0];
+    const double count = sums[0];
     if (!(count > 0)) return;
     double weight = update.momentum;
     if (update.average) {
@@ -157,10 +156,10 @@ struct Running {
     if (update.kind == kMeanAndVar) {
       for (int64_t c = 0; c < update.features; ++c) mean_and_var(c, count, weight);
     } else if (update.kind == kSecondMoment) {
-      const double* squares = update.sums + update.features;
+      const double* squares = sums + update.features;
       for (int64_t c = 0; c < update.features; ++c) move(update.second, c, squares[c] / count, weight);
     } else {
-      const double size = update.sums[2 * update.features];
+      const double size = sums[2 * update.features];
       const double gradient_share = 1 / (size < 1 ? 1 : size);
       for (int64_t c = 0; c < update.features; ++c) power(c, 1 / count, gradient_share, weight);
     }
@@ -169,16 +168,16 @@ struct Running {
   }
 };
 
-int run_update(const PowernormUpdate& update) {
-  if (update.features < 1 || !update.sums || !update.second || !update.num_batches_tracked ||
+int run_update(const PowernormUpdate& update, const double* sums) {
+  if (update.features < 1 || !sums || !update.second || !update.num_batches_tracked ||
       !update.num_nonfinite_batches || update.kind < 0 || update.kind > kPower ||
       (!update.first && update.kind != kSecondMoment)) {
     return kBadArgument;
   }
   if (update.wide) {
-    Running<double>{update}.run();
+    Running<double>{update, sums}.run();
   } else {
-    Running<float>{update}.run();
+    Running<float>{update, sums}.run();
   }
   return kDone;
 }
@@ -189,11 +188,7 @@ int run_with_update(PowernormFunction function, PowernormTask& task) {
   if (!sums) return kNoMemory;
   task.sums = sums;
   int status = function(&task);
-  if (status == kDone) {
-    PowernormUpdate update = *task.update;
-    update.sums = sums;
-    status = run_update(update);
-  }
+  if (status == kDone) status = run_update(*task.update, sums);
   free(sums);
   return status;
 }
@@ -214,8 +209,9 @@ __attribute__((visibility("default"))) int powernorm_run(int operation, const Po
   return task.update ? run_with_update(function, task) : function(&task);
 }
 
-__attribute__((visibility("default"))) int powernorm_update(const PowernormUpdate* update) {
-  return update ? run_update(*update) : kBadArgument;
+__attribute__((visibility("default"))) int powernorm_update(const PowernormUpdate* update,
+                                                            const double* sums) {
+  return update ? run_update(*update, sums) : kBadArgument;
 }
 
 __attribute__((visibility("default"))) const char* powernorm_instruction_set(void) {

@@ -71,7 +71,8 @@ struct PowernormTable {
   PowernormFunction functions[kNumOperations][kNumTypes];
 };
 
-// Running statistics and the sums over a batch that update them.
+// Running statistics and how the sums over a batch update them. Read only: several threads may share
+// one.
 enum PowernormUpdateKind { kMeanAndVar, kSecondMoment, kPower };
 
 struct PowernormUpdate {
@@ -82,6 +83,5 @@ struct PowernormUpdate {
   void* second;  // running variance or second moment
   int64_t* num_batches_tracked;
   int64_t* num_nonfinite_batches;
-  const double* sums;  // (rows, features); the first row is the number of tokens. Of a task: its own
 };
 }
