@@ -99,6 +99,14 @@ def vector(name: str, value: Tensor, size: int, dtype: torch.dtype, kept: list[A
     return value.data_ptr()
 
 
+def saved(value: Tensor, kept: list[Any]) -> int:
+    """Address of what a forward made and saved; hooks on saved tensors give any strides."""
+    if not value.is_contiguous():
+        value = value.contiguous()
+        kept.append(value)
+    return value.data_ptr()
+
+
 def _refuse(name: str, value: Tensor, expected: str) -> NoReturn:
     raise InputError(
         f"{name} has shape {tuple(value.shape)} and is on {value.device}, expected {expected} on "
@@ -203,7 +211,7 @@ def backward_task(
     if args.weight is not None:
         task.weight = vector("weight", args.weight, features, acc, kept)
     if scales is not None:
-        task.groups, task.scales = scales.shape[-1], scales.data_ptr()
+        task.groups, task.scales = scales.shape[-1], saved(scales, kept)
     if not affine:
         return task, Gradients(grad_x, None, None), acc, kept
     grad_weight = torch.empty(features, dtype=acc, device=CPU)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from powernorm.ops.kernels.cpu import tasks
-from powernorm.ops.kernels.cpu.calls import backward_task, forward_task, run, vector
+from powernorm.ops.kernels.cpu.calls import backward_task, forward_task, run, saved, vector
 from powernorm.ops.power_norm import (
     PowerNormArgs,
     PowerNormBackwardArgs,
@@ -40,9 +40,9 @@ def power_norm(args: PowerNormArgs) -> PowerNormOutput:
 def power_norm_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:
     """Return the gradients and what updates the running statistics."""
     flags = args.released * tasks.RELEASED | tasks.MEASURE | tasks.FINISH
-    task, grads, _, _kept = backward_task(args, args.padding_mask, args.scales, flags, 0.0)
+    task, grads, _, kept = backward_task(args, args.padding_mask, args.scales, flags, 0.0)
     carried = torch.empty((5, task.features), dtype=torch.float64, device=tasks.CPU)
-    task.statistics, task.sums = args.statistics.data_ptr(), args.sums.data_ptr()
+    task.statistics, task.sums = saved(args.statistics, kept), saved(args.sums, kept)
     task.carried = carried.data_ptr()
     run(tasks.POWER_NORM_BACKWARD, task)
     return PowerNormGradients(grads.x, grads.weight, grads.bias, carried)
