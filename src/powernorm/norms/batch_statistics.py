@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.utils._python_dispatch import _disable_current_modes
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import (
@@ -403,6 +404,11 @@ class BatchStatisticsNorm(AffineNorm):
                 self.update_running_stats(sums)
                 return
             has_tokens = output.statistics[-1, 0] > 0
+        elif not torch.compiler.is_compiling() and in_backward():
+            # A selective checkpoint may give what it has saved of the first run. It counts the
+            # operators of both runs, so that this one is hidden and those of the update are not.
+            with _disable_current_modes():
+                has_tokens = torch.zeros_like(has_tokens)
         if self.is_holding:
             self.gather(torch.where(has_tokens, sums, 0.0))
         else:
@@ -526,7 +532,7 @@ class BatchStatisticsNorm(AffineNorm):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         key, count = prefix + OPTIONAL_BUFFER, self.num_nonfinite_batches
         destination.pop(key, None)
-        if _is_positive(count):
+        if has_value(count) and int(count) > 0:
             destination[key] = count if keep_vars else count.detach()
 
     def _load_from_state_dict(
@@ -622,9 +628,9 @@ def is_optional_key(name: str) -> bool:
     return name.rpartition(".")[2] == OPTIONAL_BUFFER
 
 
-def _is_positive(count: Tensor) -> bool:
-    """Return whether a counter is known to be above 0: meta and fake tensors have no value."""
-    return not (count.is_meta or is_fake(count)) and int(count) > 0
+def has_value(count: Tensor) -> bool:
+    """Return whether a counter can be read: meta and fake tensors have shapes alone."""
+    return not (count.is_meta or is_fake(count))
 
 
 def rename_key(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.norms.batch_statistics import BatchStatisticsNorm
+from powernorm.norms.batch_statistics import BatchStatisticsNorm, has_value
 from powernorm.norms.checkpointing import Seen
 from powernorm.ops.operators import NO_BACKWARD, current_backward
 from powernorm.ops.running_stats import reduce_sums
@@ -192,7 +192,8 @@ class BackwardStateNorm(BatchStatisticsNorm):
     def _recount(self, own_step: bool = False) -> None:
         self._counter = self.num_batches_tracked
         self._version = _version_of(self._counter)
-        self._steps = 0 if self._counter.is_meta else int(self._counter) - own_step
+        is_known = has_value(self._counter)
+        self._steps = int(self._counter) - own_step if is_known else 0
         self._stage = sum(self._steps >= threshold for threshold in self.thresholds)
         self._last_stage = len(self.thresholds)
 

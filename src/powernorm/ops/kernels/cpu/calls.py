@@ -298,7 +298,7 @@ def mark_written(update: Update) -> None:
 def update_running_stats(update: Update, sums: Tensor) -> None:
     """Take one step, in place; see `running_stats.update_running_stats`."""
     native = None
-    if sums.is_cpu and sums.is_contiguous():
+    if type(sums) is Tensor and sums.is_cpu and sums.is_contiguous():
         native = native_update(update, sums.shape[-1])
     if native is None:
         running_stats.update_running_stats(update, sums)
