@@ -277,8 +277,10 @@ class GradientMomentNorm(BackwardStateNorm):
         return live.to(device) if fixed is None or fixed == 1 else live.to(device) * fixed
 
     def _warn_of_float16(self, moment: Tensor) -> None:
+        if GradientMomentNorm._has_warned_of_float16 or moment.is_meta:  # which has no autocast
+            return
         device = moment.device.type
-        if GradientMomentNorm._has_warned_of_float16 or not torch.is_autocast_enabled(device):
+        if not torch.is_autocast_enabled(device):
             return
         if torch.get_autocast_dtype(device) == torch.float16:
             GradientMomentNorm._has_warned_of_float16 = True
