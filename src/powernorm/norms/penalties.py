@@ -58,8 +58,9 @@ def _own(y: Tensor, term: _Term) -> None:
     # what works in place itself. In its metadata: a checkpoint would throw a saved tensor away.
     version = y._version
     y.transpose_(0, 0)
-    # As nothing was written: a selective checkpoint that has saved y would refuse it.
-    torch._C._autograd._unsafe_set_version_counter((y,), (version,))
+    if torch._C._len_torch_dispatch_stack():
+        # As nothing was written: a selective checkpoint that has saved y would refuse it.
+        torch._C._autograd._unsafe_set_version_counter((y,), (version,))
     node: Any = y.grad_fn
     node.metadata["powernorm"] = term
 

@@ -238,9 +238,11 @@ def native_update(update: Update, features: int) -> NativeUpdate | None:
     buffers = update.buffers
     # Addresses: memory may be replaced under a tensor.
     addresses = [buffer.data_ptr() for buffer in buffers]
-    if update.native is not None and update.native[0] == addresses:
-        found: NativeUpdate | None = update.native[1]
-        return found
+    native: NativeUpdate | None
+    if update.native is not None:
+        prepared_for, native = update.native
+        if prepared_for == addresses:
+            return native
     native = _new_update(update, addresses) if _can_write(buffers, features) else None
     update.native = addresses, native
     return native
