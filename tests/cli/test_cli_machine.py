@@ -147,7 +147,7 @@ def test_doctor_sees_wrong_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 size_t powernorm_task_size() {{ return {task}; }}
 size_t powernorm_update_size() {{ return {update}; }}
 int powernorm_run(int, const void*) {{ return 0; }}
-int powernorm_update(const void*) {{ return 0; }}
+int powernorm_update(const void*, const void*) {{ return 0; }}
 const char* powernorm_instruction_set() {{ return "none"; }}
 int powernorm_use_instruction_set(const char*) {{ return 0; }}
 int64_t powernorm_set_stream_bytes(int64_t) {{ return 0; }}

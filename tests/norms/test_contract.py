@@ -145,6 +145,24 @@ def test_gradient(case: Case, masked: bool) -> None:
             torch.autograd.gradcheck(run, (x,))
 
 
+def other_strides(saved: torch.Tensor) -> torch.Tensor:
+    return torch.stack([saved, torch.full_like(saved, 3)], -1)[..., 0]
+
+
+@every_case
+def test_saved_tensors_may_come_back_with_other_strides(case: Case) -> None:
+    """Hooks that offload or pack what was saved may do so: gradients would be wrong in silence."""
+    results = []
+    for unpack in (torch.clone, other_strides):
+        norm, x = case.build(), tokens(2, 3, 8).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(torch.detach, unpack):
+            norm(x).square().sum().backward()
+        gradients = [parameter.grad for parameter in norm.parameters()]
+        results.append([x.grad, *gradients, *norm.buffers()])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def test_mabn_beyond_its_own_statistics_is_a_surrogate() -> None:
     norm = powernorm.MovingAverageBatchNorm(8, window=2, warmup_steps=0, dtype=torch.float64)
     for seed in range(3):

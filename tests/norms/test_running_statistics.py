@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -84,6 +85,39 @@ def test_penalty_of_a_plain_average_has_the_buffers_after_the_step() -> None:
         var_gap = norm.running_var - tokens.var(0, correction=0)
         expected = 0.1 * mean_gap.square().sum() + 0.01 * var_gap.abs().sum()
         torch.testing.assert_close(penalty, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("bn", "momentum", 0.9),
+        ("bn", "variant", "released"),
+        ("rbn", "variant", "released"),
+        ("pnv", "momentum", None),
+        ("pn", "momentum", 0.9),
+        ("pn", "backward_momentum", 0.9),
+        ("pn-only", "decay", "floored"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["eager", None])
+def test_settings_may_change_between_steps(
+    name: str, setting: str, value: Any, backend: Any
+) -> None:
+    """A schedule that sets them would be ignored without a word."""
+    options = {"warmup_steps": 0} if name in ("pn", "pn-only") else {}
+    norm = powernorm.build_norm(name, 4, **options)
+    x = batches()[0].float()
+    with powernorm.ops.use_backend(backend):
+        norm(x).backward(8 * x)
+        unchanged = deepcopy(norm)
+        setattr(norm, setting, value)
+        expected = deepcopy(norm)  # a copy prepares its updates anew
+        for layer in (norm, expected, unchanged):
+            layer(x * 20).backward(-8 * x)
+    for got, wanted in zip(norm.buffers(), expected.buffers(), strict=True):
+        assert torch.equal(got, wanted)
+    pairs = zip(norm.buffers(), unchanged.buffers(), strict=True)
+    assert not all(torch.equal(got, other) for got, other in pairs)
 
 
 @pytest.mark.parametrize("layer", [powernorm.PowerNorm, powernorm.MovingAverageBatchNorm])

@@ -136,6 +136,19 @@ def test_tensors_without_values_have_no_count() -> None:
     assert int(meta.num_nonfinite_batches) == 0
 
 
+@pytest.mark.parametrize("case", STATEFUL, ids=case_id)
+@pytest.mark.parametrize("scope", [FakeTensorMode, lambda: torch.device("meta")])
+def test_a_step_of_tensors_without_values(case: Case, scope: Any) -> None:
+    """What estimates the memory of a training before it starts."""
+    with scope():
+        norm = powernorm.build_norm(case.name, 8, **case.options)
+        for _ in range(4):
+            x = torch.randn(2, 3, 8, requires_grad=True)
+            norm(x).sum().backward()
+            assert x.grad is not None
+            assert x.grad.shape == x.shape
+
+
 @pytest.mark.parametrize("then", [nn.Module.eval, nn.Module.double], ids=["eval", "double"])
 def test_a_model_on_the_meta_device_that_is_filled_key_by_key(
     then: Callable[[nn.Module], nn.Module],

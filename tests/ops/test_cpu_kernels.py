@@ -218,6 +218,20 @@ def test_running_statistics(wide: bool, seed: int) -> None:
             assert all(b > a for a, b in zip(versions, after, strict=True))
 
 
+def test_an_update_that_was_prepared_is_only_read() -> None:
+    """Threads that train one layer share it: one would take the other's sums, perhaps freed."""
+    buffers = (torch.zeros(3), torch.ones(3), torch.tensor(0), torch.tensor(0))
+    update = CenteredUpdate(buffers, 1.0, False)
+    prepared = []
+    for mean in (2.0, 5.0):
+        cpu.update_running_stats(
+            update, centered_sums(torch.tensor(4.0), torch.full((3,), mean), torch.ones(3))
+        )
+        prepared.append(bytes(update.native[1]))
+    assert buffers[0].tolist() == [5.0] * 3
+    assert prepared[0] == prepared[1]
+
+
 def test_an_update_follows_the_memory_of_its_buffers() -> None:
     """`tensor.data = …`, as of a wrapper that shards, leaves the tensor and moves its values."""
     buffers = [torch.zeros(3), torch.ones(3), torch.tensor(0), torch.tensor(0)]

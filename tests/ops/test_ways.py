@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,25 @@ def in_torch(norm: nn.Module) -> Callable[[Tensor], Tensor]:
         return y
 
     return call
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", [*TOKEN_NORMS, *STATIC, "pnv", "rbn", "brn", "mabn", "dyt"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_a_stack_of_gradients(name: str, training: bool, backend: Any) -> None:
+    """A whole Jacobian by one backward, as of `torch.autograd.functional.jacobian`."""
+    norm = trained(name).train(training)
+    x, z, stack = noise(6, 8, seed=1), noise(6, 8, seed=2), noise(2, 3, 6, 8, seed=3)
+    x.requires_grad_()
+    with powernorm.ops.use_backend(backend):
+        results = norm(x, residual=z)
+        found = torch.autograd.grad(
+            results, x, tuple(stack), retain_graph=True, is_grads_batched=True
+        )
+        for i, grad in enumerate(found[0]):
+            one = torch.autograd.grad(results, x, tuple(stack[:, i]), retain_graph=True)
+            torch.testing.assert_close(grad, *one)
 
 
 # ---- higher derivatives ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.utils._python_dispatch import _disable_current_modes
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import (
@@ -138,7 +139,7 @@ class BatchStatisticsNorm(AffineNorm):
         self._records = CallRecords()
         self._held: Tensor | None = None
         self._update: Update | None = None
-        self._update_of: tuple[Tensor | None, ...] = ()
+        self._update_of: tuple[object, ...] = ()
         self._mode = True
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
@@ -378,13 +379,16 @@ class BatchStatisticsNorm(AffineNorm):
 
     def current_update(self) -> Update:
         """Return the update of the buffers that the layer has now, made anew where one is not."""
-        update, momentum = self._update, self.update_momentum
-        known, buffers = self._update_of, self._buffers.values()
-        if update is None or update.momentum != momentum or not all(map(_is, known, buffers)):
-            update = self._new_update(self._updated_buffers(), momentum)
+        update, known, made_of = self._update, self._update_of, self._update_sources()
+        if update is None or not all(map(_is, known, made_of)):
+            update = self._new_update(self._updated_buffers(), self.update_momentum)
             # Setting an attribute of a module takes as long as an update.
-            self.__dict__.update(_update=update, _update_of=tuple(buffers))
+            self.__dict__.update(_update=update, _update_of=made_of)
         return update
+
+    def _update_sources(self) -> tuple[object, ...]:
+        """Return all that an update is made of, each of which may be another at the next step."""
+        return (self.update_momentum, self.variant, *self._buffers.values())
 
     @property
     def update_momentum(self) -> float | None:
@@ -426,6 +430,11 @@ class BatchStatisticsNorm(AffineNorm):
                 self.update_running_stats(sums)
                 return
             has_tokens = output.statistics[-1, 0] > 0
+        elif not torch.compiler.is_compiling() and in_backward():
+            # A selective checkpoint may give what it has saved of the first run. It counts the
+            # operators of both runs, so that this one is hidden and those of the update are not.
+            with _disable_current_modes():
+                has_tokens = torch.zeros_like(has_tokens)
         if self.is_holding:
             self.gather(torch.where(has_tokens, sums, 0.0))
         else:
@@ -549,7 +558,7 @@ class BatchStatisticsNorm(AffineNorm):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         key, count = prefix + OPTIONAL_BUFFER, self.num_nonfinite_batches
         destination.pop(key, None)
-        if _is_positive(count):
+        if has_value(count) and int(count) > 0:
             destination[key] = count if keep_vars else count.detach()
 
     def _load_from_state_dict(
@@ -645,9 +654,9 @@ def is_optional_key(name: str) -> bool:
     return name.rpartition(".")[2] == OPTIONAL_BUFFER
 
 
-def _is_positive(count: Tensor) -> bool:
-    """Return whether a counter is known to be above 0: meta and fake tensors have no value."""
-    return not (count.is_meta or is_fake(count)) and int(count) > 0
+def has_value(count: Tensor) -> bool:
+    """Return whether a counter can be read: meta and fake tensors have shapes alone."""
+    return not (count.is_meta or is_fake(count))
 
 
 def rename_key(

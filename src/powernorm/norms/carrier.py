@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.norms.batch_statistics import BatchStatisticsNorm
+from powernorm.norms.batch_statistics import BatchStatisticsNorm, has_value
 from powernorm.norms.checkpointing import Seen
 from powernorm.ops.operators import NO_BACKWARD, current_backward
 from powernorm.ops.running_stats import reduce_sums
@@ -192,7 +192,8 @@ class BackwardStateNorm(BatchStatisticsNorm):
     def _recount(self, own_step: bool = False) -> None:
         self._counter = self.num_batches_tracked
         self._version = _version_of(self._counter)
-        self._steps = 0 if self._counter.is_meta else int(self._counter) - own_step
+        is_known = has_value(self._counter)
+        self._steps = int(self._counter) - own_step if is_known else 0
         self._stage = sum(self._steps >= threshold for threshold in self.thresholds)
         self._last_stage = len(self.thresholds)
 
@@ -281,8 +282,10 @@ class GradientMomentNorm(BackwardStateNorm):
         return live.to(device) if fixed is None or fixed == 1 else live.to(device) * fixed
 
     def _warn_of_float16(self, moment: Tensor) -> None:
+        if GradientMomentNorm._has_warned_of_float16 or moment.is_meta:  # which has no autocast
+            return
         device = moment.device.type
-        if GradientMomentNorm._has_warned_of_float16 or not torch.is_autocast_enabled(device):
+        if not torch.is_autocast_enabled(device):
             return
         if torch.get_autocast_dtype(device) == torch.float16:
             GradientMomentNorm._has_warned_of_float16 = True

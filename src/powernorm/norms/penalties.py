@@ -56,7 +56,11 @@ def _own(y: Tensor, term: _Term) -> None:
     """Let a node behind the norm's own a term."""
     # A node of torch's own, which moves nothing. In place: behind an alias autograd would forbid
     # what works in place itself. In its metadata: a checkpoint would throw a saved tensor away.
+    version = y._version
     y.transpose_(0, 0)
+    if torch._C._len_torch_dispatch_stack():
+        # As nothing was written: a selective checkpoint that has saved y would refuse it.
+        torch._C._autograd._unsafe_set_version_counter((y,), (version,))
     node: Any = y.grad_fn
     node.metadata["powernorm"] = term
 

@@ -246,6 +246,10 @@ class PowerNorm(GradientMomentNorm):
         buffers = cast(dict[str, Tensor], self._buffers)
         return tuple(map(buffers.__getitem__, _BUFFERS))
 
+    def _update_sources(self) -> tuple[object, ...]:
+        momenta = self.update_momentum, self.backward_momentum
+        return (*momenta, self.decay, *self._buffers.values())
+
     def _new_update(self, buffers: tuple[Tensor, ...], momentum: float | None) -> Update:
         return PowerUpdate(buffers, momentum, self.backward_momentum, self.decay == "floored")
 

@@ -220,13 +220,14 @@ class RegularizedBatchNorm(BackwardStateNorm):
         if torch.compiler.is_compiling():
             self._note_compiled(statistics, running_mean, running_var)
             return
-        if in_backward():
-            return  # the forward that activation checkpointing runs again: it has been counted
         weight: float | Tensor | None = self.momentum
         if weight is None:
             weight = average_weight(self.num_batches_tracked, self.num_nonfinite_batches)
         # The buffers may have changed when somebody asks.
         measured = statistics, running_mean.clone(), running_var.clone(), weight
+        # Not before: a selective checkpoint counts the operators of both runs.
+        if in_backward():
+            return  # the forward that activation checkpointing runs again: it has been counted
         if torch.is_grad_enabled():
             self._pending.add(y, measured)
         else:

@@ -38,6 +38,9 @@ _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_functorch_active = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 
+is_batched: Final = torch._C._functorch.is_legacy_batchedtensor
+"""Whether a tensor is a stack of gradients, as of `autograd.grad(…, is_grads_batched=True)`."""
+
 
 NO_BACKWARD: Final = -1
 
@@ -186,7 +189,10 @@ class Operator(ABC):
 
     def backward(self, args: Any) -> Any:
         """Return the gradients by the backend itself, or by the op where a graph is recorded."""
-        if not torch.is_grad_enabled() and is_plain(args.grad_y):
+        grad_y, grad_total = args.grad_y, args.grad_total
+        # Of those torch calls the registered op for each.
+        batched = is_batched(grad_y) or (grad_total is not None and is_batched(grad_total))
+        if not torch.is_grad_enabled() and is_plain(grad_y) and not batched:
             functions = functions_for(args.inputs, self.has_kernels)
             return getattr(functions, f"{self.name}_backward")(args)
         recorded = getattr(torch.ops.powernorm, f"{self.name}_backward")(*args)

@@ -14,7 +14,7 @@ from torch import Tensor
 from powernorm.ops import arrays
 from powernorm.ops.arrays import accumulation_dtype, where_arriving
 from powernorm.ops.graphs import is_transformed
-from powernorm.ops.operators import PlainFunction, is_plain
+from powernorm.ops.operators import PlainFunction, is_batched, is_plain
 
 
 class _ScaleAndShift(PlainFunction):
@@ -66,7 +66,8 @@ def _is_known_finite(sums: Tensor) -> bool:
 
     They are read on the CPU alone, where that waits for nothing; elsewhere the answer is no.
     """
-    readable = sums.is_cpu and is_plain(sums) and not torch.is_grad_enabled()
+    readable = sums.is_cpu and is_plain(sums) and not is_batched(sums)
+    readable = readable and not torch.is_grad_enabled()
     return readable and math.isfinite(sums.sum().item())
 
 

@@ -1,1 +1,1 @@
-"""Kernels: the ops of `powernorm.ops.reference`, fast on one kind of device each."""
+"""Kernels: the functions of `powernorm.ops.eager`, fast on one kind of device each."""

@@ -20,6 +20,7 @@ from powernorm.ops.kernels.cpu.calls import (
     mark_written,
     native_update,
     run,
+    saved,
     vector,
 )
 from powernorm.ops.kernels.cpu.prepared import Prepared
@@ -102,7 +103,7 @@ def batch_norm_backward(args: BatchNormBackwardArgs) -> Gradients:
     features = task.features
     if given is not None:
         task.grad_statistics = vector("grad_statistics", given, 6 * features, acc, kept)
-    task.statistics = statistics.data_ptr()
+    task.statistics = saved(statistics, kept)
     if group_name:
         sums = torch.empty((4, features), dtype=torch.float64, device=tasks.CPU)
         task.flags, task.sums = flags | tasks.MEASURE, sums.data_ptr()

@@ -101,6 +101,14 @@ def vector(name: str, value: Tensor, size: int, dtype: torch.dtype, kept: list[A
     return value.data_ptr()
 
 
+def saved(value: Tensor, kept: list[Any]) -> int:
+    """Address of what a forward made and saved; hooks on saved tensors give any strides."""
+    if not value.is_contiguous():
+        value = value.contiguous()
+        kept.append(value)
+    return value.data_ptr()
+
+
 def _refuse(name: str, value: Tensor, expected: str) -> NoReturn:
     raise InputError(
         f"{name} has shape {tuple(value.shape)} and is on {value.device}, expected {expected} on "
@@ -205,7 +213,7 @@ def backward_task(
     if args.weight is not None:
         task.weight = vector("weight", args.weight, features, acc, kept)
     if scales is not None:
-        task.groups, task.scales = scales.shape[-1], scales.data_ptr()
+        task.groups, task.scales = scales.shape[-1], saved(scales, kept)
     if not affine:
         return task, Gradients(grad_x, None, None), acc, kept
     grad_weight = torch.empty(features, dtype=acc, device=CPU)
@@ -242,9 +250,11 @@ def native_update(update: Update, features: int) -> NativeUpdate | None:
     buffers = update.buffers
     # Addresses: memory may be replaced under a tensor.
     addresses = [buffer.data_ptr() for buffer in buffers]
-    if update.native is not None and update.native[0] == addresses:
-        found: NativeUpdate | None = update.native[1]
-        return found
+    native: NativeUpdate | None
+    if update.native is not None:
+        prepared_for, native = update.native
+        if prepared_for == addresses:
+            return native
     native = _new_update(update, addresses) if _can_write(buffers, features) else None
     update.native = addresses, native
     return native
@@ -302,13 +312,12 @@ def mark_written(update: Update) -> None:
 def update_running_stats(update: Update, sums: Tensor) -> None:
     """Take one step, in place; see `running_stats.update_running_stats`."""
     native = None
-    if sums.is_cpu and sums.is_contiguous():
+    if type(sums) is Tensor and sums.is_cpu and sums.is_contiguous():
         native = native_update(update, sums.shape[-1])
     if native is None:
         running_stats.update_running_stats(update, sums)
         return
-    native.sums = sums.data_ptr()
-    status = library().powernorm_update(ctypes.byref(native))
+    status = library().powernorm_update(ctypes.byref(native), sums.data_ptr())
     if status:
         fail(status)
     mark_written(update)

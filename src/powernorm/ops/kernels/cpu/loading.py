@@ -97,7 +97,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     if sizes != (ctypes.sizeof(Task), ctypes.sizeof(NativeUpdate)):
         raise ValueError("it was built from other sources; install powernorm again")
     functions.powernorm_run.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    functions.powernorm_update.argtypes = [ctypes.c_void_p]
+    functions.powernorm_update.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     functions.powernorm_instruction_set.restype = ctypes.c_char_p
     functions.powernorm_use_instruction_set.argtypes = [ctypes.c_char_p]
     functions.powernorm_set_stream_bytes.argtypes = [ctypes.c_int64]

@@ -10,6 +10,7 @@ from powernorm.ops.kernels.cpu.calls import (
     backward_task,
     forward_task,
     run,
+    saved,
     vector,
 )
 from powernorm.ops.kernels.cpu.prepared import Prepared
@@ -72,9 +73,9 @@ def prepare(args: PowerNormArgs) -> Prepared | None:
 def power_norm_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:
     """Return the gradients and what updates the running statistics."""
     flags = args.released * tasks.RELEASED | tasks.MEASURE | tasks.FINISH
-    task, grads, _, _kept = backward_task(args, args.padding_mask, args.scales, flags, 0.0)
+    task, grads, _, kept = backward_task(args, args.padding_mask, args.scales, flags, 0.0)
     carried = torch.empty((5, task.features), dtype=torch.float64, device=tasks.CPU)
-    task.statistics, task.sums = args.statistics.data_ptr(), args.sums.data_ptr()
+    task.statistics, task.sums = saved(args.statistics, kept), saved(args.sums, kept)
     task.carried = carried.data_ptr()
     run(tasks.POWER_NORM_BACKWARD, task)
     return PowerNormGradients(grads.x, grads.weight, grads.bias, carried)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from powernorm.ops.kernels.cpu import tasks
-from powernorm.ops.kernels.cpu.calls import backward_task, forward_task, run, vector
+from powernorm.ops.kernels.cpu.calls import backward_task, forward_task, run, saved, vector
 from powernorm.ops.operators import Gradients
 from powernorm.ops.static_norm import StaticNormArgs, StaticNormBackwardArgs, StaticNormOutput
 
@@ -27,7 +27,7 @@ def static_norm(args: StaticNormArgs) -> StaticNormOutput:
 def static_norm_backward(args: StaticNormBackwardArgs) -> Gradients:
     """Return the gradients."""
     flags = tasks.MEASURE | tasks.FINISH
-    task, grads, _, _kept = backward_task(args, None, args.scales, flags, 0.0)
-    task.statistics = args.statistics.data_ptr()
+    task, grads, _, kept = backward_task(args, None, args.scales, flags, 0.0)
+    task.statistics = saved(args.statistics, kept)
     run(tasks.STATIC_NORM_BACKWARD, task)
     return grads

@@ -52,7 +52,10 @@ class Task(ctypes.Structure):
 
 
 class NativeUpdate(ctypes.Structure):
-    """An update of running statistics, within a task or as a call of `powernorm_update`."""
+    """An update of running statistics, within a task or as a call of `powernorm_update`.
+
+    Never written once it is made: threads that share a layer share it.
+    """
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("kind", "wide", "features", "unbiased", "average")),
@@ -60,5 +63,5 @@ class NativeUpdate(ctypes.Structure):
         ("momentum", ctypes.c_double),
         ("backward_momentum", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("first", "second", "num_batches_tracked")),
-        *((name, ctypes.c_void_p) for name in ("num_nonfinite_batches", "sums")),
+        ("num_nonfinite_batches", ctypes.c_void_p),
     )

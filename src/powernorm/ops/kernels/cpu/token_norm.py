@@ -10,6 +10,7 @@ from powernorm.ops.kernels.cpu.calls import (
     backward_task,
     forward_task,
     run,
+    saved,
 )
 from powernorm.ops.kernels.cpu.prepared import Prepared
 from powernorm.ops.operators import Gradients
@@ -51,8 +52,8 @@ def token_norm_backward(args: TokenNormBackwardArgs) -> Gradients:
     flags |= args.detach_mean * tasks.DETACH_MEAN | args.detach_std * tasks.DETACH_STD
     flags |= tasks.MEASURE | tasks.FINISH
     statistics = args.statistics
-    task, grads, _, _kept = backward_task(args, None, None, flags, 0.0, args.affine)
+    task, grads, _, kept = backward_task(args, None, None, flags, 0.0, args.affine)
     task.groups, task.scale, task.k = statistics.shape[-1], args.scale, args.k
-    task.scales = statistics.data_ptr()
+    task.scales = saved(statistics, kept)
     run(tasks.TOKEN_NORM_BACKWARD, task)
     return grads

@@ -149,7 +149,7 @@ def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOu
 
 def batch_norm_backward(args: BatchNormBackwardArgs) -> Gradients:
     """Return the gradients."""
-    inputs, scales, statistics = args.inputs, args.scales, args.statistics
+    inputs, scales, statistics = args.inputs, vector(args.scales), args.statistics.contiguous()
     rows, stride = rows_of(inputs)
     grad, grad_stride = rows_of(args.grad_y)
     mask = mask_rows(args.padding_mask)

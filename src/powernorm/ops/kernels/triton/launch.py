@@ -88,7 +88,7 @@ def optional_rows(x: Tensor | None) -> Rows | tuple[None, int]:
 
 
 def vector(x: Tensor | None) -> Tensor | None:
-    """A per-feature array as the programs read it."""
+    """A per-feature array, or what a forward saved, as the programs read it: side by side."""
     return None if x is None else x.contiguous()
 
 

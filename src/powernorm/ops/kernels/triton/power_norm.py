@@ -67,7 +67,8 @@ def power_norm(args: PowerNormArgs) -> PowerNormOutput:
 
 def power_norm_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:
     """Return the gradients and what updates the running statistics."""
-    inputs, scales, released = args.inputs, args.scales, args.released
+    inputs, scales, released = args.inputs, vector(args.scales), args.released
+    statistics, sums = args.statistics.contiguous(), args.sums.contiguous()
     rows, stride = rows_of(inputs)
     grad, grad_stride = rows_of(args.grad_y)
     added, added_stride = optional_rows(args.grad_total)
@@ -83,14 +84,14 @@ def power_norm_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:
     weight = vector(args.weight)
     launch(
         power_gradient_kernel, tiling, inputs.device,
-        grad, added, rows, mask, weight, scales, args.statistics, grad_x, partials,
+        grad, added, rows, mask, weight, scales, statistics, grad_x, partials,
         tokens, grad_stride, added_stride, stride, RELEASED=released,
     )  # fmt: skip
     grad_weight, grad_bias = accumulators(inputs, features), accumulators(inputs, features)
     carried = torch.empty(5, features, dtype=torch.float64, device=inputs.device)
     launch(
         power_gradients_kernel, finishing_plan(features, programs), inputs.device,
-        partials, weight, args.statistics, args.sums, grad_weight, grad_bias, carried,
+        partials, weight, statistics, sums, grad_weight, grad_bias, carried,
         programs, tokens, MASKED=mask is not None, RELEASED=released,
     )  # fmt: skip
     return PowerNormGradients(grad_x, grad_weight, grad_bias, carried)

@@ -43,7 +43,7 @@ def static_norm(args: StaticNormArgs) -> StaticNormOutput:
 
 def static_norm_backward(args: StaticNormBackwardArgs) -> Gradients:
     """Return the gradients."""
-    inputs, scales = args.inputs, args.scales
+    inputs, scales = args.inputs, vector(args.scales)
     rows, stride = rows_of(inputs)
     grad, grad_stride = rows_of(args.grad_y)
     added, added_stride = optional_rows(args.grad_total)
@@ -53,7 +53,7 @@ def static_norm_backward(args: StaticNormBackwardArgs) -> Gradients:
     partials = accumulators(inputs, 2, tiling.programs, inputs.shape[-1])
     launch(
         static_gradient_kernel, tiling, inputs.device,
-        grad, added, rows, vector(args.weight), scales, args.statistics, grad_x, partials,
+        grad, added, rows, vector(args.weight), scales, vector(args.statistics), grad_x, partials,
         rows.shape[0], grad_stride, added_stride, stride,
     )  # fmt: skip
     return Gradients(grad_x, *affine_gradients(partials))

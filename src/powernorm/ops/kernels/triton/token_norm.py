@@ -37,7 +37,7 @@ def token_norm(args: TokenNormArgs) -> TokenNormOutput:
 
 def token_norm_backward(args: TokenNormBackwardArgs) -> Gradients:
     """Return the gradients."""
-    inputs, statistics = args.inputs, args.statistics
+    inputs, statistics = args.inputs, args.statistics.contiguous()
     rows, stride = rows_of(inputs)
     grad, grad_stride = rows_of(args.grad_y)
     added, added_stride = optional_rows(args.grad_total)

@@ -94,13 +94,13 @@ bool fits(int operation, const PowernormTask& t) {
   }
 }
 
-int run_update(const PowernormUpdate& update) {
-  if (update.features < 1 || !update.sums || !update.second || !update.num_batches_tracked ||
+int run_update(const PowernormUpdate& update, const double* sums) {
+  if (update.features < 1 || !sums || !update.second || !update.num_batches_tracked ||
       !update.num_nonfinite_batches || update.kind < 0 || update.kind > kPower ||
       (!update.first && update.kind != kSecondMoment)) {
     return kBadArgument;
   }
-  chosen_table()->updates[update.wide ? 1 : 0](&update);
+  chosen_table()->updates[update.wide ? 1 : 0](&update, sums);
   return kDone;
 }
 
@@ -110,11 +110,7 @@ int run_with_update(PowernormFunction function, PowernormTask& task) {
   if (!sums) return kNoMemory;
   task.sums = sums;
   int status = function(&task);
-  if (status == kDone) {
-    PowernormUpdate update = *task.update;
-    update.sums = sums;
-    status = run_update(update);
-  }
+  if (status == kDone) status = run_update(*task.update, sums);
   free(sums);
   return status;
 }
@@ -135,8 +131,9 @@ __attribute__((visibility("default"))) int powernorm_run(int operation, const Po
   return task.update ? run_with_update(function, task) : function(&task);
 }
 
-__attribute__((visibility("default"))) int powernorm_update(const PowernormUpdate* update) {
-  return update ? run_update(*update) : kBadArgument;
+__attribute__((visibility("default"))) int powernorm_update(const PowernormUpdate* update,
+                                                            const double* sums) {
+  return update ? run_update(*update, sums) : kBadArgument;
 }
 
 __attribute__((visibility("default"))) const char* powernorm_instruction_set(void) {

@@ -12,6 +12,7 @@ constexpr double kRounding = 32 * 0x1p-52;
 template <class B>
 struct Running {
   const PowernormUpdate& update;
+  const double* sums;  // (rows, features); the first row is the number of tokens
 
   template <class V>
   static bool finite(V v) {
@@ -32,7 +33,7 @@ struct Running {
 
   int mean_and_var(double size, double weight) const {
     const int64_t n = update.features;
-    const double *total = update.sums + n, *within = total + n, *raised = within + n;
+    const double *total = sums + n, *within = total + n, *raised = within + n;
     B* const __restrict mean = static_cast<B*>(update.first);
     B* const __restrict var = static_cast<B*>(update.second);
     const double share = 1 / size;
@@ -48,7 +49,7 @@ struct Running {
   }
 
   int second_moment(double size, double weight) const {
-    const double* squares = update.sums + update.features;
+    const double* squares = sums + update.features;
     B* const __restrict second = static_cast<B*>(update.second);
     const double share = 1 / size;
     int nonfinite = 0;
@@ -60,7 +61,7 @@ struct Running {
 
   int power(double size, double weight) const {
     const int64_t n = update.features;
-    const double *sums = update.sums, *squares = sums + n;
+    const double* squares = sums + n;
     const double *normalized = sums + 3 * n, *products = sums + 4 * n;
     B* const __restrict first = static_cast<B*>(update.first);
     B* const __restrict second = static_cast<B*>(update.second);
@@ -80,7 +81,7 @@ struct Running {
   }
 
   void run() const {
-    const double count = update.sums[0];
+    const double count = sums[0];
     if (!(count > 0)) return;
     double weight = update.momentum;
     if (update.average) {
@@ -105,8 +106,8 @@ struct Running {
 };
 
 template <class B>
-void run_update(const PowernormUpdate* update) {
-  Running<B>{*update}.run();
+void run_update(const PowernormUpdate* update, const double* sums) {
+  Running<B>{*update, sums}.run();
 }
 
 }  // namespace POWERNORM_ISA

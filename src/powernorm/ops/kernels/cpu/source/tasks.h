@@ -71,10 +71,12 @@ struct PowernormUpdate;
 struct PowernormTable {
   const char* name;
   PowernormFunction functions[kNumOperations][kNumTypes];
-  void (*updates[2])(const PowernormUpdate*);  // of buffers that are float, and double
+  // By these sums; of buffers that are float, and double.
+  void (*updates[2])(const PowernormUpdate*, const double* sums);
 };
 
-// Running statistics and the sums over a batch that update them.
+// Running statistics and how the sums over a batch update them. Read only: several threads may share
+// one.
 enum PowernormUpdateKind { kMeanAndVar, kSecondMoment, kPower };
 
 struct PowernormUpdate {
@@ -85,6 +87,5 @@ struct PowernormUpdate {
   void* second;  // running variance or second moment
   int64_t* num_batches_tracked;
   int64_t* num_nonfinite_batches;
-  const double* sums;  // (rows, features); the first row is the number of tokens. Of a task: its own
 };
 }
