@@ -138,7 +138,7 @@ class BatchStatisticsNorm(AffineNorm):
         self._records = CallRecords()
         self._held: Tensor | None = None
         self._update: Update | None = None
-        self._update_of: tuple[Tensor | None, ...] = ()
+        self._update_of: tuple[tuple[Any, ...], tuple[Tensor | None, ...]] = (), ()
         self._mode = True
         self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         for name in ("num_batches_tracked", "num_nonfinite_batches"):
@@ -377,18 +377,21 @@ class BatchStatisticsNorm(AffineNorm):
 
     def current_update(self) -> Update:
         """Return the update of the buffers that the layer has now, made anew where one is not."""
-        update, momentum = self._update, self.update_momentum
-        known, buffers = self._update_of, self._buffers.values()
-        if update is None or update.momentum != momentum or not all(map(_is, known, buffers)):
-            update = self._new_update(self._updated_buffers(), momentum)
+        update, settings, buffers = self._update, self.update_settings, self._buffers.values()
+        of_settings, of_buffers = self._update_of
+        if update is None or of_settings != settings or not all(map(_is, of_buffers, buffers)):
+            update = self._new_update(self._updated_buffers(), settings[0])
             # Setting an attribute of a module takes as long as an update.
-            self.__dict__.update(_update=update, _update_of=tuple(buffers))
+            self.__dict__.update(_update=update, _update_of=(settings, tuple(buffers)))
         return update
 
     @property
-    def update_momentum(self) -> float | None:
-        """Weight of the batch in the next update; None for the plain average of all."""
-        return self._momentum
+    def update_settings(self) -> tuple[Any, ...]:
+        """What the next update depends on besides the buffers.
+
+        The first is the weight of the batch; None for the plain average of all.
+        """
+        return self._momentum, self.variant
 
     def _updated_buffers(self) -> tuple[Tensor, ...]:
         buffers = cast(dict[str, Tensor], self._buffers)
@@ -623,8 +626,8 @@ class BatchStatisticsNorm(AffineNorm):
         return cast(Self, copied)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        state.update(_records=CallRecords(), _held=None, _update=None, _update_of=())
+        state = super().__getstate__()
+        state.update(_records=CallRecords(), _held=None, _update=None, _update_of=((), ()))
         return state
 
     def extra_repr(self) -> str:
@@ -637,6 +640,11 @@ class BatchStatisticsNorm(AffineNorm):
 
 _is: Final = operator.is_
 _has_processes: Final = dist.is_initialized if dist.is_available() else lambda: False
+
+
+def memory_of(buffer: Tensor) -> tuple[Any, ...]:
+    """Return what must not change of a buffer that a prepared call reads by its address."""
+    return buffer.data_ptr(), buffer.dtype, buffer.numel(), buffer.is_contiguous()
 
 
 def is_optional_key(name: str) -> bool:

@@ -181,6 +181,8 @@ class Operator(ABC):
         plain = torch.is_grad_enabled() and is_plain(x, args.weight, args.bias)
         if not (plain and x.is_cpu and is_cpu_chosen()):
             return None
+        if not x.is_contiguous() or x.is_neg() or x._is_zerotensor():
+            return None  # the next input will hardly be in memory as prepared calls want it
         prepare = getattr(functions_for(x), f"prepare_{self.name}", None)
         return None if prepare is None else prepare(args, *update)
 
