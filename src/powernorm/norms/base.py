@@ -312,6 +312,11 @@ class AffineNorm(Norm):
             call.settings = settings
             self.__dict__["_prepared"] = call
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.pop("_prepared", None)
+        return state
+
     def scale_and_shift(self, y: Tensor) -> Tensor:
         """Return γ ⊙ y + β in the type of y; y itself without γ and β."""
         if self.weight is None:

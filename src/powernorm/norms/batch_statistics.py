@@ -633,7 +633,7 @@ class BatchStatisticsNorm(AffineNorm):
         return cast(Self, copied)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = super().__getstate__()
         state.update(_records=CallRecords(), _held=None, _update=None, _update_of=())
         return state
 
@@ -647,6 +647,11 @@ class BatchStatisticsNorm(AffineNorm):
 
 _is: Final = operator.is_
 _has_processes: Final = dist.is_initialized if dist.is_available() else lambda: False
+
+
+def memory_of(buffer: Tensor) -> tuple[Any, ...]:
+    """Return what must not change of a buffer that a prepared call reads by its address."""
+    return buffer.data_ptr(), buffer.dtype, buffer.numel(), buffer.is_contiguous()
 
 
 def is_optional_key(name: str) -> bool:

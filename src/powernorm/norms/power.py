@@ -18,7 +18,7 @@ from powernorm.norms.arguments import (
     check_share,
     check_variant,
 )
-from powernorm.norms.batch_statistics import rename_key
+from powernorm.norms.batch_statistics import memory_of, rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.power_norm import OPERATOR as POWER_NORM
@@ -217,7 +217,7 @@ class PowerNorm(GradientMomentNorm):
             return None
         buffers = cast(dict[str, Tensor], self._buffers)
         second, gradient = map(buffers.__getitem__, self.read_in_training)
-        state = second.dtype, second.data_ptr(), gradient.data_ptr()
+        state = (*memory_of(second), *memory_of(gradient))
         return self.eps, self.groups, self._stage == 0, self.max_ratio, self.variant, *state
 
     def _warn_of_warmup(self) -> None:
@@ -256,7 +256,7 @@ class PowerNorm(GradientMomentNorm):
     @property
     def update_momentum(self) -> float | None:
         """Weight of the batch in ψ²; None in the warm-up."""
-        return None if self.stage == 0 else self.momentum
+        return None if self._stage == 0 else self._momentum
 
     def _update_released(self, sums: Tensor) -> None:
         # The plain average is taken of the already mixed value, then mixed again; and it ends one

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_number, check_variant
+from powernorm.norms.batch_statistics import memory_of
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.norms.penalties import MOST_COMPILED, Pending
@@ -154,7 +155,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
             return None
         mean, var = self.running_stats
         assert mean is not None
-        return self.eps, self.groups, var.dtype, mean.data_ptr(), var.data_ptr()
+        return self.eps, self.groups, *memory_of(mean), *memory_of(var)
 
     @property
     def has_penalty(self) -> bool:

@@ -181,9 +181,12 @@ class Operator(ABC):
         None if its backend prepares none; see `kernels.cpu.prepared`.
         """
         x = args.x
-        plain = torch.is_grad_enabled() and is_plain(x, args.weight, args.bias)
+        # A call that repeats another reads copies of what the layer has now.
+        plain = not may_be_repeated() and is_plain(x, args.weight, args.bias)
         if not (plain and x.is_cpu and is_cpu_chosen()):
             return None
+        if not x.is_contiguous() or x.is_neg() or x._is_zerotensor():
+            return None  # the next input will hardly be in memory as prepared calls want it
         prepare = getattr(functions_for(x), f"prepare_{self.name}", None)
         return None if prepare is None else prepare(args, *update)
 

@@ -75,11 +75,16 @@ def rows_of(x: Tensor) -> Tensor:
 
 def _strided(value: Tensor, kept: list[Any]) -> tuple[int, int]:
     """(address, stride from token to token) of an input that is not simply side by side."""
-    if value._is_zerotensor():
-        value = torch.zeros(value.shape, dtype=value.dtype, device=CPU)
-    rows = rows_of(value.resolve_neg())
+    rows = rows_of(_resolved(value))
     kept.append(rows)
     return rows.data_ptr(), rows.stride(0)
+
+
+def _resolved(value: Tensor) -> Tensor:
+    """Return a tensor with the same values, which stand in its memory as they are."""
+    if value._is_zerotensor():
+        return torch.zeros(value.shape, dtype=value.dtype, device=CPU)
+    return value.resolve_neg()
 
 
 def _is_simple(value: Tensor) -> bool:
@@ -95,8 +100,8 @@ def vector(name: str, value: Tensor, size: int, dtype: torch.dtype, kept: list[A
     """
     if not value.is_cpu or value.numel() != size:
         _refuse(name, value, f"{size} values")
-    if value.dtype != dtype or not value.is_contiguous():
-        value = value.resolve_neg().to(dtype).contiguous()
+    if value.dtype != dtype or not _is_simple(value):
+        value = _resolved(value).to(dtype).contiguous()
         kept.append(value)
     return value.data_ptr()
 

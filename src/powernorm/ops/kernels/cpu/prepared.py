@@ -120,7 +120,8 @@ class Prepared:
         )
         operator.save(seen, args, _NO_OUTPUT)
         del seen.save_for_backward, seen.set_materialize_grads
-        self.saved: dict[str, Any] = vars(seen)
+        # γ and β of a prepared call are of the accumulation type, those of this one may not be.
+        self.saved: dict[str, Any] = vars(seen) | {"bias_dtype": self.acc}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _none, ()  # of addresses there is no copy
@@ -170,6 +171,8 @@ def _is_vector(values: Tensor, dtype: torch.dtype, size: int) -> bool:
         and values.numel() == size
         and values.is_cpu
         and values.is_contiguous()
+        and not values.is_neg()
+        and not values._is_zerotensor()
         and type(values) in PLAIN_TYPES
     )
 
@@ -224,14 +227,21 @@ class _Step(PlainFunction):
             return _general(ctx, call, grad_y, grad_statistics)
         assert grad_y is not None
         task = _copy(call.backward)
-        carried = None
+        mask = scales = carried = None
+        affine = True
         if call.statistics is None:
             x, weight, bias, statistics = ctx.saved_tensors
-            task.scales = statistics.data_ptr()
             affine = weight is not None or bias is not None
         else:
             x, mask, weight, scales, statistics, carried = ctx.saved_tensors
-            affine = True
+        # The memory of a leaf may have been replaced since the forward.
+        if not x.is_contiguous() or not (
+            weight is None or _is_vector(weight, call.acc, call.features)
+        ):
+            return _general(ctx, call, grad_y, grad_statistics)
+        if call.statistics is None:
+            task.scales = statistics.data_ptr()
+        else:
             task.statistics = statistics.data_ptr()
             if mask is not None:
                 task.mask = mask.data_ptr()
@@ -246,7 +256,7 @@ class _Step(PlainFunction):
         grad_x = _empty_like(x)
         task.tokens, task.threads = x.numel() // call.features, _num_threads()
         task.x, task.grad_y, task.grad_x = x.data_ptr(), grad_y.data_ptr(), grad_x.data_ptr()
-        _, needs_weight, needs_bias, needs_carrier, *_ = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias, needs_carrier, *_ = ctx.needs_input_grad
         grad_weight = grad_bias = None
         if weight is not None:
             task.weight = weight.data_ptr()
@@ -256,7 +266,7 @@ class _Step(PlainFunction):
         if status := library().powernorm_run(call.operation + 1, _byref(task)):
             fail(status)
         return (
-            grad_x,
+            grad_x if needs_x else None,
             grad_weight if needs_weight else None,
             grad_bias if needs_bias else None,
             carried if needs_carrier else None,
@@ -282,7 +292,13 @@ def _is_simple_gradient(grad_y: Tensor | None, grad_statistics: Any, call: Prepa
         and is_cpu_chosen()
         and (
             grad_statistics is None
-            or (grad_statistics.dtype is call.acc and grad_statistics.is_contiguous())
+            or (
+                type(grad_statistics) is Tensor
+                and grad_statistics.dtype is call.acc
+                and grad_statistics.is_contiguous()
+                and not grad_statistics.is_neg()
+                and not grad_statistics._is_zerotensor()
+            )
         )
     )
 
