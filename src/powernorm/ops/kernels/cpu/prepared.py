@@ -223,25 +223,21 @@ class _Step(PlainFunction):
     ) -> tuple[Any, ...]:
         call: Prepared = ctx.call
         ctx.has_run = True
-        if not _is_simple_gradient(grad_y, grad_statistics, call):
+        if not (
+            _is_simple_gradient(grad_y, grad_statistics, call)
+            and _are_as_before(saved := ctx.saved_tensors, call)
+        ):
             return _general(ctx, call, grad_y, grad_statistics)
         assert grad_y is not None
         task = _copy(call.backward)
-        mask = scales = carried = None
-        affine = True
+        carried = None
         if call.statistics is None:
-            x, weight, bias, statistics = ctx.saved_tensors
+            x, weight, bias, statistics = saved
+            task.scales = statistics.data_ptr()
             affine = weight is not None or bias is not None
         else:
-            x, mask, weight, scales, statistics, carried = ctx.saved_tensors
-        # The memory of a leaf may have been replaced since the forward.
-        if not x.is_contiguous() or not (
-            weight is None or _is_vector(weight, call.acc, call.features)
-        ):
-            return _general(ctx, call, grad_y, grad_statistics)
-        if call.statistics is None:
-            task.scales = statistics.data_ptr()
-        else:
+            x, mask, weight, scales, statistics, carried = saved
+            affine = True
             task.statistics = statistics.data_ptr()
             if mask is not None:
                 task.mask = mask.data_ptr()
@@ -293,13 +289,20 @@ def _is_simple_gradient(grad_y: Tensor | None, grad_statistics: Any, call: Prepa
         and (
             grad_statistics is None
             or (
-                type(grad_statistics) is Tensor
-                and grad_statistics.dtype is call.acc
+                grad_statistics.dtype is call.acc
                 and grad_statistics.is_contiguous()
                 and not grad_statistics.is_neg()
                 and not grad_statistics._is_zerotensor()
             )
         )
+    )
+
+
+def _are_as_before(saved: tuple[Any, ...], call: Prepared) -> bool:
+    """Return whether x and γ are in memory as they were: that of a leaf may be replaced."""
+    weight = saved[1] if call.statistics is None else saved[2]
+    return saved[0].is_contiguous() and (
+        weight is None or _is_vector(weight, call.acc, call.features)
     )
 
 
