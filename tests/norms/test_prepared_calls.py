@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tests.cases import CASES, Case, case_id
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -18,11 +18,19 @@ from torch.autograd import forward_ad
 from powernorm.ops.dispatch import is_cpu_chosen
 from powernorm.ops.kernels.cpu.calls import fail, library
 from powernorm.ops.kernels.cpu.tasks import CPU, Task
-from powernorm.ops.operators import NO_BACKWARD, PLAIN_TYPES, Inputs, Operator, PlainFunction
+from powernorm.ops.operators import (
+    NO_BACKWARD,
+    PLAIN_TYPES,
+    Inputs,
+    Operator,
+    PlainFunction,
+    is_batched,
+)
 
 _copy: Final = Task.from_buffer_copy
 _byref: Final = ctypes.byref
 _empty_like: Final = torch.empty_like
+_is_compiling: Final = torch.compiler.is_compiling
 _num_threads: Final = torch.get_num_threads
 _num_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 _is_functorch_active: Final = torch._C._are_functorch_transforms_active
@@ -37,7 +45,9 @@ def is_plain_step(x: Tensor) -> bool:
     Nothing looks at its operators, nothing repeats it, and x is dense.
     """
     return (
-        type(x) in PLAIN_TYPES
+        not _is_compiling()
+        and _tracing_state() is None
+        and type(x) in PLAIN_TYPES
         and x.is_cpu
         and x.is_contiguous()
         and not x.is_neg()
@@ -47,7 +57,6 @@ def is_plain_step(x: Tensor) -> bool:
         and _current_backward() == NO_BACKWARD
         and not _num_dispatch_modes()
         and not _is_functorch_active()
-        and _tracing_state() is None
         and forward_ad._current_level < 0
         and is_cpu_chosen()
     )
@@ -133,9 +142,9 @@ class Prepared:
         acc, features = self.acc, self.features
         return (
             x.dtype is self.dtype
+            and is_plain_step(x)
             and x.ndim > 0
             and x.shape[-1] == features
-            and is_plain_step(x)
             and (
                 mask is None
                 or (
@@ -283,6 +292,7 @@ def _is_simple_gradient(grad_y: Tensor | None, grad_statistics: Any, call: Prepa
         and grad_y.is_contiguous()
         and not grad_y.is_neg()
         and not grad_y._is_zerotensor()
+        and not is_batched(grad_y)
         and not torch.is_grad_enabled()
         and not _num_dispatch_modes()
         and is_cpu_chosen()
@@ -293,6 +303,7 @@ def _is_simple_gradient(grad_y: Tensor | None, grad_statistics: Any, call: Prepa
                 and grad_statistics.is_contiguous()
                 and not grad_statistics.is_neg()
                 and not grad_statistics._is_zerotensor()
+                and not is_batched(grad_statistics)
             )
         )
     )
