@@ -167,6 +167,16 @@ def test_the_first_input_is_strided(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bn", "rbn", "pn"])
+def test_statistics_of_another_type_are_not_kept_by_address(name: str) -> None:
+    # The kernels get a copy, which is gone by the next step.
+    layer = Case(name, {"warmup_steps": 0} if name == "pn" else {}).build(C)
+    step(layer, values(6).double())
+    assert layer._prepared is None
+    layer.zero_grad()
+    assert_same(layer, lambda layer: step(layer, values(6).double()))
+
+
+@pytest.mark.parametrize("name", ["bn", "rbn", "pn"])
 def test_strided_mask(name: str) -> None:
     mask = torch.tensor([[True, False], [False, True], [True, True]] * 2)[:, 0]
     assert_same(prepared(name), lambda layer: step(layer, None, mask))
@@ -635,9 +645,20 @@ def test_gradient_of_statistics(kind: str) -> None:
 
 
 def test_anomaly_mode_looks_at_gradients_that_are_needed() -> None:
-    # ∂L/∂x is not finite, and nobody asks for it.
-    layer = prepared("ln", eps=1e-30)
-    y = layer(torch.zeros(6, C))
+    # ∂L/∂x is not a number, and nobody asks for it.
+    layer = prepared("ln")
+    layer.weight.data.fill_(float("inf"))
+    y = layer(values(6))
     with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
-        y.backward(torch.full((6, C), 1e30) * torch.linspace(-1, 1, C))
+        y.backward(torch.ones(6, C))
     assert layer.bias.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["bn", "pnv"])
+def test_writes_to_buffers_count_as_versions(name: str) -> None:
+    # Autograd and checkpoints see by them that a buffer has changed in place.
+    layer = prepared(name)
+    before = [buffer._version for buffer in layer.buffers()]
+    assert next_is_prepared(layer)
+    after = [buffer._version for buffer in layer.buffers()]
+    assert all(one < two for one, two in zip(before, after, strict=True))

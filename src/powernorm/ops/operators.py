@@ -184,7 +184,7 @@ class Operator(ABC):
             return None
         x = args.x
         # A call that repeats another reads copies of what the layer has now.
-        plain = not may_be_repeated() and is_plain(x, args.weight, args.bias)
+        plain = is_plain(x, args.weight, args.bias) and not may_be_repeated()
         if not (plain and x.is_cpu and is_cpu_chosen()):
             return None
         if not x.is_contiguous() or x.is_neg() or x._is_zerotensor():

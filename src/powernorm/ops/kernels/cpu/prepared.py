@@ -302,7 +302,6 @@ def _is_simple_gradient(grad_y: Tensor | None, grad_statistics: Any, call: Prepa
                 grad_statistics.dtype is call.acc
                 and grad_statistics.is_contiguous()
                 and not grad_statistics.is_neg()
-                and not grad_statistics._is_zerotensor()
                 and not is_batched(grad_statistics)
             )
         )
