@@ -76,6 +76,10 @@ class Prepared:
         forward: prototype of the forward's task.
         backward: prototype of the backward's task.
         dtype: type of x.
+        acc: accumulation type; γ and β have to be of it.
+        features: C.
+        settings: of the layer, which have to be the same at the next call.
+        vector: a tensor like γ.
         statistics: a tensor like the statistics; None for those of each token.
         sums: a tensor like the sums that the backward needs, None where it needs none.
         carried: a tensor like what the backward gives the carrier, where that is not the sums.
