@@ -32,6 +32,7 @@ from powernorm.norms.sharded import (
     sharded_like,
 )
 from powernorm.ops.arrays import accumulation_dtype
+from powernorm.ops.operators import PLAIN_TYPES
 from powernorm.ops.pointwise import scale_and_shift
 
 if TYPE_CHECKING:
@@ -278,6 +279,10 @@ class AffineNorm(Norm):
             self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
+
+    def may_prepare(self, x: Tensor, residual: Tensor | None) -> bool:
+        """Return whether calls like this one can be prepared, or may have been."""
+        return not torch.compiler.is_compiling() and residual is None and type(x) in PLAIN_TYPES
 
     def run_prepared(
         self,

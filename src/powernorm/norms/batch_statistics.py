@@ -262,7 +262,7 @@ class BatchStatisticsNorm(AffineNorm):
         """
         if not self.training:
             return self.evaluate(x, mask, residual)
-        prepares = residual is None and not torch.compiler.is_compiling()
+        prepares = self.may_prepare(x, residual)
         if prepares and self._prepared is not None:
             settings = self.call_settings()
             y = self.run_prepared(x, self.mask_for(x, mask), settings)

@@ -179,7 +179,7 @@ class PowerNorm(GradientMomentNorm):
         if not self.training:
             self._warn_of_warmup()
             return self.evaluate(x, padding_mask, residual)
-        prepares = residual is None and not torch.compiler.is_compiling()
+        prepares = self.may_prepare(x, residual)
         if prepares and self._prepared is not None:
             mask, settings = self.mask_for(x, padding_mask), self.call_settings()
             fast = self.run_prepared(x, mask, settings, self.carrier_for(x))

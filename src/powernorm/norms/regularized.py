@@ -125,7 +125,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
         """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask, residual)
-        prepares = residual is None and not torch.compiler.is_compiling()
+        prepares = self.may_prepare(x, residual)
         if prepares and self._prepared is not None:
             mask, settings = self.mask_for(x, padding_mask), self.call_settings()
             result = self.run_prepared(x, mask, settings, self.carrier_for(x))

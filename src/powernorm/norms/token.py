@@ -22,7 +22,7 @@ from powernorm.ops.token_norm import TokenNormArgs, layer_norm, token_norm
 
 def _by_token(norm: AffineNorm, x: Tensor, residual: Tensor | None, **settings: Any) -> Normalized:
     """Return what a norm's forward returns, by settings of `TokenNormArgs`."""
-    prepares = residual is None and not torch.compiler.is_compiling()
+    prepares = norm.may_prepare(x, residual)
     key = (norm.eps, *settings.values()) if prepares else ()
     if prepares and norm._prepared is not None:
         result = norm.run_prepared(x, None, key)
