@@ -7,7 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import Variant, check_variant
-from powernorm.norms.batch_statistics import BatchStatisticsNorm, rename_key
+from powernorm.norms.batch_statistics import BatchStatisticsNorm
+from powernorm.norms.buffers import rename_key
 
 
 class BatchNorm(BatchStatisticsNorm):

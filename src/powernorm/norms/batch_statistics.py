@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import _disable_current_modes
 
 from powernorm.errors import InputError
@@ -24,6 +22,19 @@ from powernorm.norms.arguments import (
 )
 from powernorm.norms.averaging import is_update_bn_asking, stand_in_for
 from powernorm.norms.base import AffineNorm
+from powernorm.norms.buffers import (
+    OPTIONAL_BUFFER,
+    converted_buffers,
+    loaded_buffers,
+    save_count,
+    settle_count,
+)
+from powernorm.norms.buffers import (
+    has_value as has_value,
+)
+from powernorm.norms.buffers import (
+    rename_key as rename_key,
+)
 from powernorm.norms.checkpointing import CallRecords, Seen
 from powernorm.norms.feature_dims import Normalized, features_back, features_last
 from powernorm.norms.masks import current_padding_mask, users_padding_mask
@@ -46,9 +57,6 @@ from powernorm.ops.running_stats import (
     unbiased,
 )
 from powernorm.ops.static_norm import StaticNormArgs, static_norm
-
-OPTIONAL_BUFFER: Final = "num_nonfinite_batches"
-"""Buffer that a state dict holds only if it is not 0, as torch's BatchNorm has none such."""
 
 _COUNTERS: Final = ("num_batches_tracked", OPTIONAL_BUFFER)
 _CENTERED_BUFFERS: Final = ("running_mean", "running_var", *_COUNTERS)
@@ -149,7 +157,7 @@ class BatchStatisticsNorm(AffineNorm):
             self.add_statistic("running_var", 1.0, device)
         else:
             self.add_statistic("running_second_moment", 1.0, device)
-        self._settle_count()
+        settle_count(self)
 
     @property
     def momentum(self) -> float | None:
@@ -456,7 +464,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; a frozen layer stays in evaluation and takes the mode once unfrozen."""
-        self._settle_count()
+        settle_count(self)
         self._mode = mode
         return super().train(mode and not self.is_frozen)
 
@@ -520,46 +528,13 @@ class BatchStatisticsNorm(AffineNorm):
         move_buffers(self.num_batches_tracked, self.num_nonfinite_batches, present, *moves)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._settle_count()
-        # An average with momentum 0.01 stalls in bfloat16: buffers stay float32 through .half().
-        wide = {
-            name: buffer
-            for name, buffer in self._buffers.items()
-            if buffer is not None and buffer.is_floating_point()
-        }
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, before in wide.items():
-            after = cast(Tensor, self._buffers[name])
-            if after.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = (
-                    torch.empty_like(before, device=after.device, dtype=torch.float32)
-                    if before.is_meta or after.is_meta
-                    else before.to(after.device, torch.float32)
-                )
-        self._settle_count()
+        with converted_buffers(self):
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
-
-    def _settle_count(self) -> None:
-        """Give the optional buffer a value and say whether loaders that go by buffers expect it.
-
-        Those that fill a model on the meta device key by key, as Hugging Face's, leave there what
-        is in no file, or give it any value if it is not persistent. Others, as Lightning's for
-        FSDP2, want a key for each persistent buffer.
-        """
-        count, tracked = self.num_nonfinite_batches, self.num_batches_tracked
-        if count.is_meta and not tracked.is_meta:
-            self.num_nonfinite_batches = count = torch.zeros_like(count, device=tracked.device)
-        if count.is_meta:
-            self._non_persistent_buffers_set.discard(OPTIONAL_BUFFER)
-        else:
-            self._non_persistent_buffers_set.add(OPTIONAL_BUFFER)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        key, count = prefix + OPTIONAL_BUFFER, self.num_nonfinite_batches
-        destination.pop(key, None)
-        if has_value(count) and int(count) > 0:
-            destination[key] = count if keep_vars else count.detach()
+        save_count(self, destination, prefix, keep_vars)
 
     def _load_from_state_dict(
         self,
@@ -571,29 +546,10 @@ class BatchStatisticsNorm(AffineNorm):
         *others: Any,
     ) -> None:
         self.adopt_keys(state_dict, prefix)
-        count = self._loaded_count(state_dict, prefix)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, *others
-        )
-        if prefix + OPTIONAL_BUFFER in missing_keys:
-            missing_keys.remove(prefix + OPTIONAL_BUFFER)
-        if count is not None and local_metadata.get("assign_to_params_buffers", False):
-            self.num_nonfinite_batches = count
-        elif count is not None:
-            with torch.no_grad():
-                self.num_nonfinite_batches.copy_(count)
-        self._settle_count()
-        for name, buffer in self._buffers.items():  # assign=True loads narrow types as they are
-            if buffer is not None and buffer.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = buffer.float()
-
-    def _loaded_count(self, state_dict: dict[str, Tensor], prefix: str) -> Tensor | None:
-        """Take the optional buffer out of a state dict; it is 0 for a counter without it."""
-        tracked = state_dict.get(prefix + "num_batches_tracked")
-        count = state_dict.pop(prefix + OPTIONAL_BUFFER, None)
-        if count is None and tracked is not None:
-            count = torch.zeros((), dtype=torch.long, device=tracked.device)
-        return count
+        with loaded_buffers(self, state_dict, prefix, local_metadata, missing_keys):
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, *others
+            )
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename, in place, the keys of a released layer's checkpoint.
@@ -652,22 +608,3 @@ _has_processes: Final = dist.is_initialized if dist.is_available() else lambda: 
 def memory_of(buffer: Tensor) -> tuple[Any, ...]:
     """Return what must not change of a buffer that a prepared call reads by its address."""
     return buffer.data_ptr(), buffer.dtype, buffer.numel(), buffer.is_contiguous()
-
-
-def is_optional_key(name: str) -> bool:
-    """Return whether a key of a state dict may be missing: the counter that is 0 then."""
-    return name.rpartition(".")[2] == OPTIONAL_BUFFER
-
-
-def has_value(count: Tensor) -> bool:
-    """Return whether a counter can be read: meta and fake tensors have shapes alone."""
-    return not (count.is_meta or is_fake(count))
-
-
-def rename_key(
-    state_dict: dict[str, Tensor], old: str, new: str, shape: tuple[int, ...], factor: float = 1.0
-) -> None:
-    """Move an entry to another key, shape and scale, if the old key exists."""
-    if old in state_dict and state_dict[old].numel() == math.prod(shape):
-        value = state_dict.pop(old)
-        state_dict[new] = value.reshape(shape) * factor if factor != 1.0 else value.reshape(shape)

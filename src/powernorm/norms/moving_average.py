@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_count
-from powernorm.norms.batch_statistics import rename_key
+from powernorm.norms.buffers import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.moving_average_norm import MovingAverageNormArgs, moving_average_norm

@@ -25,18 +25,16 @@ from powernorm.ops.arrays import (
     tokens_of,
     validity_of,
 )
-from powernorm.ops.graphs import refuse_transforms
 from powernorm.ops.operators import (
     Gradients,
     Inputs,
     Operator,
+    Saved,
     dense_like,
     existing,
     features_like,
     in_backward,
-    in_common_type,
     input_gradients,
-    is_plain,
     scales_like,
 )
 from powernorm.ops.processes import all_reduce_sum
@@ -257,15 +255,12 @@ class _BatchNorm(Operator):
         inputs = args.inputs
         return Gradients(dense_like(inputs), features_like(inputs), features_like(inputs))
 
-    def save(self, ctx: Any, args: BatchNormArgs, output: BatchNormOutput) -> None:
-        inputs = args.x if args.residual is None else output.total
-        ctx.set_materialize_grads(False)
+    def saved(self, inputs: Tensor, args: BatchNormArgs, output: BatchNormOutput) -> Saved:
         # A repeated forward has to save as many tensors as the first, which may have no sums.
         sums = None if args.carrier is None else output.sums
-        mask, weight = args.padding_mask, args.weight
-        ctx.save_for_backward(inputs, mask, weight, output.scales, output.statistics, sums)
-        ctx.bias_dtype = None if args.bias is None else args.bias.dtype
-        ctx.settings = args.eps, args.floor, args.running_mean is not None, args.group_name
+        mask, centered = args.padding_mask, args.running_mean is not None
+        tensors = inputs, mask, args.weight, output.scales, output.statistics, sums
+        return tensors, (args.eps, args.floor, centered, args.group_name)
 
     def gradients(
         self,
@@ -308,9 +303,4 @@ def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOu
     Raises:
         InputError: inside a transform of torch.func.
     """
-    if args.residual is not None and args.residual.dtype != args.x.dtype:
-        args = in_common_type(args)
-    if is_plain(args.x, args.residual, args.weight, args.bias):
-        return OPERATOR.apply(args, update)  # type: ignore[no-any-return]
-    refuse_transforms()
-    return OPERATOR.call(args)  # type: ignore[no-any-return]
+    return OPERATOR.apply(args, update)  # type: ignore[no-any-return]

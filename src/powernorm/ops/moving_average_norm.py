@@ -24,16 +24,14 @@ from powernorm.ops.arrays import (
     tokens_of,
     validity_of,
 )
-from powernorm.ops.graphs import refuse_transforms
 from powernorm.ops.operators import (
     Inputs,
     Operator,
+    Saved,
     dense_like,
     existing,
     features_like,
-    in_common_type,
     input_gradients,
-    is_plain,
     scales_like,
 )
 from powernorm.ops.processes import all_reduce_sum
@@ -214,23 +212,13 @@ class _MovingAverageNorm(Operator):
             dense_like(x), features_like(x), features_like(x), gradient_sum
         )
 
-    def save(self, ctx: Any, args: MovingAverageNormArgs, output: MovingAverageNormOutput) -> None:
-        inputs = args.x if args.residual is None else output.total
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            inputs,
-            args.padding_mask,
-            args.weight,
-            output.scales,
-            output.rstd,
-            output.ratio,
-            output.history,
-            output.num_valid,
-            output.sums,
-        )
-        ctx.bias_dtype = None if args.bias is None else args.bias.dtype
+    def saved(
+        self, inputs: Tensor, args: MovingAverageNormArgs, output: MovingAverageNormOutput
+    ) -> Saved:
         window = args.window_second_moment.shape[0]
-        ctx.settings = window, args.own_statistics, args.group_name
+        seen = output.rstd, output.ratio, output.history, output.num_valid
+        tensors = inputs, args.padding_mask, args.weight, output.scales, *seen, output.sums
+        return tensors, (window, args.own_statistics, args.group_name)
 
     def gradients(
         self,
@@ -262,11 +250,5 @@ def moving_average_norm(args: MovingAverageNormArgs) -> tuple[Tensor, Tensor | N
     Raises:
         InputError: inside a transform of torch.func.
     """
-    if args.residual is not None and args.residual.dtype != args.x.dtype:
-        args = in_common_type(args)
-    if is_plain(args.x, args.residual, args.weight, args.bias):
-        output = OPERATOR.apply(args)
-    else:
-        refuse_transforms()
-        output = OPERATOR.call(args)
+    output = OPERATOR.apply(args)
     return output.y, output.total

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.dispatch import functions_for, is_cpu_chosen
+from powernorm.ops.graphs import refuse_transforms
 
 PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
 
@@ -55,6 +56,10 @@ class Inputs(NamedTuple):
     carrier: Any = None
     others: None = None
     """All other arguments, which are one to autograd in eager mode."""
+
+
+Saved = tuple[tuple[Tensor | None, ...], Any]
+"""Tensors and settings that a backward reads."""
 
 
 class Gradients(NamedTuple):
@@ -134,8 +139,14 @@ class Operator(ABC):
         """Return outputs of the backward of the right shapes without computing."""
 
     @abstractmethod
-    def save(self, ctx: Any, args: Any, output: Any) -> None:
-        """Keep what the backward reads: inputs and outputs, never buffers."""
+    def saved(self, inputs: Tensor, args: Any, output: Any) -> Saved:
+        """Return what the backward reads: inputs and outputs, never buffers.
+
+        Args:
+            inputs: what was normalized: x, or the sum with the residual.
+            args: the op's arguments.
+            output: its outputs.
+        """
 
     @abstractmethod
     def gradients(
@@ -149,7 +160,7 @@ class Operator(ABC):
         """Return the gradients that are needed; at least one arrives.
 
         Args:
-            ctx: of `save`.
+            ctx: with what `saved` returned and `bias_dtype`, the type of β.
             needs: which are needed.
             grad_y: gradient of y, as the others None where none arrives.
             grad_total: gradient of the sum with the residual.
@@ -161,12 +172,17 @@ class Operator(ABC):
         return getattr(functions_for(args.x, self.has_kernels), self.name)(args)
 
     def apply(self, args: Any, update: Any = None) -> Any:
-        """Return the outputs in eager mode, of plain tensors, recorded by autograd.
+        """Return the outputs of a layer's call, past torch's dispatcher where nothing needs it.
 
         Args:
             args: the op's arguments.
-            update: an update of running statistics that the backend makes in the same call.
+            update: an update of running statistics that the backend makes in the same call; in
+                eager mode alone.
         """
+        if args.residual is not None and args.residual.dtype != args.x.dtype:
+            args = _in_common_type(args)
+        if not is_plain(args.x, args.residual, args.weight, args.bias):
+            return self.call(args)
         forward = getattr(functions_for(args.x, self.has_kernels), self.name)
         if not torch.is_grad_enabled():
             return forward(args) if update is None else forward(args, update)
@@ -204,8 +220,21 @@ class Operator(ABC):
         return self.backward_output(*recorded)
 
     def call(self, args: Any) -> Any:
-        """Return the outputs of the registered op."""
+        """Return the outputs of the registered op: for compilers, modes and tensor subclasses.
+
+        Raises:
+            InputError: inside a transform of torch.func.
+        """
+        refuse_transforms()
         return self.output(*getattr(torch.ops.powernorm, self.name)(*args))
+
+    def save(self, ctx: Any, args: Any, output: Any) -> None:
+        """Keep what `gradients` reads."""
+        inputs = args.x if args.residual is None else output.total
+        tensors, ctx.settings = self.saved(inputs, args, output)
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        ctx.bias_dtype = None if args.bias is None else args.bias.dtype
 
     def register(self) -> None:
         """Register the op and its backward with torch."""
@@ -344,7 +373,7 @@ def existing(value: Tensor | None) -> Tensor | None:
     return None if value is None or value.shape == (0,) else value
 
 
-def in_common_type(args: Any) -> Any:
+def _in_common_type(args: Any) -> Any:
     """Return the arguments with x and residual in the type of their sum.
 
     Under autocast a branch is narrower than its stream.

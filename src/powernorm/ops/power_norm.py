@@ -20,16 +20,14 @@ from powernorm.ops.arrays import (
     tokens_of,
     validity_of,
 )
-from powernorm.ops.graphs import refuse_transforms
 from powernorm.ops.operators import (
     Inputs,
     Operator,
+    Saved,
     dense_like,
     existing,
     features_like,
-    in_common_type,
     input_gradients,
-    is_plain,
     scales_like,
 )
 from powernorm.ops.processes import all_reduce_sum
@@ -191,14 +189,9 @@ class _PowerNorm(Operator):
             features_like(inputs, 5, dtype=torch.float64),
         )
 
-    def save(self, ctx: Any, args: PowerNormArgs, output: PowerNormOutput) -> None:
-        inputs = args.x if args.residual is None else output.total
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            inputs, args.padding_mask, args.weight, output.scales, output.statistics, output.sums
-        )
-        ctx.bias_dtype = None if args.bias is None else args.bias.dtype
-        ctx.released = args.released
+    def saved(self, inputs: Tensor, args: PowerNormArgs, output: PowerNormOutput) -> Saved:
+        mask, statistics = args.padding_mask, output.statistics
+        return (inputs, mask, args.weight, output.scales, statistics, output.sums), args.released
 
     def gradients(
         self,
@@ -220,7 +213,7 @@ class _PowerNorm(Operator):
                 existing(scales),
                 statistics,
                 sums,
-                ctx.released,
+                ctx.settings,
             )
         )
         return input_gradients(found, needs, weight, ctx.bias_dtype, found.carried)
@@ -236,11 +229,5 @@ def power_norm(args: PowerNormArgs) -> tuple[Tensor, Tensor | None]:
     Raises:
         InputError: inside a transform of torch.func.
     """
-    if args.residual is not None and args.residual.dtype != args.x.dtype:
-        args = in_common_type(args)
-    if is_plain(args.x, args.residual, args.weight, args.bias):
-        output = OPERATOR.apply(args)
-    else:
-        refuse_transforms()
-        output = OPERATOR.call(args)
+    output = OPERATOR.apply(args)
     return output.y, output.total

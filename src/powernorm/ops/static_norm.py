@@ -27,12 +27,11 @@ from powernorm.ops.operators import (
     Gradients,
     Inputs,
     Operator,
+    Saved,
     dense_like,
     existing,
     features_like,
-    in_common_type,
     input_gradients,
-    is_plain,
     scales_like,
 )
 
@@ -68,8 +67,8 @@ class StaticNormOutput(NamedTuple):
     """x + residual; None without a residual."""
     scales: Tensor | None
     """GroupScaling's factors, (tokens, groups); None without groups."""
-    statistics: Tensor
-    """(2, C): the mean (0 if uncentered) and 1/σ that were used."""
+    statistics: Tensor | None
+    """(2, C): the mean (0 if uncentered) and 1/σ that were used; None in an exported graph."""
 
 
 class StaticNormBackwardArgs(NamedTuple):
@@ -155,12 +154,9 @@ class _StaticNorm(Operator):
         inputs = args.inputs
         return Gradients(dense_like(inputs), features_like(inputs), features_like(inputs))
 
-    def save(self, ctx: Any, args: StaticNormArgs, output: StaticNormOutput) -> None:
-        inputs = args.x if args.residual is None else output.total
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs, args.weight, args.bias, output.scales, output.statistics)
-        ctx.bias_dtype = None if args.bias is None else args.bias.dtype
-        ctx.settings = args.groups, args.eps
+    def saved(self, inputs: Tensor, args: StaticNormArgs, output: StaticNormOutput) -> Saved:
+        tensors = inputs, args.weight, args.bias, output.scales, output.statistics
+        return tensors, (args.groups, args.eps)
 
     def gradients(
         self,
@@ -187,6 +183,13 @@ class _StaticNorm(Operator):
             )
         return input_gradients(found, needs, weight, ctx.bias_dtype)
 
+    def call(self, args: StaticNormArgs) -> Any:
+        """Return the outputs, by torch's own operators where the registered one cannot serve."""
+        if is_exported():
+            total = args.x if args.residual is None else args.x + args.residual
+            return StaticNormOutput(exported(total, args), total, None, None)
+        return reference(args) if is_transformed() else super().call(args)
+
 
 OPERATOR = _StaticNorm()
 OPERATOR.register()
@@ -194,15 +197,5 @@ OPERATOR.register()
 
 def static_norm(args: StaticNormArgs) -> tuple[Tensor, Tensor | None]:
     """Return (y, sum with the residual) by given statistics."""
-    if args.residual is not None and args.residual.dtype != args.x.dtype:
-        args = in_common_type(args)
-    if is_plain(args.x, args.residual, args.weight, args.bias):
-        output = OPERATOR.apply(args)
-    elif is_exported():
-        total = args.x if args.residual is None else args.x + args.residual
-        return exported(total, args), total
-    elif is_transformed():
-        output = reference(args)
-    else:
-        output = OPERATOR.call(args)
+    output = OPERATOR.apply(args)
     return output.y, output.total

@@ -25,11 +25,10 @@ from powernorm.ops.operators import (
     Gradients,
     Inputs,
     Operator,
+    Saved,
     dense_like,
     features_like,
-    in_common_type,
     input_gradients,
-    is_plain,
 )
 
 
@@ -73,8 +72,8 @@ class TokenNormOutput(NamedTuple):
     y: Tensor
     total: Tensor | None
     """x + residual; None without a residual."""
-    statistics: Tensor
-    """(2, tokens, groups): mean (0 if uncentered) and 1/σ."""
+    statistics: Tensor | None
+    """(2, tokens, groups): mean (0 if uncentered) and 1/σ; None from torch's own operators."""
 
 
 class TokenNormBackwardArgs(NamedTuple):
@@ -242,13 +241,10 @@ class _TokenNorm(Operator):
             return Gradients(dense_like(inputs), None, None)
         return Gradients(dense_like(inputs), features_like(inputs), features_like(inputs))
 
-    def save(self, ctx: Any, args: TokenNormArgs, output: TokenNormOutput) -> None:
-        inputs = args.x if args.residual is None else output.total
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs, args.weight, args.bias, output.statistics)
-        ctx.bias_dtype = None if args.bias is None else args.bias.dtype
+    def saved(self, inputs: Tensor, args: TokenNormArgs, output: TokenNormOutput) -> Saved:
         # Without the tensors: those saved above may be offloaded or computed again.
-        ctx.settings = args._replace(x=None, residual=None, weight=None, bias=None)  # type: ignore[arg-type]
+        settings = args._replace(x=None, residual=None, weight=None, bias=None)  # type: ignore[arg-type]
+        return (inputs, args.weight, args.bias, output.statistics), settings
 
     def gradients(
         self,
@@ -286,6 +282,14 @@ class _TokenNorm(Operator):
             )
         return input_gradients(found, needs, weight, ctx.bias_dtype)
 
+    def call(self, args: TokenNormArgs) -> Any:
+        """Return the outputs, by torch's own operators where the registered one cannot serve."""
+        if not (is_exported() or is_transformed()):
+            return super().call(args)
+        total = args.x if args.residual is None else args.x + args.residual
+        y = (exported if is_exported() else differentiable)(total, args)
+        return TokenNormOutput(y, total, None)
+
 
 OPERATOR = _TokenNorm()
 OPERATOR.register()
@@ -293,13 +297,5 @@ OPERATOR.register()
 
 def token_norm(args: TokenNormArgs) -> tuple[Tensor, Tensor | None]:
     """Return (y, sum with the residual) by each token's own features."""
-    if args.residual is not None and args.residual.dtype != args.x.dtype:
-        args = in_common_type(args)
-    if is_plain(args.x, args.residual, args.weight, args.bias):
-        output = OPERATOR.apply(args)
-        return output.y, output.total
-    if is_exported() or is_transformed():
-        total = args.x if args.residual is None else args.x + args.residual
-        return (exported if is_exported() else differentiable)(total, args), total
-    output = OPERATOR.call(args)
+    output = OPERATOR.apply(args)
     return output.y, output.total

@@ -22,7 +22,7 @@ from powernorm.checksums import (
 )
 from powernorm.errors import InputError
 from powernorm.json_reading import parse_json
-from powernorm.norms.batch_statistics import is_optional_key
+from powernorm.norms.buffers import is_optional_key
 from powernorm.surgery.structure import Structure, build_structure
 
 _KEY: Final = "powernorm_folded"

@@ -20,7 +20,7 @@ from powernorm.lab.engine.folders import LAST
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.processes import gather, is_main, rank
 from powernorm.lab.engine.stopping import Stop, Stopped
-from powernorm.norms.batch_statistics import is_optional_key
+from powernorm.norms.buffers import is_optional_key
 from powernorm.training.language_modeling import LanguageModeling
 
 BEST: Final = "best.ckpt"
