@@ -26,14 +26,9 @@ from powernorm.norms.buffers import (
     OPTIONAL_BUFFER,
     converted_buffers,
     loaded_buffers,
+    rename_key,
     save_count,
     settle_count,
-)
-from powernorm.norms.buffers import (
-    has_value as has_value,
-)
-from powernorm.norms.buffers import (
-    rename_key as rename_key,
 )
 from powernorm.norms.checkpointing import CallRecords, Seen
 from powernorm.norms.feature_dims import Normalized, features_back, features_last

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.norms.batch_statistics import BatchStatisticsNorm, has_value
+from powernorm.norms.batch_statistics import BatchStatisticsNorm
+from powernorm.norms.buffers import has_value
 from powernorm.norms.checkpointing import Seen
 from powernorm.ops.operators import NO_BACKWARD, current_backward
 from powernorm.ops.running_stats import reduce_sums

@@ -18,7 +18,8 @@ from powernorm.norms.arguments import (
     check_share,
     check_variant,
 )
-from powernorm.norms.batch_statistics import memory_of, rename_key
+from powernorm.norms.batch_statistics import memory_of
+from powernorm.norms.buffers import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.power_norm import OPERATOR as POWER_NORM
