@@ -25,10 +25,10 @@ import torch
 from torch import nn
 
 import powernorm
-from powernorm.benchmarking.steps import TranslationModel, make_batch
 from powernorm.cli.machine import ALLOCATOR
 from powernorm.diagnosis import NormMonitor
-from powernorm.models.language_model import LanguageModel
+from powernorm.lab.bench.steps import TranslationModel, make_batch
+from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import build_norm
 
 EVERY = 10

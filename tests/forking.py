@@ -15,8 +15,17 @@ multiprocessing.set_forkserver_preload(
         *("torch", "torch.distributed", "torch.multiprocessing", "torch._dynamo"),
         "torch.distributed.tensor.parallel",
         *("lightning.pytorch", "matplotlib.figure", "scipy.stats", "torchmetrics"),
-        *("powernorm.cli.commands", "powernorm.training.tasks", "powernorm.training.comparison"),
-        *("powernorm.report", "powernorm.benchmarking", "powernorm.surgery", "powernorm.diagnosis"),
+        *(
+            "powernorm.cli.commands",
+            "powernorm.lab.tasks.registry",
+            "powernorm.lab.tasks.comparison",
+        ),
+        *(
+            "powernorm.lab.report",
+            "powernorm.lab.bench",
+            "powernorm.surgery",
+            "powernorm.diagnosis",
+        ),
     ]
 )
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.checksums import seal_archive, seal_of
-from powernorm.data.cache import read_cached, write_cached
-from powernorm.data.corpus import Corpus
-from powernorm.data.subwords import encode_corpus
 from powernorm.errors import InputError
+from powernorm.lab.data.cache import read_cached, write_cached
+from powernorm.lab.data.corpus import Corpus
+from powernorm.lab.data.subwords import encode_corpus
 from powernorm.lab.engine.averaging import read_weights, write_weights
-from powernorm.training.checkpoints import DirectFiles, read_checkpoint
+from powernorm.lab.training.checkpoints import DirectFiles, read_checkpoint
 
 NUM_DAMAGES = 400
 

@@ -11,15 +11,15 @@ from torch import nn
 
 import powernorm
 from powernorm import json_reading
-from powernorm.benchmarking.rows import read_any_rows
-from powernorm.data.cache import cache_folder
-from powernorm.data.pair_store import MANIFEST, found_or_made
 from powernorm.errors import InputError
 from powernorm.integrations.pretrained import build_from_config, is_pretrained
 from powernorm.json_reading import MAX_DEPTH, parse_json, read_json, read_json_object
+from powernorm.lab.bench.rows import read_any_rows
+from powernorm.lab.data.cache import cache_folder
 from powernorm.lab.engine.folders import read_json as read_run_json
-from powernorm.report.diagnoses import read_diagnosis
-from powernorm.training.overrides import parse_options
+from powernorm.lab.report.diagnoses import read_diagnosis
+from powernorm.lab.settings.overrides import parse_options
+from powernorm.lab.tasks.translation.store import MANIFEST, found_or_made
 
 HOSTILE = {
     "empty": (b"", r"line 1: not JSON \(Expecting value\)"),

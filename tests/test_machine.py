@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from machine import CACHES
-from powernorm.data.cache import cache_folder
-from powernorm.data.fetching import is_fetched
+from powernorm.lab.data.cache import cache_folder
+from powernorm.lab.data.fetching import is_fetched
 
 ROOT = Path(__file__).parents[1]
 

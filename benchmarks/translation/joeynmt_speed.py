@@ -25,8 +25,8 @@ from joeynmt_files import write_config
 from pairs import open_pairs, write_for_joeynmt, write_text
 from shapes import SHAPES, Search, Shape
 
-from powernorm.benchmarking.rows import describe_machine
 from powernorm.cli.machine import ALLOCATOR
+from powernorm.lab.bench.rows import describe_machine
 
 FOLDER: Final = Path(__file__).parent
 BASELINE: Final = "joeynmt"

@@ -10,8 +10,13 @@ import torch
 from joeynmt_files import SOURCE, TARGET, write_pairs, write_vocabulary
 from shapes import Search, Shape
 
-from powernorm.data.pair_batches import EncodedPairSplit, PairBatch, TrainingPairs
-from powernorm.data.sentence_pairs import EncodedPairs, PairOptions, encode_pairs, load_pairs
+from powernorm.lab.tasks.translation.batches import EncodedPairSplit, PairBatch, TrainingPairs
+from powernorm.lab.tasks.translation.sentence_pairs import (
+    EncodedPairs,
+    PairOptions,
+    encode_pairs,
+    load_pairs,
+)
 
 TRAINING_SEED = 0
 NUM_VALID = 8

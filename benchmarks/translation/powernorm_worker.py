@@ -17,14 +17,14 @@ from clocks import Reading, elapsed, read_clocks
 from pairs import TRAINING_SEED, open_pairs, test_batch, training_pairs
 from shapes import SHAPES, Search, Shape
 
-from powernorm.data.pair_batches import TrainingPairs
-from powernorm.data.subwords import END_ID
-from powernorm.models.beam_search import BeamSearch, beam_search
-from powernorm.models.translation import NormPlaces, TranslationModel
+from powernorm.lab.data.subwords import END_ID
+from powernorm.lab.settings.training import OptimizerSettings
+from powernorm.lab.tasks.translation.batches import TrainingPairs
+from powernorm.lab.tasks.translation.beam_search import BeamSearch, beam_search
+from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
+from powernorm.lab.training.losses import smoothed_cross_entropy
+from powernorm.lab.training.module import build_optimizer
 from powernorm.norms import build_norm
-from powernorm.training.config import OptimizerConfig
-from powernorm.training.language_modeling import build_optimizer
-from powernorm.training.losses import smoothed_cross_entropy
 
 
 def build_model(shape: Shape, vocabulary_size: int) -> TranslationModel:
@@ -55,7 +55,7 @@ def train_loop(job: dict[str, Any]) -> dict[str, Any]:
     encoded = open_pairs(Path(job["data"]), shape)
     batches = training_pairs(encoded, shape)
     model = build_model(shape, encoded.vocabulary_size).train()
-    options = OptimizerConfig(learning_rate=shape.learning_rate)
+    options = OptimizerSettings(learning_rate=shape.learning_rate)
     optimizer = build_optimizer(model, options, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 4000)
     readings: list[Reading] = []
@@ -186,7 +186,7 @@ def decode(job: dict[str, Any]) -> dict[str, Any]:
     def translate(length: int) -> list[list[int]]:
         options = BeamSearch(
             beam_size=search.beam_size,
-            length_normalisation="wu2016",
+            length_normalization="wu2016",
             length_penalty=search.length_penalty,
             max_length_factor=0.0,
             max_length_offset=length,

@@ -69,7 +69,7 @@ NOTE = (
 )
 
 
-def config_of(preset: str, assignments: list[str]) -> lab.ComparisonConfig:
+def config_of(preset: str, assignments: list[str]) -> lab.ComparisonSettings:
     """Return the configuration of a preset: each norm in the causal form, then in the other."""
     recipe, changes = PRESETS[preset]
     base = replace(lab.recipe("lm", recipe), preset=preset, norms=NORMS)
@@ -86,7 +86,7 @@ def config_of(preset: str, assignments: list[str]) -> lab.ComparisonConfig:
     return lab.override(replace(base, study=study, variants=variants), [*changes, *assignments])
 
 
-def notes_of(config: lab.ComparisonConfig) -> lab.Notes:
+def notes_of(config: lab.ComparisonSettings) -> lab.Notes:
     """Return what the papers print of this, and how it differs from what they did."""
     chosen = [one for one in config.variants if {one.norm, one.label} & set(config.norms)]
     marked = [one.label for one in chosen if one.label.endswith(MARK)]

@@ -5,9 +5,7 @@ BatchNorm in its place do better? They differ in what is known to matter: task a
 depth, tokens in a batch. All else, the learning rate too, is the same for all norms of a setting.
 """
 
-from typing import Any
-
-from powernorm.lab import ComparisonConfig, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
+from powernorm.lab import ComparisonSettings, settings_from
 
 RUNS = [(("ln", "bn"), (0, 1)), (("rbn", "pn"), (0,))]
 """Norms and seeds that are trained in every setting."""
@@ -42,7 +40,7 @@ SHAPES = {
 STEPS = {2: 1200, 4: 1000, 8: 600, 16: 400, 32: 400, 64: 300}
 
 
-def settings() -> dict[str, ComparisonConfig]:
+def settings() -> dict[str, ComparisonSettings]:
     """Return all combinations by name, in an order of which every beginning is mixed."""
     return dict(
         _setting(text, list(SHAPES)[(index + turn) % len(SHAPES)], placement)
@@ -52,38 +50,38 @@ def settings() -> dict[str, ComparisonConfig]:
     )
 
 
-def _setting(text: str, shape: str, placement: Any) -> tuple[str, ComparisonConfig]:
+def _setting(text: str, shape: str, placement: str) -> tuple[str, ComparisonSettings]:
     task, corpus, length, batch_sizes = TEXTS[text]
     width, depth, rates = SHAPES[shape]
     rows = batch_sizes[shape]
-    config = ComparisonConfig(
-        task=task,
-        preset="verdict",
-        data=DataConfig(
-            path=corpus,
-            vocabulary_size=1000,
-            sequence_length=length,
-            batch_size=rows,
-            evaluation_batch_size=128,
-        ),
-        model=ModelConfig(
-            num_features=width,
-            num_layers=depth,
-            num_heads=4,
-            feedforward_features=4 * width,
-            placement=placement,
-        ),
-        optimizer=OptimizerConfig(learning_rate=rates[placement]),
-        training=TrainingConfig(
-            max_steps=STEPS[rows],
-            num_threads=1,
-            log_every=20,
-            validate_every=STEPS[rows] // 4,
-            validation_tokens=8192,
-            monitor_every=0,
-            tid_batches=0,
-            early_checkpoint=0.1,
-        ),
-        norm_options={"rbn": {"mean_penalty": 0.1, "var_penalty": 1.0}},
-    )
-    return f"{text}-{placement}-{width}x{depth}-{rows}rows", config
+    values = {
+        "task": task,
+        "preset": "verdict",
+        "data": {
+            "path": corpus,
+            "vocabulary_size": 1000,
+            "sequence_length": length,
+            "batch_size": rows,
+            "evaluation_batch_size": 128,
+        },
+        "model": {
+            "num_features": width,
+            "num_layers": depth,
+            "num_heads": 4,
+            "feedforward_features": 4 * width,
+            "placement": placement,
+        },
+        "optimizer": {"learning_rate": rates[placement]},
+        "training": {
+            "max_steps": STEPS[rows],
+            "num_threads": 1,
+            "log_every": 20,
+            "validate_every": STEPS[rows] // 4,
+            "validation_tokens": 8192,
+            "monitor_every": 0,
+            "tid_batches": 0,
+            "early_checkpoint": 0.1,
+        },
+        "norm_options": {"rbn": {"mean_penalty": 0.1, "var_penalty": 1.0}},
+    }
+    return f"{text}-{placement}-{width}x{depth}-{rows}rows", settings_from(values)

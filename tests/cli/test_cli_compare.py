@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from commands import SMALL, powernorm
-from powernorm.recipes import RECIPES
-from powernorm.recipes.studies import STUDIES
+from powernorm.lab.recipes import paths_of
+from powernorm.lab.recipes.studies import STUDIES
+from powernorm.lab.tasks import TASKS
 
 SHORT = (
     *("--set", "training.max_steps=4"),
@@ -85,7 +86,7 @@ def test_all_recipes_are_listed_and_fit_a_terminal(tmp_path: Path) -> None:
     lines = outcome.out.splitlines()
     assert max(map(len, lines)) <= 80
     first_words = [line.split()[0] for line in lines if line.strip()]
-    for presets in RECIPES.values():
+    for presets in map(paths_of, TASKS):
         assert set(presets) <= set(first_words)
     assert set(STUDIES) <= set(first_words)
     # Every number of files is explained, and every explanation has its row.
@@ -99,7 +100,7 @@ def test_all_recipes_are_listed_and_fit_a_terminal(tmp_path: Path) -> None:
 def test_recipes_of_one_task(tmp_path: Path, task: str) -> None:
     outcome = powernorm(tmp_path, "recipes", task)
     assert outcome.code == 0
-    for other, presets in RECIPES.items():
+    for other, presets in ((task, paths_of(task)) for task in TASKS):
         assert (f"powernorm compare {other} --preset" in outcome.out) == (other == task)
         if other == task:
             assert all(preset in outcome.out for preset in presets)
@@ -113,7 +114,7 @@ def test_unknown_task(tmp_path: Path) -> None:
 
 def test_unknown_preset_lists_the_known_ones(tmp_path: Path) -> None:
     line = powernorm(tmp_path, "compare", "translation", "--preset", "full").refused()
-    assert "no preset 'full': choose one of smoke, demo, verses-small" in line
+    assert "no preset 'full': choose one of smoke, demo, iwslt14-shen2020" in line
 
 
 def test_placement_of_another_preset_is_refused(tmp_path: Path) -> None:

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from data.fake_wheels import FILES, make_pip, make_wheel, skip_without_pip
+from lab.data.fake_wheels import FILES, make_pip, make_wheel, skip_without_pip
 from powernorm.cli.commands import app
-from powernorm.data import treebanks
-from powernorm.data.classification.text_sets import TEXT_SETS
-from powernorm.data.embedded import EMBEDDED, embedded_corpus
-from powernorm.data.embedded_pairs import VERSES
-from powernorm.data.entities.corpora import NAMES as ENTITY_SETS
-from powernorm.data.fetching import places
-from powernorm.data.images.image_sets import IMAGE_SETS
-from powernorm.data.sets.catalogue import SETS
-from powernorm.data.treebanks import TREEBANKS, load_treebank
 from powernorm.errors import InputError
+from powernorm.lab.data import treebanks
+from powernorm.lab.data.embedded import EMBEDDED, embedded_corpus
+from powernorm.lab.data.fetching import places
+from powernorm.lab.data.sets.catalogue import SETS
+from powernorm.lab.data.treebanks import TREEBANKS, load_treebank
+from powernorm.lab.tasks.classify.sources import TEXT_SETS
+from powernorm.lab.tasks.image.sources import IMAGE_SETS
+from powernorm.lab.tasks.ner.corpora import NAMES as ENTITY_SETS
+from powernorm.lab.tasks.translation.verses import VERSES
 
-FAKES = Path(__file__).parents[1] / "data" / "fake_wheels.py"
+FAKES = Path(__file__).parents[1] / "lab" / "data" / "fake_wheels.py"
 SECONDS = 60
 
 

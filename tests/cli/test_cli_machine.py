@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from commands import SECONDS, Outcome, arguments, environment, powernorm
-from powernorm.benchmarking.rows import read_rows
+from powernorm.lab.bench.rows import read_rows
 from powernorm.norms.kernel_check.cases import Case
 from powernorm.norms.kernel_check.checking import Reference
 

@@ -12,8 +12,8 @@ from commands import SMALL, Outcome, powernorm
 from integrations.tiny_encoder import TEXTS, write_encoder
 from powernorm.cli.models import diagnose
 from powernorm.errors import InputError
+from powernorm.lab.tasks.trained_models import load_folded_run, load_trained
 from powernorm.norms import Norm
-from powernorm.training.trained_models import load_folded_run, load_trained
 
 MODELS = """
 from torch import nn

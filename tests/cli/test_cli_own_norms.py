@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from commands import SMALL, Outcome, powernorm
+from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.cli.commands import app
-from powernorm.training.comparison import compare
-from training.tiny_translation import tiny_translation, write_pairs
+from powernorm.lab.tasks.comparison import compare
 
 LAYERS = """
 import torch

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from commands import powernorm
-from report.synthetic import write_comparison
+from lab.report.synthetic import write_comparison
 
 
 def test_results_are_printed_or_put_into_a_page(tmp_path: Path) -> None:

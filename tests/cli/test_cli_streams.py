@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import SECONDS, arguments, environment
-from report.synthetic import write_comparison
+from lab.report.synthetic import write_comparison
 
 
 def shell(folder: Path, redirections: str, *parts: str | Path) -> subprocess.CompletedProcess[str]:

@@ -15,14 +15,14 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from lab.training.tiny_training import tiny_config
+from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.cli import launching
 from powernorm.cli import translate as translating
 from powernorm.cli.commands import app
-from powernorm.data.pair_subwords import Subwords
 from powernorm.errors import InputError
-from powernorm.training.comparison import compare
-from training.tiny_training import tiny_config
-from training.tiny_translation import tiny_translation, write_pairs
+from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.translation.subwords import Subwords
 
 SECONDS = 240
 """After which a subprocess counts as hung; far more than it needs."""
@@ -219,15 +219,15 @@ def test_a_reader_that_has_enough_ends_it_quietly(trained: Path, tmp_path: Path)
 FAULT = """
 import os, signal
 if os.environ.get("RANK") == "1" and os.environ.get("FAULT"):
-    import powernorm.training.language_modeling as modeling
-    real = modeling.LanguageModeling.training_step
+    import powernorm.lab.training.module as modeling
+    real = modeling.TaskModule.training_step
 
     def step(self, batch, batch_idx):
         if batch_idx == 9:
             exec(os.environ["FAULT"])
         return real(self, batch, batch_idx)
 
-    modeling.LanguageModeling.training_step = step
+    modeling.TaskModule.training_step = step
 """
 
 

@@ -11,13 +11,13 @@ from torch import nn
 
 import powernorm as library
 from commands import powernorm
+from lab.report.synthetic import write_comparison
 from powernorm.cli.verify import Findings, check_files
-from powernorm.data.cache import write_cached
-from powernorm.data.pair_store import found_or_made
 from powernorm.errors import InputError
+from powernorm.lab.data.cache import write_cached
 from powernorm.lab.engine.averaging import write_weights
-from powernorm.training.checkpoints import DirectFiles
-from report.synthetic import write_comparison
+from powernorm.lab.tasks.translation.store import found_or_made
+from powernorm.lab.training.checkpoints import DirectFiles
 
 RUN = "bn-pre-seed0"
 CHECKPOINTS = f"demo/{RUN}/checkpoints"

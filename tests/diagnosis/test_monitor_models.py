@@ -17,7 +17,7 @@ import powernorm
 from diagnosis.models import Masked, batches
 from norms.processes import run_processes
 from powernorm.diagnosis import NormMonitor, NormRow
-from powernorm.models.language_model import LanguageModel
+from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import BatchNorm, build_norm
 from surgery.foreign_models import FAMILIES, PADDED
 

@@ -20,13 +20,14 @@ from typing import Any, Final
 
 from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.engine.folders import LAST
-from powernorm.recipes import RECIPES, recipe
-from powernorm.recipes.studies import study_config
+from powernorm.lab.recipes import recipe
+from powernorm.lab.recipes.studies import study_config
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.overrides import override
+from powernorm.lab.tasks import TASKS as TASK_NAMES
+from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.training.checkpoints import BEST, read_checkpoint
 from powernorm.runs import CHECKPOINTS_FOLDER, RunResult
-from powernorm.training.checkpoints import BEST, read_checkpoint
-from powernorm.training.comparison import compare
-from powernorm.training.config import ComparisonConfig
-from powernorm.training.overrides import override
 
 RUNS: Final = Path(__file__).parent / "recorded"
 STEPS: Final = 20
@@ -42,13 +43,13 @@ _SHORT: Final = (
     "training.tid_batches=2",
     "training.num_threads=1",
 )
-TASKS: Final = tuple(RECIPES)
+TASKS: Final = tuple(TASK_NAMES)
 OTHERS: Final = ("early-stop", "averaging", "study")
 TWO_PROCESSES: Final = "translation-two-processes"
 TIMES: Final = frozenset({"seconds"})
 
 
-def recorded_config(case: str) -> ComparisonConfig:
+def recorded_config(case: str) -> ComparisonSettings:
     """The settings of a recorded comparison."""
     if case in TASKS:
         return override(recipe(case, "smoke"), (f"norms={NORMS}", *_SHORT))

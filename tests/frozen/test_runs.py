@@ -24,9 +24,9 @@ from recorded_runs import (
     unpacked,
 )
 
-from powernorm.report import read_comparison
-from powernorm.training.comparison import compare
-from powernorm.training.trained_models import load_trained
+from powernorm.lab.report import read_comparison
+from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.trained_models import load_trained
 
 RELATIVE = 1e-5
 """Of a number to the recorded one: other processors add in another order."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from own_training import tiny_grid
 from powernorm.lab.engine.comparing import compare_grid
 from powernorm.lab.engine.stopping import EXIT_CODE, Stopped
-from powernorm.training.comparison import compare
+from powernorm.lab.tasks.comparison import compare
 from recorded_runs import recorded_config
 from dataclasses import replace
 
@@ -103,7 +103,7 @@ class Killed:
 
 
 def killed(tmp_path: Path, subject: str, kills: int) -> Killed:
-    paths = [str(TESTS / name) for name in ("lab", "frozen", "training")]
+    paths = [str(TESTS / name) for name in ("lab", "frozen", "lab/training")]
     script = SCRIPT.format(
         paths=paths,
         subject=subject,

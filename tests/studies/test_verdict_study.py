@@ -15,7 +15,7 @@ import pytest
 
 import powernorm
 from powernorm import lab
-from powernorm.training.config import early_step
+from powernorm.lab.settings.comparison import early_step
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "studies" / "verdict"

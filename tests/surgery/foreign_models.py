@@ -337,7 +337,7 @@ def images() -> Tensor:
 
 def language_model(norm: str = "ln") -> nn.Module:
     import powernorm
-    from powernorm.models.language_model import LanguageModel
+    from powernorm.lab.models.language_model import LanguageModel
 
     return LanguageModel(
         VOCABULARY, lambda features: powernorm.build_norm(norm, features), max_length=32,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import powernorm
 from covering import some_default
-from powernorm.models.language_model import LanguageModel
+from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import Norm
 from powernorm.surgery import FoldReport
 from surgery import foreign_models

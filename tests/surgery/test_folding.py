@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.errors import InputError
-from powernorm.models.language_model import LanguageModel
+from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import Norm
 from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 from surgery.foreign_models import FAMILIES, PADDED, output_of, run, torch_encoder

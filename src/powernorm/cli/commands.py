@@ -41,7 +41,8 @@ def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
         group.command()(command)
 
 
-_add(app, compare.compare, translate.translate, machine.norms, compare.recipes, results.report)
+app.command(cls=compare.CompareCommand)(compare.compare)
+_add(app, translate.translate, machine.norms, compare.recipes, results.report)
 app.add_typer(data.app, name="data")
 # In a group without a name: typer puts an app's own commands before its groups, such as `data`.
 _rest = typer.Typer()

@@ -2,37 +2,27 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
 
 from powernorm.cli import launching
-from powernorm.data.embedded import EMBEDDED
-from powernorm.data.treebanks import TREEBANKS
 from powernorm.errors import InputError
-from powernorm.recipes import (
-    CATALOGUE,
-    RECIPES,
-    RecipeInfo,
-    check_choice,
-    recipe,
-)
-from powernorm.recipes import catalogue as recipe_catalogue
-from powernorm.recipes.studies import STUDIES, study_config
-from powernorm.recipes.studies.recipes import TASK as STUDIED_TASK
+from powernorm.lab.tasks import STUDIES, TASKS
 from powernorm.runs import RESULTS_FILE
-from powernorm.training.config import ComparisonConfig
-from powernorm.training.overrides import override, split_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from powernorm.lab.engine.grid import Grid
+    from powernorm.lab.recipes import Recipe
+    from powernorm.lab.settings.comparison import ComparisonSettings
 
 _HEADINGS: Final = ("preset", "what it is", "data", "cost", "repeats")
 _PRESET: Final = "demo"
@@ -43,8 +33,9 @@ def compare(
     task: Annotated[
         str,
         typer.Argument(
-            help=f"What to train: {', '.join(RECIPES)}, or my.module:train, a function of your own "
-            "(see docs/own-models.md).",
+            help=f"What to train: {', '.join(TASKS)}; mine.toml, a recipe of your own; or "
+            "my.module:train, a function of your own (docs/own-models.md). `powernorm compare lm "
+            "--help` lists the settings of lm.",
         ),
     ],
     norms: Annotated[
@@ -62,17 +53,15 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"Size of the experiment: {', '.join(RECIPES['lm'])}, or another of "
-            f"`powernorm recipes`; else {_PRESET}.",
+            help=f"Size of the experiment: smoke, demo, or another of `powernorm recipes`; else "
+            f"{_PRESET}.",
         ),
     ] = None,
     study: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Train the variants of a study and draw its figure: "
-            + "; ".join(f"{name}: {item.summary}" for name, item in STUDIES.items())
-            + ".",
+            help="Train the variants of a study and draw its figure: " + ", ".join(STUDIES) + ".",
         ),
     ] = None,
     seeds: Annotated[
@@ -83,11 +72,10 @@ def compare(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="A text file, a folder with ….train.txt, ….valid.txt and ….test.txt, or a text "
-            f"that comes with powernorm ({', '.join(EMBEDDED)}); for tag CoNLL-U files with "
-            f"such names or {', '.join(TREEBANKS)}; for translation a folder with train.de, "
-            "train.en, valid.de …, sentence pairs in columns between tabs, or hf:NAME; what the "
-            "other tasks take `powernorm data` lists; else the recipe's.",
+            help="A text file, a folder with ….train.txt, ….valid.txt and ….test.txt, or the name "
+            "of a data set; for tag CoNLL-U files with such names; for translation a folder with "
+            "train.de, train.en, valid.de …, sentence pairs in columns between tabs, or hf:NAME; "
+            "`powernorm data` lists the sets and what the other tasks take; else the recipe's.",
         ),
     ] = None,
     goal: Annotated[
@@ -143,16 +131,15 @@ def compare(
     exit code 75; the same command with --resume goes on.
     """
     shown = Shown(as_json=as_json, quiet=quiet)
+    recipe: Recipe | None = None
     changes = assignments or []
     if ":" in task:
         foreign = {"--placement": placement, "--preset": preset, "--study": study, "--data": data}
         _refuse(foreign, f"{task} is a function of your own")
         folder = out or Path("runs") / task.replace(":", "-")
-        what: Grid | ComparisonConfig = _own(task, norms, seeds, goal, changes, device)
+        what: Grid | ComparisonSettings = _own(task, norms, seeds, goal, changes, device)
     else:
         _refuse({"--goal": goal}, f"{task} has a measure of its own")
-        chosen_preset = preset or _PRESET
-        folder = out or Path("runs") / "-".join([task, *([study] if study else []), chosen_preset])
         options = {
             "norms": norms,
             "model.placement": placement,
@@ -161,15 +148,58 @@ def compare(
             "training.accelerator": _accelerator(device),
         }
         chosen = [f"{key}={value}" for key, value in options.items() if value is not None]
-        if study is None:
-            what = override(recipe(task, chosen_preset), [*chosen, *changes])
-        else:
-            what = study_config(task, study, chosen_preset, [*chosen, *changes])
-        check_choice(what)
+        what, recipe, name = _built_in(task, preset, study, [*chosen, *changes])
+        folder = out or Path("runs") / name
     with _interruptible(folder):
         if devices > 1:
             raise typer.Exit(_train_in_processes(what, devices))
-        _train(what, folder, shown, resume=resume, force=force)
+        _train(what, folder, shown, recipe, resume=resume, force=force)
+
+
+def _built_in(
+    task: str, preset: str | None, study: str | None, assignments: list[str]
+) -> "tuple[ComparisonSettings, Recipe | None, str]":
+    """Return the settings of a built-in task, the recipe they are of, and the folder's name.
+
+    Raises:
+        InputError: there is no such task, recipe or study, or a setting cannot be used.
+    """
+    from powernorm.lab.recipes import check_choice, chosen, named_recipe, read_recipe
+    from powernorm.lab.recipes.studies import study_config
+
+    if task.endswith(".toml"):
+        _refuse({"--preset": preset, "--study": study}, f"{task} is a recipe of your own")
+        recipe = read_recipe(Path(task))
+        what = chosen(recipe, assignments)
+        return what, recipe, f"{what.task}-{recipe.name}"
+    name = preset or _PRESET
+    if study is not None:
+        what = study_config(task, study, name, assignments)
+        check_choice(what)
+        return what, None, f"{task}-{study}-{name}"
+    recipe = named_recipe(task, name)
+    return chosen(recipe, assignments), recipe, f"{task}-{name}"
+
+
+class CompareCommand(TyperCommand):
+    """`compare` with the settings of the task at the end of its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep what was given: the help is shown before it is read."""
+        ctx.meta["powernorm.given"] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the settings of the task that was named, with their defaults."""
+        super().format_epilog(ctx, formatter)
+        named = [given for given in ctx.meta["powernorm.given"] if given in TASKS]
+        if not named:
+            return
+        from powernorm.lab.settings.overrides import explained
+        from powernorm.lab.tasks.settings import settings_of
+
+        with formatter.section(f"Settings of {named[0]} for --set, with their defaults"):
+            formatter.write_dl(explained(settings_of(named[0])))
 
 
 @dataclass(frozen=True)
@@ -231,6 +261,8 @@ def _own(
             "decides, and which way it is better, e.g. --goal accuracy:max"
         )
     names = list(NORMS) if norms is None else [name.strip() for name in norms.split(",")]
+    from powernorm.lab.settings.overrides import split_settings
+
     settings, norm_options = split_settings(assignments)
     return own_grid(
         task,
@@ -244,11 +276,18 @@ def _own(
 
 
 def _train(
-    what: "Grid | ComparisonConfig", folder: Path, shown: Shown, *, resume: bool, force: bool
+    what: "Grid | ComparisonSettings",
+    folder: Path,
+    shown: Shown,
+    recipe: "Recipe | None",
+    *,
+    resume: bool,
+    force: bool,
 ) -> None:
     """Train, print the table and write the page."""
     # Before the training that takes minutes: a missing extra must not show up after it.
-    from powernorm.lab.comparing import compare_and_show
+    from powernorm.lab.comparing import compare_and_show, notes_of
+    from powernorm.lab.settings.comparison import ComparisonSettings
 
     # What a function of the user's own prints is no part of the JSON.
     with redirect_stdout(sys.stderr) if shown.as_json else nullcontext():
@@ -259,19 +298,21 @@ def _train(
             force=force,
             progress=not shown.quiet,
             table=not (shown.quiet or shown.as_json),
+            notes=notes_of(what, recipe) if isinstance(what, ComparisonSettings) else None,
         )
     if shown.as_json and launching.is_main():
         typer.echo((folder / RESULTS_FILE).read_text(encoding="utf-8"), nl=False)
 
 
-def _train_in_processes(what: "Grid | ComparisonConfig", devices: int) -> int:
+def _train_in_processes(what: "Grid | ComparisonSettings", devices: int) -> int:
     """Start this command again in several processes and return their exit code."""
     if launching.is_launched():
         option = launching.OPTION
         raise InputError(f"{option} and torchrun both start processes: leave {option} out.")
-    from powernorm.training.comparison import check_norms
+    from powernorm.lab.settings.comparison import ComparisonSettings
+    from powernorm.lab.tasks.comparison import check_norms
 
-    if isinstance(what, ComparisonConfig):
+    if isinstance(what, ComparisonSettings):
         # Before each process would find it.
         check_norms(what)
     return launching.launch(devices, _without_devices(sys.argv[1:]), _resuming_command())
@@ -328,41 +369,57 @@ def _resuming_command() -> str:
 
 
 def recipes(
-    task: Annotated[
-        str | None, typer.Argument(help=f"Only those of {', '.join(RECIPES)}; else all.")
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TASK|show]",
+            help=f"Only those of {', '.join(TASKS)}; `show NAME` prints one; else all.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="After show: TASK/NAME, or NAME where it is unique."),
     ] = None,
 ) -> None:
-    """List the presets of `compare` with what they need, cost and repeat."""
+    """List the presets of `compare` with what they need, cost and repeat, or print one."""
+    from powernorm.lab.recipes import find_recipe, recipes_of
+
+    if what == "show":
+        if name is None:
+            raise InputError("recipes show needs a name: `powernorm recipes` lists them")
+        typer.echo(find_recipe(name).read_text(encoding="utf-8"), nl=False)
+        return
+    if name is not None:
+        raise InputError(f"recipes {what} {name}: write `powernorm recipes show {name}`")
     from rich.console import Console
     from rich.text import Text
 
-    chosen = CATALOGUE if task is None else {task: recipe_catalogue.catalogue_of(task)}
+    chosen = {task: recipes_of(task) for task in (TASKS if what is None else [what])}
     console = Console()
     files = _numbered_files(chosen)
-    for name, presets in chosen.items():
-        console.print(_recipe_table(name, presets, files))
+    for task, presets in chosen.items():
+        console.print(_recipe_table(task, presets, files))
         console.print()
     for text, number in files.items():
         console.print(Text(f"files {number}: {text}"))
     console.print(Text(_GPU))
-    if STUDIED_TASK in chosen:
-        _print_studies(console)
+    _print_studies(console, chosen)
 
 
-def _numbered_files(chosen: Mapping[str, Mapping[str, RecipeInfo]]) -> dict[str, int]:
+def _numbered_files(chosen: "Mapping[str, Mapping[str, Recipe]]") -> dict[str, int]:
     """Numbers of what is too long for a cell, in the order in which it is first met."""
+    from powernorm.lab.recipes.files import EMBEDDED
+
     texts = dict.fromkeys(
-        info.data
+        recipe.about.data
         for presets in chosen.values()
-        for info in presets.values()
-        if info.data != recipe_catalogue.EMBEDDED
+        for recipe in presets.values()
+        if recipe.about.data != EMBEDDED
     )
     return {text: number for number, text in enumerate(texts, start=1)}
 
 
-def _recipe_table(
-    task: str, presets: Mapping[str, RecipeInfo], files: Mapping[str, int]
-) -> "Table":
+def _recipe_table(task: str, presets: "Mapping[str, Recipe]", files: Mapping[str, int]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
@@ -377,18 +434,24 @@ def _recipe_table(
     for heading in _HEADINGS:
         whole = heading in ("preset", "data")
         table.add_column(heading, overflow="fold", no_wrap=whole)
-    for preset, info in presets.items():
-        data = f"files {files[info.data]}" if info.data in files else info.data
-        table.add_row(*map(Text, (preset, info.summary, data, info.cost, info.source or "-")))
+    for preset, recipe in presets.items():
+        about = recipe.about
+        data = f"files {files[about.data]}" if about.data in files else about.data
+        table.add_row(*map(Text, (preset, about.summary, data, about.cost, about.source or "-")))
     return table
 
 
-def _print_studies(console: "Console") -> None:
+def _print_studies(console: "Console", chosen: Iterable[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text(f"\npowernorm compare {STUDIED_TASK} --study …", style="bold"))
+    from powernorm.lab.recipes.studies import STUDIES as RECIPES
+    from powernorm.lab.recipes.studies.recipes import TASK
+
+    if TASK not in chosen:
+        return
+    console.print(Text(f"\npowernorm compare {TASK} --study …", style="bold"))
     table = Table.grid(padding=(0, 1))
-    for study in STUDIES.values():
+    for study in RECIPES.values():
         table.add_row(Text(study.info.name), Text(study.summary))
     console.print(table)

@@ -14,8 +14,8 @@ from powernorm.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from powernorm.data.fetching import Step
-    from powernorm.data.sets.entries import DataSet, Home
+    from powernorm.lab.data.fetching import Step
+    from powernorm.lab.data.sets.entries import DataSet, Home
 
 _DECLINED: Final = 1
 """Exit code after the user has not accepted the rights of a data set."""
@@ -50,7 +50,7 @@ def _list(
     if not as_json:
         _print_sets()
         return
-    from powernorm.data.sets.catalogue import SETS
+    from powernorm.lab.data.sets.catalogue import SETS
 
     facts = [_facts(entry) for entry in SETS.values()]
     typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -61,8 +61,8 @@ def _print_sets() -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from powernorm.data.sets.catalogue import SETS
-    from powernorm.data.sets.folders import sets_folder
+    from powernorm.lab.data.sets.catalogue import SETS
+    from powernorm.lab.data.sets.folders import sets_folder
 
     console = Console()
     for home, title in _TITLES.items():
@@ -92,7 +92,7 @@ def _table(title: str, entries: "Sequence[DataSet]") -> "Table":
 
 
 def _what(entry: "DataSet") -> str:
-    from powernorm.data.fetching import cached_state
+    from powernorm.lab.data.fetching import cached_state
 
     what = f"{', '.join(entry.tasks)}: {entry.summary}; {entry.amount}"
     if entry.wheel is None:
@@ -102,7 +102,7 @@ def _what(entry: "DataSet") -> str:
 
 
 def _facts(entry: "DataSet") -> dict[str, object]:
-    from powernorm.data.fetching import cached_state, places
+    from powernorm.lab.data.fetching import cached_state, places
 
     wheel = entry.wheel
     return {
@@ -169,7 +169,7 @@ def _wanted(names: Sequence[str], *, accept: bool, force: bool) -> tuple[list[st
 
     All questions come before the first download.
     """
-    from powernorm.data.fetching import check_fetchable, fetched, is_fetched
+    from powernorm.lab.data.fetching import check_fetchable, fetched, is_fetched
 
     chosen, declined = [], []
     unique = list(dict.fromkeys(names))
@@ -186,7 +186,7 @@ def _wanted(names: Sequence[str], *, accept: bool, force: bool) -> tuple[list[st
 
 
 def _consents(name: str) -> bool:
-    from powernorm.data.fetching import rights_of
+    from powernorm.lab.data.fetching import rights_of
 
     rights = rights_of(name)
     if rights is None:
@@ -214,7 +214,7 @@ def _fetch(name: str, wheel: Path | None, *, force: bool) -> None:
         TimeElapsedColumn,
     )
 
-    from powernorm.data.fetching import fetch, fetched
+    from powernorm.lab.data.fetching import fetch, fetched
 
     console = Console(stderr=True)
     with Progress(
@@ -246,7 +246,7 @@ def where(names: _Names) -> None:
 
     Of a fetched one its folder, of an embedded one its compressed files.
     """
-    from powernorm.data.fetching import check_here, places
+    from powernorm.lab.data.fetching import check_here, places
 
     # All of them before the first is printed: a script shall not take half an answer.
     for name in names:
@@ -258,8 +258,8 @@ def where(names: _Names) -> None:
 @app.command()
 def remove(names: _Names) -> None:
     """Delete fetched data sets from the cache."""
-    from powernorm.data.fetching import check_fetchable
-    from powernorm.data.fetching import remove as delete
+    from powernorm.lab.data.fetching import check_fetchable
+    from powernorm.lab.data.fetching import remove as delete
 
     chosen = dict.fromkeys(names)
     for name in chosen:

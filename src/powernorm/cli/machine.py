@@ -185,10 +185,10 @@ def _start_benchmark(settings: dict[str, Any]) -> NoReturn:
     """Replace this process by one with an allocator that does not stand in the way, and quiet logs.
 
     Args:
-        settings: of `powernorm.benchmarking.__main__.run`.
+        settings: of `powernorm.lab.bench.__main__.run`.
     """
     sys.stdout.flush()
-    command = [sys.executable, "-m", "powernorm.benchmarking", json.dumps(settings)]
+    command = [sys.executable, "-m", "powernorm.lab.bench", json.dumps(settings)]
     os.execve(sys.executable, command, _QUIET | os.environ | ALLOCATOR)
 
 
@@ -200,9 +200,9 @@ def _check_benchmark(settings: dict[str, Any]) -> None:
     """
     import torch
 
-    from powernorm.benchmarking.cases import GRIDS
-    from powernorm.benchmarking.providers import NORMS as BENCHMARKED
-    from powernorm.benchmarking.steps import STEP_NORMS
+    from powernorm.lab.bench.cases import GRIDS
+    from powernorm.lab.bench.providers import NORMS as BENCHMARKED
+    from powernorm.lab.bench.steps import STEP_NORMS
     from powernorm.norms import NORMS
 
     if settings["show"]:
@@ -229,8 +229,8 @@ def _check_benchmark(settings: dict[str, Any]) -> None:
 
 
 def _check_inference(settings: dict[str, Any]) -> None:
-    from powernorm.benchmarking.inference.encoders import KINDS
-    from powernorm.benchmarking.inference.engines import check_extra
+    from powernorm.lab.bench.inference.encoders import KINDS
+    from powernorm.lab.bench.inference.engines import check_extra
 
     given = [name for name in ("norms", "eager", "compiled") if settings[name]]
     if given:

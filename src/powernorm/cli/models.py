@@ -64,8 +64,8 @@ def swap(
 
     Nothing is changed; in Python: powernorm.swap(model, to=…).
     """
+    from powernorm.lab.settings.overrides import parse_options
     from powernorm.surgery import plan_swap
-    from powernorm.training.overrides import parse_options
 
     where = _selection(names, role, side, lowest)
     options = parse_options(assignments or [])
@@ -161,7 +161,7 @@ def fold(
             "folded.safetensors"
         )
     from powernorm.lab.own_models import is_own_run, load_own_run
-    from powernorm.training.trained_models import load_trained
+    from powernorm.lab.tasks.trained_models import load_trained
 
     settings: dict[str, Any] = {}
     if is_own_run(checkpoint):
@@ -182,7 +182,7 @@ def fold(
 def _own_subwords(checkpoint: Path) -> dict[str, Any]:
     """Those of a run, with which a folded model translates wherever it is taken."""
     from powernorm.lab.engine.folders import read_json
-    from powernorm.training.vocabulary_files import SUBWORDS, VOCABULARY_FILE
+    from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS, VOCABULARY_FILE
 
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent.parent
     file = folder / VOCABULARY_FILE
@@ -268,7 +268,7 @@ def _diagnosis(
         own = model_by_name(str(path)) if is_named else load_own_run(path)
         return diagnose_own(own, path.name, num_batches, on_progress)
     if is_pretrained(path):
-        from powernorm.data.readers import load_corpus
+        from powernorm.lab.data.readers import load_corpus
 
         return diagnose_pretrained(
             path,
@@ -283,7 +283,7 @@ def _diagnosis(
             f"{path} is a run, which has batches of its own: leave out --sequences and --length, "
             "which are for a folder with a Hugging Face model"
         )
-    from powernorm.training.run_diagnosis import diagnose_run
+    from powernorm.lab.tasks.run_diagnosis import diagnose_run
 
     return diagnose_run(path, data=data, num_batches=num_batches, on_progress=on_progress)
 
@@ -299,8 +299,8 @@ def _print_diagnosis(
         out: the page.
         csv: the table of layers.
     """
-    from powernorm.report.diagnosis_page import write_diagnosis_page
-    from powernorm.report.diagnosis_words import evaluation_words
+    from powernorm.lab.report.diagnosis_page import write_diagnosis_page
+    from powernorm.lab.report.diagnosis_words import evaluation_words
     from powernorm.runs import DIAGNOSIS_FILE
 
     typer.echo(str(report))

@@ -23,7 +23,7 @@ def report(
     ] = None,
 ) -> None:
     """Build report.html again from the run folders alone."""
-    from powernorm.report import write_reports
+    from powernorm.lab.report import write_reports
 
     typer.echo(f"report: {write_reports(folders, out)}")
 
@@ -45,7 +45,7 @@ def results(
 
     Folders that share their settings but for seeds and norms are parts of one comparison.
     """
-    from powernorm.report.results_document import results_document, write_results
+    from powernorm.lab.report.results_document import results_document, write_results
 
     if into is None:
         typer.echo(results_document(folders))
@@ -64,7 +64,7 @@ def fluctuation(
     ),
 ) -> None:
     """Draw how far batch statistics lie from the running ones in models of unlike tasks."""
-    from powernorm.report.fluctuation import draw_fluctuation
+    from powernorm.lab.report.fluctuation import draw_fluctuation
 
     _check_suffix(out)
     named = {}
@@ -93,7 +93,7 @@ def curves(
     ),
 ) -> None:
     """Draw training and validation loss side by side, mean and range of the seeds of each norm."""
-    from powernorm.report.loss_curves import draw_loss_curves
+    from powernorm.lab.report.loss_curves import draw_loss_curves
 
     _check_suffix(out)
     chosen = [name.strip() for name in norms.split(",") if name.strip()]
@@ -101,7 +101,7 @@ def curves(
 
 
 def _check_suffix(out: Path) -> None:
-    from powernorm.report.pictures import SUFFIXES
+    from powernorm.lab.report.pictures import SUFFIXES
 
     if out.suffix not in SUFFIXES:
         raise InputError(f"--out {out}: the picture is an .svg or a .png file.")

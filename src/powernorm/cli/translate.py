@@ -12,7 +12,7 @@ from powernorm.cli.launching import INTERRUPTED
 from powernorm.errors import InputError
 
 if TYPE_CHECKING:
-    from powernorm.training.translator import Translator
+    from powernorm.lab.tasks.translation.translator import Translator
 
 PORTION: Final = 512
 """Sentences that are sorted by length and searched together."""
@@ -49,7 +49,7 @@ def translate(
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to search.")] = "auto",
 ) -> None:
     """Translate the sentences of standard input, one a line, to standard output."""
-    from powernorm.training.translator import load_translator
+    from powernorm.lab.tasks.translation.translator import load_translator
 
     _check_streams()
     # As the text that comes in, whatever the machine's own encoding is.

@@ -175,7 +175,7 @@ def _check_of(path: Path) -> Callable[[Path], str | None] | None:
 
 def _check_checkpoint(path: Path) -> str:
     from powernorm.checksums import check_seal
-    from powernorm.training.checkpoints import read_checkpoint
+    from powernorm.lab.training.checkpoints import read_checkpoint
 
     seal = check_seal(path, _RETRAIN)
     if seal == "unsealed":
@@ -203,8 +203,8 @@ def _check_safetensors(path: Path) -> str:
 
     from powernorm.checksums import check_seal
     from powernorm.lab.engine.averaging import read_weights
+    from powernorm.lab.tasks.trained_models import is_checkpoint
     from powernorm.surgery.storage import is_folded, read_folded
-    from powernorm.training.trained_models import is_checkpoint
 
     seal = check_seal(path, _RETRAIN if is_checkpoint(path) else _RESTORE)
     if seal == "whole":
@@ -223,7 +223,7 @@ def _check_safetensors(path: Path) -> str:
 
 
 def _check_entry(path: Path) -> str:
-    from powernorm.data.cache import entry_seal
+    from powernorm.lab.data.cache import entry_seal
 
     seal = entry_seal(path)
     if seal == "damaged":
@@ -239,15 +239,15 @@ def _check_entry(path: Path) -> str:
 
 def _check_store(folder: Path) -> None:
     """Check a folder of encoded sentence pairs, whose manifest has the sums of its files."""
-    from powernorm.data.pair_store import read_facts
+    from powernorm.lab.tasks.translation.store import read_facts
 
     read_facts(folder)
 
 
 def _verify_sets(path: Path, findings: Findings) -> None:
     """Check the fetched data sets of the cache, whose sums are known."""
-    from powernorm.data.sets import folders
-    from powernorm.data.sets.catalogue import SETS
+    from powernorm.lab.data.sets import folders
+    from powernorm.lab.data.sets.catalogue import SETS
 
     inside = [path.resolve(), *path.resolve().parents]
     outside = folders.sets_folder().resolve()
@@ -288,8 +288,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _check_config(path: Path) -> None:
     from powernorm.json_reading import read_json_object
-    from powernorm.training.tasks import TASKS
-    from powernorm.training.trained_models import run_config
+    from powernorm.lab.tasks.registry import TASKS
+    from powernorm.lab.tasks.trained_models import run_config
 
     settings = read_json_object(path, _RESTORE)
     if settings.get("task") in list(TASKS):
@@ -308,19 +308,19 @@ def _check_result(path: Path) -> None:
 
 
 def _check_subwords(path: Path) -> None:
-    from powernorm.training.vocabulary_files import read_vocabulary
+    from powernorm.lab.tasks.translation.vocabulary_files import read_vocabulary
 
     read_vocabulary(path)
 
 
 def _check_diagnosis(path: Path) -> None:
-    from powernorm.report import read_diagnosis
+    from powernorm.lab.report import read_diagnosis
 
     read_diagnosis(path)
 
 
 def _check_log(path: Path) -> None:
-    from powernorm.report.logs import read_metrics, read_norms
+    from powernorm.lab.report.logs import read_metrics, read_norms
 
     if path.name == "metrics.csv":
         read_metrics(path)
@@ -330,7 +330,7 @@ def _check_log(path: Path) -> None:
 
 
 def _check_translations(path: Path) -> None:
-    from powernorm.report.translations import read_translations
+    from powernorm.lab.report.translations import read_translations
 
     read_translations(path)
     _check_last_line(path)
@@ -351,6 +351,6 @@ def _verify_together(folder: Path, findings: Findings) -> None:
 
 
 def _check_comparison(folder: Path) -> None:
-    from powernorm.report import read_comparison
+    from powernorm.lab.report import read_comparison
 
     read_comparison(folder)

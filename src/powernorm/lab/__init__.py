@@ -20,16 +20,14 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "Comparison",
-    "ComparisonConfig",
     "ComparisonProgress",
-    "DataConfig",
-    "ModelConfig",
+    "ComparisonSettings",
     "Notes",
-    "OptimizerConfig",
+    "OptimizerSettings",
     "Run",
     "Study",
     "Task",
-    "TrainingConfig",
+    "TrainingSettings",
     "Variant",
     "compare",
     "embedded_sentences",
@@ -39,44 +37,45 @@ __all__ = [
     "recipe",
     "run_data",
     "saved_states",
+    "settings_from",
 ]
 
 if TYPE_CHECKING:
-    from powernorm.data.sentences import embedded_sentences
     from powernorm.lab.comparing import compare
+    from powernorm.lab.data.sentences import embedded_sentences
     from powernorm.lab.engine.progress import ComparisonProgress
     from powernorm.lab.engine.run import Run
     from powernorm.lab.engine.state import saved_states
     from powernorm.lab.engine.tasks import Task
-    from powernorm.recipes import recipe
-    from powernorm.report import Comparison, read_comparison
-    from powernorm.training.comparison import Notes
-    from powernorm.training.config import (
-        ComparisonConfig,
-        DataConfig,
-        ModelConfig,
-        OptimizerConfig,
-        Study,
-        TrainingConfig,
-        Variant,
-    )
-    from powernorm.training.overrides import override
-    from powernorm.training.trained_models import load_trained, run_data
+    from powernorm.lab.recipes import recipe
+    from powernorm.lab.report import Comparison, read_comparison
+    from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
+    from powernorm.lab.settings.overrides import override
+    from powernorm.lab.settings.training import OptimizerSettings, TrainingSettings
+    from powernorm.lab.tasks.comparison import Notes
+    from powernorm.lab.tasks.settings import settings_from
+    from powernorm.lab.tasks.trained_models import load_trained, run_data
 else:
     _MODULES = {
         "Comparison": "report",
-        "ComparisonProgress": "lab.engine.progress",
-        "Notes": "training.comparison",
-        "Run": "lab.engine.run",
-        "Task": "lab.engine.tasks",
-        "compare": "lab.comparing",
+        "ComparisonProgress": "engine.progress",
+        "ComparisonSettings": "settings.comparison",
+        "Notes": "tasks.comparison",
+        "OptimizerSettings": "settings.training",
+        "Run": "engine.run",
+        "Study": "settings.comparison",
+        "Task": "engine.tasks",
+        "TrainingSettings": "settings.training",
+        "Variant": "settings.comparison",
+        "compare": "comparing",
         "embedded_sentences": "data.sentences",
-        "load_trained": "training.trained_models",
-        "override": "training.overrides",
+        "load_trained": "tasks.trained_models",
+        "override": "settings.overrides",
         "read_comparison": "report",
         "recipe": "recipes",
-        "run_data": "training.trained_models",
-        "saved_states": "lab.engine.state",
+        "run_data": "tasks.trained_models",
+        "saved_states": "engine.state",
+        "settings_from": "tasks.settings",
     }
 
     def __getattr__(name):
@@ -88,7 +87,7 @@ else:
         from powernorm.integrations.extras import needed_for
 
         with needed_for("powernorm.lab"):
-            module = import_module(f"powernorm.{_MODULES.get(name, 'training.config')}")
+            module = import_module(f"powernorm.lab.{_MODULES[name]}")
         globals()[name] = value = getattr(module, name)
         return value
 

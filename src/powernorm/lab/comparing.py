@@ -19,14 +19,14 @@ from powernorm.lab.engine.processes import is_first_process, local_rank, num_pro
 from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.lab.engine.stopping import Stopped
 from powernorm.lab.engine.tasks import Task, TrainingFunction, task_of
+from powernorm.lab.recipes import Recipe, measure_of, paper_records, reduced_note
+from powernorm.lab.report import Comparison, print_comparison, read_comparison, write_report
+from powernorm.lab.report.measures import MEASURES
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.tasks import comparison
+from powernorm.lab.tasks.comparison import Notes
 from powernorm.norms.registry import check_norm_options
-from powernorm.recipes import measure_of, paper_records, reduced_note
-from powernorm.report import Comparison, print_comparison, read_comparison, write_report
-from powernorm.report.measures import MEASURES
 from powernorm.runs import RESULTS_FILE
-from powernorm.training import comparison
-from powernorm.training.comparison import Notes
-from powernorm.training.config import ComparisonConfig
 
 NORM_OPTIONS: Final = "norm_options"
 NORMS: Final = ("ln", "bn", "rbn", "pn")
@@ -34,7 +34,7 @@ Direction = Literal["min", "max"]
 
 
 def compare(
-    train: Task | TrainingFunction | str | ComparisonConfig,
+    train: Task | TrainingFunction | str | ComparisonSettings,
     out: str | Path,
     *,
     norms: Sequence[str] = NORMS,
@@ -86,13 +86,13 @@ def compare(
         Under `torchrun` every process calls it and the function; the first one writes the files,
         in a folder that all can read.
     """
-    if isinstance(train, ComparisonConfig):
+    if isinstance(train, ComparisonSettings):
         given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
         given |= {"norm_options": norm_options, "device": device != "auto"}
         own = [name for name, value in given.items() if value]
         if own:
             raise InputError(f"{own[0]} is part of a recipe: change it by powernorm.lab.override")
-        what: Grid | ComparisonConfig = train
+        what: Grid | ComparisonSettings = train
     else:
         what = own_grid(
             train,
@@ -121,7 +121,7 @@ def compare(
 
 
 def compare_and_show(
-    what: Grid | ComparisonConfig,
+    what: Grid | ComparisonSettings,
     folder: Path,
     *,
     resume: bool,
@@ -154,7 +154,7 @@ def compare_and_show(
 
 
 def _train(
-    what: Grid | ComparisonConfig,
+    what: Grid | ComparisonSettings,
     folder: Path,
     *,
     resume: bool,
@@ -162,20 +162,26 @@ def _train(
     notes: Notes | None,
     on_event: Listener | None,
 ) -> None:
-    if isinstance(what, ComparisonConfig):
-        known = notes or _notes_of(what)
+    if isinstance(what, ComparisonSettings):
+        known = notes or notes_of(what)
         comparison.compare(what, folder, resume=resume, force=force, on_event=on_event, notes=known)
     else:
         compare_grid(what, folder, resume=resume, force=force, on_event=on_event)
 
 
-def _notes_of(config: ComparisonConfig) -> Notes:
+def notes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> Notes:
+    """Return what is known of a comparison before it is made.
+
+    Args:
+        config: of the comparison.
+        recipe: it was made of; None means the one of its name.
+    """
     measure = measure_of(config.task)
     return Notes(
         measure,
         "max" if MEASURES[measure].higher_is_better else "min",
-        tuple(paper_records(config)),
-        reduced_note(config),
+        tuple(paper_records(config, recipe)),
+        reduced_note(config, recipe),
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from powernorm.data.cache import write_atomically
 from powernorm.errors import InputError
 from powernorm.json_reading import read_json_object
+from powernorm.lab.data.cache import write_atomically
 from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from powernorm.data.cache import write_atomically
+from powernorm.lab.data.cache import write_atomically
 
 STEP = "step"
 CHECK_SECONDS: Final = 1.0

@@ -1,0 +1,202 @@
+"""What a norm costs in a whole training step of the papers' small translation model."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+import powernorm
+from powernorm.lab.bench.cases import Case
+from powernorm.lab.bench.memory import Step, measure_memory, nothing
+from powernorm.lab.bench.providers import BASELINE
+from powernorm.lab.bench.rows import Row, make_row
+from powernorm.norms import NORMS, build_norm
+
+STEP_NORMS: Final = ("bn", "rbn", "pn", "pn-static")
+TORCH_BATCH_NORM: Final = "torch BatchNorm1d"
+VOCABULARY: Final = 10_000
+SENTENCES, LENGTH = 128, 32
+"""A batch of 4,096 tokens, padding included, on each side."""
+PADDING: Final = 0.15
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Source and target words with their padding, True = padding."""
+
+    source: Tensor
+    target: Tensor
+    source_padding: Tensor
+    target_padding: Tensor
+
+
+class TranslationModel(nn.Module):
+    """6 + 6 layers, 512 features, 4 heads, 1024 hidden, tied embeddings; pre-norm.
+
+    Args:
+        norm: makes each norm of the encoder; None leaves torch's LayerNorm everywhere.
+    """
+
+    def __init__(self, norm: Callable[[int], nn.Module] | None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 512)
+        nn.init.normal_(self.embedding.weight, std=512**-0.5)
+        sizes: dict[str, Any] = {"dropout": 0.1, "batch_first": True, "norm_first": True}
+        encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(512, 4, 1024, **sizes),
+            6,
+            norm=nn.LayerNorm(512),
+            # Padding shall reach the norms.
+            enable_nested_tensor=False,
+        )
+        self.body = nn.Transformer(512, 4, 6, 6, 1024, custom_encoder=encoder, **sizes)
+        if norm is not None:
+            for layer in self.body.encoder.layers:
+                layer.norm1, layer.norm2 = norm(512), norm(512)
+            self.body.encoder.norm = norm(512)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Mean cross entropy of the next word."""
+        inputs, wanted = batch.target[:, :-1], batch.target[:, 1:]
+        causal = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1])
+        with powernorm.padding_mask(batch.source_padding):
+            memory = self.body.encoder(
+                self.embedding(batch.source), src_key_padding_mask=batch.source_padding
+            )
+        decoded = self.body.decoder(
+            self.embedding(inputs),
+            memory,
+            tgt_mask=causal,
+            tgt_key_padding_mask=batch.target_padding[:, :-1]
+            .float()
+            .masked_fill(batch.target_padding[:, :-1], float("-inf")),
+            memory_key_padding_mask=batch.source_padding,
+            tgt_is_causal=True,
+        )
+        logits = decoded[~batch.target_padding[:, 1:]] @ self.embedding.weight.t()
+        return nn.functional.cross_entropy(
+            logits, wanted[~batch.target_padding[:, 1:]], label_smoothing=0.1
+        )
+
+
+class TokenBatchNorm(nn.BatchNorm1d):
+    """torch's batch normalization over all tokens: no mask, so padding counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` of (batch, length, features), normalized."""
+        return super().forward(x.flatten(0, 1)).view_as(x)
+
+
+def make_batch(seed: int) -> Batch:
+    """Random words in sentences whose lengths vary."""
+    generator = torch.Generator().manual_seed(seed)
+    words = [
+        torch.randint(VOCABULARY, (SENTENCES, LENGTH + extra), generator=generator)
+        for extra in (0, 1)
+    ]
+    shortest = int(LENGTH * (1 - 2 * PADDING))
+    masks = []
+    for tokens in words:
+        lengths = torch.randint(shortest, LENGTH + 1, (SENTENCES, 1), generator=generator)
+        masks.append(torch.arange(tokens.shape[1]) >= lengths)
+    return Batch(*words, *masks)
+
+
+def measure_steps(
+    norms: Sequence[str] = STEP_NORMS,
+    *,
+    rounds: int = 6,
+    on_round: Callable[[int], None] = lambda _: None,
+) -> list[Row]:
+    """Times forward, penalty, backward and Adam, each norm in turn in every round.
+
+    The memory of a step is measured when the last round is over.
+
+    Args:
+        norms: short names; torch's LayerNorm and BatchNorm1d are measured beside them.
+        rounds: steps of each.
+        on_round: told the number of rounds that are over.
+
+    Returns:
+        One row a norm; its ratio is over LayerNorm's step.
+    """
+    batch = make_batch(0)
+    steps = {
+        BASELINE: make_training_step(None, batch),
+        TORCH_BATCH_NORM: make_training_step(TokenBatchNorm, batch),
+    }
+    for name in norms:
+        # After warm-up: the layer as it is for most of a training.
+        options: dict[str, Any] = (
+            {"warmup_steps": 0} if name.startswith("pn-") or name == "pn" else {}
+        )
+        build = partial(_build, name, options)
+        penalized = NORMS[name].layer is powernorm.RegularizedBatchNorm
+        steps[name] = make_training_step(build, batch, penalized=penalized)
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    order, shuffle = list(steps), random.Random(0)
+    for step in steps.values():
+        step()
+    for number in range(rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            start = time.perf_counter()
+            steps[name]()
+            samples[name].append(time.perf_counter() - start)
+        on_round(number + 1)
+    case = Case(SENTENCES * LENGTH, 512, padding=PADDING)
+    base = samples[BASELINE]
+    memory = measure_memory(steps, torch.device("cpu"))
+    return [
+        make_row(
+            case,
+            f"training step, {name}",
+            name,
+            "torch" if name in (BASELINE, TORCH_BATCH_NORM) else "step",
+            samples[name],
+            base,
+            base,
+            memory=memory[name],
+            baseline_memory=memory[BASELINE],
+        )
+        for name in steps
+    ]
+
+
+def _build(name: str, options: dict[str, Any], features: int) -> nn.Module:
+    return build_norm(name, features, **options)
+
+
+def make_training_step(
+    build: Callable[[int], nn.Module] | None, batch: Batch, *, penalized: bool = False
+) -> Step:
+    """Make one step of training: forward, penalty, backward, Adam.
+
+    Args:
+        build: makes the norms of the encoder; None leaves torch's LayerNorm.
+        batch: what every step trains on.
+        penalized: do the norms add a penalty to the loss?
+    """
+    torch.manual_seed(0)
+    model = TranslationModel(build)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
+    num_tokens = int((~batch.target_padding[:, 1:]).sum())
+
+    def step(between: Callable[[], None] = nothing) -> None:
+        loss = model(batch)
+        if penalized:
+            loss = loss + powernorm.penalty(model, reduction="mean", num_tokens=num_tokens)
+        between()
+        loss.backward()
+        optimizer.step()
+        # At the end: the next step's gradients are memory of that step.
+        optimizer.zero_grad()
+
+    return step

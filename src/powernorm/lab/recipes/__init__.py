@@ -1,0 +1,42 @@
+"""The experiments: recipes in TOML by task and name, and what the papers print for them.
+
+>>> recipe("lm", "demo").norms
+('ln', 'bn', 'rbn', 'pn', 'adanorm')
+"""
+
+from powernorm.lab.recipes.checks import check_choice, chosen
+from powernorm.lab.recipes.differences import reduced_note
+from powernorm.lab.recipes.files import (
+    Recipe,
+    find_recipe,
+    named_recipe,
+    paths_of,
+    read_recipe,
+    recipes_of,
+)
+from powernorm.lab.recipes.papers import measure_of, paper_records
+from powernorm.lab.settings.comparison import ComparisonSettings
+
+__all__ = [
+    "Recipe",
+    "check_choice",
+    "chosen",
+    "find_recipe",
+    "measure_of",
+    "named_recipe",
+    "paper_records",
+    "paths_of",
+    "read_recipe",
+    "recipe",
+    "recipes_of",
+    "reduced_note",
+]
+
+
+def recipe(task: str, preset: str) -> ComparisonSettings:
+    """Return the settings of a recipe that comes with powernorm.
+
+    Raises:
+        InputError: unknown task or preset; lists the known ones.
+    """
+    return named_recipe(task, preset).settings

@@ -1,0 +1,45 @@
+"""What the papers print for a recipe, and by which metric a task is compared."""
+
+from powernorm.lab.recipes.files import Recipe, named_recipe, paths_of
+from powernorm.lab.recipes.paper_results import PaperResult
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.tasks.settings import SETTINGS
+from powernorm.runs import PaperRecord
+
+
+def recipe_of(config: ComparisonSettings) -> Recipe | None:
+    """Return the recipe that settings were made of, by its name; None for a study's or others'."""
+    if config.study is not None or config.preset not in paths_of(config.task):
+        return None  # a study's variants are not the norms of the papers' tables
+    return named_recipe(config.task, config.preset)
+
+
+def measure_of(task: str) -> str:
+    """Return the metric that comparisons of a task are about.
+
+    >>> measure_of("lm"), measure_of("translation")
+    ('test_perplexity', 'test_bleu')
+    """
+    return SETTINGS[task].measure if task in SETTINGS else "test_perplexity"
+
+
+def paper_records(config: ComparisonSettings, recipe: Recipe | None = None) -> list[PaperRecord]:
+    """Return what the papers print for a recipe and placement; empty where nothing.
+
+    Args:
+        config: of the comparison.
+        recipe: it was made of; None means the one of its name.
+    """
+    return [
+        result.record()
+        for result in paper_results(config, recipe)
+        if result.placement == config.placement
+    ]
+
+
+def paper_results(
+    config: ComparisonSettings, recipe: Recipe | None = None
+) -> tuple[PaperResult, ...]:
+    """Return what the papers print for a recipe, of every placement."""
+    found = recipe or recipe_of(config)
+    return () if found is None or config.study is not None else found.results

@@ -1,0 +1,120 @@
+"""What a diagnosis shows, on a page of its own or inside a comparison's."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from powernorm.lab.report import diagnosis_figures, diagnosis_words
+from powernorm.lab.report.diagnosis_tables import (
+    evaluation_contents,
+    layer_contents,
+    verdict_contents,
+)
+from powernorm.lab.report.document import SectionParts, folded, gallery
+from powernorm.lab.report.figures import DrawnFigure
+from powernorm.lab.report.markup import Markup, element
+from powernorm.lab.report.numerals import printable
+from powernorm.lab.report.records import Comparison
+from powernorm.runs import DiagnosisRecord
+
+_SHOWN_SCALES: Final = 3
+"""Scatters that are in sight; the other layers' unfold."""
+
+
+def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> Iterator[SectionParts]:
+    """What a diagnosis has to show; a section without contents is left out.
+
+    Args:
+        record: the diagnosis.
+        prefix: of the ids of its figures.
+    """
+    yield "verdict", "Verdict", verdict_contents(record["verdict"])
+    if record["layers"]:
+        yield "layers", "Layers", layer_contents(record["layers"])
+    padding = diagnosis_words.padding_words(record)
+    parts: Sequence[tuple[str, str, Sequence[Markup]]] = (
+        (
+            "tid",
+            "TID by layer",
+            [
+                *([element("p", padding)] if padding else []),
+                *_galleries(diagnosis_figures.tid_by_layer(record, prefix)),
+            ],
+        ),
+        (
+            "batch-sizes",
+            "Sensitivity to the batch's size",
+            _galleries(diagnosis_figures.batch_sizes(record, prefix)),
+        ),
+        (
+            "evaluation",
+            "Running, re-estimated and batch statistics",
+            [
+                *evaluation_contents(record["evaluation"]),
+                *_galleries(diagnosis_figures.evaluation(record, prefix)),
+            ]
+            if record["evaluation"]
+            else [],
+        ),
+        ("spectra", "Spectrum and conditioning", _spectra(record, prefix)),
+        ("scales", "γ against the deviation", _scales(record, prefix)),
+        ("notes", "Notes", _notes(record["notes"])),
+    )
+    for name, heading, contents in parts:
+        if contents:
+            yield name, heading, contents
+
+
+def _galleries(drawn: Sequence[DrawnFigure]) -> list[Markup]:
+    return [gallery(drawn)] if drawn else []
+
+
+def _spectra(record: DiagnosisRecord, prefix: str) -> list[Markup]:
+    drawn = [
+        *diagnosis_figures.spectra(record, prefix),
+        *diagnosis_figures.conditioning(record, prefix),
+    ]
+    return _galleries(drawn)
+
+
+def _scales(record: DiagnosisRecord, prefix: str) -> list[Markup]:
+    drawn = diagnosis_figures.scales(record, prefix)
+    if not drawn:
+        return []
+    places = range(len(drawn))
+    middle = len(drawn) // 2
+    in_sight = {0, middle, len(drawn) - 1} if len(drawn) > _SHOWN_SCALES else set(places)
+    contents = [
+        element(
+            "p",
+            "γ of each feature against the deviation of the layer's input there (Shen et al. "
+            "2020, App. B.1).",
+            attributes={"class": "soft"},
+        ),
+        gallery([drawn[place] for place in places if place in in_sight]),
+    ]
+    others = [drawn[place] for place in places if place not in in_sight]
+    if others:
+        contents.append(folded(f"The other {len(others)} layers", gallery(others)))
+    return contents
+
+
+def _notes(notes: Sequence[str]) -> list[Markup]:
+    if not notes:
+        return []
+    return [element("ul", *(element("li", printable(note)) for note in notes))]
+
+
+def comparison_contents(comparison: Comparison) -> list[Markup]:
+    """A folded block a run that has a diagnosis, the first one open."""
+    blocks: list[Markup] = []
+    for index, run in enumerate(comparison.runs):
+        if run.diagnosis is None:
+            continue
+        record = run.diagnosis
+        prefix = f"{comparison.anchor}diagnosis-{index}-"
+        contents = [element("p", diagnosis_words.lead_words(record), attributes={"class": "lead"})]
+        for _, heading, parts in diagnosis_sections(record, prefix):
+            contents += [element("h3", heading), *parts]
+        summary = f"{printable(run.folder)}: {diagnosis_words.verdict_words(record['verdict'])}"
+        blocks.append(folded(summary, *contents, is_open=not blocks))
+    return blocks

@@ -1,0 +1,207 @@
+"""The tables of a diagnosis."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Any, Final
+
+from powernorm.lab.report import numerals, text_tables
+from powernorm.lab.report.diagnosis_words import (
+    average,
+    evaluation_words,
+    swap_call,
+    verdict_words,
+)
+from powernorm.lab.report.html_tables import copy_blocks, plain_table
+from powernorm.lab.report.markup import Markup, element
+from powernorm.runs import EvaluationRow, ThresholdRecord, VerdictRecord
+
+Layer = Mapping[str, Any]
+"""One row of a diagnosis by DIAGNOSIS_COLUMNS."""
+
+
+@dataclass(frozen=True)
+class LayerColumn:
+    """A column of the layers' table.
+
+    Attributes:
+        keys: the quantities of the cell; a column without any of them is left out.
+        heading: in the table's head.
+        text: of a layer's cell.
+        numeric: whether it stands to the right.
+        averaged: whether the last line averages it.
+    """
+
+    keys: tuple[str, ...]
+    heading: str
+    text: Callable[[Layer], str]
+    numeric: bool = True
+    averaged: bool = False
+
+
+def _tid(key: str, heading: str) -> LayerColumn:
+    return LayerColumn(
+        (key,), heading, lambda layer: numerals.percent(layer.get(key)), averaged=True
+    )
+
+
+def _plain(key: str, heading: str) -> LayerColumn:
+    return LayerColumn((key,), heading, lambda layer: _size(layer.get(key)))
+
+
+def _words(key: str, heading: str) -> LayerColumn:
+    return LayerColumn(
+        (key,), heading, lambda layer: numerals.printable(layer.get(key) or "–"), numeric=False
+    )
+
+
+def _size(value: float | None) -> str:
+    """A number of any magnitude in three digits or so."""
+    if value is None or isnan(value) or 0.01 <= abs(value) < 1e5 or value == 0:
+        return numerals.number(value)
+    return f"{value:.1e}"
+
+
+def _outliers(layer: Layer) -> str:
+    number, ratio, feature = (
+        layer.get(key) for key in ("num_outliers", "outlier_ratio", "outlier_feature")
+    )
+    if number is None:
+        return numerals.NOTHING
+    if ratio is None or feature is None:
+        return f"{number:.0f}"
+    return f"{number:.0f} (feature {feature:.0f}: {numerals.number(ratio, 1)}×)"
+
+
+def _position(layer: Layer) -> str:
+    position, ratio = layer.get("top_position"), layer.get("top_position_ratio")
+    if position is None:
+        return numerals.NOTHING
+    return f"{position:.0f}" + ("" if ratio is None else f" ({numerals.number(ratio, 1)}×)")
+
+
+COLUMNS: Final[Sequence[LayerColumn]] = (
+    _words("layer", "layer"),
+    _words("norm", "norm"),
+    _words("verdict", "verdict"),
+    _tid("mean_tid", "mean TID, %"),
+    _tid("var_tid", "var TID, %"),
+    _tid("pnv_tid", "PowerNormV, %"),
+    _tid("pn_tid", "PowerNorm, %"),
+    _tid("padded_mean_tid", "mean, padding counted"),
+    _tid("padded_var_tid", "var, padding counted"),
+    LayerColumn(("num_outliers",), "outlier features", _outliers),
+    LayerColumn(("top_position",), "top position", _position),
+    _plain("lambda_1", "λ₁"),
+    _plain("kappa_20", "κ 20 %"),
+    _plain("kappa_50", "κ 50 %"),
+    _plain("kappa_80", "κ 80 %"),
+    _words("reason", "reason"),
+)
+
+MEANINGS: Final = (
+    "TID: Training Inference Discrepancy in percent, how far a batch's statistics lie from the "
+    "population's, relative to the batch's (Wang et al. 2022, Definition 1): mean and deviation "
+    "for BatchNorm, the quadratic mean for PowerNormV and for PowerNorm behind GroupScaling. "
+    "Outlier features: number, and the largest with its root mean square over the median "
+    "feature's. Top position: the position in the sequence with the largest mean square, over the "
+    "average. λ₁: largest eigenvalue of the input's covariance; κ p %: λ₁ over the eigenvalue at "
+    "p % of the features."
+)
+
+
+def verdict_contents(verdict: VerdictRecord) -> list[Markup]:
+    """The verdict with its reasons and the numbers that it compares with."""
+    contents = [
+        element(
+            "p",
+            element("strong", verdict_words(verdict)),
+            attributes={"class": f"verdict {verdict['action'].split()[0]}"},
+        )
+    ]
+    call = swap_call(verdict)
+    if call:
+        contents.append(element("p", "In Python: ", element("code", call)))
+    if verdict["reasons"]:
+        contents.append(element("ul", *(element("li", reason) for reason in verdict["reasons"])))
+    if verdict["thresholds"]:
+        pairs = (
+            (
+                element("dt", f"{limit['quantity']}: {_size_of(limit)}"),
+                element("dd", limit["source"]),
+            )
+            for limit in verdict["thresholds"]
+        )
+        contents += [
+            element("p", "Its limits, and where they come from:"),
+            element("dl", *(part for pair in pairs for part in pair)),
+        ]
+    return contents
+
+
+def _size_of(limit: ThresholdRecord) -> str:
+    """A limit of TIDs in percent, as everywhere on the page; any other as it stands."""
+    if limit["quantity"].endswith("_tid"):
+        return f"{100 * limit['limit']:.4g} %"
+    return f"{limit['limit']:.4g}"
+
+
+def layer_contents(layers: Sequence[Layer]) -> list[Markup]:
+    """The table of the layers, to read and to copy."""
+    columns = [column for column in COLUMNS if _has_values(column, layers)]
+    lines = _lines(columns, layers)
+    copied = [column for column in columns if column.keys != ("reason",)]
+    plain = (
+        [column.heading for column in copied],
+        [column.numeric for column in copied],
+        _lines(copied, layers),
+    )
+    return [
+        plain_table(
+            "Layers",
+            "TID in percent." + (" The last line averages the layers." if len(layers) > 1 else ""),
+            [(column.heading, column.numeric) for column in columns],
+            lines,
+            wrapped="reason",
+        ),
+        element("details", element("summary", "What the columns mean"), element("p", MEANINGS)),
+        copy_blocks(text_tables.markdown(*plain), text_tables.latex(*plain)),
+    ]
+
+
+def _has_values(column: LayerColumn, layers: Sequence[Layer]) -> bool:
+    return any(layer.get(key) not in (None, "") for layer in layers for key in column.keys)
+
+
+def _lines(columns: Sequence[LayerColumn], layers: Sequence[Layer]) -> list[list[str]]:
+    lines = [[column.text(layer) for column in columns] for layer in layers]
+    if len(layers) > 1:
+        lines.append(["average", *(_average(column, layers) for column in columns[1:])])
+    return lines
+
+
+def _average(column: LayerColumn, layers: Sequence[Layer]) -> str:
+    if not column.averaged:
+        return ""
+    return numerals.percent(average(layers, column.keys[0]))
+
+
+def evaluation_contents(rows: Sequence[EvaluationRow]) -> list[Markup]:
+    """The losses by kind of statistics, and what re-estimation does about the gap."""
+    lines = [
+        [
+            row["statistics"],
+            numerals.NOTHING if row["tokens"] is None else f"{row['tokens']:,}",
+            f"{row['loss']:.4f}",
+        ]
+        for row in rows
+    ]
+    return [
+        element("p", evaluation_words(rows)),
+        plain_table(
+            "Evaluation",
+            "Loss of the same weights, by the statistics that the norms evaluate with.",
+            [("statistics", False), ("tokens in a batch", True), ("loss", True)],
+            lines,
+        ),
+    ]

@@ -1,0 +1,289 @@
+"""matplotlib figures as SVG that can stand many times in one page and follows its colours."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from math import ceil, floor, isfinite, log10
+from typing import Any, Final
+from warnings import catch_warnings, simplefilter
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.legend import Legend
+from matplotlib.textpath import text_to_path
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from powernorm.lab.report.markup import Markup
+from powernorm.lab.report.numerals import NOTHING, printable
+from powernorm.lab.report.style import SERIES
+
+# Placeholders that no figure uses for data; the page replaces them by its own colours.
+_INK: Final = "#010203"
+_GRID: Final = "#010204"
+_COLOURS: Final[Mapping[str, str]] = {
+    _INK: "currentColor",
+    _GRID: "var(--grid)",
+    **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)},
+}
+_DASHES: Final = ("-", "--", ":", "-.")
+_LEGEND_SIZE: Final = 9
+# Any: recent matplotlib types the keys as a long Literal, older ones as str.
+_STYLE: Final[Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "powernorm",
+    # A name from a file may hold a dollar sign.
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.labelsize": 10,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": _LEGEND_SIZE,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "grid.color": _GRID,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+    "legend.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_FONTS: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
+_SVG: Final = "{http://www.w3.org/2000/svg}"
+_HREF: Final = "{http://www.w3.org/1999/xlink}href"
+_REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
+
+WIDTH: Final = 4.1
+"""Inches; small enough that text stays readable on a phone, where a figure fills the width."""
+
+LEGEND_WIDTH: Final = 72 * WIDTH - 4
+"""Points that a legend may take."""
+
+_TITLE_ROOM: Final = 72 * WIDTH - 55
+"""Points above a frame, which has numbers at its left."""
+
+_LEGEND_STYLE: Final[Mapping[str, float]] = {
+    "handlelength": 1.8,
+    "handletextpad": 0.8,
+    "columnspacing": 1.2,
+    "borderpad": 0.4,
+}
+"""In units of the letters' size."""
+
+
+@contextmanager
+def figure(height: float) -> Iterator[Figure]:
+    """A figure of the page's width in the page's style; no global state of pyplot is touched.
+
+    Args:
+        height: inches.
+    """
+    with mpl.rc_context(_STYLE):
+        drawn = Figure(figsize=(WIDTH, height), layout="constrained", dpi=150)
+        FigureCanvasSVG(drawn)
+        yield drawn
+
+
+def line_style(index: int) -> tuple[str, str]:
+    """Colour and dashes of the n-th series: told apart without colour, too."""
+    # One further for every round of colours, so that no two of 32 are alike.
+    dashes = index // 2 + index // len(SERIES)
+    return SERIES[index % len(SERIES)], _DASHES[dashes % len(_DASHES)]
+
+
+def reference_style() -> tuple[str, tuple[int, tuple[int, int]]]:
+    """Colour and dashes of a line that is no run."""
+    return _INK, (0, (1, 3))
+
+
+def plain_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+    """Title, labels and a quiet grid."""
+    axes.set_title(_fitting(title, _TITLE_ROOM, 11, "bold"), loc="left", fontweight="bold")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(visible=True, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def legend_columns(labels: Sequence[str]) -> int:
+    """As many as fit side by side in a figure's width, five at most.
+
+    >>> legend_columns(["ln", "bn", "rbn", "pn", "adanorm"])
+    5
+    >>> legend_columns([f"layers.{layer}.attention" for layer in range(9)])
+    2
+    """
+    widths = [_text_width(legend_label(label)) for label in labels]
+    for columns in range(min(5, len(labels)), 1, -1):
+        # matplotlib's own split: the first columns have one entry more where it does not go up.
+        parts = np.array_split(widths, columns)
+        text = sum(float(part.max()) for part in parts)
+        if text + _legend_frame(columns) <= LEGEND_WIDTH:
+            return columns
+    return 1
+
+
+def legend_label(name: str) -> str:
+    """The name as a legend has room for it: without its middle where it is too long.
+
+    >>> legend_label("pn-512"), legend_label("_")
+    ('pn-512', '–')
+    """
+    # A label that starts with an underscore would be left out of the legend.
+    label = printable(name).lstrip("_") or NOTHING
+    return _fitting(label, LEGEND_WIDTH - _legend_frame(1), _LEGEND_SIZE)
+
+
+def _fitting(text: str, room: float, size: float, weight: str = "normal") -> str:
+    """The text without its middle where it is wider than so many points."""
+    kept = len(text)
+    shown = text
+    while kept > 1 and _text_width(shown, size, weight) > room:
+        kept -= 1
+        shown = f"{text[: kept // 2]}…{text[len(text) - (kept + 1) // 2 :]}"
+    return shown
+
+
+def _legend_frame(columns: int) -> float:
+    """What a legend takes beside its texts, in points."""
+    entry = _LEGEND_STYLE["handlelength"] + _LEGEND_STYLE["handletextpad"]
+    between = _LEGEND_STYLE["columnspacing"] * (columns - 1)
+    return _LEGEND_SIZE * (columns * entry + between + 2 * _LEGEND_STYLE["borderpad"])
+
+
+def _text_width(text: str, size: float = _LEGEND_SIZE, weight: str = "normal") -> float:
+    with catch_warnings():
+        # A glyph that the font lacks is drawn as a box; the page's own font may have it.
+        simplefilter("ignore", UserWarning)
+        font = FontProperties(family="sans-serif", size=size, weight=weight)
+        width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width)
+
+
+def draw_legend(drawn: Figure, entries: Mapping[str, Artist], columns: int) -> Legend:
+    """A legend below the frames.
+
+    Args:
+        drawn: the figure.
+        entries: lines by `legend_label`.
+        columns: of `legend_columns`.
+    """
+    return drawn.legend(
+        entries.values(),
+        entries.keys(),
+        loc="outside lower center",
+        ncols=columns,
+        **_LEGEND_STYLE,
+    )
+
+
+def logarithmic_ticks(axis: XAxis | YAxis, low: float, high: float) -> None:
+    """Ticks of a logarithmic axis that have room beside each other, as plain numbers.
+
+    Args:
+        axis: with its scale set.
+        low: where it begins.
+        high: where it ends.
+    """
+    # Labels side by side take twice the room of labels below each other.
+    decades = log10(high / low) * (2 if isinstance(axis, XAxis) else 1)
+    parts = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0, 3.0) if decades < 4 else (1.0,)
+    exponents = range(floor(log10(low)), ceil(log10(high)) + 1)
+    ticks = [part * 10.0**exponent for exponent in exponents for part in parts]
+    if sum(low <= tick <= high for tick in ticks) > 1:
+        axis.set_major_locator(LogLocator(base=10, subs=parts))
+    else:
+        # Round numbers: a single power of ten would not say how the axis runs.
+        axis.set_major_locator(MaxNLocator(3 if isinstance(axis, XAxis) else 5))
+    axis.set_major_formatter(FuncFormatter(_plain_number))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _plain_number(value: float, position: int | None) -> str:
+    del position
+    if not isfinite(value):
+        return ""
+    if 1e-4 < value < 1e5:
+        return f"{value:g}"
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits.removesuffix('.0')}e{int(exponent)}"
+
+
+def inline_svg(drawn: Figure, prefix: str, description: str) -> Markup:
+    """The figure as an `<svg>` element.
+
+    Args:
+        drawn: a figure of `figure`, inside its `with` block.
+        prefix: put in front of every id, so that figures of one page do not clash.
+        description: what a reader who cannot see the figure is told.
+    """
+    stream = StringIO()
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    drawn.savefig(stream, format="svg", metadata=no_metadata)
+    root = ElementTree.fromstring(stream.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if _local(child.tag) in {"metadata", "style"}:
+                parent.remove(child)
+    for node in root.iter():
+        _adapt(node, prefix)
+    for attribute in ("width", "height", "version"):
+        root.attrib.pop(attribute, None)
+    root.attrib["role"] = "img"
+    root.attrib["aria-label"] = description
+    root.attrib["style"] = f"stroke-linejoin: round; stroke-linecap: butt; font-family: {_FONTS}"
+    return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=True))
+
+
+def _local(tag: str) -> str:
+    return tag.rpartition("}")[2]
+
+
+def _adapt(node: ElementTree.Element, prefix: str) -> None:
+    """Ids and colours of one element; plain names, for HTML puts SVG in its namespace itself."""
+    node.tag = _local(node.tag)
+    adapted: dict[str, str] = {}
+    for key, value in node.attrib.items():
+        if key == "id":
+            adapted["id"] = f"{prefix}-{value}"
+        elif key == _HREF:
+            adapted["href"] = f"#{prefix}-{value[1:]}" if value.startswith("#") else value
+        elif key == "style":
+            adapted["style"] = _themed(value)
+        else:
+            adapted[key] = _REFERENCE.sub(rf"url(#{prefix}-\1)", value)
+    if node.tag == "text":
+        # Matplotlib leaves black text without a fill; its font list is replaced by the page's.
+        style = re.sub(r"font-family:[^;]*;?|font:[^;]*;?", _font_size, adapted.get("style", ""))
+        adapted["style"] = style if "fill" in style else f"fill: currentColor; {style}"
+    node.attrib.clear()
+    node.attrib.update(adapted)
+
+
+def _font_size(match: re.Match[str]) -> str:
+    """Of a CSS font only weight and size stay."""
+    found = re.search(r"(bold |[0-9]00 )?([0-9.]+px)", match[0])
+    if found is None:
+        return ""
+    weight = f"font-weight: {found[1].strip()}; " if found[1] else ""
+    return f"{weight}font-size: {found[2]};"
+
+
+def _themed(style: str) -> str:
+    for placeholder, colour in _COLOURS.items():
+        style = style.replace(placeholder, colour)
+    return style

@@ -1,0 +1,369 @@
+"""The figures of a comparison: what is drawn from which rows, and what the caption says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Final, Literal
+
+from powernorm.lab.report import curves, heatmaps
+from powernorm.lab.report.markup import Markup
+from powernorm.lab.report.measures import MAIN, MEASURES, Measure, own_heading
+from powernorm.lab.report.numerals import printable
+from powernorm.lab.report.records import Comparison, Run
+from powernorm.runs import METRICS_COLUMNS
+
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    """A figure with the words that belong to it."""
+
+    svg: Markup
+    caption: str
+
+
+def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
+    """Losses and scores over the training; empty where nothing was logged."""
+    if comparison.function is not None:
+        curves_of_task = list(map(_own_curve, own_columns(comparison)[:MAX_CURVES]))
+    else:
+        has_scores = any(
+            row.get("valid_score") is not None for run in comparison.runs for row in run.curve
+        )
+        curves_of_task = [
+            _known_curve(comparison, name) for name in (SCORED if has_scores else LIKELY)
+        ]
+    drawn = (
+        _draw_curve(comparison, curve, f"{comparison.anchor}curve-{number}")
+        for number, curve in enumerate(curves_of_task)
+    )
+    return [one for one in drawn if one is not None]
+
+
+def own_columns(comparison: Comparison) -> list[str]:
+    """The columns of `metrics.csv` in which an own function logged numbers.
+
+    Losses first, then the goal's, then the others in their order.
+    """
+    found = dict.fromkeys(
+        name
+        for run in comparison.runs
+        for row in run.curve
+        for name, value in row.items()
+        if value is not None
+        and isfinite(value)
+        and (name in OWN_FIRST or name not in METRICS_COLUMNS)
+    )
+    goal = comparison.metric
+    first = (*OWN_FIRST, goal, goal.replace("test_", "valid_", 1))
+    return [name for name in dict.fromkeys([*first, *found]) if name in found]
+
+
+_Column = Literal["train_loss", "valid_loss", "valid_perplexity", "valid_score"]
+LIKELY: Final[tuple[_Column, ...]] = ("train_loss", "valid_perplexity")
+SCORED: Final[tuple[_Column, ...]] = ("train_loss", "valid_loss", "valid_score")
+"""Curves of tasks whose checkpoints are chosen by a score: where the loss rises while the training
+loss falls, the model overfits (Xu et al. 2019, Figures 1 and 3)."""
+OWN_FIRST: Final = ("train_loss", "valid_loss", "valid_perplexity", "valid_score")
+"""Columns that every metrics.csv has and that an own function may have filled."""
+MAX_CURVES: Final = 8
+"""Of an own function, which may log anything."""
+_DECADES: Final = 1000
+"""A curve whose highest value is so many times its lowest is drawn on a logarithmic axis."""
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A figure of one column of `metrics.csv`.
+
+    Attributes:
+        column: its name.
+        title: of the frame.
+        caption: what is drawn.
+        y_label: quantity and unit; empty where the title says all that is known.
+        logarithmic: whether the y axis is; None where the values decide.
+        metric: of the baselines, which are drawn with it; empty where they have none.
+        against: the quantity on the x axis.
+        x_label: what that is in the task's data.
+    """
+
+    column: str
+    title: str
+    caption: str
+    y_label: str
+    logarithmic: bool | None
+    metric: str
+    against: Literal["tokens", "step"]
+    x_label: str
+
+
+def _own_curve(column: str) -> _Curve:
+    heading = own_heading(column)
+    return _Curve(
+        column=column,
+        title=heading,
+        caption=f"The {heading} as the function logged it.",
+        y_label="",
+        logarithmic=None,
+        metric=column,
+        against="step",
+        x_label="step",
+    )
+
+
+_CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
+    "train_loss": ("Training loss", "Training loss, nats per target, each point a mean of steps."),
+    "valid_loss": (
+        "Validation loss",
+        "Loss on the validation data, nats per target. Where it rises while the training loss "
+        "falls, the model overfits.",
+    ),
+    "valid_score": ("Validation score", "{heading} on the validation data."),
+    "valid_perplexity": (
+        "Validation perplexity",
+        "Perplexity on the validation text, logarithmic.",
+    ),
+}
+
+
+def _known_curve(comparison: Comparison, column: _Column) -> _Curve:
+    title, caption = _CAPTIONS[column]
+    score = _score(comparison)
+    heading = score.heading.removeprefix("test ")
+    metric = score.metric.replace("test_", "valid_") if column == "valid_score" else column
+    return _Curve(
+        column=column,
+        title=title,
+        caption=caption.format(heading=heading),
+        y_label={
+            "valid_perplexity": _perplexity_label(comparison),
+            "valid_score": f"{heading}, %",
+        }.get(column, "nats per target"),
+        logarithmic=column == "valid_perplexity",
+        metric=metric if column.startswith("valid") else "",
+        against="tokens",
+        x_label=_tokens_label(comparison),
+    )
+
+
+def _score(comparison: Comparison) -> Measure:
+    """The task's own measure, also where the goal is another."""
+    known = [MEASURES[name] for name in MAIN if name in comparison.other_metrics]
+    return comparison.measure if comparison.is_known or not known else known[0]
+
+
+def _perplexity_label(comparison: Comparison) -> str:
+    units = {"mlm": "masked token", "tag": "tag", "translation": "subword", "lm-char": "byte"}
+    return f"perplexity per {units.get(comparison.task, 'word')}"
+
+
+def _tokens_label(comparison: Comparison) -> str:
+    """What a training token is in the task's data."""
+    units = {"image": "images", "parse": "transitions", "lm-char": "bytes"}
+    return units.get(comparison.task, "tokens")
+
+
+def _draw_curve(comparison: Comparison, curve: _Curve, prefix: str) -> DrawnFigure | None:
+    series = curves.series_of(comparison.runs, curve.column, curve.against)
+    if not series:
+        return None
+    baselines = {
+        baseline.name: value
+        for baseline in comparison.baselines
+        if (value := baseline.metrics.get(curve.metric)) is not None
+    }
+    norms = ", ".join(dict.fromkeys(printable(line.norm) for line in series))
+    notes = [curve.caption, "One line a seed."]
+    if baselines:
+        is_own = comparison.function is not None
+        notes.append(f"Dotted: {'baselines' if is_own else 'models without a network'}.")
+    if any(line.lost for line in series):
+        notes.append(_LOST if comparison.baselines else _FAILED)
+    svg = curves.draw_curves(
+        series,
+        order=comparison.names,
+        title=curve.title,
+        y_label=curve.y_label,
+        logarithmic=_is_wide(series) if curve.logarithmic is None else curve.logarithmic,
+        baselines=baselines,
+        prefix=prefix,
+        description=f"{curve.title} against training {curve.x_label} for {norms}",
+        x_label=curve.x_label,
+    )
+    return DrawnFigure(svg, " ".join(notes))
+
+
+_LOST: Final = "A cross ends a run that diverged or became NaN; such a run may leave the frame."
+_FAILED: Final = "A cross ends a run that failed or became NaN; such a run may leave the frame."
+
+
+def _is_wide(series: Sequence[curves.Series]) -> bool:
+    values = [value for line in series for value in line.y if isfinite(value)]
+    return bool(values) and 0 < _DECADES * min(values) < max(values)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A figure of one column of `norms.csv` over training."""
+
+    column: str
+    layers: Literal["first", "average"]
+    title: str
+    y_label: str
+    caption: str
+    scale: float = 1
+
+
+_TID_PANELS: Final = (
+    _Panel(
+        "var_tid",
+        "average",
+        "TID over training: deviation",
+        "TID, %",
+        "Online TID of the deviation (quadratic mean where the norm does not centre) in percent, "
+        "averaged over the norm layers, logarithmic (Wang et al. 2022, Fig. 4).",
+        scale=100,
+    ),
+    _Panel(
+        "mean_tid",
+        "average",
+        "TID over training: mean",
+        "TID, %",
+        "Online TID of the mean in percent, averaged over the norm layers, logarithmic.",
+        scale=100,
+    ),
+    _Panel(
+        "var_distance",
+        "first",
+        "Fluctuation of the variance",
+        "‖batch - running‖ / d",
+        "Distance of the batch's variance (or quadratic mean) to the running one in the first norm "
+        "layer, logarithmic (Shen et al. 2020, Fig. 2 right, Fig. 4 left).",
+    ),
+    _Panel(
+        "mean_distance",
+        "first",
+        "Fluctuation of the mean",
+        "‖batch - running‖ / d",
+        "The same of the mean (Fig. 2 left).",
+    ),
+)
+
+_GRADIENT_PANELS: Final = (
+    _Panel(
+        "var_gradient_norm",
+        "first",
+        "Gradient through the variance",
+        "norm of the part",
+        "Norm of the part of the first norm layer's input gradient that goes through the variance "
+        "or quadratic mean (g_σ², g_ψ²), logarithmic (Shen et al. 2020, Fig. 3 right, Fig. 4 "
+        "right).",
+    ),
+    _Panel(
+        "mean_gradient_norm",
+        "first",
+        "Gradient through the mean",
+        "norm of the part",
+        "The same for the part through the mean (g_μ; Fig. 3 left).",
+    ),
+    _Panel(
+        "gradient_norm",
+        "first",
+        "Input gradient, first layer",
+        "norm",
+        "Norm of the whole gradient of the first norm layer's input, logarithmic.",
+    ),
+    _Panel(
+        "token_gradient_var",
+        "average",
+        "Gradient variance per token",
+        "variance over features",
+        "Variance over features of the input gradient, mean over tokens and norm layers, "
+        "logarithmic: what normalization reduces according to Xu et al. 2019, Theorem 1.",
+    ),
+    _Panel(
+        "outlier_share",
+        "average",
+        "Share of |y| above 1/k",
+        "%",
+        "Of AdaNorm's and SimpleLayerNorm's outputs, mean over norm layers: where AdaNorm's "
+        "factor would change its sign (Xu et al. 2019, eq. 7).",
+        scale=100,
+    ),
+)
+
+
+def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
+    """Online TID averaged over layers, and the fluctuation of the statistics, against steps."""
+    return _panels(comparison, _TID_PANELS) + _evaluation_gap(comparison)
+
+
+def _evaluation_gap(comparison: Comparison) -> list[DrawnFigure]:
+    series = curves.gap_series(comparison.runs)
+    if not series:
+        return []
+    svg = curves.draw_curves(
+        series,
+        order=comparison.names,
+        title="Running against batch statistics",
+        x_label="step",
+        y_label="nats per token" if comparison.function is None else "loss",
+        logarithmic=False,
+        baselines={"no gap": 0.0},
+        prefix=f"{comparison.anchor}over-time-gap",
+        description="Loss by running statistics minus loss by batch statistics, against steps",
+    )
+    caption = (
+        "Loss of a few validation batches when the norms use their running statistics, minus the "
+        "loss when they use each batch's own. Above 0: evaluation costs something."
+    )
+    return [DrawnFigure(svg, caption)]
+
+
+def gradients_over_time(comparison: Comparison) -> list[DrawnFigure]:
+    """Parts of the norms' input gradients against steps; empty where none were recorded."""
+    return _panels(comparison, _GRADIENT_PANELS)
+
+
+def _panels(comparison: Comparison, panels: Sequence[_Panel]) -> list[DrawnFigure]:
+    drawn = []
+    for panel in panels:
+        series = curves.layer_series(comparison.runs, panel.column, panel.layers, panel.scale)
+        if not any(isfinite(value) and value > 0 for line in series for value in line.y):
+            continue
+        svg = curves.draw_curves(
+            series,
+            order=comparison.names,
+            title=panel.title,
+            x_label="step",
+            y_label=panel.y_label,
+            logarithmic=True,
+            baselines={},
+            prefix=f"{comparison.anchor}over-time-{panel.column.replace('_', '-')}",
+            description=f"{panel.title} against steps",
+        )
+        drawn.append(DrawnFigure(svg, panel.caption))
+    return drawn
+
+
+def tid_heat_maps(comparison: Comparison) -> list[tuple[Run, DrawnFigure]]:
+    """One heat map of layer against step a run that has batch statistics; one colour scale."""
+    observed = [run for run in comparison.runs if run.samples]
+    scale = heatmaps.colour_scale(observed)
+    if scale is None:
+        return []
+    return [
+        (run, DrawnFigure(svg, _heat_map_caption(run)))
+        for index, run in enumerate(observed)
+        if (svg := heatmaps.draw_heat_map(run, scale, prefix=f"{comparison.anchor}heat-{index}"))
+        is not None
+    ]
+
+
+def _heat_map_caption(run: Run) -> str:
+    kinds: Sequence[str] = heatmaps.kinds_of(run)
+    what = "mean and variance" if len(kinds) > 1 else "quadratic mean"
+    ending = "" if run.finished else f" The run is marked {run.shown_status}."
+    return (
+        f"{printable(run.name)}, seed {run.seed}: online TID of the {what} by layer (top: first) "
+        f"and step.{ending}"
+    )

@@ -1,0 +1,230 @@
+"""The report of a comparison: what stands on its page."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from powernorm.lab.report import figures, tables
+from powernorm.lab.report.columns import MAX_METRICS, columns_of, metric_text
+from powernorm.lab.report.diagnosis_sections import comparison_contents
+from powernorm.lab.report.document import (
+    Article,
+    SectionParts,
+    document,
+    folded,
+    gallery,
+    write_page,
+)
+from powernorm.lab.report.html_tables import (
+    copy_blocks,
+    glossary,
+    plain_table,
+    run_table,
+    settings_table,
+    summary_table,
+)
+from powernorm.lab.report.loading import read_comparison
+from powernorm.lab.report.markup import Markup, element
+from powernorm.lab.report.measures import own_heading
+from powernorm.lab.report.numerals import counted, printable
+from powernorm.lab.report.paper_tables import difference_note, paper_contents
+from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.scoring import scoring_notes
+from powernorm.lab.report.studies import study_contents
+from powernorm.lab.report.summary import SummaryRow, summarize
+from powernorm.lab.report.translations import sample_contents
+from powernorm.runs import METRICS_FILE, REPORT_FILE
+
+MAX_MAPS: Final = 8
+"""Heat maps that are in sight; more are folded away."""
+MAX_LINES: Final = 100
+"""Metrics or columns that are named beyond those with a place of their own."""
+
+
+def write_report(folder: Path) -> Path:
+    """Writes `report.html` into a comparison folder from the files that lie there.
+
+    Works with partial results: runs that failed or still go on are shown as such.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        InputError: `folder` is no comparison, or a file in it is damaged.
+    """
+    return write_page(render_page(read_comparison(folder)), folder / REPORT_FILE)
+
+
+def render_page(comparison: Comparison) -> str:
+    """The whole page."""
+    return document(tables.headline(comparison), [_article(comparison)])
+
+
+def render_pages(comparisons: Sequence[Comparison]) -> str:
+    """One page of several comparisons, each with its own anchor."""
+    title = f"{len(comparisons)} comparisons"
+    return document(title, [_article(comparison) for comparison in comparisons])
+
+
+def _article(comparison: Comparison) -> Article:
+    return Article(
+        heading=f"{_subject(comparison)}: {tables.headline(comparison)}{_place(comparison)}",
+        lead=_lead(comparison),
+        sections=list(_sections(comparison)),
+        anchor=comparison.anchor,
+    )
+
+
+def _place(comparison: Comparison) -> str:
+    """What tells comparisons of one page apart."""
+    if not comparison.anchor:
+        return ""
+    return f" ({printable('/'.join(comparison.folder.resolve().parts[-2:]))})"
+
+
+def _sections(comparison: Comparison) -> Iterator[SectionParts]:
+    rows = summarize(comparison)
+    study = study_contents(comparison)
+    if study:
+        yield "study", "The study", study
+    paper = paper_contents(comparison)
+    yield (
+        "results",
+        "Results",
+        [
+            *([] if paper else difference_note(comparison)),
+            summary_table(comparison, rows),
+            *_more_metrics(comparison, rows),
+            *scoring_notes(comparison),
+            _copies(comparison, rows),
+        ],
+    )
+    if paper:
+        yield "paper", "Paper and measured", paper
+    curves = figures.learning_curves(comparison)
+    if curves:
+        yield "curves", "Learning curves", [gallery(curves), *_more_curves(comparison)]
+    tid = _tid_contents(comparison)
+    if tid:
+        yield "tid", "Training inference discrepancy", tid
+    gradients = figures.gradients_over_time(comparison)
+    if gradients:
+        yield "gradients", "Gradients of the norms' inputs", [gallery(gradients)]
+    diagnoses = comparison_contents(comparison)
+    if diagnoses:
+        yield "diagnoses", "Diagnoses", diagnoses
+    samples = sample_contents(comparison)
+    if samples:
+        yield "translations", "Translations", samples
+    yield "runs", "Every run", [run_table(comparison)]
+    yield "columns", "What the columns mean", [glossary(comparison)]
+    if comparison.data:
+        yield "data", "Data", [settings_table(comparison.data, "Corpus of the comparison")]
+    if comparison.settings or comparison.function:
+        yield "settings", "Settings and environment", _settings(comparison)
+
+
+def _lead(comparison: Comparison) -> str:
+    runs = len(comparison.runs)
+    noun = "norm" if comparison.study is None else "variant"
+    parts = [
+        counted(len(comparison.names), noun),
+        counted(len({run.seed for run in comparison.runs}), "seed"),
+        counted(runs, "run"),
+    ]
+    text = ", ".join(parts)
+    if comparison.function is None:
+        text += f". The same model, data and initial weights for every {noun} of a seed."
+    else:
+        text += ". The same function with the same settings for every norm and seed."
+    unfinished = sum(not run.finished for run in comparison.runs)
+    if unfinished:
+        text += f" {unfinished} of {runs} runs did not finish; they are marked."
+    return text
+
+
+def _subject(comparison: Comparison) -> str:
+    return "Norms compared" if comparison.study is None else printable(comparison.study["title"])
+
+
+def _more_metrics(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Markup]:
+    """The metrics that the table has no room for, a line each."""
+    names = comparison.other_metrics[MAX_METRICS:]
+    if comparison.is_known or not names:
+        return []
+    shown = names[:MAX_LINES]
+    more = "" if len(names) == len(shown) else f", the first {MAX_LINES} of {len(names)}"
+    headings = [("metric", False), *((printable(row.label), True) for row in rows)]
+    lines = [[own_heading(name), *(metric_text(row, name) for row in rows)] for name in shown]
+    caption = f"Mean ± sample standard deviation over seeds{more}."
+    return [
+        folded(
+            counted(len(names), "more metric"),
+            plain_table("More metrics", caption, headings, lines),
+        )
+    ]
+
+
+def _more_curves(comparison: Comparison) -> list[Markup]:
+    """What else an own function logged, by name."""
+    if comparison.function is None:
+        return []
+    names = figures.own_columns(comparison)[figures.MAX_CURVES :]
+    if not names:
+        return []
+    shown = ", ".join(map(own_heading, names[:MAX_LINES]))
+    text = f"{counted(len(names), 'more column')} in {METRICS_FILE}: {shown}"
+    return [element("p", text, "…" * (len(names) > MAX_LINES), attributes={"class": "soft"})]
+
+
+def _copies(comparison: Comparison, rows: Sequence[SummaryRow]) -> Markup:
+    columns = columns_of(comparison)
+    return copy_blocks(tables.markdown_table(rows, columns), tables.latex_table(rows, columns))
+
+
+def _tid_contents(comparison: Comparison) -> list[Markup]:
+    contents = []
+    lines = figures.tid_over_time(comparison)
+    if lines:
+        contents.append(gallery(lines))
+    maps = figures.tid_heat_maps(comparison)
+    if maps:
+        first_seed = {run.name: run.seed for run, _ in reversed(maps)}
+        shown = [drawn for run, drawn in maps if run.seed == first_seed[run.name]]
+        others = [drawn for run, drawn in maps if run.seed != first_seed[run.name]]
+        contents += [
+            element("h3", "By layer"),
+            element(
+                "p",
+                "Light is a large discrepancy, grey is no number; all maps share one scale.",
+                attributes={"class": "soft"},
+            ),
+            gallery(shown)
+            if len(shown) <= MAX_MAPS
+            else folded(f"The maps of {len(shown)} runs", gallery(shown)),
+        ]
+        if others:
+            contents.append(folded("The other seeds", gallery(others)))
+    return contents
+
+
+def _settings(comparison: Comparison) -> list[Markup]:
+    """Versions and machine apart from the configuration of the experiment."""
+    settings = comparison.settings
+    of_run = printable(comparison.settings_of)
+    title = f"Configuration of the run {of_run}" if of_run else "Configuration of the comparison"
+    environment = {
+        key: settings[key]
+        for key in ("versions", "machine", "date")
+        if settings.get(key) is not None
+    }
+    rest = {key: value for key, value in settings.items() if key not in environment}
+    parts = [settings_table(rest, title)]
+    if comparison.function is not None:
+        parts.insert(0, settings_table(comparison.function, "Training function"))
+    if environment:
+        parts += [
+            element("h3", "Environment"),
+            settings_table(environment, "Versions and machine"),
+        ]
+    return parts

@@ -1,0 +1,67 @@
+"""Whether a norm differs from another, LayerNorm for most, seed by seed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite, nan, sqrt
+from statistics import fmean, stdev
+from typing import Final
+
+from powernorm.lab.report.records import Run
+
+LEAST_SEEDS: Final = 3
+"""Of fewer, an interval says nothing."""
+CONFIDENCE: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class PairedGap:
+    """The difference of a metric to the reference, over the seeds that finished with both.
+
+    Attributes:
+        difference: mean of the seeds' differences.
+        low: lower end of the 95 % interval of that mean, by Student's t; NaN of too few seeds.
+        high: upper end.
+        p: of the two-sided paired t-test; NaN of too few seeds.
+        count: number of seeds.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    count: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves 0 out."""
+        return self.low > 0 or self.high < 0
+
+
+def paired_gap(runs: Iterable[Run], references: Iterable[Run], metric: str) -> PairedGap | None:
+    """Compare two norms by the seeds that finished with both; None without one."""
+    ours, theirs = values_by_seed(runs, metric), values_by_seed(references, metric)
+    differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    if not differences:
+        return None
+    mean = fmean(differences)
+    if len(differences) < LEAST_SEEDS:
+        return PairedGap(mean, nan, nan, nan, len(differences))
+    from scipy.stats import t as student
+
+    error = stdev(differences) / sqrt(len(differences))
+    freedom = len(differences) - 1
+    half = float(student.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    if error == 0:
+        p = 1.0 if mean == 0 else 0.0
+    else:
+        p = 2 * float(student.sf(abs(mean) / error, freedom))
+    return PairedGap(mean, mean - half, mean + half, p, len(differences))
+
+
+def values_by_seed(runs: Iterable[Run], metric: str) -> dict[int, float]:
+    """Return a metric by seed, of the runs that finished."""
+    return {
+        run.seed: value
+        for run in runs
+        if run.finished and (value := run.metrics.get(metric)) is not None and isfinite(value)
+    }

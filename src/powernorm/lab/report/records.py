@@ -1,0 +1,207 @@
+"""A comparison as the report sees it: plain values read from the run folders."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from powernorm.lab.report.measures import MAIN, MEASURES, PERPLEXITY, Measure, goal_of, own_measure
+from powernorm.runs import (
+    TID,
+    DiagnosisRecord,
+    FunctionRecord,
+    Goal,
+    PaperRecord,
+    ScaleRecord,
+    Status,
+    StudyInfo,
+)
+
+ShownStatus = Status | Literal["unfinished"]
+"""`unfinished`: a run folder without a result, so a run that is still going or was killed."""
+
+KNOWN_STATUSES: tuple[str, ...] = get_args(Status)
+
+UNPLACED: Final = ("image", "parse")
+"""Tasks whose norms stand before the activation, with no residual sum to stand before or after."""
+
+MetricRow = Mapping[str, float | None]
+"""One line of `metrics.csv` by column; None where the cell is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormSample:
+    """One line of `norms.csv`: one layer at one monitored step."""
+
+    step: int
+    layer: str
+    norm: str
+    values: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """One line of `translations.tsv`."""
+
+    source: str
+    reference: str
+    translation: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its result as far as there is one, and its logged rows."""
+
+    norm: str
+    placement: str
+    seed: int
+    status: ShownStatus
+    folder: str
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    tid: TID | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    examples_per_second: float | None = None
+    steps_per_second: float | None = None
+    parameters: int | None = None
+    message: str = ""
+    curve: Sequence[MetricRow] = ()
+    samples: Sequence[NormSample] = ()
+    diagnosis: DiagnosisRecord | None = None
+    remark: str = ""
+    """What has to stand beside its numbers."""
+    label: str = ""
+    """Name of the variant; empty outside of studies."""
+    x: float | None = None
+    y: float | None = None
+    scales: Sequence[ScaleRecord] = ()
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    """How its scores were computed, in sacrebleu's words, by metric."""
+    scored: str = ""
+    """Which weights its metrics are of; empty where the run does not say."""
+
+    @property
+    def name(self) -> str:
+        """What the run is called: the variant's label, else the norm's short name."""
+        return self.label or self.norm
+
+    @property
+    def shown_status(self) -> ShownStatus:
+        """The status, where a "finished" run with a perplexity that is no number is not one."""
+        numbers = (value for value in self.metrics.values() if value is not None)
+        if self.status == "finished" and not all(isfinite(value) for value in numbers):
+            return "nonfinite"
+        return self.status
+
+    @property
+    def finished(self) -> bool:
+        """Whether its numbers may enter an average."""
+        return self.shown_status == "finished"
+
+    @property
+    def broke_down(self) -> bool:
+        """Whether it ended for a reason of its own: not stopped by the user, not still going."""
+        return self.shown_status in ("diverged", "nonfinite", "failed")
+
+    @property
+    def nonfinite_batches(self) -> int | None:
+        """Batches whose statistics were not finite, in the layer that met most of them."""
+        counts = [sample.values.get("num_nonfinite_batches") for sample in self.samples]
+        known = [int(count) for count in counts if count is not None]
+        return max(known) if known else None
+
+    @property
+    def first_nonfinite(self) -> NormSample | None:
+        """Where a number that is not finite was seen first: layer and step."""
+        return next((one for one in self.samples if one.values.get("first_nonfinite")), None)
+
+
+@dataclass(frozen=True)
+class BaselineRow:
+    """A model without a network over the same data."""
+
+    name: str
+    metrics: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs of a comparison folder with the settings that they share.
+
+    Attributes:
+        folder: where it lies.
+        task: what was trained; `module:name` of an own function.
+        preset: size of the experiment; empty for an own function.
+        placement: `pre` or `post`; empty for an own function.
+        settings: the whole configuration, versions and machine.
+        data: name, source, licence and sizes of the corpus.
+        baselines: models without a network.
+        runs: in the order in which they were trained.
+        anchor: in front of every id, where the comparison shares a page with others.
+        study: what the variants are about; None where norms as such are compared.
+        settings_of: folder of the run whose configuration `settings` is; empty where they are
+            those of the comparison.
+        goal: the metric that the comparison is about, and which way is better.
+        function: the training function of a user that was run; None for a built-in task.
+        paper: what papers print for its recipe.
+        reduced: how it is smaller than what a paper did; empty where that is not so.
+    """
+
+    folder: Path
+    task: str
+    preset: str
+    placement: str
+    settings: Mapping[str, Any]
+    data: Mapping[str, Any]
+    baselines: Sequence[BaselineRow]
+    runs: Sequence[Run]
+    anchor: str = ""
+    study: StudyInfo | None = None
+    settings_of: str = ""
+    goal: Goal = field(default_factory=lambda: goal_of(PERPLEXITY))
+    function: FunctionRecord | None = None
+    paper: Sequence[PaperRecord] = ()
+    reduced: str = ""
+
+    @property
+    def where(self) -> str:
+        """Where the norms stand, in a word; empty where a model has one place for them only."""
+        return f"{self.placement}-norm" if self.placement and self.task not in UNPLACED else ""
+
+    @property
+    def metric(self) -> str:
+        """The metric that the comparison is about."""
+        return self.goal["metric"]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a built-in task is about the measure that it is known for.
+
+        Else nothing is said of the metrics but what their names and the goal say.
+        """
+        return (
+            self.function is None
+            and self.metric in (PERPLEXITY, *MAIN)
+            and self.goal == goal_of(self.metric)
+        )
+
+    @cached_property
+    def measure(self) -> Measure:
+        """What the comparison is about."""
+        if self.is_known:
+            return MEASURES[self.metric]
+        values = (run.metrics.get(self.metric) for run in self.runs if run.finished)
+        return own_measure(self.goal, [value for value in values if value is not None])
+
+    @cached_property
+    def other_metrics(self) -> list[str]:
+        """The other metrics that its runs have, each once, in their order."""
+        found = dict.fromkeys(metric for run in self.runs for metric in run.metrics)
+        return [metric for metric in found if metric != self.metric]
+
+    @property
+    def names(self) -> list[str]:
+        """Short names of the norms, or labels, each once, in the order of the runs."""
+        return list(dict.fromkeys(run.name for run in self.runs))

@@ -1,0 +1,307 @@
+"""The page of results: comparisons beside the papers' numbers, as Markdown from their files."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any, Final
+
+from powernorm.errors import InputError
+from powernorm.lab.report import numerals, text_tables
+from powernorm.lab.report.claims import WORDS, Claim, claims
+from powernorm.lab.report.columns import better_way, columns_of
+from powernorm.lab.report.joining import joined
+from powernorm.lab.report.loading import read_comparison
+from powernorm.lab.report.measures import decimals_of, heading_of
+from powernorm.lab.report.numerals import MOST_DECIMALS, counted
+from powernorm.lab.report.paired import PairedGap, paired_gap
+from powernorm.lab.report.paper_tables import printed_with_source
+from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.summary import SummaryRow, summarize
+from powernorm.lab.report.tables import FOOTNOTE, any_partial
+from powernorm.lab.report.text_tables import code, escaped
+from powernorm.runs import PaperRecord
+
+BEGIN: Final = "<!-- begin: written by `powernorm results`, do not edit -->"
+END: Final = "<!-- end: written by `powernorm results` -->"
+
+_EXPLANATION: Final = (
+    "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` "
+    "(with the same remark, where there is one) is the mean of the seeds' differences, with its "
+    "95 % interval and the p of the paired t-test (two-sided, not corrected for the number of "
+    "norms); both need three seeds. {split}TID: two-pass, of the mean and of the deviation, "
+    "averaged over the norm layers, in percent."
+)
+_SPLIT: Final = (
+    "All seeds {whose}have the same split of the data: they say how the training varies, and "
+    "nothing of how other test data would. "
+)
+
+_HEADINGS: Final = ("norm", "paper", "measured", "seeds", "gap to ln", "p", "TID, %")
+_NUMERIC: Final = (False, False, True, True, True, True, True)
+_CLAIM_HEADINGS: Final = (
+    "norm",
+    "against",
+    "measure",
+    "paper",
+    "measured",
+    "p",
+    "the paper's sign is",
+    "from",
+)
+_CLAIM_NUMERIC: Final = (False, False, False, True, True, True, False, False)
+
+
+def results_document(folders: Sequence[Path]) -> str:
+    """The sections of several comparisons, in the order given; parts of one stand together.
+
+    Raises:
+        InputError: a folder is no comparison, a file in it is damaged, or two hold the same run.
+    """
+    comparisons = joined(map(read_comparison, folders))
+    return "\n".join([f"{_explanation(comparisons)}\n", *map(_section, comparisons)])
+
+
+def _explanation(comparisons: Sequence[Comparison]) -> str:
+    """Of the data of an own function nothing is known."""
+    own = [one.function is not None for one in comparisons]
+    split = _SPLIT.format(whose="of a built-in task " if any(own) else "")
+    return _EXPLANATION.format(split="" if all(own) else split)
+
+
+def write_results(folders: Sequence[Path], page: Path) -> None:
+    """Replace the part of a Markdown page between `BEGIN` and `END`; append it where there is none.
+
+    Raises:
+        InputError: as `results_document`; or the page has only one of the two lines.
+    """
+    written = f"{BEGIN}\n\n{results_document(folders)}\n{END}\n"
+    old = _read_page(page)
+    # Lines of their own: what a file says may hold the same words.
+    begins, ends = (
+        list(re.finditer(rf"^{re.escape(mark)}[ \t\r]*(\n|\Z)", old, re.MULTILINE))
+        for mark in (BEGIN, END)
+    )
+    marks = (len(begins), len(ends))
+    if marks == (0, 0):
+        new = f"{old.rstrip()}\n\n{written}".lstrip()
+    elif marks == (1, 1) and begins[0].start() < ends[0].start():
+        new = old[: begins[0].start()] + written + old[ends[0].end() :]
+    else:
+        raise InputError(
+            f"{page} has {marks[0]} lines {BEGIN!r} and {marks[1]} lines {END!r}: expected one of "
+            "each, in this order, or none."
+        )
+    try:
+        page.write_text(new, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{page} cannot be written ({error.strerror}): give a file in a folder that exists."
+        ) from error
+
+
+def _read_page(page: Path) -> str:
+    try:
+        return page.read_text(encoding="utf-8") if page.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise InputError(
+            f"{page} cannot be read ({reason}): give a Markdown page, or a name that is free."
+        ) from error
+
+
+def _section(comparison: Comparison) -> str:
+    table = (
+        text_tables.markdown(_HEADINGS, _NUMERIC, list(_lines(comparison)))
+        if comparison.is_known
+        else _own_table(comparison)
+    )
+    parts = [f"### {escaped(_title(comparison))}\n", f"{_facts(comparison)}\n", table]
+    found = claims(comparison)
+    measured = [claim for claim in found if claim.measured is not None]
+    if measured:
+        parts.append("\nDifferences, the paper's and ours:\n")
+        parts.append(
+            text_tables.markdown(_CLAIM_HEADINGS, _CLAIM_NUMERIC, list(map(_claim_line, measured)))
+        )
+    return "\n".join(parts)
+
+
+def _title(comparison: Comparison) -> str:
+    study = "" if comparison.study is None else f", study {comparison.study['name']}"
+    preset = f", {comparison.preset}" if comparison.preset else ""
+    return f"{comparison.task}{preset}{study}"
+
+
+def _facts(comparison: Comparison) -> str:
+    """How it was made: command, data, hardware, date, and how it is not what the paper did."""
+    preset = f" --preset {comparison.preset}" if comparison.preset else ""
+    # A study may be one of the user's own, which no command trains.
+    made = (
+        code(f"powernorm compare {comparison.task}{preset}")
+        if comparison.study is None
+        else escaped(comparison.study["title"])
+    )
+    placed = f", {escaped(comparison.where)}" if comparison.where else ""
+    way = "" if comparison.is_known else f" ({better_way(comparison.measure)} is better)"
+    measure = escaped(comparison.measure.heading)
+    sentences = [
+        f"{made}{placed}; the measure is the {measure}{way}.",
+        *_function(comparison),
+        *_data(comparison.data),
+        *_environment(comparison.settings),
+    ]
+    if comparison.reduced:
+        about = "Not as in the paper: " if comparison.paper and comparison.study is None else ""
+        sentences.append(f"{about}{escaped(comparison.reduced)}")
+    return " ".join(sentences)
+
+
+def _function(comparison: Comparison) -> Iterator[str]:
+    function = comparison.function
+    if function is not None and function["file"] is not None:
+        digest = f" (sha256 {function['sha256'][:12]})" if function["sha256"] else ""
+        yield f"The function is in {escaped(function['file'] + digest)}."
+
+
+def _data(data: Mapping[str, Any]) -> Iterator[str]:
+    if data.get("name"):
+        yield f"Data: {escaped(str(data['name']))}, {escaped(str(data.get('source', '')))}."
+
+
+def _environment(settings: Mapping[str, Any]) -> Iterator[str]:
+    machine, versions = (settings.get(key) for key in ("machine", "versions"))
+    if isinstance(machine, Mapping) and isinstance(versions, Mapping | None):
+        threads = counted(machine.get("num_threads", 1), "thread")
+        device = machine.get("gpu") or f"{machine.get('num_cpus')} CPU cores, {threads}"
+        torch = (versions or {}).get("torch")
+        date = f", {escaped(str(settings['date']))}" if settings.get("date") else ""
+        yield f"On {escaped(str(device))}, torch {escaped(str(torch))}{date}."
+
+
+def _lines(comparison: Comparison) -> Iterator[list[str]]:
+    papers = _by_norm(comparison.paper, comparison.metric)
+    seen = set()
+    for row in summarize(comparison):
+        if row.is_baseline and row.test is None:
+            # The measure means nothing to it, such as arcs to the frequencies of transitions.
+            continue
+        keys = {(run.name, run.placement) for run in row.runs}
+        seen |= keys
+        gap = paired_gap(row.runs, row.references, comparison.metric)
+        yield [
+            f"{row.label}{' (baseline)' * row.is_baseline}",
+            next((papers[key] for key in keys if key in papers), numerals.NOTHING),
+            _measured(row),
+            "" if row.is_baseline else str(_num_seeds(row)),
+            interval(gap, comparison.measure.decimals),
+            probability(gap),
+            _tid(row),
+        ]
+    for (norm, placement), text in papers.items():
+        if (norm, placement) not in seen:
+            yield [norm, text, "not run", "", numerals.NOTHING, numerals.NOTHING, numerals.NOTHING]
+
+
+def _own_table(comparison: Comparison) -> str:
+    """The columns of the report, with the paired test beside the gap and the number of seeds."""
+    columns = columns_of(comparison)
+    rows = summarize(comparison)
+    headings: list[str] = []
+    numeric: list[bool] = []
+    lines: list[list[str]] = [[] for _ in rows]
+
+    def add(heading: str, texts: Iterable[str], *, is_number: bool = True) -> None:
+        headings.append(heading)
+        numeric.append(is_number)
+        for line, text in zip(lines, texts, strict=True):
+            line.append(text)
+
+    for column in columns:
+        if column.key == "gap":
+            gaps = [paired_gap(row.runs, row.references, comparison.metric) for row in rows]
+            add(column.heading, [interval(gap, comparison.measure.decimals) for gap in gaps])
+            add("p", map(probability, gaps))
+        else:
+            add(column.heading, map(column.text, rows), is_number=column.numeric)
+        if column.key == "test":
+            add("seeds", ["" if row.is_baseline else str(_num_seeds(row)) for row in rows])
+    # An asterisk at the beginning of a line would begin a list.
+    note = f"\n\\{FOOTNOTE}\n" if any_partial(rows) else ""
+    return text_tables.markdown(headings, numeric, lines) + note
+
+
+def _num_seeds(row: SummaryRow) -> int:
+    return 0 if row.test is None else row.test.count
+
+
+def _measured(row: SummaryRow) -> str:
+    if row.test is None:
+        return numerals.NOTHING if row.complete else numerals.mark(row.statuses)
+    text = numerals.spread(row.test)
+    return text if row.complete else f"{text}; {numerals.outcome(row.statuses)}"
+
+
+def _tid(row: SummaryRow) -> str:
+    tid = row.tid or {}
+    parts = [tid.get("mean_avg"), tid.get("var_avg")]
+    if all(part is None for part in parts):
+        return numerals.NOTHING
+    return " / ".join(numerals.percent(part) for part in parts)
+
+
+def _by_norm(records: Sequence[PaperRecord], metric: str) -> dict[tuple[str, str], str]:
+    """What the papers print of the measure, by norm and placement."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        if record["metric"] == metric:
+            text = printed_with_source(record, records)
+            found.setdefault((record["norm"], record["placement"]), []).append(text)
+    return {key: "; ".join(texts) for key, texts in found.items()}
+
+
+def _claim_line(claim: Claim) -> list[str]:
+    return [
+        claim.norm,
+        claim.against,
+        heading_of(claim.metric),
+        f"{claim.printed:+.2f}",
+        interval(claim.measured, decimals_of(claim.metric)),
+        probability(claim.measured),
+        WORDS[claim.outcome],
+        claim.source,
+    ]
+
+
+def interval(gap: PairedGap | None, decimals: int) -> str:
+    """A difference with its interval.
+
+    >>> interval(PairedGap(0.5, 0.1, 0.9, 0.02, 5), 2)
+    '+0.50 (+0.10 to +0.90)'
+    >>> interval(PairedGap(-0.04, float("nan"), 0, 0, 2), 2)
+    '-0.04'
+    >>> interval(PairedGap(0.006, 0.001, 0.011, 0.02, 5), 2)
+    '+0.006 (+0.001 to +0.011)'
+    >>> interval(PairedGap(3e-9, 1e-9, 5e-9, 0.02, 5), 12)
+    '+3.00e-09 (+1.00e-09 to +5.00e-09)'
+    """
+    if gap is None:
+        return numerals.NOTHING
+    known = [gap.difference] if isnan(gap.low) else [gap.difference, gap.low, gap.high]
+    # More where the sign would be lost.
+    while decimals < MOST_DECIMALS and any(0 < abs(one) < 0.5 / 10**decimals for one in known):
+        decimals += 1
+    form = f"+.{decimals}f" if decimals <= MOST_DECIMALS else "+.2e"
+    text, *ends = (f"{value:{form}}" for value in known)
+    return f"{text} ({' to '.join(ends)})" if ends else text
+
+
+def probability(gap: PairedGap | None) -> str:
+    """A p to two digits.
+
+    >>> probability(PairedGap(0, 0, 0, 0.0234, 5)), probability(PairedGap(0, 0, 0, 1e-7, 5))
+    ('0.023', '< 0.001')
+    """
+    if gap is None or isnan(gap.p):
+        return numerals.NOTHING
+    return "< 0.001" if gap.p < 0.001 else f"{gap.p:.2g}"

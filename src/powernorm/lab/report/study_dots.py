@@ -1,0 +1,96 @@
+"""Dots with whiskers, one row a variant."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from powernorm.lab.report.drawing import figure, inline_svg, line_style, plain_axes
+from powernorm.lab.report.markup import Markup
+from powernorm.lab.report.numerals import printable
+from powernorm.lab.report.study_values import Range
+
+_MARKERS: Final = ("o", "D")
+
+
+@dataclass(frozen=True)
+class DotRow:
+    """One variant.
+
+    Attributes:
+        name: at the left.
+        values: one a quantity, in the order of the legend; None where there is no number.
+        note: what stands in the row in place of a number.
+    """
+
+    name: str
+    values: Sequence[Range | None]
+    note: str = ""
+
+
+def draw_dots(
+    rows: Sequence[DotRow],
+    quantities: Sequence[str],
+    *,
+    title: str,
+    x_label: str,
+    prefix: str,
+    description: str,
+) -> Markup:
+    """Rows from top to bottom; two quantities of a row are joined by a line.
+
+    Args:
+        rows: the variants.
+        quantities: names of the values of each row, for a legend where there are several.
+        title: of the frame.
+        x_label: quantity and unit.
+        prefix: of the ids in the SVG.
+        description: for readers who cannot see the figure.
+    """
+    with figure(1.0 + 0.27 * max(len(rows), 3) + 0.22 * (len(quantities) > 1)) as drawn:
+        axes = drawn.subplots()
+        plain_axes(axes, title, x_label, "")
+        axes.grid(visible=False, axis="y")
+        for place, row in enumerate(rows):
+            _draw_row(axes, place, row, quantities)
+        axes.set_yticks(range(len(rows)), [printable(row.name) for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.margins(x=0.08)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        if len(quantities) > 1:
+            handles, labels = axes.get_legend_handles_labels()
+            entries = dict(zip(labels, handles, strict=True))
+            drawn.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=5)
+        return inline_svg(drawn, prefix, description)
+
+
+def _draw_row(axes: Axes, place: int, row: DotRow, quantities: Sequence[str]) -> None:
+    known = [value.mean for value in row.values if value is not None]
+    if len(known) > 1:
+        axes.plot([min(known), max(known)], [place] * 2, color="#9a9a9a", linewidth=1.5, zorder=1)
+    for index, (value, quantity) in enumerate(zip(row.values, quantities, strict=True)):
+        if value is None:
+            continue
+        colour, _ = line_style(index)
+        axes.plot([value.low, value.high], [place] * 2, color=colour, linewidth=3, alpha=0.35)
+        axes.plot(
+            value.mean,
+            place,
+            color=colour,
+            marker=_MARKERS[index % len(_MARKERS)],
+            markersize=6,
+            linestyle="",
+            label=quantity,
+        )
+    if row.note:
+        axes.annotate(
+            printable(row.note),
+            (0.99, place),
+            xycoords=("axes fraction", "data"),
+            horizontalalignment="right",
+            verticalalignment="center",
+            fontsize=9,
+            fontweight="bold",
+        )

@@ -1,0 +1,115 @@
+"""What a study's figure shows of each variant: the mean over seeds, the extremes, lost runs."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from powernorm.lab.report.magnitudes import mean
+from powernorm.lab.report.numerals import STATUS_WORDS
+from powernorm.lab.report.records import Comparison, Run
+
+Measure = Callable[[Run], float | None]
+"""A quantity of a run; None where it has none."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Mean and extremes over seeds."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Range | None":
+        """None without a finite value."""
+        known = [value for value in values if isfinite(value)]
+        return cls(mean(known), min(known), max(known)) if known else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One variant.
+
+    Attributes:
+        name: its label.
+        norm: short name.
+        x: on the study's axis.
+        y: on the second axis of a grid.
+        value: over the runs that finished; None where none did, or none has the quantity.
+        lost: what became of the others: words, each once.
+    """
+
+    name: str
+    norm: str
+    x: float | None
+    y: float | None
+    value: Range | None
+    lost: Sequence[str]
+
+
+def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> list[Point]:
+    """One point a variant, in the order of the runs.
+
+    Args:
+        comparison: has the runs.
+        measure: the quantity.
+        missing: what to say of a finished run that lacks it; empty where that is no loss.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in comparison.runs:
+        groups.setdefault(run.name, []).append(run)
+    return [_point(runs, measure, missing) for runs in groups.values()]
+
+
+def _point(runs: Sequence[Run], measure: Measure, missing: str) -> Point:
+    values: list[float] = []
+    lost = []
+    for run in runs:
+        if not run.finished:
+            lost.append(STATUS_WORDS[run.shown_status])
+        elif (value := measure(run)) is not None:
+            values.append(value)
+        elif missing:
+            lost.append(missing)
+    # A run without a result does not know its place; its seeds may.
+    placed = next((run for run in runs if run.x is not None), runs[0])
+    return Point(
+        placed.name,
+        placed.norm,
+        placed.x,
+        placed.y,
+        Range.of(values),
+        tuple(dict.fromkeys(lost)),
+    )
+
+
+def metric(name: str) -> Measure:
+    """A metric of the result."""
+    return lambda run: run.metrics.get(name)
+
+
+def tid_percent(key: str) -> Measure:
+    """A TID of the result in percent, by the keys of `powernorm.runs.TID`."""
+
+    def measure(run: Run) -> float | None:
+        value = None if run.tid is None else dict[str, float | None](**run.tid).get(key)
+        return None if value is None else 100 * value
+
+    return measure
+
+
+def over_time(runs: Sequence[Run], column: str) -> dict[float, float]:
+    """Mean over runs of a column of metrics.csv by step, at the steps that all of them have."""
+    tables = [
+        {
+            step: value
+            for row in run.curve
+            if (step := row.get("step")) is not None and (value := row.get(column)) is not None
+        }
+        for run in runs
+    ]
+    if not tables:
+        return {}
+    shared = set(tables[0]).intersection(*tables[1:])
+    return {step: mean(table[step] for table in tables) for step in sorted(shared)}

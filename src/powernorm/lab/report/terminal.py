@@ -1,0 +1,143 @@
+"""The table of a comparison in a terminal of any width."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from powernorm.lab.report.columns import MAX_METRICS, Column, columns_of
+from powernorm.lab.report.numerals import NOTHING, counted, printable
+from powernorm.lab.report.paper_tables import HEADINGS, paper_lines
+from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.scoring import scored_weights, signatures
+from powernorm.lab.report.summary import SummaryRow, best_rows, summarize
+from powernorm.lab.report.tables import FOOTNOTE, any_partial, cells, headline
+from powernorm.runs import REPORT_FILE, RESULTS_FILE
+
+_MAX_CELL: Final = 26
+"""A longer cell (only the last column has them) may break into lines."""
+
+_MAX_NAME: Final = 16
+"""A longer name of a norm may break, too."""
+
+_FRAME: Final = 3
+"""Width of the frame and padding that a column adds."""
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Prints one wide table, or several narrow ones where the terminal has no room for it.
+
+    No column is ever left out.
+    """
+    rows = summarize(comparison)
+    title: str | None = headline(comparison)
+    best = best_rows(rows, comparison.measure)
+    for columns in _fitting_parts(console.width, rows, columns_of(comparison)):
+        console.print(_table(_rows_with_content(rows, columns), columns, title, best))
+        title = None
+    if any_partial(rows):
+        console.print(Text(FOOTNOTE))
+    notes = (_left_out(comparison), scored_weights(comparison))
+    for note in (*notes, *map(": ".join, signatures(comparison))):
+        if note:
+            console.print(Text(note))
+    if comparison.reduced:
+        console.print(Text(printable(comparison.reduced)))
+    if comparison.paper:
+        _print_paper(console, comparison)
+
+
+def _left_out(comparison: Comparison) -> str:
+    number = len(comparison.other_metrics) - MAX_METRICS
+    if comparison.is_known or number <= 0:
+        return ""
+    return f"{counted(number, 'more metric')}: in {RESULTS_FILE} and {REPORT_FILE}."
+
+
+def _print_paper(console: Console, comparison: Comparison) -> None:
+    """What the papers print, beside what was measured."""
+    table = Table(
+        title=Text("paper and measured"), title_justify="left", title_style="bold", box=SIMPLE_HEAD
+    )
+    lines = paper_lines(comparison)
+    longest = max(cell_len(line[0]) for line in lines)
+    for index, (heading, numeric) in enumerate(HEADINGS):
+        table.add_column(
+            Text(heading),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            # A name breaks only where it would leave no room for the rest.
+            width=max(longest, cell_len(heading)) if not index and longest <= _MAX_NAME else None,
+        )
+    for line in lines:
+        table.add_row(*map(Text, line))
+    console.print(table)
+
+
+def _fitting_parts(
+    width: int, rows: Sequence[SummaryRow], columns: Sequence[Column]
+) -> list[list[Column]]:
+    """The columns in as few tables as fit, each of which begins with the norm."""
+    label, *others = columns
+    parts = [[label]]
+    for column in others:
+        wider = [*parts[-1], column]
+        if len(parts[-1]) > 1 and _width(wider, rows) > width:
+            parts.append([label, column])
+        else:
+            parts[-1] = wider
+    return parts
+
+
+def _width(columns: Sequence[Column], rows: Sequence[SummaryRow]) -> int:
+    widest = (
+        max([cell_len(column.heading), *(cell_len(column.text(row)) for row in rows)])
+        for column in columns
+    )
+    return 1 + sum(min(width, _MAX_CELL) + _FRAME for width in widest)
+
+
+def _rows_with_content(
+    rows: Sequence[SummaryRow], columns: Sequence[Column]
+) -> Sequence[SummaryRow]:
+    """Without the baselines where these columns say nothing of them."""
+    return [
+        row
+        for row in rows
+        if not row.is_baseline or any(text != NOTHING for text in cells(row, columns)[1:])
+    ]
+
+
+def _table(
+    rows: Sequence[SummaryRow], columns: Sequence[Column], title: str | None, best: set[str]
+) -> Table:
+    # Text, never str: a name from a file must not be taken for rich's markup.
+    table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(
+            Text(column.heading),
+            justify="right" if column.numeric else "left",
+            overflow="fold",
+        )
+    for index, row in enumerate(rows):
+        style = "bold" if row.label in best else "dim" if row.is_baseline else ""
+        table.add_row(
+            *(Text(cell, style=_cell_style(row, column)) for column, cell in _pairs(row, columns)),
+            style=style,
+            end_section=index + 1 < len(rows)
+            and rows[index + 1].is_baseline
+            and not row.is_baseline,
+        )
+    return table
+
+
+def _pairs(row: SummaryRow, columns: Sequence[Column]) -> list[tuple[Column, str]]:
+    return list(zip(columns, cells(row, columns), strict=True))
+
+
+def _cell_style(row: SummaryRow, column: Column) -> str:
+    return "red" if column.counts_finished and not row.complete else ""

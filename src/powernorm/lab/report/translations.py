@@ -1,0 +1,96 @@
+"""A sample of a comparison's translations, each sentence with what every norm made of it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from powernorm.errors import InputError
+from powernorm.lab.report.document import folded
+from powernorm.lab.report.logs import read_text
+from powernorm.lab.report.markup import Markup, element
+from powernorm.lab.report.records import Comparison, Run, Translation
+from powernorm.runs import TRANSLATIONS_FILE
+
+NUM_SENTENCES: Final = 10
+HEADER: Final = ["source", "reference", "translation"]
+
+
+def read_translations(path: Path) -> list[Translation]:
+    """The lines of a `translations.tsv`, with or without a header.
+
+    Raises:
+        InputError: the file cannot be read, or a line has not three columns.
+    """
+    text = read_text(path)
+    # A last line without its line end is still being written, or its writer was killed.
+    complete = text[: text.rfind("\n") + 1]
+    found = []
+    for number, line in enumerate(complete.split("\n")[:-1], start=1):
+        cells = line.removesuffix("\r").split("\t")
+        if number == 1 and cells == HEADER:
+            continue
+        if len(cells) != len(HEADER):
+            raise InputError(
+                f"{path}, line {number}: {len(cells)} columns, expected {', '.join(HEADER)} with "
+                "tabs between; mend or remove the line"
+            )
+        found.append(Translation(*cells))
+    return found
+
+
+def sample_contents(comparison: Comparison) -> list[Markup]:
+    """Ten sentences of the test text, evenly spaced; empty where no run has translations."""
+    by_norm = {
+        run.name: found
+        for run in first_runs(comparison.runs)
+        if (found := _translations_of(comparison, run))
+    }
+    if not by_norm:
+        return []
+    first = next(iter(by_norm.values()))
+    num_sentences = min(NUM_SENTENCES, len(first))
+    sentences = [first[index * len(first) // num_sentences] for index in range(num_sentences)]
+    answers = {
+        name: {(one.source, one.reference): one.translation for one in found}
+        for name, found in by_norm.items()
+    }
+    listed = element("ol", *(_sentence(one, answers) for one in sentences))
+    return [
+        folded(
+            f"{num_sentences} sentences of the test text, by the first run of each norm",
+            listed,
+        )
+    ]
+
+
+def first_runs(runs: Sequence[Run]) -> list[Run]:
+    """The first run of each norm."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        found.setdefault(run.name, run)
+    return list(found.values())
+
+
+def _translations_of(comparison: Comparison, run: Run) -> list[Translation]:
+    path = comparison.folder / run.folder / TRANSLATIONS_FILE
+    return read_translations(path) if path.exists() else []
+
+
+def _sentence(
+    sentence: Translation, answers: Mapping[str, Mapping[tuple[str, str], str]]
+) -> Markup:
+    """Source, reference and every norm's translation, below each other for narrow screens."""
+    lines = [("source", sentence.source), ("reference", sentence.reference)]
+    lines += [
+        (name, found[sentence.source, sentence.reference])
+        for name, found in answers.items()
+        if (sentence.source, sentence.reference) in found
+    ]
+    pairs = (
+        (element("dt", name), element("dd", text, attributes={"dir": "auto"}))
+        for name, text in lines
+    )
+    return element(
+        "li",
+        element("dl", *(part for pair in pairs for part in pair), attributes={"class": "sample"}),
+    )

@@ -1,0 +1,1 @@
+"""Settings of comparisons: typed, immutable, checked where they are made."""

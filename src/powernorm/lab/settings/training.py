@@ -1,0 +1,140 @@
+"""The sections that all tasks have: optimizer, schedule and training."""
+
+from typing import Literal
+
+from powernorm.lab.settings.section import (
+    Fraction,
+    FractionBelowOne,
+    Fractions,
+    NotNegative,
+    NotNegativeNumber,
+    Positive,
+    PositiveNumber,
+    is_default,
+    refuse,
+    section,
+)
+
+OptimizerName = Literal["adam", "sgd", "adagrad"]
+ScheduleName = Literal["inverse_sqrt", "linear", "cosine", "constant", "steps"]
+Precision = Literal["float32", "bfloat16", "float16"]
+Accelerator = Literal["auto", "cpu", "gpu"]
+Strategy = Literal["ddp", "fsdp2"]
+AveragedStatistics = Literal["recalibrate", "average"]
+
+
+@section("optimizer")
+class OptimizerSettings:
+    """Adam with decoupled weight decay on matrices, or another; clipping and accumulation."""
+
+    learning_rate: PositiveNumber = 3e-3
+    """The highest rate of the schedule."""
+    beta1: FractionBelowOne = 0.9
+    """Of `adam`: what its average of gradients keeps at a step."""
+    beta2: FractionBelowOne = 0.98
+    """Of `adam`: what its average of squared gradients keeps at a step."""
+    eps: PositiveNumber = 1e-8
+    """Of `adam` and `adagrad`: added to the root of the squares."""
+    weight_decay: NotNegativeNumber = 0.0
+    """Of matrices alone: it would pull the weights of a norm towards 0."""
+    clip_norm: PositiveNumber | None = 1.0
+    """Largest norm of the gradient over all parameters; none does not clip."""
+    accumulation: Positive = 1
+    """Micro-batches in an update."""
+    name: OptimizerName = "adam"
+    """`adam`, with weight decay beside the gradient (AdamW); `sgd` or `adagrad`, with weight decay
+    as a part of the gradient."""
+    momentum: FractionBelowOne = 0.9
+    """Of `sgd`."""
+
+    def __post_init__(self) -> None:
+        if self.name != "sgd" and not is_default(self, "momentum"):
+            raise refuse(
+                "optimizer.momentum",
+                self.momentum,
+                f"means nothing with optimizer.name={self.name}: set optimizer.name=sgd, or leave "
+                "it out",
+            )
+
+
+@section("schedule")
+class ScheduleSettings:
+    """How the learning rate goes through the run (`lab.training.schedules` has the formulas)."""
+
+    name: ScheduleName = "cosine"
+    """How the rate falls after the warm-up."""
+    warmup_fraction: Fraction = 0.1
+    """Part of the run in which the rate rises linearly from 0."""
+    final_fraction: Fraction = 0.0
+    """Rate at the end as a part of the highest, for `linear` and `cosine`."""
+    warmup_steps: Positive | None = None
+    """Updates in which the rate rises; none is `warmup_fraction` of the run."""
+    milestones: Fractions = (0.5, 0.75)
+    """Parts of the run after each of which the rate falls, for `steps`."""
+    decay: PositiveNumber = 0.1
+    """What it is multiplied by there."""
+
+    def __post_init__(self) -> None:
+        for name in ("milestones", "decay"):
+            if self.name != "steps" and not is_default(self, name):
+                raise refuse(
+                    f"schedule.{name}",
+                    getattr(self, name),
+                    f"means nothing with schedule.name={self.name}: set schedule.name=steps, or "
+                    "leave it out",
+                )
+
+
+@section("training")
+class TrainingSettings:
+    """The length of the run and what is watched during it."""
+
+    max_steps: Positive = 500
+    """Updates of the weights."""
+    precision: Precision = "float32"
+    """What the layers compute in; the weights are float32."""
+    accelerator: Accelerator = "auto"
+    """What is trained on; `auto` is a GPU where there is one."""
+    num_threads: Positive | None = None
+    """CPU threads of torch; none leaves torch its choice. Small models are fastest with 1."""
+    log_every: Positive = 10
+    """Updates between two rows of metrics.csv."""
+    validate_every: Positive = 100
+    """Updates between two validations, each of which also writes the checkpoints; the last
+    update is always followed by one."""
+    validation_tokens: Positive | None = None
+    """About how many tokens of the valid split a validation *during* the run reads, in evenly
+    spaced segments; none is all. The result is always of the whole split."""
+    patience: Positive | None = None
+    """Validations without a better loss after which the run stops early; none never stops."""
+    monitor_every: NotNegative = 50
+    """Updates between two rows a layer of norms.csv; 0 switches the monitor off."""
+    tid_batches: NotNegative = 50
+    """Training batches in each pass of the two-pass TID at the end; 0 leaves it out."""
+    norm_warmup_fraction: Fraction = 0.1
+    """Part of the run in which PowerNorm, MABN and BatchRenorm still use batch statistics, unless
+    `norm_options` says otherwise."""
+    early_checkpoint: Fraction | None = None
+    """Part of the run after which checkpoints/early.ckpt is kept, rounded to an update; none keeps
+    none."""
+    record_scales: bool = False
+    """Whether γ and the batches' deviations are written for every norm layer at the end."""
+    average_checkpoints: NotNegative = 0
+    """Weights of so many of the last validations are kept, and their average is what is scored;
+    0 scores the best checkpoint."""
+    average_statistics: AveragedStatistics = "recalibrate"
+    """Running statistics of the average: re-estimated on training batches, or averaged too, as
+    those that a norm trains by always are."""
+    recalibration_batches: Positive = 50
+    """Training batches from which they are re-estimated."""
+    strategy: Strategy = "ddp"
+    """How several processes share the work: every one has the whole model (`ddp`), or a part of
+    each weight (`fsdp2`)."""
+
+
+@section("training")
+class SmoothedTrainingSettings(TrainingSettings):
+    """The same where the loss is a cross-entropy over classes."""
+
+    label_smoothing: FractionBelowOne = 0.0
+    """In the training loss only; logged and evaluated losses have none."""

@@ -1,0 +1,184 @@
+"""Texts as numbers: the ids of their words, and that of their class."""
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.lab.data.cache import cache_key
+from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.tasks.classify.labeled_texts import LabelledText, LabelledTexts
+from powernorm.lab.tasks.classify.words import UNKNOWN_ID, Vocabulary, words_of
+
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTextSplit:
+    """The texts of a split over the ids of words and classes."""
+
+    words: Tensor
+    """int32, (number of words,): the texts, one after the other."""
+    lengths: Tensor
+    """int64, (number of texts,); none is 0."""
+    labels: Tensor
+    """int64, (number of texts,)."""
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return self.lengths.numel()
+
+    def row(self, index: int) -> Tensor:
+        """Return the ids of the words of a text, int32, (length,)."""
+        start = int(self.lengths[:index].sum())
+        return self.words[start : start + int(self.lengths[index])]
+
+    def chosen(self, rows: Tensor) -> "EncodedTextSplit":
+        """Return some of the texts.
+
+        Args:
+            rows: their numbers, int64, (rows,).
+        """
+        starts = (self.lengths.cumsum(0) - self.lengths)[rows]
+        lengths = self.lengths[rows]
+        begins = lengths.cumsum(0) - lengths
+        places = (starts - begins).repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
+        return EncodedTextSplit(self.words[places], lengths, self.labels[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTexts:
+    """A data set over the ids of its words and classes."""
+
+    texts: LabelledTexts
+    splits: Mapping[Split, EncodedTextSplit]
+    num_cut: Mapping[Split, int]
+    """Texts of which only the beginning is encoded."""
+    vocabulary: Vocabulary
+    labels: tuple[str, ...]
+    """The classes in the order of their ids."""
+    fingerprint: str
+    """A hash of everything that determines the ids."""
+
+
+def encode_texts(
+    texts: LabelledTexts,
+    *,
+    vocabulary_size: int,
+    max_length: int,
+    max_examples: int | None = None,
+) -> EncodedTexts:
+    """Number the words and classes of a data set; nothing is cached.
+
+    The words are the most frequent ones of the train split in lower case (`words_of`); all others
+    are one unknown word. A text without any word is one unknown word. The files are gone through
+    twice for the train split and once for the others, and only ids are kept.
+
+    Args:
+        texts: the data set.
+        vocabulary_size: number of ids of words, padding and the unknown word included.
+        max_length: words of a text at most; of a longer one the beginning is kept.
+        max_examples: only about so many texts of the train split, evenly spaced; None is all.
+
+    Raises:
+        InputError: a file is damaged; a split has no texts, or train has but one class; or a class
+            of another split is not in train.
+    """
+    counts, labels = _counted(texts)
+    return _encoded(texts, Vocabulary(counts, vocabulary_size), labels, max_length, max_examples)
+
+
+def encode_texts_by(
+    texts: LabelledTexts, other: LabelledTexts, *, vocabulary_size: int, max_length: int
+) -> EncodedTexts:
+    """Encode a data set with the words and classes of another, which a model was trained with.
+
+    Raises:
+        InputError: as `encode_texts`; or it has a class that the other has not.
+    """
+    counts, labels = _counted(other)
+    return _encoded(texts, Vocabulary(counts, vocabulary_size), labels, max_length, None)
+
+
+def _counted(texts: LabelledTexts) -> tuple[Counter[str], tuple[str, ...]]:
+    """Return how often the words of the train split occur, and the classes."""
+    counts: Counter[str] = Counter()
+    found: set[str] = set()
+    for row in texts.read["train"]():
+        counts.update(words_of(row.text))
+        found.add(row.label)
+    labels = texts.labels or tuple(sorted(found))
+    if len(found) < 2:
+        only = f"the one class {next(iter(found))!r}" if found else "no texts"
+        raise InputError(
+            f"The train split of {texts.source} has {only}: expected texts of two classes or more."
+        )
+    return counts, labels
+
+
+def _encoded(
+    texts: LabelledTexts,
+    vocabulary: Vocabulary,
+    labels: tuple[str, ...],
+    max_length: int,
+    max_examples: int | None,
+) -> EncodedTexts:
+    digest = hashlib.sha256("\n".join([*vocabulary.words, "", *labels]).encode())
+    splits: dict[Split, EncodedTextSplit] = {}
+    num_cut: dict[Split, int] = {}
+    for split in SPLITS:
+        whole, num_cut[split] = _numbered(texts, split, vocabulary, labels, max_length)
+        if split == "train" and max_examples is not None and max_examples < len(whole):
+            rows = torch.arange(max_examples) * len(whole) // max_examples
+            whole = whole.chosen(rows)
+        splits[split] = whole
+        for part in (whole.words, whole.lengths, whole.labels):
+            digest.update(part.numpy().tobytes())
+    fingerprint = cache_key(
+        format=_FORMAT, task="classify", ids=digest.hexdigest(), max_length=max_length
+    )
+    return EncodedTexts(texts, splits, num_cut, vocabulary, labels, fingerprint)
+
+
+def _numbered(
+    texts: LabelledTexts,
+    split: Split,
+    vocabulary: Vocabulary,
+    labels: tuple[str, ...],
+    max_length: int,
+) -> tuple[EncodedTextSplit, int]:
+    """Return a split over ids, and how many of its texts are cut."""
+    ids = {label: index for index, label in enumerate(labels)}
+    words, lengths, classes, num_cut = array("i"), array("q"), array("q"), 0
+    for row in _known(texts.read[split](), ids):
+        own = vocabulary.encode(words_of(row.text)) or [UNKNOWN_ID]
+        num_cut += len(own) > max_length
+        own = own[:max_length]
+        words.extend(own)
+        lengths.append(len(own))
+        classes.append(ids[row.label])
+    if not lengths:
+        raise InputError(f"The {split} split of {texts.source} has no texts: give some.")
+    encoded = EncodedTextSplit(
+        torch.frombuffer(words, dtype=torch.int32),
+        torch.frombuffer(lengths, dtype=torch.int64),
+        torch.frombuffer(classes, dtype=torch.int64),
+    )
+    return encoded, num_cut
+
+
+def _known(rows: Iterator[LabelledText], ids: Mapping[str, int]) -> Iterator[LabelledText]:
+    for row in rows:
+        if row.label not in ids:
+            shown = ", ".join(list(ids)[:20])
+            raise InputError(
+                f"{row.place}: the class {row.label[:40]!r} is not one of the train split: "
+                f"expected one of {shown}."
+            )
+        yield row

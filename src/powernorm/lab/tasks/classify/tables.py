@@ -1,0 +1,110 @@
+"""Tables of texts: a line each, class and text with a tab between them.
+
+A first line with `label` and `sentence` (or `text`) names the columns, in either order, and there
+may be others; without one a line is class, tab, text.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from powernorm.errors import InputError
+from powernorm.lab.data.corpus import Split
+from powernorm.lab.data.lines import read_lines
+from powernorm.lab.data.readers import USER_LICENCE
+from powernorm.lab.tasks.classify.labeled_texts import (
+    LEAST,
+    LabelledText,
+    LabelledTexts,
+    Read,
+    shuffled_parts,
+    with_drawn_valid,
+)
+
+TABLE_NAMES: Final[dict[Split, tuple[str, ...]]] = {
+    "train": ("train.tsv", "train.txt"),
+    "valid": ("valid.tsv", "dev.tsv", "valid.txt", "dev.txt"),
+    "test": ("test.tsv", "test.txt"),
+}
+_TEXT_COLUMNS: Final = ("sentence", "text")
+
+
+def table_file(folder: Path, split: Split) -> Path | None:
+    """Return the table of a split, None where there is none.
+
+    Raises:
+        InputError: there are two.
+    """
+    found = [folder / name for name in TABLE_NAMES[split] if (folder / name).exists()]
+    if len(found) > 1:
+        both = " and ".join(path.name for path in found)
+        raise InputError(f"{folder} has two {split} splits, {both}: leave one of them.")
+    return found[0] if found else None
+
+
+def read_tables(folder: Path) -> LabelledTexts:
+    """Read a table for each split; without one for valid, that is drawn out of train.
+
+    Raises:
+        InputError: there is no table for train or test.
+    """
+    paths = {split: table_file(folder, split) for split in TABLE_NAMES}
+    train, valid, test = paths["train"], paths["valid"], paths["test"]
+    if train is None or test is None:
+        missing: Split = "test" if train is not None else "train"
+        raise InputError(
+            f"{folder} has no {missing} split: expected {' or '.join(TABLE_NAMES[missing])} "
+            "beside the others."
+        )
+    splits: dict[Split, Read] = with_drawn_valid(partial(_rows, train), partial(_rows, test))
+    if valid is not None:
+        splits = {"train": partial(_rows, train), "valid": partial(_rows, valid)}
+        splits["test"] = partial(_rows, test)
+    return LabelledTexts(folder.resolve().name, str(folder), USER_LICENCE, splits)
+
+
+def read_table(path: Path) -> LabelledTexts:
+    """Read one table and divide it at random in the proportions of RT.
+
+    Raises:
+        InputError: it is damaged, or has too few lines.
+    """
+    rows = list(_rows(path))
+    if len(rows) < LEAST:
+        raise InputError(
+            f"{path} has {len(rows)} texts: at least {LEAST} are needed to set some aside for "
+            "validation and test."
+        )
+    return LabelledTexts(path.stem, str(path), USER_LICENCE, shuffled_parts(rows))
+
+
+def _rows(path: Path) -> Iterator[LabelledText]:
+    num_columns, label_at, text_at = 2, 0, 1
+    for number, line in enumerate(read_lines(path), start=1):
+        cells = line.split("\t")
+        if number == 1 and (found := _header(cells)) is not None:
+            num_columns, (label_at, text_at) = len(cells), found
+            continue
+        if not line.strip():
+            continue
+        if len(cells) != num_columns:
+            raise InputError(
+                f"{path}, line {number}: {len(cells)} columns; expected {num_columns} with tabs "
+                "between them, a class and a text."
+            )
+        label = cells[label_at].strip()
+        if not label:
+            raise InputError(
+                f"{path}, line {number}, column {label_at + 1}: no class; expected its name."
+            )
+        yield LabelledText(label, cells[text_at], path, number)
+
+
+def _header(cells: list[str]) -> tuple[int, int] | None:
+    """Return which columns are class and text, None where the line does not say so."""
+    names = [cell.strip().lower() for cell in cells]
+    texts = [name for name in _TEXT_COLUMNS if name in names]
+    if "label" not in names or not texts:
+        return None
+    return names.index("label"), names.index(texts[0])

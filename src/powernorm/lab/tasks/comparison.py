@@ -1,0 +1,251 @@
+"""The comparison of norms on a built-in task: its settings as a grid for the engine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from powernorm.errors import InputError
+from powernorm.lab.engine import comparing, grid, tasks
+from powernorm.lab.engine.comparing import compare_grid
+from powernorm.lab.engine.events import DataPrepared, Listener
+from powernorm.lab.engine.grid import Grid
+from powernorm.lab.engine.run import Run
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.variants import (
+    Line,
+    chosen_norms,
+    line_of_variant,
+    lines_of,
+    study_info,
+)
+from powernorm.lab.tasks.registry import task_of
+from powernorm.lab.tasks.run_settings import comparison_settings, run_settings
+from powernorm.lab.tasks.settings import upgraded_run
+from powernorm.lab.training.norms import norm_options
+from powernorm.lab.training.running import RunTrainer, choose_device
+from powernorm.runs import Baseline, ComparisonResults, FunctionRecord, PaperRecord
+
+__all__ = ["OVER", "Notes", "check_norms", "compare"]
+
+OVER = comparing.OVER
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What is known of a comparison before it is made."""
+
+    goal: str = "test_perplexity"
+    """The metric that it is about."""
+    direction: Literal["min", "max"] = "min"
+    """Which way it is better."""
+    paper: Sequence[PaperRecord] = ()
+    """What the papers print."""
+    reduced: str | None = None
+    """How it is smaller than what a paper did."""
+
+
+def compare(
+    config: ComparisonSettings,
+    out: Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    on_event: Listener | None = None,
+    notes: Notes | None = None,
+) -> ComparisonResults:
+    """Train the same model with every norm and seed, and write the runs and their results.
+
+    `out` receives a folder for each run and `results.json`, rewritten after every run
+    (`powernorm.runs` says what is in them). A run whose loss becomes NaN, or that diverges or
+    fails, is marked so, and the others go on.
+
+    Args:
+        config: what to train; `powernorm.lab.recipes` has presets.
+        out: folder of the comparison.
+        resume: leave runs that are over as they are, and go on with interrupted ones from their
+            last checkpoint, exactly as if they had not been interrupted.
+        force: delete the runs that `out` holds first.
+        on_event: is called with every `powernorm.lab.engine.events.Event`.
+        notes: what `results.json` says beside what was measured.
+
+    Distributed:
+        Under `torchrun` every process calls it. They share each micro-batch and the statistics of
+        the norms; the first one writes the files, in a folder that all can read.
+
+    Returns:
+        The contents of `results.json`.
+
+    Raises:
+        InputError: a setting, the text or `out` cannot be used, before anything is trained; or a
+            checkpoint to go on from is damaged.
+        KeyboardInterrupt: after the interrupted run has been marked in `results.json`.
+        Stopped: the same after SIGTERM or SIGUSR1.
+    """
+    check_norms(config)
+    task = BuiltinTask(config)
+    return compare_grid(
+        _grid(config, task, notes or Notes()),
+        out,
+        resume=resume,
+        force=force,
+        on_event=on_event,
+        on_data=task.announce,
+    )
+
+
+def check_norms(config: ComparisonSettings) -> None:
+    """Check the names and options of all norms and variants by building each norm once.
+
+    Raises:
+        InputError: an unknown norm, an unknown option, or one that does not fit the model.
+    """
+    with torch.random.fork_rng(devices=[]):  # a user's norm may draw what it begins with
+        for norm in dict.fromkeys([*chosen_norms(config), *config.norm_options]):
+            norm_options(config, norm, task_of(config).norm_widths(config))
+        for line in lines_of(config):
+            task = task_of(line.config)
+            norm_options(line.config, line.norm, task.norm_widths(line.config))
+            task.check(line.config, line.norm)
+
+
+class BuiltinTask(tasks.Task):
+    """One of the built-in tasks with its settings, as the engine asks for it.
+
+    Args:
+        config: of the comparison.
+    """
+
+    def __init__(self, config: ComparisonSettings) -> None:
+        self.name = config.task
+        self._config = config
+        self._task = task_of(config)
+
+    def prepare(self, settings: ComparisonSettings) -> Any:
+        """Read and number the data, and check that every line can make its batches of them."""
+        encoded = self._task.encode(settings)
+        for line in lines_of(settings):
+            for seed in settings.seeds:
+                self._task.data(encoded, line.config, seed)
+        return encoded
+
+    def fingerprint(self, data: Any) -> str:
+        """Return a hash of everything that determines the ids."""
+        fingerprint: str = data.fingerprint
+        return fingerprint
+
+    def baselines(self, data: Any) -> list[Baseline]:
+        """Return models without a network; above the first nothing was learned."""
+        return self._task.baselines(data, self._config)
+
+    def facts(self, data: Any) -> dict[str, Any]:
+        """Return name, source, license and sizes of the data."""
+        return self._task.facts(data)
+
+    def num_steps(self, settings: ComparisonSettings) -> int:
+        """Return the updates of a run."""
+        return settings.training.max_steps
+
+    def start(self, run: Run) -> tasks.Metrics:
+        """Train, evaluate and diagnose a run."""
+        self._task.keep(run.data, run.folder)
+        trainer = RunTrainer(run, self._task)
+        try:
+            result = trainer.result()
+        except BaseException:
+            # What is known of a run that did not come to its end.
+            run.recorded |= _own(trainer.partial_result("failed"), without=("status", "message"))
+            raise
+        run.recorded |= _own(result)
+        return result["metrics"]
+
+    def source(self) -> FunctionRecord:
+        """Return that it is this package's, whose version the settings name."""
+        return FunctionRecord(name=self.name, file=None, sha256=None)
+
+    def announce(self, data: Any, baselines: Sequence[Baseline], listener: Listener) -> None:
+        """Tell what the data are."""
+        summary = self._task.summary(data)
+        listener(
+            DataPrepared(
+                summary.name,
+                summary.num_train,
+                summary.vocabulary_size,
+                tuple(baselines),
+                self._task.units,
+                summary.unit,
+                summary.left_out,
+            )
+        )
+
+
+def _own(result: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what the task itself says in a result; the engine says the rest."""
+    engine = ("norm", "seed", "placement", "folder", "label", "x", "y", *without)
+    return {key: value for key, value in result.items() if key not in engine}
+
+
+def _grid(config: ComparisonSettings, task: BuiltinTask, notes: Notes) -> Grid:
+    study = None if config.study is None else study_info(config.study)
+    return Grid(
+        task=task,
+        lines=[_engine_line(line) for line in lines_of(config)],
+        seeds=config.seeds,
+        goal=notes.goal,
+        direction=notes.direction,
+        settings=config,
+        head=partial(_head, config, notes),
+        config=_run_config,
+        line_of=partial(_line_of, config),
+        as_written_now=upgraded_run,
+        device=choose_device(config),
+        num_threads=config.training.num_threads,
+        study=study,
+    )
+
+
+def _engine_line(line: Line) -> grid.Line:
+    variant = line.variant
+    extra = {} if variant is None else {"label": line.label, "x": variant.x, "y": variant.y}
+    return grid.Line(
+        norm=line.norm,
+        settings=line.config,
+        label=None if variant is None else line.label,
+        placement=line.config.placement,
+        extra=extra,
+    )
+
+
+def _run_config(line: grid.Line, seed: int, fingerprint: str | None) -> Mapping[str, Any]:
+    return run_settings(line.settings, line.norm, line.label, seed, str(fingerprint))
+
+
+def _head(config: ComparisonSettings, notes: Notes) -> dict[str, Any]:
+    head: dict[str, Any] = {
+        "task": config.task,
+        "preset": config.preset,
+        "placement": config.placement,
+        "settings": comparison_settings(config),
+    }
+    if config.study is not None:
+        head["study"] = study_info(config.study)
+    if notes.paper:
+        head["paper"] = list(notes.paper)
+    if notes.reduced is not None:
+        head["reduced"] = notes.reduced
+    return head
+
+
+def _line_of(config: ComparisonSettings, folder: Path, old: Mapping[str, Any]) -> grid.Line:
+    """Return the line that a run of an earlier call belongs to, also one that is not chosen."""
+    if not config.variants:
+        return _engine_line(Line(config, str(old.get("norm"))))
+    for variant in config.variants:
+        if variant.label == old.get("label"):
+            return _engine_line(line_of_variant(config, variant))
+    raise InputError(
+        f"{folder} is no run of this study: give another --out, or --force to delete it."
+    )

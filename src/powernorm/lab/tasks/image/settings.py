@@ -1,0 +1,40 @@
+"""Settings of the classification of images."""
+
+from typing import ClassVar, Literal
+
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.data import BatchedDataSettings
+from powernorm.lab.settings.model import ModelSettings
+from powernorm.lab.settings.section import Positive, section
+from powernorm.lab.settings.training import SmoothedTrainingSettings
+
+ImageArchitecture = Literal["convnet", "resnet20", "resnet18"]
+
+
+@section("data")
+class ImageDataSettings(BatchedDataSettings):
+    """The images and how they are cut into batches."""
+
+    max_examples: Positive | None = None
+    """Only about so many training images, evenly spaced; none is all."""
+    augmentation: bool = False
+    """Whether training images are shifted and mirrored at random."""
+
+
+@section("model")
+class ImageModelSettings(ModelSettings):
+    """Which network."""
+
+    architecture: ImageArchitecture = "convnet"
+    """The convolutional network of Xu et al. 2019, or a residual one."""
+
+
+@section()
+class ImageSettings(ComparisonSettings):
+    """Settings of `powernorm compare image`."""
+
+    task: ClassVar[str] = "image"
+    measure: ClassVar[str] = "test_accuracy"
+    data: ImageDataSettings = ImageDataSettings()
+    model: ImageModelSettings = ImageModelSettings()
+    training: SmoothedTrainingSettings = SmoothedTrainingSettings()

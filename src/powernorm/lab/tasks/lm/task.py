@@ -1,0 +1,59 @@
+"""Language modeling: predict each token from those before it."""
+
+from typing import Final
+
+from powernorm.lab.data.baselines import BigramModel, UnigramModel, baseline_metrics
+from powernorm.lab.data.subwords import EncodedCorpus
+from powernorm.lab.models.language_model import LanguageModel
+from powernorm.lab.models.tensorized_attention import TensorizedShape
+from powernorm.lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
+from powernorm.lab.tasks.lm.batches import LanguageModelData
+from powernorm.lab.tasks.lm.settings import LanguageModelSettings
+from powernorm.lab.tasks.text import SubwordTask
+from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.task import Sizes, TaskModel
+from powernorm.runs import Baseline
+
+SEES_FUTURE: Final = "sees the future"
+"""Marks what a language model came to whose causal mask was left out."""
+
+
+class LanguageModelTask(SubwordTask[LanguageModelSettings]):
+    """Predict each token from those before it."""
+
+    is_causal = True
+
+    def tensorized(self, config: LanguageModelSettings) -> TensorizedShape | None:
+        """Return the shape of the tensorized attention, None for the usual one."""
+        shape = config.model
+        if shape.architecture != "tensorized":
+            return None
+        return TensorizedShape(shape.head_features or shape.num_features, shape.sees_future)
+
+    def build(self, config: LanguageModelSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
+        """Return the model of a run, with an adaptive softmax where there are cutoffs."""
+        model = super().build(config, norm, sizes, seed)
+        cutoffs = config.model.adaptive_cutoffs
+        if not cutoffs:
+            return model
+        assert isinstance(model, LanguageModel)
+        return AdaptiveLanguageModel(model, sizes[-1], cutoffs, seed=seed)
+
+    def data(
+        self, encoded: EncodedCorpus, config: LanguageModelSettings, seed: int
+    ) -> RunData[LanguageModelSettings]:
+        """Return segments of a stream of text."""
+        return LanguageModelData(encoded, config, seed)
+
+    def baselines(self, encoded: EncodedCorpus, config: LanguageModelSettings) -> list[Baseline]:
+        """Return unigram and bigram."""
+        del config
+        train, valid = encoded.splits["train"].tokens, encoded.splits["valid"].tokens
+        size = encoded.vocabulary_size
+        unigram = baseline_metrics(UnigramModel(train, size), encoded)
+        bigram = baseline_metrics(BigramModel(train, valid, size), encoded)
+        return [Baseline(name="unigram", metrics=unigram), Baseline(name="bigram", metrics=bigram)]
+
+    def remark(self, config: LanguageModelSettings) -> str:
+        """Say that a model without its causal mask is none."""
+        return SEES_FUTURE if config.model.sees_future else super().remark(config)

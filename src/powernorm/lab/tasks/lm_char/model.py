@@ -1,0 +1,189 @@
+"""Transformer-XL (Dai et al. 2019), whose norms come from a factory."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.lab.models.choices import Activation, Initialization, Placement
+from powernorm.lab.models.dropout import Dropout
+from powernorm.lab.models.initialization import initialise
+from powernorm.lab.models.layers import NormFactory, SubLayers
+from powernorm.lab.models.norm_places import norms_by_layer
+from powernorm.lab.models.stream_memory import StreamMemory
+from powernorm.lab.tasks.lm_char.relative_attention import RelativeAttention, distance_encodings
+
+
+class RelativeLayer(SubLayers):
+    """The layer of a Transformer around a `RelativeAttention`, which also looks at a memory."""
+
+    def forward(
+        self, x: Tensor, seen: Tensor | None, distances: Tensor, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the layer's output and what its attention looked at.
+
+        Args:
+            x: (batch, length, features).
+            seen: what the attention looked at before, (batch, memory, features); with placement
+                `pre` that is behind the norm, so that no position is normalised, or counted by
+                batch statistics, a second time.
+            distances: encodings, (memory + length, features).
+            padding_mask: bool, (batch, length), True = padding.
+        """
+        contexts: list[Tensor] = []
+
+        def attend(inner: Tensor) -> Tensor:
+            contexts.append(inner if seen is None else torch.cat([seen.to(inner), inner], dim=1))
+            attended: Tensor = self.attention(inner, contexts[0], distances)
+            return attended
+
+        return self._through(x, attend, padding_mask), contexts[0]
+
+
+class TransformerXL(nn.Module):
+    """Predicts each token from those before it, also from before its segment.
+
+    Embedding of tokens, scaled by √features, causal layers with relative positions, logits through
+    the transposed embedding and a bias. With placement `pre` one more norm follows the last layer.
+    Each layer's attention also sees the last `memory_length` positions before the segment, as they
+    were in the batch before, without a gradient into them. In eval no output depends on a later
+    token, whatever the norm.
+
+    A batch with `starts` uses and leaves a memory (`StreamMemory`), one in training and another in
+    evaluation, neither of which is a weight or a buffer; without `starts` there is none.
+
+    Args:
+        vocabulary_size: number of tokens.
+        norm: makes every norm of the model, or of its lowest layers.
+        memory_length: positions of the memory in training.
+        evaluation_memory_length: the same in evaluation; None is `memory_length`.
+        num_lanes: batches with rows of their own that take turns, such as the micro-batches of an
+            update, which measurements read in evaluation as well.
+        max_distance: longer distances count as this one; None has no limit. Of use where the
+            evaluation has a longer memory than the training, which has never seen such distances.
+        num_features: size of the features.
+        num_layers: number of layers.
+        num_heads: heads of each attention.
+        feedforward_features: size inside the feed-forward networks.
+        placement: where the norms stand.
+        activation: of the feed-forward networks.
+        dropout: of the embedding, the encodings of distances, after the sub-layers and before the
+            logits, in training.
+        attention_dropout: of the attention weights, in training.
+        activation_dropout: after the activations, in training; None is `dropout`.
+        initialization: how the linear maps begin.
+        seed: of the initial weights, which are the same for every norm.
+        num_norm_layers: lowest layers whose norms are made by `norm`; None is all of them. The
+            final norm belongs to the highest layer.
+        upper_norm: makes the norms above these layers.
+
+    Shape:
+        - tokens: int64, (batch, length)
+        - starts: int64, (batch,), where in the text each row begins
+        - padding_mask: bool, (batch, length), True = padding, which stands at the end
+        - output: logits, (batch, length, vocabulary_size)
+
+    Raises:
+        InputError: `num_heads` does not divide `num_features`.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        norm: NormFactory,
+        *,
+        memory_length: int,
+        evaluation_memory_length: int | None = None,
+        num_lanes: int = 1,
+        max_distance: int | None = None,
+        num_features: int = 128,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        feedforward_features: int = 512,
+        placement: Placement = "post",
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float | None = None,
+        initialization: Initialization = "xavier",
+        seed: int = 0,
+        num_norm_layers: int | None = None,
+        upper_norm: NormFactory | None = None,
+    ) -> None:
+        super().__init__()
+        norms = norms_by_layer(norm, num_layers, num_norm_layers, upper_norm)
+        if evaluation_memory_length is None:
+            evaluation_memory_length = memory_length
+        self.max_distance = max_distance
+        self.embedding_scale = math.sqrt(num_features)
+        self.embedding = nn.Embedding(vocabulary_size, num_features)
+        self.dropout = Dropout(dropout)
+        self.layers = nn.ModuleList(
+            RelativeLayer(
+                RelativeAttention(num_features, num_heads, dropout=attention_dropout),
+                num_features,
+                feedforward_features,
+                layer_norm,
+                placement=placement,
+                activation=activation,
+                dropout=dropout,
+                activation_dropout=activation_dropout,
+            )
+            for layer_norm in norms
+        )
+        self.final_norm = norms[-1](num_features) if placement == "pre" else None
+        generator = initialise(self, seed, initialization)
+        for module in self.modules():
+            if isinstance(module, RelativeAttention):
+                module.draw_biases(generator)
+        self.head = nn.Linear(num_features, vocabulary_size)
+        nn.init.zeros_(self.head.bias)
+        self.head.weight = self.embedding.weight
+        self._training_memory = StreamMemory(memory_length, num_lanes)
+        self._evaluation_memory = StreamMemory(evaluation_memory_length, num_lanes)
+
+    def forward(
+        self, tokens: Tensor, starts: Tensor | None = None, padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits of the token after each position."""
+        logits: Tensor = self.head(self.features(tokens, starts, padding_mask))
+        return logits
+
+    def features(
+        self, tokens: Tensor, starts: Tensor | None = None, padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return what the logits are made from, (batch, length, features)."""
+        memory = self._training_memory if self.training else self._evaluation_memory
+        seen = None if starts is None else memory.recall(starts)
+        x: Tensor = self.dropout(self.embedding(tokens) * self.embedding_scale)
+        x, contexts = self._through_layers(x, seen, padding_mask)
+        if starts is not None:
+            # What is padded at its end cannot be gone on from.
+            memory.keep(tokens.shape[1], contexts if padding_mask is None else None)
+        if self.final_norm is not None:
+            x = self.final_norm(x, padding_mask)
+        features: Tensor = self.dropout(x)
+        return features
+
+    def memory_state(self) -> list[dict[str, Tensor]]:
+        """Return the memory of the training, for a checkpoint; see `StreamMemory.state`."""
+        return self._training_memory.state()
+
+    def load_memory_state(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from what `memory_state` returned."""
+        self._training_memory.load_state(state)
+
+    def _through_layers(
+        self, x: Tensor, seen: Sequence[Tensor] | None, padding_mask: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        keys = x.shape[1] + (seen[0].shape[1] if seen else 0)
+        encodings = distance_encodings(keys, x.shape[2], self.max_distance, x.device)
+        distances = self.dropout(encodings.to(x.dtype))
+        contexts = []
+        for layer, before in zip(self.layers, seen or repeat(None), strict=False):
+            x, context = layer(x, before, distances, padding_mask)
+            contexts.append(context)
+        return x, contexts

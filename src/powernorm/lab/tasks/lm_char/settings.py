@@ -1,0 +1,38 @@
+"""Settings of the language modeling of bytes."""
+
+from typing import ClassVar
+
+from powernorm.lab.models.choices import Initialization
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.model import TransformerSettings
+from powernorm.lab.settings.section import FractionBelowOne, NotNegative, section
+from powernorm.lab.settings.training import SmoothedTrainingSettings
+from powernorm.lab.tasks.text_settings import SequenceDataSettings
+
+
+@section("model")
+class TransformerXLShape(TransformerSettings):
+    """The shape of a Transformer-XL."""
+
+    attention_dropout: FractionBelowOne = 0.0
+    """Of the attention weights."""
+    activation_dropout: FractionBelowOne | None = None
+    """After the activation of the feed-forward networks; none is `dropout`."""
+    initialization: Initialization = "xavier"
+    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
+    memory_length: NotNegative | None = None
+    """Positions before a segment that the attention still sees, in training; none is as many as a
+    segment has."""
+    evaluation_memory_length: NotNegative | None = None
+    """The same in evaluation; none is as in training."""
+
+
+@section()
+class CharacterSettings(ComparisonSettings):
+    """Settings of `powernorm compare lm-char`."""
+
+    task: ClassVar[str] = "lm-char"
+    measure: ClassVar[str] = "test_bits_per_character"
+    data: SequenceDataSettings = SequenceDataSettings()
+    model: TransformerXLShape = TransformerXLShape()
+    training: SmoothedTrainingSettings = SmoothedTrainingSettings()

@@ -1,0 +1,54 @@
+"""What a tagger of entities has to beat: frequencies of the tags, alone and of each word."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from powernorm.lab.data.baselines import UnigramModel, WordTagModel
+from powernorm.lab.data.corpus import Split
+from powernorm.lab.tasks.ner.encoding import EncodedEntities
+from powernorm.lab.tasks.ner.span_scores import span_scores
+from powernorm.lab.tasks.ner.tag_schemes import tags_of
+from powernorm.runs import Baseline
+
+_SCORED: Sequence[Split] = ("valid", "test")
+
+
+def entity_baselines(encoded: EncodedEntities) -> list[Baseline]:
+    """Return loss and perplexity per word, and F1, precision and recall, of valid and test.
+
+    - `unigram`: the frequencies of the tags in the train split. The most frequent one is `O`, so it
+      finds no entity.
+    - `word`: the most frequent tag of each word, whatever stands beside it.
+    """
+    train = encoded.splits["train"]
+    words, tags, num_tags = train.words.long(), train.tags.long(), len(encoded.tags)
+    unigram = UnigramModel(tags, num_tags)
+    by_word = WordTagModel(words, tags, encoded.num_words, num_tags)
+    every_tag = torch.arange(num_tags)
+    metrics: dict[str, dict[str, float | None]] = {"unigram": {}, "word": {}}
+    for split in _SCORED:
+        part = encoded.splits[split]
+        asked, answers = part.words.long(), part.tags.long()
+        priors = unigram.probabilities(every_tag).expand(len(asked), -1)
+        of_words = by_word.probabilities(asked[:, None], every_tag[None])
+        for name, table in (("unigram", priors), ("word", of_words)):
+            loss = -float(table.gather(1, answers[:, None]).log().mean())
+            metrics[name][f"{split}_perplexity"] = math.exp(loss)
+            metrics[name][f"{split}_loss"] = loss
+            scores = _scores(encoded, split, table.argmax(dim=1))
+            metrics[name] |= {f"{split}_{score}": value for score, value in scores.items()}
+    return [
+        Baseline(name="unigram", metrics=metrics["unigram"]),
+        Baseline(name="word", metrics=metrics["word"]),
+    ]
+
+
+def _scores(encoded: EncodedEntities, split: Split, tags: Tensor) -> dict[str, float]:
+    names = encoded.tags
+    sentences = encoded.corpus.sentences[split]
+    lengths = [len(sentence.words) for sentence in sentences]
+    found = [[names[tag] for tag in row.tolist()] for row in tags.split(lengths)]
+    return span_scores([tags_of(s.spans, len(s.words)) for s in sentences], found)

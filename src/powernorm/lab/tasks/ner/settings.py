@@ -1,0 +1,55 @@
+"""Settings of named-entity recognition."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from powernorm.lab.models.choices import Initialization
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.model import TransformerSettings
+from powernorm.lab.settings.section import FractionBelowOne, Positive, section
+from powernorm.lab.tasks.text_settings import SequenceDataSettings
+
+
+@section("data")
+class EntityDataSettings(SequenceDataSettings):
+    """The tagged sentences and how they are cut into batches."""
+
+    vocabulary_size: Annotated[int, Field(ge=3, lt=2**63)] = 2000
+    """Number of words, two marks included."""
+    max_examples: Positive | None = None
+    """Only about so many training sentences, evenly spaced; none is all."""
+    vectors: str | None = None
+    """Text file of word vectors (GloVe) that the embeddings begin with."""
+
+
+@section("model")
+class EntityTaggerShape(TransformerSettings):
+    """The shape of a tagger of names (TENER, Yan et al. 2019)."""
+
+    attention_dropout: FractionBelowOne = 0.0
+    """Of the attention weights."""
+    activation_dropout: FractionBelowOne | None = None
+    """After the activation of the feed-forward networks; none is `dropout`."""
+    embedding_features: Positive | None = None
+    """Size of embeddings where it is not num_features."""
+    embedding_dropout: FractionBelowOne | None = None
+    """Of the embeddings; none is `dropout`."""
+    output_dropout: FractionBelowOne | None = None
+    """Before the output; none is none."""
+    character_features: Positive | None = None
+    """Features made of a word's characters; none is none."""
+    character_dropout: FractionBelowOne | None = None
+    """Of what is made of a word's characters; none is as of the embeddings."""
+    initialization: Initialization = "xavier"
+    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
+
+
+@section()
+class EntitySettings(ComparisonSettings):
+    """Settings of `powernorm compare ner`."""
+
+    task: ClassVar[str] = "ner"
+    measure: ClassVar[str] = "test_f1"
+    data: EntityDataSettings = EntityDataSettings()
+    model: EntityTaggerShape = EntityTaggerShape()

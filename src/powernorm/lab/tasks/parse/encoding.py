@@ -1,0 +1,95 @@
+"""A treebank over the ids of a vocabulary, with its gold transitions."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from powernorm.errors import InputError
+from powernorm.lab.data.cache import cache_key
+from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.treebanks import Treebank
+from powernorm.lab.tasks.parse.checks import check_treebank
+from powernorm.lab.tasks.parse.gold import GoldTransitions, gold_transitions
+from powernorm.lab.tasks.parse.inventory import Inventory
+from powernorm.lab.tasks.parse.trees import Trees
+from powernorm.lab.tasks.parse.vocabulary import Vocabulary
+
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class EncodedTreebank:
+    """Trees as numbers."""
+
+    name: str
+    source: str
+    licence: str
+    vocabulary: Vocabulary
+    trees: Mapping[Split, Trees]
+    """All sentences; scores are computed on them."""
+    gold: Mapping[Split, GoldTransitions]
+    """Of the trees that transitions can build, sentence after sentence."""
+    fingerprint: str
+    """Hash of everything that determines the ids."""
+
+    @property
+    def inventory(self) -> Inventory:
+        """Return the transitions that there are."""
+        return Inventory(len(self.vocabulary.labels))
+
+
+def encode_trees(
+    treebank: Treebank, vocabulary_size: int, other: Treebank | None = None
+) -> EncodedTreebank:
+    """Number a treebank and derive its gold transitions.
+
+    Args:
+        treebank: the sentences.
+        vocabulary_size: number of words, with the marks for none, unknown and root.
+        other: whose train split gives the ids, such as the treebank that a model was trained with;
+            None is `treebank`.
+
+    Raises:
+        InputError: a split has no sentences, no tree that transitions can build, or nothing but
+            punctuation; or a sentence has no tags or is no tree.
+    """
+    check_treebank(treebank)
+    vocabulary = Vocabulary.of((other or treebank).sentences["train"], vocabulary_size)
+    trees = {split: vocabulary.number(treebank.sentences[split]) for split in SPLITS}
+    inventory = Inventory(len(vocabulary.labels))
+    encoded = EncodedTreebank(
+        name=treebank.name,
+        source=treebank.source,
+        licence=treebank.licence,
+        vocabulary=vocabulary,
+        trees=trees,
+        gold={split: gold_transitions(trees[split], inventory) for split in SPLITS},
+        fingerprint=_fingerprint(trees, vocabulary),
+    )
+    for split in SPLITS:
+        _check_split(encoded, split)
+    return encoded
+
+
+def _check_split(encoded: EncodedTreebank, split: Split) -> None:
+    gold = encoded.gold[split]
+    if not len(gold):
+        reasons = ", ".join(f"{number} {reason}" for reason, number in gold.left_out.items())
+        raise InputError(
+            f"No tree of the {split} split of {encoded.source} can be built by transitions: it has "
+            f"{reasons}. Give one with projective trees and a single root."
+        )
+    if not encoded.trees[split].is_scored.any():
+        raise InputError(
+            f"The {split} split of {encoded.source} has nothing but punctuation: give sentences."
+        )
+
+
+def _fingerprint(trees: Mapping[Split, Trees], vocabulary: Vocabulary) -> str:
+    digest = hashlib.sha256(repr(vocabulary).encode())
+    for split in SPLITS:
+        for values in trees[split].values():
+            digest.update(values.numpy().tobytes())
+            digest.update(b"\x00")
+    return cache_key(format=_FORMAT, task="parse", ids=digest.hexdigest())

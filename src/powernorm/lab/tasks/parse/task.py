@@ -1,0 +1,206 @@
+"""The task of dependency parsing: a feed-forward network chooses the transitions of a parser."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.lab.data.baselines import UnigramModel
+from powernorm.lab.data.batch import IGNORED
+from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.treebanks import load_treebank
+from powernorm.lab.settings.comparison import options_of
+from powernorm.lab.tasks.parse.attachment import attachment_scores, neighbour_scores
+from powernorm.lab.tasks.parse.configurations import NUM_LABELS, NUM_TAGS, NUM_WORDS
+from powernorm.lab.tasks.parse.embedded_linear import Places
+from powernorm.lab.tasks.parse.encoding import EncodedTreebank, encode_trees
+from powernorm.lab.tasks.parse.examples import EvaluationTransitions, TrainingTransitions
+from powernorm.lab.tasks.parse.model import TransitionParser
+from powernorm.lab.tasks.parse.parsing import Parsed, parse
+from powernorm.lab.tasks.parse.settings import ParsingSettings
+from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.norms import norm_factory
+from powernorm.lab.training.task import DataSummary, Scores, Sizes, Task, TaskModel
+from powernorm.runs import Baseline
+
+COLUMNS: Final = (NUM_WORDS, NUM_TAGS, NUM_LABELS)
+"""Of a state, in the order of the model's tables."""
+_TABLE: Final = "layers.0.linear.tables.{}.weight"
+
+
+class ParsingData(RunData[ParsingSettings]):
+    """Transitions of the trees that transitions can build; scores are of all trees.
+
+    Args:
+        encoded: the treebank.
+        config: sizes and number of steps.
+        seed: of the order of the transitions.
+
+    Raises:
+        InputError: the train split has fewer transitions than a batch.
+    """
+
+    selection = "uas"
+
+    def __init__(self, encoded: EncodedTreebank, config: ParsingSettings, seed: int) -> None:
+        transitions = TrainingTransitions(
+            encoded.gold["train"],
+            batch_size=config.data.batch_size,
+            seed=seed,
+            max_examples=config.data.max_examples,
+        )
+        super().__init__(config, transitions)
+        self._encoded = encoded
+
+    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationTransitions:
+        """Return the gold transitions of a split, all or about `max_tokens` of them."""
+        return EvaluationTransitions(
+            self._encoded.gold[split],
+            batch_size=self._config.data.evaluation_batch_size,
+            max_examples=max_tokens,
+        )
+
+    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+        """Return UAS and LAS of all trees of a split, in percent."""
+        parsed = parse_split(self._encoded, split, model, device)
+        return attachment_scores(self._encoded.trees[split], parsed)
+
+
+def parse_split(
+    encoded: EncodedTreebank,
+    split: Split,
+    model: Callable[[Tensor], Tensor],
+    device: torch.device,
+) -> Parsed:
+    """Parse the sentences of a split; the model is in evaluation mode."""
+    return parse(encoded.trees[split], model, encoded.inventory, device)
+
+
+class ParsingTask(Task[EncodedTreebank, ParsingSettings]):
+    """Find the head of every word."""
+
+    units = "words"
+    metrics = ("valid_uas", "valid_las", "test_uas", "test_las", "parsing_sentences_per_second")
+    examples = "transitions"
+    has_positions = False
+
+    def encode(self, config: ParsingSettings) -> EncodedTreebank:
+        """Read the treebank, number it and derive the transitions."""
+        return encode_trees(load_treebank(config.data.path), config.data.vocabulary_size)
+
+    def encode_by(self, source: str, config: ParsingSettings) -> EncodedTreebank:
+        """Read `source` with the words, tags and labels of `data.path`."""
+        own = load_treebank(config.data.path)
+        return encode_trees(load_treebank(source), config.data.vocabulary_size, own)
+
+    def data(
+        self, encoded: EncodedTreebank, config: ParsingSettings, seed: int
+    ) -> RunData[ParsingSettings]:
+        """Return batches of transitions."""
+        return ParsingData(encoded, config, seed)
+
+    def baselines(self, encoded: EncodedTreebank, config: ParsingSettings) -> list[Baseline]:
+        """Return the transitions' own frequencies, and every word hung from its neighbour."""
+        del config
+        attached: dict[str, float | None] = {**neighbour_scores(encoded.trees)}
+        return [
+            Baseline(name="unigram", metrics=_unigram(encoded)),
+            Baseline(name="attach", metrics=attached),
+        ]
+
+    def facts(self, encoded: EncodedTreebank) -> dict[str, Any]:
+        """Return name, source, licence and sizes of the treebank."""
+        return {
+            "name": encoded.name,
+            "source": encoded.source,
+            "licence": encoded.licence,
+            "vocabulary_size": encoded.vocabulary.sizes[0],
+            "tags": "universal" if encoded.vocabulary.is_universal else "the treebank's own",
+            "num_tags": len(encoded.vocabulary.tags),
+            "num_labels": len(encoded.vocabulary.labels),
+            "splits": {
+                split: {
+                    "sentences": len(encoded.trees[split]),
+                    "words": int(encoded.trees[split].lengths.sum()),
+                    "scored_words": int(encoded.trees[split].is_scored.sum()),
+                    "transitions": len(encoded.gold[split]),
+                    "without_transitions": dict(encoded.gold[split].left_out),
+                }
+                for split in SPLITS
+            },
+        }
+
+    def summary(self, encoded: EncodedTreebank) -> DataSummary:
+        """Return the same in short."""
+        gold = encoded.gold["train"]
+        left_out = {reason: number for reason, number in gold.left_out.items() if number}
+        size = encoded.vocabulary.sizes[0]
+        return DataSummary(encoded.name, len(gold), "transitions", size, left_out)
+
+    def sizes(self, encoded: EncodedTreebank) -> Sizes:
+        """Return the numbers of ids of words, tags and labels, and of transitions."""
+        return (*encoded.vocabulary.sizes, len(encoded.inventory))
+
+    def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
+        """Return the same of a model."""
+        tables = (len(weights[_TABLE.format(index)]) for index in range(len(COLUMNS)))
+        return (*tables, len(weights["head.weight"]))
+
+    def build(self, config: ParsingSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
+        """Return the model of a run; equal seeds give equal weights to all norms."""
+        shape = config.model
+        return TransitionParser(
+            [Places(*place) for place in zip(sizes[:-1], COLUMNS, strict=True)],
+            sizes[-1],
+            norm_factory(norm, options_of(config, norm)),
+            num_features=shape.num_features,
+            num_layers=shape.num_layers,
+            embedding_features=shape.embedding_features or shape.num_features,
+            activation=shape.activation,
+            dropout=shape.dropout,
+            seed=seed,
+            initialization=shape.initialization,
+        )
+
+    def example_inputs(self, config: ParsingSettings, sizes: Sizes) -> tuple[Tensor, ...]:
+        """Return states, (2, 48)."""
+        del config
+        generator = torch.Generator().manual_seed(0)
+        parts = [
+            torch.randint(size, (2, number), generator=generator)
+            for size, number in zip(sizes[:-1], COLUMNS, strict=True)
+        ]
+        return (torch.cat(parts, dim=1),)
+
+    def score(
+        self,
+        model: TaskModel,
+        encoded: EncodedTreebank,
+        config: ParsingSettings,
+        device: torch.device,
+    ) -> Scores:
+        """Return how fast the test split is parsed; the scores of trees are the data's."""
+        del config
+        # A GPU is done when the clock is read: the trees are on the CPU.
+        begin = time.perf_counter()
+        parse_split(encoded, "test", model, device)
+        seconds = time.perf_counter() - begin
+        return Scores(
+            metrics={"parsing_sentences_per_second": len(encoded.trees["test"]) / seconds}
+        )
+
+
+def _unigram(encoded: EncodedTreebank) -> dict[str, float | None]:
+    train = encoded.gold["train"].targets
+    model = UnigramModel(train[train != IGNORED], len(encoded.inventory))
+    metrics: dict[str, float | None] = {}
+    splits: tuple[Split, ...] = ("valid", "test")
+    for split in splits:
+        targets = encoded.gold[split].targets
+        loss = -float(model.probabilities(targets[targets != IGNORED]).log().mean())
+        metrics[f"{split}_perplexity"] = math.exp(loss)
+        metrics[f"{split}_loss"] = loss
+    return metrics

@@ -1,0 +1,120 @@
+"""The diagnosis of a run of `compare`: its checkpoint on its own batches."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.diagnosis import Diagnosis, diagnose
+from powernorm.diagnosis.diagnosing import BATCH_SIZES
+from powernorm.diagnosis.evaluation import evaluate_statistics
+from powernorm.errors import InputError
+from powernorm.inspection.batches import Progress
+from powernorm.inspection.modules import batch_layers
+from powernorm.lab.data.batch import AnyBatch
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.tasks.registry import task_of
+from powernorm.lab.tasks.trained_models import TrainedModel, load_trained, run_config, run_text
+from powernorm.lab.training.losses import outputs_nll
+from powernorm.runs import EvaluationRow
+
+EVALUATION_TOKENS: Final = 16384
+"""About so many tokens of the valid split are evaluated by each kind of statistics."""
+
+
+def diagnose_run(
+    path: Path,
+    *,
+    data: str | None = None,
+    num_batches: int = 50,
+    on_progress: Progress | None = None,
+) -> Diagnosis:
+    """Diagnose the model of a run on its training batches.
+
+    A model with batch statistics is also evaluated on the valid split by running, re-estimated and
+    batch statistics.
+
+    Args:
+        path: a run's folder (its best checkpoint is taken) or one of its checkpoints.
+        data: another text, as `--data` takes it; None is the run's.
+        num_batches: training batches in each pass, ≥ 2.
+        on_progress: see `powernorm.diagnose`.
+
+    Raises:
+        InputError: there is no such run, it or its text cannot be read, or fewer than 2 batches.
+    """
+    if num_batches < 2:
+        raise InputError(f"num_batches is {num_batches}, expected at least 2: TID compares batches")
+    trained = load_trained(path)
+    config = run_config(trained.settings)
+    encoded = run_text(trained.settings, data=data)
+    segments = task_of(config).data(encoded, config, int(trained.settings["seed"])).segments
+    batches = [segments.batch(position).inputs() for position in range(num_batches)]
+    report = diagnose(trained.model, batches, _features, on_progress=on_progress)
+    return replace(
+        report,
+        model=_name_of(path),
+        step=trained.step,
+        evaluation=_evaluation(trained, config, encoded, batches),
+    )
+
+
+def _evaluation(
+    trained: TrainedModel,
+    config: ComparisonSettings,
+    encoded: Any,
+    population: list[dict[str, Tensor]],
+) -> tuple[EvaluationRow, ...]:
+    if not batch_layers(trained.model):
+        return ()
+    task = task_of(config)
+    # Sentence pairs are cut by tokens, everything else by rows.
+    length = getattr(config.data, "sequence_length", 1)
+    size: dict[str, Any] = (
+        {"evaluation_batch_size": max(1, BATCH_SIZES[0] // length)}
+        if getattr(config.data, "batch_tokens", None) is None
+        else {"batch_tokens": max(BATCH_SIZES[0], length)}
+    )
+    chosen = replace(config, data=replace(config.data, **size))
+    data = task.data(encoded, chosen, int(trained.settings["seed"]))
+    smallest = list(data.evaluation("valid", EVALUATION_TOKENS))
+    by_size = {}
+    for tokens in BATCH_SIZES:
+        # The same rows, joined: what is masked in a row depends on how rows are put together.
+        batches = _joined(smallest, tokens // BATCH_SIZES[0])
+        if len(batches) > 1:
+            by_size[round(sum(batch.num_tokens for batch in batches) / len(batches))] = batches
+    return evaluate_statistics(
+        trained.model,
+        _loss,
+        population,
+        smallest,
+        forward=_features,
+        by_batch=by_size or None,
+    )
+
+
+def _joined(batches: list[Any], count: int) -> list[AnyBatch]:
+    return [
+        batches[first].joined_with(batches[first + 1 : first + count])
+        for first in range(0, len(batches), count)
+    ]
+
+
+def _features(model: Any, inputs: Mapping[str, Any]) -> object:
+    """Run the layers only: the logits are no part of any norm."""
+    return model.features(**inputs)
+
+
+def _loss(model: nn.Module, batch: AnyBatch) -> tuple[Tensor, int]:
+    with torch.no_grad():
+        total = outputs_nll(model, model(**batch.inputs()), batch.targets)
+    return total / max(batch.num_targets, 1), batch.num_targets
+
+
+def _name_of(path: Path) -> str:
+    folder = path if path.is_dir() else path.parent.parent
+    return folder.resolve().name

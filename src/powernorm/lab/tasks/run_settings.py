@@ -1,0 +1,45 @@
+"""What a run and a comparison say about how they were made."""
+
+from typing import Any, Final
+
+from powernorm.lab.engine.environment import environment
+from powernorm.lab.settings.comparison import ComparisonSettings, options_of, to_json
+from powernorm.lab.settings.variants import chosen_norms, description
+
+PACKAGES: Final = ("powernorm", "torch", "lightning", "tokenizers", "sacrebleu")
+
+
+def run_settings(
+    config: ComparisonSettings, norm: str, label: str | None, seed: int, fingerprint: str
+) -> dict[str, Any]:
+    """Return everything that the outcome of one run depends on, for its config.json.
+
+    Args:
+        config: of the run: with the settings of its variant.
+        norm: short name.
+        label: of the variant, where there is one.
+        seed: of the run.
+        fingerprint: of the data.
+    """
+    settings = to_json(config)
+    del settings["norms"], settings["seeds"]
+    return {
+        **settings,
+        "norm": norm,
+        "seed": seed,
+        "norm_options": dict(options_of(config, norm)),
+        "data_fingerprint": fingerprint,
+        **({} if label is None else {"label": label}),
+    }
+
+
+def comparison_settings(config: ComparisonSettings) -> dict[str, Any]:
+    """Return the configuration with the resolved options of the norms, versions and machine."""
+    settings = to_json(config)
+    if config.variants:
+        settings["variants"] = {variant.label: description(variant) for variant in config.variants}
+    return {
+        **settings,
+        "norm_options": {norm: dict(options_of(config, norm)) for norm in chosen_norms(config)},
+        **environment(PACKAGES),
+    }

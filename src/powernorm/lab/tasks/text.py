@@ -1,0 +1,117 @@
+"""What language modeling, masked language modeling and tagging share: a text, one model."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from powernorm.lab.data.corpus import SPLITS
+from powernorm.lab.data.readers import load_corpus
+from powernorm.lab.data.subwords import EncodedCorpus, encode_by, encode_corpus
+from powernorm.lab.models.language_model import LanguageModel
+from powernorm.lab.models.tensorized_attention import TensorizedShape
+from powernorm.lab.settings.comparison import options_of
+from powernorm.lab.tasks.lm.settings import LanguageModelSettings
+from powernorm.lab.tasks.mlm.settings import MaskedLanguageModelSettings
+from powernorm.lab.tasks.tag.settings import TaggingSettings
+from powernorm.lab.training.norms import UPPER_NORM, norm_factory
+from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
+
+_Text = TypeVar("_Text", bound=EncodedCorpus)
+_Settings = TypeVar(
+    "_Settings", bound=LanguageModelSettings | MaskedLanguageModelSettings | TaggingSettings
+)
+_Subword = TypeVar("_Subword", bound=LanguageModelSettings | MaskedLanguageModelSettings)
+
+
+class TextTask(Task[_Text, _Settings]):
+    """A task whose model reads one text and says something at every position."""
+
+    num_extra_tokens: ClassVar[int] = 0
+    """Ids after those of the vocabulary, such as the mask token."""
+    is_causal: ClassVar[bool] = False
+    """Whether a position sees earlier ones only."""
+
+    def facts(self, encoded: _Text) -> dict[str, Any]:
+        """Return name, source, licence and sizes of the text."""
+        corpus = encoded.corpus
+        return {
+            "name": corpus.name,
+            "source": corpus.source,
+            "licence": corpus.licence,
+            "vocabulary_size": encoded.vocabulary_size,
+            "splits": {
+                split: {
+                    "documents": len(corpus.documents[split]),
+                    "words": encoded.splits[split].num_words,
+                    "tokens": encoded.splits[split].num_tokens,
+                }
+                for split in SPLITS
+            },
+        }
+
+    def summary(self, encoded: _Text) -> DataSummary:
+        """Return the same in short."""
+        num_words = encoded.splits["train"].num_words
+        return DataSummary(encoded.corpus.name, num_words, "words", encoded.vocabulary_size)
+
+    def sizes(self, encoded: _Text) -> Sizes:
+        """Return the number of ids."""
+        return (encoded.vocabulary_size + self.num_extra_tokens,)
+
+    def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
+        """Return the number of ids of a model."""
+        # Of an adaptive softmax's model it is one level down.
+        name = "embedding.weight"
+        return (len(weights[name] if name in weights else weights[f"model.{name}"]),)
+
+    def build(self, config: _Settings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
+        """Return the model of a run; equal seeds give equal weights to all norms.
+
+        Raises:
+            InputError: unknown norm, or options that do not fit it or the model.
+        """
+        shape = config.model
+        return LanguageModel(
+            sizes[-1],
+            norm_factory(norm, options_of(config, norm)),
+            max_length=config.data.sequence_length,
+            num_features=shape.num_features,
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            feedforward_features=shape.feedforward_features,
+            placement=shape.placement,
+            activation=shape.activation,
+            dropout=shape.dropout,
+            seed=seed,
+            num_norm_layers=shape.num_norm_layers,
+            upper_norm=norm_factory(UPPER_NORM),
+            causal=self.is_causal,
+            tensorized=self.tensorized(config),
+        )
+
+    def tensorized(self, config: _Settings) -> TensorizedShape | None:
+        """Return the shape of the tensorized attention, None for the usual one."""
+        del config
+        return None
+
+    def example_inputs(self, config: _Settings, sizes: Sizes) -> tuple[Tensor, ...]:
+        """Return tokens of the model's length, (2, length)."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (2, config.data.sequence_length)
+        return (torch.randint(sizes[-1], shape, generator=generator),)
+
+
+class SubwordTask(TextTask[EncodedCorpus, _Subword]):
+    """A task over the subwords of a text."""
+
+    def encode(self, config: _Subword) -> EncodedCorpus:
+        """Read the text and number its subwords."""
+        return encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
+
+    def encode_by(self, source: str, config: _Subword) -> EncodedCorpus:
+        """Read `source` with the subwords of `data.path`."""
+        return encode_by(
+            load_corpus(source), load_corpus(config.data.path), config.data.vocabulary_size
+        )

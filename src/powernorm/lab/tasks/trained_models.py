@@ -1,0 +1,203 @@
+"""Models out of the run folders of a comparison, as they were trained or folded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.lab.data.sets.catalogue import check_known_set
+from powernorm.lab.engine.averaging import AVERAGE, read_weights, step_of
+from powernorm.lab.engine.folders import LAST, find_runs, read_json
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.tasks.registry import task_of
+from powernorm.lab.tasks.settings import settings_from
+from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS
+from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.checkpoints import BEST, EARLY, model_weights, read_checkpoint
+from powernorm.lab.training.task import Sizes, TaskModel
+from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE
+from powernorm.surgery import load_folded
+from powernorm.surgery.storage import read_folded
+
+_OF_THE_RUN: Final = (
+    "norm",
+    "label",
+    "seed",
+    "data_fingerprint",
+    "vocabulary_size",
+    SUBWORDS,
+)
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model with what it was built from.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        settings: the run's `config.json`, and `vocabulary_size`; JSON.
+        step: updates of the weights up to the checkpoint, where that is known.
+    """
+
+    model: TaskModel
+    settings: Mapping[str, Any]
+    step: int | None = None
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Random inputs of the model's forward."""
+        config = run_config(self.settings)
+        return task_of(config).example_inputs(config, _sizes(self.settings))
+
+
+def load_trained(path: Path) -> TrainedModel:
+    """Build the model of a run and load its weights.
+
+    Args:
+        path: a run's folder (the weights that were scored: the average of the last checkpoints
+            where there is one, else the best) or one of its checkpoints.
+
+    Raises:
+        InputError: there is no such run, or a file of it is damaged.
+    """
+    checkpoint = _scored(path / CHECKPOINTS_FOLDER) if path.is_dir() else path
+    config = checkpoint.parent.parent / CONFIG_FILE
+    if config.is_file() and "function" in (own := read_json(config)):
+        raise InputError(
+            f"{config.parent} is a run of {own['task']}, a function of your own, whose model is "
+            "not known: powernorm.lab.saved_states reads what it tracked"
+        )
+    if not checkpoint.is_file() or not config.is_file():
+        runs = [str(run) for run in find_runs(path)]
+        example = " or ".join(runs[:3]) or "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"
+        raise InputError(
+            f"{path} is no run of `powernorm compare`: give a run's folder, such as {example}"
+        )
+    weights, step = _read(checkpoint)
+    try:
+        read = read_json(config)
+        sizes = list(task_of(run_config(read)).sizes_of_weights(weights))
+        # One number where there is one vocabulary, as files from before the second one have it.
+        settings = {**read, "vocabulary_size": sizes if len(sizes) > 1 else sizes[0]}
+        model = _build(settings)
+        model.load_state_dict(weights)
+    except (KeyError, RuntimeError) as error:
+        raise InputError(f"{checkpoint} and {config} do not fit each other: {error}") from error
+    return TrainedModel(model, settings, step)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a file is, by its name, one of the checkpoints of a run."""
+    return path.name in (LAST, BEST, EARLY, AVERAGE) or step_of(path) is not None
+
+
+def _scored(folder: Path) -> Path:
+    average = folder / AVERAGE
+    return average if average.exists() else folder / BEST
+
+
+def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
+    """Return the weights of the model and the update after which they were so."""
+    if checkpoint.suffix == ".safetensors":
+        return read_weights(checkpoint), step_of(checkpoint)
+    content = read_checkpoint(checkpoint)
+    return model_weights(content), int(content["global_step"])
+
+
+def load_folded_run(path: Path) -> TrainedModel:
+    """Build the folded model that `powernorm fold` wrote.
+
+    Raises:
+        InputError: the file is damaged, or holds no model of a run.
+    """
+    settings = read_folded(path).settings
+    if "vocabulary_size" not in settings:
+        raise InputError(
+            f"{path} does not say how its model was built: build it and use powernorm.load_folded"
+        )
+    model = _build(settings)
+    load_folded(model, path)
+    return TrainedModel(model, settings)
+
+
+def run_data(settings: Mapping[str, Any], *, data: str | None = None) -> RunData[Any]:
+    """Return the batches of a run, the same as when it was trained.
+
+    Args:
+        settings: of a `TrainedModel`.
+        data: as for `run_text`.
+
+    Raises:
+        InputError: as `run_text`.
+    """
+    config = run_config(settings)
+    return task_of(config).data(run_text(settings, data=data), config, int(settings["seed"]))
+
+
+def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Any:
+    """Return the text of a run over its subwords, or another text over the same subwords.
+
+    Args:
+        settings: of a `TrainedModel`.
+        data: another text, or the same where it is no longer where the run found it, as `--data`
+            takes it.
+
+    Raises:
+        InputError: a text cannot be read, is a data set of another task, or is not what the run
+            was trained on.
+    """
+    config = run_config(settings)
+    source = config.data.path
+    task = task_of(config)
+    if data is not None:
+        check_known_set(data, config.task)
+        encoded = task.encode(replace(config, data=replace(config.data, path=data)))
+        if encoded.fingerprint == settings.get("data_fingerprint"):
+            return encoded
+    encoded = task.encode(config)
+    if encoded.fingerprint != settings.get("data_fingerprint"):
+        raise InputError(
+            f"{source or 'the embedded text'} is not the text that the run was trained on, or "
+            "another version of tokenizers made its subwords: give that text with --data."
+        )
+    if data is None:
+        return encoded
+    return task.encode_by(data, config)
+
+
+def training_batches(
+    settings: Mapping[str, Any], num_batches: int, *, data: str | None = None
+) -> list[dict[str, Tensor]]:
+    """Return the first training batches of a run as keyword arguments of its model.
+
+    Args:
+        settings: of a `TrainedModel`.
+        num_batches: how many; after the end of the text it begins anew.
+        data: as for `run_data`.
+
+    Raises:
+        InputError: as `run_data`.
+    """
+    segments = run_data(settings, data=data).segments
+    return [segments.batch(position).inputs() for position in range(num_batches)]
+
+
+def run_config(settings: Mapping[str, Any]) -> ComparisonSettings:
+    """Return the configuration of a run, as a comparison of one norm and seed."""
+    seed, norm = settings["seed"], str(settings["norm"])
+    shared = {key: value for key, value in settings.items() if key not in _OF_THE_RUN}
+    options = {norm: settings["norm_options"]}
+    return settings_from({**shared, "norm_options": options, "norms": [norm], "seeds": [seed]})
+
+
+def _sizes(settings: Mapping[str, Any]) -> Sizes:
+    sizes = settings["vocabulary_size"]
+    return tuple(sizes) if isinstance(sizes, list) else (sizes,)
+
+
+def _build(settings: Mapping[str, Any]) -> TaskModel:
+    config = run_config(settings)
+    (norm,), (seed,) = config.norms, config.seeds
+    return task_of(config).build(config, norm, _sizes(settings), seed).eval()

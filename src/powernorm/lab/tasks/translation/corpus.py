@@ -1,0 +1,102 @@
+"""Sentences and their translations in three splits, read as they are needed."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from powernorm.errors import InputError
+from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.lines import TextPair
+
+EMPTY: Final = "empty"
+"""Why a pair is left out: one of its sides has no words."""
+
+
+@dataclass(frozen=True)
+class ParallelCorpus:
+    """Sentence pairs in three splits, of which no more than a few are in memory at a time."""
+
+    name: str
+    source: str
+    licence: str
+    source_language: str
+    target_language: str
+    tokenised: bool
+    """Whether the lines are tokens with spaces between them, as Moses writes them."""
+    read: Callable[[Split], Iterator[TextPair]]
+    """Goes through a split from its beginning; what has no words is still there."""
+    hash_content: Callable[[], str] | None = None
+    """A quicker hash of what `read` gives than that of every pair."""
+    num_dropped: dict[Split, Mapping[str, int]] = field(default_factory=dict, compare=False)
+    """Pairs that were left out, by reason; of each split once it was read to its end."""
+
+    @property
+    def languages(self) -> str:
+        """Return source and target, as `de-en`."""
+        return f"{self.source_language}-{self.target_language}"
+
+    def pairs(self, split: Split) -> Iterator[TextPair]:
+        """Go through the pairs of a split; those with a side without words are left out.
+
+        Raises:
+            InputError: the data are damaged, or no pair is left.
+        """
+        num_kept = num_empty = 0
+        for pair in self.read(split):
+            if not pair[0] or pair[0].isspace() or not pair[1] or pair[1].isspace():
+                num_empty += 1
+                continue
+            num_kept += 1
+            yield pair
+        self.num_dropped[split] = {EMPTY: num_empty}
+        if not num_kept:
+            raise InputError(
+                f"The {split} split of {self.source} has no sentence pairs: give it text in both "
+                "languages."
+            )
+
+    def fingerprint(self) -> str:
+        """Return a hash of the text of all splits, of its direction and of how it is read."""
+        content = self._hash_pairs() if self.hash_content is None else self.hash_content()
+        parts = f"{self.languages} {self.tokenised} {content}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def _hash_pairs(self) -> str:
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            for source, target in self.read(split):
+                # With the lengths before them, no two different pairs look alike.
+                digest.update(f"{len(source)} {len(target)} {source}{target}".encode())
+            digest.update(b"end")
+        return digest.hexdigest()
+
+
+def corpus_in_memory(
+    name: str,
+    pairs: Mapping[Split, Sequence[TextPair]],
+    *,
+    languages: tuple[str, str],
+    source: str,
+    licence: str,
+    tokenised: bool = False,
+) -> ParallelCorpus:
+    """Return a corpus of pairs that are all there.
+
+    Args:
+        name: of the corpus.
+        pairs: of each split.
+        languages: of source and target.
+        source: where they are from.
+        licence: under which they may be used.
+        tokenised: whether the sentences are tokens with spaces between them.
+    """
+    return ParallelCorpus(
+        name=name,
+        source=source,
+        licence=licence,
+        source_language=languages[0],
+        target_language=languages[1],
+        tokenised=tokenised,
+        read=lambda split: iter(pairs[split]),
+    )

@@ -1,0 +1,111 @@
+"""A layer of the decoder: causal self-attention, attention to the source, feed-forward network."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from powernorm.lab.models.attention import MultiHeadAttention
+from powernorm.lab.models.choices import Activation, Placement
+from powernorm.lab.models.layers import FeedForward, NormFactory, Residual
+from powernorm.lab.tasks.translation.decoding_state import LayerState
+
+Attend = Callable[[Tensor], Tensor]
+
+
+class DecoderLayer(nn.Module):
+    """Three sub-layers, each in its residual frame.
+
+    Args:
+        num_features: size of the features.
+        num_heads: heads of both attentions.
+        feedforward_features: size inside the feed-forward network.
+        norm: makes each of the three norms.
+        placement: where the norms stand.
+        activation: of the feed-forward network.
+        dropout: after the sub-layers, in training.
+        attention_dropout: of the attention weights, in training.
+        activation_dropout: after the activation, in training.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_heads: int,
+        feedforward_features: int,
+        norm: NormFactory,
+        *,
+        placement: Placement,
+        activation: Activation,
+        dropout: float,
+        attention_dropout: float,
+        activation_dropout: float,
+    ) -> None:
+        super().__init__()
+
+        def frame() -> Residual:
+            return Residual(num_features, norm, placement=placement, dropout=dropout)
+
+        self.attention = MultiHeadAttention(
+            num_features, num_heads, dropout=attention_dropout, causal=True
+        )
+        self.attention_frame = frame()
+        self.memory_attention = MultiHeadAttention(
+            num_features, num_heads, dropout=attention_dropout
+        )
+        self.memory_frame = frame()
+        self.feedforward = FeedForward(
+            num_features, feedforward_features, activation=activation, dropout=activation_dropout
+        )
+        self.feedforward_frame = frame()
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        padding_mask: Tensor | None = None,
+        memory_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the layer's output, (batch, length, features).
+
+        Self-attention needs no padding mask: padding is at the end, and no token sees a later one.
+        """
+
+        def attend(inner: Tensor) -> Tensor:
+            attended: Tensor = self.attention(inner)
+            return attended
+
+        def attend_to_memory(inner: Tensor) -> Tensor:
+            attended: Tensor = self.memory_attention(inner, memory, memory_padding_mask)
+            return attended
+
+        return self._sublayers(x, attend, attend_to_memory, padding_mask)
+
+    def step(
+        self, x: Tensor, state: LayerState, visible: Tensor, memory_allowed: Tensor | None
+    ) -> Tensor:
+        """Return the output of the newest token of each hypothesis, (batch, beam, features).
+
+        Args:
+            x: (batch, beam, features).
+            state: keys and values so far, which the newest join.
+            visible: which of the kept tokens each hypothesis consists of, (batch, 1, beam, kept).
+            memory_allowed: where the attention to the source may look.
+        """
+
+        def attend(inner: Tensor) -> Tensor:
+            keys, values = state.append(*self.attention.keys_values(inner))
+            return self.attention.attend(inner, keys, values, visible)
+
+        def attend_to_memory(inner: Tensor) -> Tensor:
+            keys, values = state.memory
+            return self.memory_attention.attend(inner, keys, values, memory_allowed)
+
+        return self._sublayers(x, attend, attend_to_memory, None)
+
+    def _sublayers(
+        self, x: Tensor, attend: Attend, attend_to_memory: Attend, padding_mask: Tensor | None
+    ) -> Tensor:
+        x = self.attention_frame(x, attend, padding_mask)
+        x = self.memory_frame(x, attend_to_memory, padding_mask)
+        y: Tensor = self.feedforward_frame(x, self.feedforward, padding_mask)
+        return y

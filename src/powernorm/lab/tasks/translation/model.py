@@ -1,0 +1,261 @@
+"""A Transformer that translates: encoder and decoder (Vaswani et al. 2017)."""
+
+import math
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.lab.models.attention import attended_positions
+from powernorm.lab.models.choices import Activation, Initialization, Placement, SharedEmbeddings
+from powernorm.lab.models.dropout import Dropout
+from powernorm.lab.models.initialization import initialise, initialise_table
+from powernorm.lab.models.layers import LayerStack, NormFactory, TransformerLayer
+from powernorm.lab.models.norm_places import NormPlaces, norms_by_layer
+from powernorm.lab.models.positions import sinusoidal_positions
+from powernorm.lab.tasks.translation.decoder_layers import DecoderLayer
+from powernorm.lab.tasks.translation.decoding_state import DecodingState, LayerState
+
+__all__ = ["NormPlaces", "TranslationModel"]
+
+
+class TranslationModel(nn.Module):
+    """Predicts each token of a translation from the source and the tokens before it.
+
+    Embeddings of tokens (scaled by √features) plus sinusoidal positions, layers of the encoder,
+    layers of the decoder, logits. With placement `pre` one more norm follows the last layer of
+    either side. In eval no output depends on a later target token, whatever the norms.
+
+    Args:
+        source_vocabulary_size: number of tokens of the source.
+        target_vocabulary_size: number of tokens of the translation.
+        encoder_norms: make the norms of the encoder, or of its lowest layers.
+        decoder_norm: makes every norm of the decoder.
+        num_features: size of the features.
+        num_layers: layers of the encoder.
+        num_decoder_layers: layers of the decoder; None is as many.
+        num_heads: heads of each attention.
+        feedforward_features: size inside the feed-forward networks.
+        placement: where the norms stand.
+        activation: of the feed-forward networks.
+        dropout: of the embeddings and after the sub-layers, in training.
+        attention_dropout: of the attention weights, in training.
+        activation_dropout: after the activations, in training; None is `dropout`.
+        shared_embeddings: which of the tables of source, target and output are one.
+        initialization: how the linear maps begin.
+        seed: of the initial weights, which are the same for every norm.
+        num_norm_layers: lowest layers of the encoder whose norms are made by `encoder_norms`; None
+            is all of them. The final norm belongs to the highest layer.
+        upper_norm: makes the encoder's norms above these layers.
+
+    Shape:
+        - source: int64, (batch, source length)
+        - target: int64, (batch, target length), the decoder's input: start mark and tokens
+        - source_padding_mask, target_padding_mask: bool, of the shape of source and target, True =
+          padding; that of the target is at the end. A sentence may be nothing but padding.
+        - output: logits, (batch, target length, target_vocabulary_size)
+
+    Raises:
+        InputError: `num_heads` does not divide `num_features`, vocabularies of different sizes
+            cannot share a table, or an input has a shape or type that does not fit.
+    """
+
+    def __init__(
+        self,
+        source_vocabulary_size: int,
+        target_vocabulary_size: int,
+        encoder_norms: NormPlaces,
+        decoder_norm: NormFactory,
+        *,
+        num_features: int = 128,
+        num_layers: int = 2,
+        num_decoder_layers: int | None = None,
+        num_heads: int = 4,
+        feedforward_features: int = 512,
+        placement: Placement = "pre",
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float | None = None,
+        shared_embeddings: SharedEmbeddings = "all",
+        initialization: Initialization = "xavier",
+        seed: int = 0,
+        num_norm_layers: int | None = None,
+        upper_norm: NormFactory | None = None,
+    ) -> None:
+        super().__init__()
+        _check_vocabularies(source_vocabulary_size, target_vocabulary_size, shared_embeddings)
+        upper = None if upper_norm is None else NormPlaces.everywhere(upper_norm)
+        places = norms_by_layer(encoder_norms, num_layers, num_norm_layers, upper)
+        if activation_dropout is None:
+            activation_dropout = dropout
+        self.num_features = num_features
+        self.embedding_scale = math.sqrt(num_features)
+        self.source_embedding = nn.Embedding(source_vocabulary_size, num_features)
+        self.target_embedding = nn.Embedding(target_vocabulary_size, num_features)
+        self.dropout = Dropout(dropout)
+        pre = placement == "pre"
+        encoder_layers = [
+            TransformerLayer(
+                num_features,
+                num_heads,
+                feedforward_features,
+                place.attention,
+                feedforward_norm=place.feedforward,
+                placement=placement,
+                activation=activation,
+                dropout=dropout,
+                attention_dropout=attention_dropout,
+                activation_dropout=activation_dropout,
+            )
+            for place in places
+        ]
+        self.encoder = LayerStack(encoder_layers, places[-1].final(num_features) if pre else None)
+        decoder_layers = [
+            DecoderLayer(
+                num_features,
+                num_heads,
+                feedforward_features,
+                decoder_norm,
+                placement=placement,
+                activation=activation,
+                dropout=dropout,
+                attention_dropout=attention_dropout,
+                activation_dropout=activation_dropout,
+            )
+            for _ in range(num_layers if num_decoder_layers is None else num_decoder_layers)
+        ]
+        self.decoder = LayerStack(decoder_layers, decoder_norm(num_features) if pre else None)
+        generator = initialise(self, seed, initialization)
+        self.head = nn.Linear(num_features, target_vocabulary_size, bias=False)
+        self._share(shared_embeddings, generator)
+
+    def _share(self, shared: SharedEmbeddings, generator: torch.Generator) -> None:
+        """Make the tables one that shall be, and draw the output's where it is its own."""
+        if shared == "all":
+            self.target_embedding.weight = self.source_embedding.weight
+        if shared == "none":
+            initialise_table(self.head.weight, generator)
+        else:
+            self.head.weight = self.target_embedding.weight
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_padding_mask: Tensor | None = None,
+        target_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits of the token after each position of the target."""
+        logits: Tensor = self.head(
+            self.features(source, target, source_padding_mask, target_padding_mask)
+        )
+        return logits
+
+    def features(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_padding_mask: Tensor | None = None,
+        target_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the logits are made from, (batch, target length, features)."""
+        _check_tokens("target", target, target_padding_mask)
+        if len(source) != len(target):
+            raise InputError(
+                f"source has {len(source)} rows and target {len(target)}: give a target for each "
+                "source."
+            )
+        memory = self.encode(source, source_padding_mask)
+        positions = self.positions(target.shape[1], target.device)
+        x = self._embedded(self.target_embedding, target, positions)
+        for layer in self.decoder.layers:
+            x = layer(x, memory, target_padding_mask, source_padding_mask)
+        if self.decoder.norm is not None:
+            x = self.decoder.norm(x, target_padding_mask)
+        return x
+
+    def encode(self, source: Tensor, source_padding_mask: Tensor | None = None) -> Tensor:
+        """Return the encoder's output, (batch, source length, features)."""
+        _check_tokens("source", source, source_padding_mask)
+        positions = self.positions(source.shape[1], source.device)
+        x = self._embedded(self.source_embedding, source, positions)
+        for layer in self.encoder.layers:
+            x = layer(x, source_padding_mask)
+        if self.encoder.norm is not None:
+            x = self.encoder.norm(x, source_padding_mask)
+        return x
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        """Return the encodings of the first positions, (length, features)."""
+        return sinusoidal_positions(length, self.num_features, device=device)
+
+    def begin(self, memory: Tensor, padding_mask: Tensor | None, beam_size: int) -> DecodingState:
+        """Return the state before the first `step`.
+
+        Args:
+            memory: the encoder's output, (batch, source length, features).
+            padding_mask: of the source.
+            beam_size: hypotheses of each sentence.
+        """
+        layers = [
+            LayerState(layer.memory_attention.keys_values(memory)) for layer in self._decoder()
+        ]
+        allowed = None if padding_mask is None else attended_positions(padding_mask)
+        return DecodingState(
+            layers, allowed, batch=len(memory), beam_size=beam_size, device=memory.device
+        )
+
+    def step(self, tokens: Tensor, position: Tensor, state: DecodingState) -> Tensor:
+        """Return the logits after one more token of each hypothesis.
+
+        Args:
+            tokens: the newest, (batch, beam).
+            position: its encoding, (features,), a row of `positions`.
+            state: of the tokens before them, which they join.
+
+        Returns:
+            (batch, beam, target_vocabulary_size)
+        """
+        visible = state.begin_step()
+        x = self._embedded(self.target_embedding, tokens, position)
+        for layer, layer_state in zip(self._decoder(), state.layers, strict=True):
+            x = layer.step(x, layer_state, visible, state.memory_allowed)
+        if self.decoder.norm is not None:
+            x = self.decoder.norm(x, None)
+        logits: Tensor = self.head(x)
+        return logits
+
+    def _decoder(self) -> Iterator[DecoderLayer]:
+        return (cast(DecoderLayer, layer) for layer in self.decoder.layers)
+
+    def _embedded(self, embedding: nn.Module, tokens: Tensor, positions: Tensor) -> Tensor:
+        embedded: Tensor = embedding(tokens) * self.embedding_scale
+        x: Tensor = self.dropout(embedded + positions.to(embedded.dtype))
+        return x
+
+
+def _check_vocabularies(source: int, target: int, shared: SharedEmbeddings) -> None:
+    if shared == "all" and source != target:
+        raise InputError(
+            f"shared_embeddings='all' needs one vocabulary, got {source} tokens of the source and "
+            f"{target} of the target: give a joint vocabulary, or share 'target' or 'none'."
+        )
+
+
+def _check_tokens(name: str, tokens: Tensor, padding_mask: Tensor | None) -> None:
+    if tokens.ndim != 2 or tokens.is_floating_point():
+        raise InputError(
+            f"{name} has shape {tuple(tokens.shape)} and dtype {tokens.dtype}, expected token "
+            "numbers of shape (batch, length)."
+        )
+    if padding_mask is None:
+        return
+    if padding_mask.shape != tokens.shape or padding_mask.dtype != torch.bool:
+        raise InputError(
+            f"{name}_padding_mask has shape {tuple(padding_mask.shape)} and dtype "
+            f"{padding_mask.dtype}, expected torch.bool of shape {tuple(tokens.shape)} with True = "
+            "padding."
+        )

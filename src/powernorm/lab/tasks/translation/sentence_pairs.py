@@ -1,0 +1,336 @@
+"""Sentence pairs as numbers: which corpus, which subwords, and the ids of both sides."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import tokenizers
+
+from powernorm.errors import InputError
+from powernorm.lab.data.cache import cache_key
+from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.lines import TextPair
+from powernorm.lab.data.subwords import LEAST_SIZE
+from powernorm.lab.tasks.translation.batches import EncodedPairSplit
+from powernorm.lab.tasks.translation.corpus import ParallelCorpus
+from powernorm.lab.tasks.translation.hub import HUB_PREFIX, hub_pairs
+from powernorm.lab.tasks.translation.languages import check_languages
+from powernorm.lab.tasks.translation.readers import read_parallel
+from powernorm.lab.tasks.translation.store import (
+    EVALUATED_SPLITS,
+    SIDES,
+    EvaluatedSplit,
+    PairStore,
+    PairWriter,
+    Side,
+    append_text,
+    found_or_made,
+    read_split,
+    read_text,
+)
+from powernorm.lab.tasks.translation.subwords import Subwords
+from powernorm.lab.tasks.translation.verses import VERSES, verse_pairs
+
+TOO_LONG: Final = "too long"
+LENGTH_RATIO: Final = "length ratio"
+"""Why a training pair is left out."""
+PORTION: Final = 4096
+"""Pairs that are encoded at a time."""
+_FORMAT: Final = 2
+_FILES: Final[Mapping[Side, str]] = MappingProxyType(
+    {"source": "source.subwords.json", "target": "target.subwords.json"}
+)
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """How the pairs of a corpus become numbers."""
+
+    vocabulary_size: int
+    """Subwords of both languages together, or of the source language."""
+    target_vocabulary_size: int | None = None
+    """Subwords of a target language with a vocabulary of its own; None is one for both."""
+    max_length: int = 256
+    """Subwords of a side at most, the end mark counted. Longer training pairs are left out; longer
+    sides of the other splits are cut."""
+    max_length_ratio: float | None = None
+    """Training pairs whose sides differ by more than this factor are left out; None keeps them."""
+    max_pairs: int | None = None
+    """Only so many training pairs, evenly spaced; None is all."""
+
+    def __post_init__(self) -> None:
+        for size in (self.vocabulary_size, self.target_vocabulary_size):
+            if size is not None and size < LEAST_SIZE:
+                raise InputError(
+                    f"A vocabulary of {size} subwords is too small: give at least {LEAST_SIZE}, "
+                    "which are every byte and the end mark."
+                )
+        if self.max_length < 2:
+            raise InputError(
+                f"max_length={self.max_length} leaves room for no subword: give 2 or more."
+            )
+        if self.max_length_ratio is not None and not self.max_length_ratio >= 1:
+            raise InputError(f"max_length_ratio={self.max_length_ratio} must be 1 or more.")
+        if self.max_pairs is not None and self.max_pairs < 1:
+            raise InputError(f"max_pairs={self.max_pairs} must be 1 or more.")
+
+
+@dataclass(frozen=True)
+class EncodedPairs:
+    """A corpus of sentence pairs over the ids of its subwords, which lie in files."""
+
+    corpus: ParallelCorpus
+    source_subwords: Subwords
+    target_subwords: Subwords
+    """The same object where both languages share their subwords."""
+    splits: dict[Split, EncodedPairSplit]
+    fingerprint: str
+    """A hash of everything that determines the ids."""
+    dropped: Mapping[Split, Mapping[str, int]]
+    """Pairs that were left out, by reason."""
+    cut: Mapping[Split, Mapping[str, int]]
+    """Sentences of which only the beginning is encoded, by side."""
+    num_words: Mapping[Split, Mapping[str, int]]
+    """Of the pairs that are there, by side."""
+    _texts: Mapping[EvaluatedSplit, list[TextPair]] = field(repr=False)
+    """In memory, as the user's files and the cache may have changed when a run is scored."""
+    _store: PairStore
+    """Keeps the files as long as somebody may read them."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Return the number of subwords of the source."""
+        return self.source_subwords.size
+
+    @property
+    def target_vocabulary_size(self) -> int:
+        """Return the number of subwords of the target."""
+        return self.target_subwords.size
+
+    def sources(self, split: EvaluatedSplit) -> list[str]:
+        """Return the sentences of a split as they were read when they were encoded."""
+        return [source for source, _ in self._texts[split]]
+
+    def references(self, split: EvaluatedSplit) -> list[str]:
+        """Return the translations of a split as they were read when they were encoded."""
+        return [target for _, target in self._texts[split]]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a result says about its data, JSON values."""
+        return {
+            "name": self.corpus.name,
+            "source": self.corpus.source,
+            "licence": self.corpus.licence,
+            "languages": self.corpus.languages,
+            "tokenised": self.corpus.tokenised,
+            "joint_vocabulary": self.source_subwords is self.target_subwords,
+            "vocabulary_size": self.vocabulary_size,
+            "target_vocabulary_size": self.target_vocabulary_size,
+            "splits": {split: self._split_facts(split) for split in SPLITS},
+        }
+
+    def _split_facts(self, split: Split) -> dict[str, Any]:
+        part = self.splits[split]
+        return {
+            "pairs": len(part),
+            "source_words": self.num_words[split]["source"],
+            "target_words": self.num_words[split]["target"],
+            "source_subwords": int(part.source.lengths.sum()) - len(part),
+            "target_subwords": int(part.target.lengths.sum()) - len(part),
+            "dropped": dict(self.dropped[split]),
+            "cut": dict(self.cut[split]),
+        }
+
+
+def load_pairs(source: str | None, languages: str | None, tokenised: bool) -> ParallelCorpus:
+    """Return the sentence pairs that a configuration names.
+
+    - `verses`: the embedded verses, German to English where `languages` does not say otherwise
+    - `hf:NAME` or `hf:NAME:CONFIG`: a data set of the Hugging Face hub, or a local folder that
+      its library `datasets` takes
+    - what `read_parallel` reads: a folder with `train.de`, `train.en`, `valid.de` and so on, the
+      path of such a train file, or sentence pairs in columns between tabs
+
+    Args:
+        source: one of these; None is `verses`. (Write `./verses` for a path of this name.)
+        languages: of source and target, as `de-en`; `pt-br-en` where the data are in pt-br and en.
+        tokenised: whether the lines are tokens with spaces between them, as Moses writes them.
+
+    Raises:
+        InputError: there is no such corpus, or the languages are not those that it has.
+    """
+    if languages is not None:
+        check_languages(languages)
+    if source is None or source == VERSES:
+        return verse_pairs(languages, tokenised=tokenised)
+    if source.startswith(HUB_PREFIX):
+        return hub_pairs(source, languages, tokenised=tokenised)
+    return read_parallel(Path(source), languages, tokenised=tokenised)
+
+
+def encode_pairs(
+    corpus: ParallelCorpus, config: PairOptions, subwords: tuple[Subwords, Subwords] | None = None
+) -> EncodedPairs:
+    """Train byte-pair subwords on the train split and encode all splits, or find both cached.
+
+    The subwords are trained on the pairs that `max_pairs` leaves, before the filters of length. Of
+    the valid and test splits every pair is kept; a side that is longer than `max_length` is cut,
+    which changes no reference that translations are scored with.
+
+    Args:
+        corpus: gone through up to four times; its text is never in memory as a whole.
+        config: sizes and filters.
+        subwords: of source and target, which a model was trained with; None trains them.
+
+    Raises:
+        InputError: the corpus is damaged, a split has no pairs, or the filters leave none.
+    """
+    known = None if subwords is None else [part.to_json() for part in subwords]
+    key = cache_key(
+        format=_FORMAT,
+        task="translation",
+        text=corpus.fingerprint(),
+        tokenizers=tokenizers.__version__,
+        subwords=known,
+        **asdict(config),
+    )
+    return _opened(corpus, key, found_or_made(key, partial(_make, corpus, config, subwords)))
+
+
+def _opened(corpus: ParallelCorpus, key: str, store: PairStore) -> EncodedPairs:
+    source = target = Subwords.from_json((store.folder / _FILES["source"]).read_text())
+    if (store.folder / _FILES["target"]).exists():
+        target = Subwords.from_json((store.folder / _FILES["target"]).read_text())
+    facts = store.facts
+    return EncodedPairs(
+        corpus=corpus,
+        source_subwords=source,
+        target_subwords=target,
+        splits={split: read_split(store.folder, split) for split in SPLITS},
+        fingerprint=key,
+        dropped={split: facts[split]["dropped"] for split in SPLITS},
+        cut={split: facts[split]["cut"] for split in SPLITS},
+        num_words={split: facts[split]["words"] for split in SPLITS},
+        _texts={split: read_text(store.folder, split) for split in EVALUATED_SPLITS},
+        _store=store,
+    )
+
+
+def _make(
+    corpus: ParallelCorpus,
+    config: PairOptions,
+    subwords: tuple[Subwords, Subwords] | None,
+    folder: Path,
+) -> dict[str, Any]:
+    """Write subwords and ids; return what was counted."""
+    train = _TrainingText(corpus, config.max_pairs)
+    source, target = _train(train, config) if subwords is None else subwords
+    (folder / _FILES["source"]).write_text(source.to_json())
+    if target is not source:
+        (folder / _FILES["target"]).write_text(target.to_json())
+    facts: dict[str, Any] = {}
+    for split in SPLITS:
+        encoder = _Encoder(source, target, config, is_train=split == "train")
+        with PairWriter(folder, split) as writer:
+            for portion in _portions(train if split == "train" else corpus.pairs(split)):
+                encoder.write(portion, writer)
+                if split != "train":
+                    append_text(folder, split, portion)
+        facts[split] = encoder.facts(corpus.num_dropped[split])
+        if not encoder.num_pairs:
+            raise InputError(
+                f"No training pair of {corpus.source} is within the limits of length "
+                f"(max_length={config.max_length}, max_length_ratio={config.max_length_ratio}): "
+                "raise them."
+            )
+    return facts
+
+
+class _TrainingText:
+    """The training pairs that are used; can be gone through again."""
+
+    def __init__(self, corpus: ParallelCorpus, max_pairs: int | None) -> None:
+        self.corpus = corpus
+        self._max_pairs = max_pairs
+        self._total = 0 if max_pairs is None else sum(1 for _ in corpus.pairs("train"))
+
+    def __iter__(self) -> Iterator[TextPair]:
+        if self._max_pairs is None:
+            yield from self.corpus.pairs("train")
+            return
+        kept = min(self._total, self._max_pairs)
+        number = 0
+        for index, pair in enumerate(self.corpus.pairs("train")):
+            if number < kept and index == number * self._total // kept:
+                number += 1
+                yield pair
+
+
+def _train(text: _TrainingText, config: PairOptions) -> tuple[Subwords, Subwords]:
+    tokenised = text.corpus.tokenised
+    size, target_size = config.vocabulary_size, config.target_vocabulary_size
+    if target_size is None:
+        joint = Subwords.train(chain.from_iterable(text), size, tokenised=tokenised)
+        return joint, joint
+    sources = (source for source, _ in text)
+    targets = (target for _, target in text)
+    return (
+        Subwords.train(sources, size, tokenised=tokenised),
+        Subwords.train(targets, target_size, tokenised=tokenised),
+    )
+
+
+class _Encoder:
+    """Encodes pairs, leaves out or cuts those that are too long, and counts."""
+
+    def __init__(
+        self, source: Subwords, target: Subwords, config: PairOptions, *, is_train: bool
+    ) -> None:
+        self._subwords = {"source": source, "target": target}
+        self._max_words = config.max_length - 1
+        self._max_ratio = config.max_length_ratio
+        self._is_train = is_train
+        self.num_pairs = 0
+        self._dropped = {TOO_LONG: 0, LENGTH_RATIO: 0}
+        self._cut = dict.fromkeys(SIDES, 0)
+        self._words = dict.fromkeys(SIDES, 0)
+
+    def write(self, pairs: list[TextPair], writer: PairWriter) -> None:
+        """Encode pairs and append those that stay."""
+        texts = {side: [pair[place] for pair in pairs] for place, side in enumerate(SIDES)}
+        ids = {side: self._subwords[side].encode(texts[side]) for side in SIDES}
+        kept = list(range(len(pairs)))
+        if self._is_train:
+            lengths = ([len(row) for row in ids[side]] for side in SIDES)
+            kept = [n for n, sizes in enumerate(zip(*lengths, strict=True)) if self._fits(*sizes)]
+        for side in SIDES:
+            rows = [ids[side][number] for number in kept]
+            self._cut[side] += sum(len(row) > self._max_words for row in rows)
+            self._words[side] += sum(len(texts[side][number].split()) for number in kept)
+            writer.write(side, [row[: self._max_words] for row in rows])
+        self.num_pairs += len(kept)
+
+    def facts(self, dropped: Mapping[str, int]) -> dict[str, Any]:
+        """Return what was counted, besides what the corpus has left out."""
+        every = {**dropped, **(self._dropped if self._is_train else {})}
+        return {"dropped": every, "cut": self._cut, "words": self._words}
+
+    def _fits(self, source: int, target: int) -> bool:
+        longer, shorter = max(source, target), min(source, target)
+        if longer > self._max_words:
+            self._dropped[TOO_LONG] += 1
+            return False
+        if self._max_ratio is not None and longer > self._max_ratio * shorter:
+            self._dropped[LENGTH_RATIO] += 1
+            return False
+        return True
+
+
+def _portions(pairs: Iterable[TextPair]) -> Iterator[list[TextPair]]:
+    remaining = iter(pairs)
+    while portion := list(islice(remaining, PORTION)):
+        yield portion

@@ -1,0 +1,133 @@
+"""Settings of translation."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from powernorm.lab.models.choices import Initialization, LengthNormalization, SharedEmbeddings
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.data import DataSettings
+from powernorm.lab.settings.model import TransformerSettings
+from powernorm.lab.settings.section import (
+    FractionBelowOne,
+    NotNegative,
+    NotNegativeNumber,
+    Positive,
+    refuse,
+    section,
+)
+from powernorm.lab.settings.training import SmoothedTrainingSettings
+from powernorm.lab.tasks.text_settings import Length, NumSubwords
+from powernorm.lab.tasks.translation.languages import check_languages
+
+
+@section("data")
+class TranslationDataSettings(DataSettings):
+    """The sentence pairs and how they are cut into batches."""
+
+    batch_tokens: Positive
+    """Positions of a micro-batch, of pairs those of the longer side, over all processes."""
+    vocabulary_size: NumSubwords = 2000
+    """Number of byte-pair subwords, every byte and the end mark among them."""
+    target_vocabulary_size: NumSubwords | None = None
+    """Subwords of a target language with a vocabulary of its own; none is one for both."""
+    sequence_length: Length = 64
+    """Longest side of a pair in subwords, the end mark included; longer ones are left out."""
+    languages: str | None = None
+    """Source and target, as `de-en`; none is that of the embedded verses."""
+    tokenized: bool = False
+    """Whether the lines come as tokens (Moses), as the official ones do."""
+    count_padding: bool = True
+    """Whether padded positions count in `batch_tokens`."""
+    max_length_ratio: Annotated[float, Field(ge=1)] | None = None
+    """Training pairs whose sides differ by more than this factor in subwords are left out; none
+    keeps them."""
+    max_pairs: Positive | None = None
+    """Only about so many training pairs, evenly spaced; none is all."""
+
+    def __post_init__(self) -> None:
+        if self.languages is not None:
+            check_languages(self.languages)
+
+
+@section("model")
+class TranslationShape(TransformerSettings):
+    """The shape of an encoder-decoder Transformer."""
+
+    num_decoder_layers: Positive | None = None
+    """Layers of the decoder; none is as many as the encoder has."""
+    decoder_norm: str = "ln"
+    """Short name of the norms in the decoder; `same` is the encoder's. The papers change the
+    encoder only."""
+    attention_norm: str | None = None
+    """Short name of the norms at the encoder's self-attention; none is the run's norm."""
+    feedforward_norm: str | None = None
+    """Short name of the norms at the encoder's feed-forward networks; none is the run's norm."""
+    final_norm: str | None = None
+    """Short name of the norm after the encoder's last layer (pre-norm); none is the run's norm."""
+    final_norm_warmup: NotNegative | None = None
+    """Warm-up steps of the norm after the encoder's last layer, where it has a warm-up; none is
+    that of the others."""
+    attention_dropout: FractionBelowOne = 0.0
+    """Of the attention weights."""
+    activation_dropout: FractionBelowOne | None = None
+    """After the activation of the feed-forward networks; none is `dropout`."""
+    shared_embeddings: SharedEmbeddings = "all"
+    """Which tables are one: all three, target and output, or none."""
+    initialization: Initialization = "xavier"
+    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.placement == "pre":
+            return
+        for name in ("final_norm", "final_norm_warmup"):
+            if getattr(self, name) is not None:
+                raise refuse(
+                    f"model.{name}",
+                    getattr(self, name),
+                    "has no place with model.placement=post, where no norm follows the last "
+                    f"layer: set model.{name}=none",
+                )
+
+
+@section("decoding")
+class DecodingSettings:
+    """How translations are searched."""
+
+    beam_size: Positive = 5
+    """Hypotheses that are kept at each step; 1 is greedy."""
+    length_normalization: LengthNormalization = "power"
+    """What the log-probability of a hypothesis of length n is divided by: n^α (`power`, the papers
+    here), or ((5 + n) / 6)^α (`wu2016`)."""
+    length_penalty: NotNegativeNumber = 1.0
+    """α; 0 compares log-probabilities as they are."""
+    max_length_factor: NotNegativeNumber = 1.0
+    """A translation has at most factor · (length of its source) + offset subwords."""
+    max_length_offset: NotNegative = 50
+    """See `max_length_factor`."""
+    batch_tokens: Positive = 4096
+    """Source positions of a batch of searches, padding included."""
+
+
+@section()
+class TranslationSettings(ComparisonSettings):
+    """Settings of `powernorm compare translation`."""
+
+    task: ClassVar[str] = "translation"
+    measure: ClassVar[str] = "test_bleu"
+    data: TranslationDataSettings
+    model: TranslationShape = TranslationShape()
+    training: SmoothedTrainingSettings = SmoothedTrainingSettings()
+    decoding: DecodingSettings = DecodingSettings()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own = self.data.target_vocabulary_size
+        if self.model.shared_embeddings == "all" and own is not None:
+            raise refuse(
+                "data.target_vocabulary_size",
+                own,
+                "gives the target subwords of its own, which cannot share a table with those of "
+                "the source: set model.shared_embeddings to target or none",
+            )

@@ -1,0 +1,69 @@
+"""How a corpus of tokens was made, so that a user's text can be made like it."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Final
+
+from sacremoses import MosesDetokenizer, MosesTokenizer
+
+from powernorm.lab.tasks.translation.bleu import moses_rules
+
+SAMPLE: Final = 20_000
+"""Lines that are looked at."""
+ESCAPES: Final = ("&apos;", "&quot;", "&amp;", "&#91;", "&lt;")
+SPLIT_DASH: Final = "@-@"
+
+
+@dataclass(frozen=True)
+class Tokenisation:
+    """What Moses' tokenizer was told, as far as its output shows."""
+
+    escapes: bool
+    """Whether `'`, `"`, `&` and the like are written as `&apos;` and so on."""
+    splits_dashes: bool
+    """Whether words with a dash are parted, as `semi @-@ final`."""
+    lowercase: bool
+
+    @classmethod
+    def of(cls, lines: Iterable[str]) -> "Tokenisation":
+        """Look at the beginning of a corpus."""
+        sample = list(islice(lines, SAMPLE))
+        return cls(
+            escapes=any(mark in line for line in sample for mark in ESCAPES),
+            splits_dashes=any(SPLIT_DASH in line.split() for line in sample),
+            lowercase=all(line == line.lower() for line in sample),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a file."""
+        return asdict(self)
+
+
+class Moses:
+    """Text into tokens of the source language, and tokens of the target language into text.
+
+    Args:
+        languages: of source and target.
+        tokenisation: of the corpus.
+    """
+
+    def __init__(self, languages: tuple[str, str], tokenisation: Tokenisation) -> None:
+        self._tokenizer = MosesTokenizer(lang=moses_rules(languages[0]))
+        self._detokenizer = MosesDetokenizer(lang=moses_rules(languages[1]))
+        self._tokenisation = tokenisation
+
+    def tokenised(self, text: str) -> str:
+        """Return the tokens of a text with spaces between them, as in the corpus."""
+        known = self._tokenisation
+        tokens: str = self._tokenizer.tokenize(
+            text.lower() if known.lowercase else text,
+            aggressive_dash_splits=known.splits_dashes,
+            escape=known.escapes,
+            return_str=True,
+        )
+        return tokens
+
+    def detokenised(self, tokens: str) -> str:
+        """Return the text that tokens make."""
+        return str(self._detokenizer.detokenize(tokens.split()))

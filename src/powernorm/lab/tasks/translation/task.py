@@ -1,0 +1,256 @@
+"""The task of translation: sentence pairs, an encoder-decoder, BLEU of its translations."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from powernorm.lab.data.baselines import UnigramModel
+from powernorm.lab.data.corpus import Split
+from powernorm.lab.engine.folders import write_json
+from powernorm.lab.tasks.translation.batches import EvaluationPairs, TrainingPairs
+from powernorm.lab.tasks.translation.bleu import corpus_scores
+from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
+from powernorm.lab.tasks.translation.sentence_pairs import (
+    EncodedPairs,
+    PairOptions,
+    encode_pairs,
+    load_pairs,
+)
+from powernorm.lab.tasks.translation.settings import TranslationDataSettings, TranslationSettings
+from powernorm.lab.tasks.translation.source_text import Tokenisation
+from powernorm.lab.tasks.translation.translating import translate_ids
+from powernorm.lab.tasks.translation.vocabulary_files import VOCABULARY_FILE, vocabulary_record
+from powernorm.lab.training.batches import EvaluationBatches, RunData
+from powernorm.lab.training.norms import UPPER_NORM, norm_factory, norm_options
+from powernorm.lab.training.task import DataSummary, Scores, Sizes, Task, TaskModel
+from powernorm.runs import TRANSLATION_METRICS, Baseline
+
+SAME: Final = "same"
+"""A decoder with the norms of the encoder."""
+BASELINE_SPLITS: Final[tuple[Split, ...]] = ("valid", "test")
+
+
+class TranslationData(RunData[TranslationSettings]):
+    """Sentence pairs, in which each subword of the translation is predicted from those before it.
+
+    Args:
+        encoded: the pairs over their subwords.
+        config: budget of tokens, number of steps.
+        seed: of the order.
+
+    Raises:
+        InputError: a pair is longer than a batch.
+    """
+
+    def __init__(self, encoded: EncodedPairs, config: TranslationSettings, seed: int) -> None:
+        pairs = TrainingPairs(
+            encoded.splits["train"],
+            batch_tokens=config.data.batch_tokens,
+            count_padding=config.data.count_padding,
+            seed=seed,
+            batches_per_update=config.optimizer.accumulation,
+        )
+        super().__init__(config, pairs)
+        self._encoded = encoded
+
+    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
+        """Return the batches of a split, whole or about `max_tokens` of it."""
+        return EvaluationPairs(
+            self._encoded.splits[split],
+            batch_tokens=self._config.data.batch_tokens,
+            max_tokens=max_tokens,
+        )
+
+
+class TranslationTask(Task[EncodedPairs, TranslationSettings]):
+    """Translate sentences."""
+
+    metrics = TRANSLATION_METRICS
+
+    def encode(self, config: TranslationSettings) -> EncodedPairs:
+        """Read the sentence pairs and number their subwords."""
+        corpus = load_pairs(config.data.path, config.data.languages, config.data.tokenized)
+        return encode_pairs(corpus, _pair_options(config.data))
+
+    def encode_by(self, source: str, config: TranslationSettings) -> EncodedPairs:
+        """Read `source` with the subwords of `data.path`."""
+        own = self.encode(config)
+        corpus = load_pairs(source, own.corpus.languages, config.data.tokenized)
+        subwords = (own.source_subwords, own.target_subwords)
+        return encode_pairs(corpus, _pair_options(config.data), subwords)
+
+    def data(
+        self, encoded: EncodedPairs, config: TranslationSettings, seed: int
+    ) -> RunData[TranslationSettings]:
+        """Return batches of sentence pairs."""
+        return TranslationData(encoded, config, seed)
+
+    def baselines(self, encoded: EncodedPairs, config: TranslationSettings) -> list[Baseline]:
+        """Return the unigram of the target's subwords, and the source left as it is."""
+        del config
+        train = encoded.splits["train"].target.tokens
+        unigram = UnigramModel(train, encoded.target_vocabulary_size)
+        losses: dict[str, float | None] = {}
+        for split in BASELINE_SPLITS:
+            ids = encoded.splits[split].target.tokens.long()
+            loss = -float(unigram.probabilities(ids).log().mean())
+            losses[f"{split}_loss"] = loss
+            losses[f"{split}_perplexity"] = float(torch.tensor(loss).exp())
+        copied = corpus_scores(encoded.sources("test"), encoded.references("test"), encoded.corpus)
+        return [
+            Baseline(name="unigram", metrics=losses),
+            Baseline(name="copy", metrics=copied.metrics),
+        ]
+
+    def facts(self, encoded: EncodedPairs) -> dict[str, Any]:
+        """Return name, source, licence and sizes of the sentence pairs."""
+        return encoded.facts()
+
+    def summary(self, encoded: EncodedPairs) -> DataSummary:
+        """Return the same in short."""
+        name = f"{encoded.corpus.name} {encoded.corpus.languages}"
+        num_pairs = len(encoded.splits["train"])
+        left_out = {reason: number for reason, number in encoded.dropped["train"].items() if number}
+        return DataSummary(name, num_pairs, "sentence pairs", encoded.vocabulary_size, left_out)
+
+    def sizes(self, encoded: EncodedPairs) -> Sizes:
+        """Return the numbers of subwords of source and target."""
+        return (encoded.vocabulary_size, encoded.target_vocabulary_size)
+
+    def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
+        """Return the numbers of subwords of a model."""
+        return (
+            len(weights["source_embedding.weight"]),
+            len(weights["target_embedding.weight"]),
+        )
+
+    def build(self, config: TranslationSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
+        """Return the model of a run; equal seeds give equal weights to all norms."""
+        return build_translation_model(config, norm, sizes, seed)
+
+    def example_inputs(self, config: TranslationSettings, sizes: Sizes) -> tuple[Tensor, ...]:
+        """Return a source and a target of unlike lengths, (2, length)."""
+        generator = torch.Generator().manual_seed(0)
+        length = min(config.data.sequence_length, 32)
+        source = torch.randint(sizes[0], (2, length), generator=generator)
+        target = torch.randint(sizes[1], (2, max(2, length - 3)), generator=generator)
+        return (source, target)
+
+    def keep(self, encoded: EncodedPairs, folder: Path) -> None:
+        """Write the subwords into a run's folder."""
+        record = vocabulary_record(
+            encoded.source_subwords,
+            encoded.target_subwords,
+            (encoded.corpus.source_language, encoded.corpus.target_language),
+            Tokenisation.of(source for source, _ in encoded.corpus.pairs("train"))
+            if encoded.corpus.tokenised
+            else None,
+        )
+        write_json(folder / VOCABULARY_FILE, record)
+
+    def check(self, config: TranslationSettings, norm: str) -> None:
+        """Check the settings, and the norms of all places.
+
+        Raises:
+            InputError: one of them does not fit.
+        """
+        super().check(config, norm)
+        for name in norms_of(config, norm):
+            norm_options(config, name, config.model.norm_widths)
+
+    def score(
+        self,
+        model: TaskModel,
+        encoded: EncodedPairs,
+        config: TranslationSettings,
+        device: torch.device,
+    ) -> Scores:
+        """Return BLEU and chrF of the translations of the test split."""
+        assert isinstance(model, TranslationModel)
+        split = encoded.splits["test"]
+        sources = [split.source.row(index)[:-1].tolist() for index in range(len(split))]
+        found = translate_ids(model, sources, config.decoding, device)
+        translations = encoded.target_subwords.decode([best[0].tokens for best in found.hypotheses])
+        references = encoded.references("test")
+        scores = corpus_scores(translations, references, encoded.corpus)
+        return replace(
+            scores,
+            metrics={**scores.metrics, "decoding_tokens_per_second": found.tokens_per_second},
+            translations=tuple(zip(encoded.sources("test"), references, translations, strict=True)),
+        )
+
+
+def build_translation_model(
+    config: TranslationSettings, norm: str, sizes: Sizes, seed: int
+) -> TranslationModel:
+    """Build the model of one run; equal seeds give equal weights to all norms.
+
+    Args:
+        config: has the model's shape.
+        norm: short name of the encoder's norms, but for the places that have another.
+        sizes: numbers of subwords of source and target.
+        seed: of the initial weights.
+
+    Raises:
+        InputError: unknown norm, or options that do not fit it or the model.
+    """
+    shape = config.model
+    final = shape.final_norm or norm
+    options = {
+        place: norm_options(config, place, config.model.norm_widths)
+        for place in norms_of(config, norm)
+    }
+    final_options = dict(options[final])
+    if shape.final_norm_warmup is not None and "warmup_steps" in final_options:
+        final_options["warmup_steps"] = shape.final_norm_warmup
+    attention, feedforward = shape.attention_norm or norm, shape.feedforward_norm or norm
+    decoder = norm if shape.decoder_norm == SAME else shape.decoder_norm
+    return TranslationModel(
+        sizes[0],
+        sizes[-1],
+        NormPlaces(
+            attention=norm_factory(attention, options[attention]),
+            feedforward=norm_factory(feedforward, options[feedforward]),
+            final=norm_factory(final, final_options),
+        ),
+        norm_factory(decoder, options[decoder]),
+        num_features=shape.num_features,
+        num_layers=shape.num_layers,
+        num_decoder_layers=shape.num_decoder_layers or shape.num_layers,
+        num_heads=shape.num_heads,
+        feedforward_features=shape.feedforward_features,
+        placement=shape.placement,
+        activation=shape.activation,
+        dropout=shape.dropout,
+        attention_dropout=shape.attention_dropout,
+        activation_dropout=(
+            shape.dropout if shape.activation_dropout is None else shape.activation_dropout
+        ),
+        shared_embeddings=shape.shared_embeddings,
+        initialization=shape.initialization,
+        seed=seed,
+        num_norm_layers=shape.num_norm_layers,
+        upper_norm=norm_factory(UPPER_NORM),
+    )
+
+
+def norms_of(config: TranslationSettings, norm: str) -> list[str]:
+    """Return the short names of all norms in the model of a run, each once."""
+    shape = config.model
+    places = (shape.attention_norm, shape.feedforward_norm, shape.final_norm)
+    decoder = norm if shape.decoder_norm == SAME else shape.decoder_norm
+    return list(dict.fromkeys([*(place or norm for place in places), decoder]))
+
+
+def _pair_options(data: TranslationDataSettings) -> PairOptions:
+    return PairOptions(
+        vocabulary_size=data.vocabulary_size,
+        target_vocabulary_size=data.target_vocabulary_size,
+        max_length=data.sequence_length,
+        max_length_ratio=data.max_length_ratio,
+        max_pairs=data.max_pairs,
+    )

@@ -1,0 +1,163 @@
+"""A trained model of translation as something that takes text and gives text."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from powernorm.errors import InputError
+from powernorm.lab.tasks.trained_models import (
+    TrainedModel,
+    is_checkpoint,
+    load_folded_run,
+    load_trained,
+    run_config,
+)
+from powernorm.lab.tasks.translation.model import TranslationModel
+from powernorm.lab.tasks.translation.settings import DecodingSettings, TranslationSettings
+from powernorm.lab.tasks.translation.source_text import Moses
+from powernorm.lab.tasks.translation.subwords import Subwords
+from powernorm.lab.tasks.translation.translating import translate_ids
+from powernorm.lab.tasks.translation.vocabulary_files import (
+    SUBWORDS,
+    VOCABULARY_FILE,
+    Vocabulary,
+    read_vocabulary,
+    vocabulary_of,
+)
+
+OnCut = Callable[[int, int], None]
+"""Is told the number of a sentence, from 0, and how many subwords it has."""
+
+Ranked = list[tuple[str, float]]
+"""Translations of a sentence with their scores, best first."""
+
+
+@dataclass(frozen=True)
+class Translator:
+    """Translates sentences.
+
+    Attributes:
+        model: in evaluation mode.
+        subwords: of source and target.
+        decoding: how to search.
+        num_best: translations of each sentence.
+        device: of the model.
+        max_length: subwords of a sentence at most; what is beyond is not translated.
+        moses: turns text into tokens and back; None where the model takes text as it is.
+    """
+
+    model: TranslationModel
+    subwords: tuple[Subwords, Subwords]
+    decoding: DecodingSettings
+    num_best: int
+    device: torch.device
+    max_length: int
+    moses: Moses | None = None
+
+    def translate(self, sentences: Sequence[str], on_cut: OnCut | None = None) -> list[Ranked]:
+        """Return the translations of each sentence, each a line; of an empty one an empty one.
+
+        Args:
+            sentences: text.
+            on_cut: is told of sentences that are too long.
+        """
+        filled = [number for number, text in enumerate(sentences) if text.strip()]
+        source, target = self.subwords
+        texts = [sentences[number] for number in filled]
+        ids = source.encode(texts if self.moses is None else list(map(self.moses.tokenised, texts)))
+        for number, row in zip(filled, ids, strict=True):
+            if len(row) > self.max_length:
+                if on_cut is not None:
+                    on_cut(number, len(row))
+                del row[self.max_length :]
+        found = translate_ids(
+            self.model, ids, self.decoding, self.device, num_best=self.num_best
+        ).hypotheses
+        ranked: list[Ranked] = [[("", 0.0)] * self.num_best for _ in sentences]
+        for number, best in zip(filled, found, strict=True):
+            texts = target.decode([hypothesis.tokens for hypothesis in best])
+            if self.moses is not None:
+                texts = list(map(self.moses.detokenised, texts))
+            # Subwords spell every byte, line breaks too.
+            texts = [" ".join(text.split()) for text in texts]
+            scores = (hypothesis.score for hypothesis in best)
+            known = list(zip(texts, scores, strict=True))
+            # As many lines for each sentence, also where the search knew fewer translations.
+            ranked[number] = known + [("", -math.inf)] * (self.num_best - len(known))
+        return ranked
+
+
+def load_translator(
+    path: Path,
+    *,
+    beam_size: int | None = None,
+    length_penalty: float | None = None,
+    num_best: int = 1,
+    tokens: bool = False,
+    device: str = "auto",
+) -> Translator:
+    """Load what `powernorm compare translation` trained.
+
+    Args:
+        path: a run's folder, one of its checkpoints, or a folded model in the folder.
+        beam_size: of the search; None is the run's, or `num_best` where that is more.
+        length_penalty: of the search; None is the run's.
+        num_best: translations of each sentence.
+        tokens: of a model of tokenised text: take and give tokens; else Moses' rules split text
+            into tokens and put it together again.
+        device: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        InputError: there is no such model, or it does not translate.
+    """
+    place = _device(device)
+    trained, vocabulary = _load(path)
+    config = run_config(trained.settings)
+    model = trained.model
+    if not isinstance(config, TranslationSettings) or not isinstance(model, TranslationModel):
+        raise InputError(f"{path} is a run of the task {config.task}, which does not translate.")
+    known = vocabulary()
+    decoding = replace(
+        config.decoding,
+        beam_size=beam_size or max(num_best, config.decoding.beam_size),
+        length_penalty=(
+            config.decoding.length_penalty if length_penalty is None else length_penalty
+        ),
+    )
+    if num_best > decoding.beam_size:
+        raise InputError(
+            f"--n-best {num_best} is more than the beam of {decoding.beam_size}: give a larger "
+            "--beam."
+        )
+    moses = None
+    if known.tokenisation is not None and not tokens:
+        moses = Moses(known.languages, known.tokenisation)
+    return Translator(
+        model=model.to(place),
+        subwords=(known.source, known.target),
+        decoding=decoding,
+        num_best=num_best,
+        device=place,
+        max_length=config.data.sequence_length - 1,
+        moses=moses,
+    )
+
+
+def _load(path: Path) -> tuple[TrainedModel, Callable[[], Vocabulary]]:
+    """Return a model, and what reads its subwords."""
+    if path.is_file() and not is_checkpoint(path):
+        folded = load_folded_run(path)
+        return folded, lambda: vocabulary_of(folded.settings.get(SUBWORDS, {}), path)
+    folder = path if path.is_dir() else path.parent.parent
+    return load_trained(path), lambda: read_vocabulary(folder / VOCABULARY_FILE)
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("auto", "cpu", "cuda"):
+        raise InputError(f"--device {name!r} is not known: give auto, cpu or cuda.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda, but torch finds no CUDA device: give auto or cpu.")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -1,0 +1,77 @@
+"""The subwords in the folder of a run of translation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from powernorm.errors import InputError
+from powernorm.lab.engine.folders import read_json
+from powernorm.lab.tasks.translation.source_text import Tokenisation
+from powernorm.lab.tasks.translation.subwords import Subwords
+
+VOCABULARY_FILE: Final = "subwords.json"
+"""The subwords of both languages, and which these are."""
+SUBWORDS: Final = "subwords"
+"""The same among the settings of a folded model."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What text becomes numbers by, and numbers text."""
+
+    source: Subwords
+    target: Subwords
+    languages: tuple[str, str]
+    tokenisation: Tokenisation | None
+    """Of text that is tokens with spaces between them; None for text as it is written."""
+
+
+def vocabulary_record(
+    source: Subwords,
+    target: Subwords,
+    languages: tuple[str, str],
+    tokenisation: Tokenisation | None,
+) -> dict[str, Any]:
+    """Return what a run's folder keeps of the subwords, so that it can translate by itself."""
+    return {
+        "source_language": languages[0],
+        "target_language": languages[1],
+        "tokenisation": None if tokenisation is None else tokenisation.to_json(),
+        "source": source.to_json(),
+        "target": None if target is source else target.to_json(),
+    }
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """Return what `vocabulary_record` gave.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    if not path.is_file():
+        raise InputError(
+            f"{path} is missing: keep a model in the folder of its run, which has the subwords."
+        )
+    return vocabulary_of(read_json(path), path)
+
+
+def vocabulary_of(content: Mapping[str, Any], path: Path) -> Vocabulary:
+    """Return what `vocabulary_record` gave.
+
+    Args:
+        content: the record.
+        path: of the file in which it was.
+
+    Raises:
+        InputError: it is something else.
+    """
+    try:
+        source = Subwords.from_json(content["source"])
+        target = source if content["target"] is None else Subwords.from_json(content["target"])
+        languages = (str(content["source_language"]), str(content["target_language"]))
+        found = content["tokenisation"]
+        tokenisation = None if found is None else Tokenisation(**found)
+        return Vocabulary(source, target, languages, tokenisation)
+    except (KeyError, TypeError, InputError) as error:
+        raise InputError(f"{path} holds no subwords ({error!r}): train the run anew.") from error

@@ -1,0 +1,67 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powernorm.lab.data.token_budget import LengthGroups
+
+PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=40)
+
+
+def groups(pairs: list[tuple[int, int]], batch_tokens: int, count_padding: bool) -> LengthGroups:
+    sources, targets = torch.tensor(pairs).T
+    return LengthGroups(sources, targets, batch_tokens=batch_tokens, count_padding=count_padding)
+
+
+def positions(pairs: list[tuple[int, int]], count_padding: bool) -> int:
+    """Positions of the longer side of a batch."""
+    sides = list(zip(*pairs, strict=True))
+    if count_padding:
+        return max(len(side) * max(side) for side in sides)
+    return max(sum(side) for side in sides)
+
+
+def cut_one_by_one(
+    pairs: list[tuple[int, int]], budget: int, count_padding: bool
+) -> list[list[tuple[int, int]]]:
+    """The oracle: add pairs to a batch as long as it stays within the budget."""
+    batches: list[list[tuple[int, int]]] = []
+    for pair in sorted(pairs, key=lambda pair: (max(pair), pair)):
+        if batches and positions([*batches[-1], pair], count_padding) <= budget:
+            batches[-1].append(pair)
+        else:
+            batches.append([pair])
+    return batches
+
+
+@given(PAIRS, st.integers(1, 40), st.booleans())
+def test_batches_are_as_large_as_the_budget_allows(
+    pairs: list[tuple[int, int]], budget: int, count_padding: bool
+) -> None:
+    found = groups(pairs, budget, count_padding)
+    order = found.order().tolist()
+    cut = [
+        [pairs[number] for number in order[first:last]]
+        for first, last in zip(found.bounds, found.bounds[1:], strict=False)
+    ]
+    assert cut == cut_one_by_one(pairs, budget, count_padding)
+    assert len(found) == len(cut)
+    assert found.num_targets.tolist() == [sum(pair[1] for pair in batch) for batch in cut]
+    # A pair that is longer alone makes a batch of its own.
+    assert all(positions(batch, count_padding) <= budget or len(batch) == 1 for batch in cut)
+
+
+@given(PAIRS, st.integers(0, 5))
+def test_shuffling_exchanges_equally_long_pairs_only(
+    pairs: list[tuple[int, int]], seed: int
+) -> None:
+    found = groups(pairs, 20, True)
+    shuffled = found.order(torch.Generator().manual_seed(seed)).tolist()
+    assert sorted(shuffled) == list(range(len(pairs)))
+    plain = found.order().tolist()
+    assert [pairs[number] for number in shuffled] == [pairs[number] for number in plain]
+
+
+def test_shuffling_is_even() -> None:
+    found = groups([(3, 3)] * 6 + [(2, 2)], 99, True)
+    firsts = [int(found.order(torch.Generator().manual_seed(seed))[1]) for seed in range(300)]
+    assert all(25 <= firsts.count(number) <= 80 for number in range(6))

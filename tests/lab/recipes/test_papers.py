@@ -1,0 +1,168 @@
+"""What stands beside a comparison's results: the papers' numbers."""
+
+import json
+from math import isfinite
+
+import pytest
+
+from powernorm.errors import InputError
+from powernorm.lab.recipes import (
+    measure_of,
+    named_recipe,
+    paper_records,
+    paths_of,
+    recipe,
+    reduced_note,
+)
+from powernorm.lab.recipes.files import EMBEDDED
+from powernorm.lab.recipes.studies import study_config
+from powernorm.lab.settings.overrides import override
+from powernorm.lab.tasks import TASKS
+
+ALL = [
+    (task, preset)
+    for task, presets in ((task, paths_of(task)) for task in TASKS)
+    for preset in presets
+]
+FIGURES_ONLY = [("image", "cifar10-resnet18"), ("image", "mnist-resnet20")]
+"""What they repeat, the papers draw and print no number of."""
+
+
+@pytest.mark.parametrize(("task", "preset"), ALL)
+def test_records_can_stand_in_results(task: str, preset: str) -> None:
+    config = recipe(task, preset)
+    records = paper_records(config)
+    # The results are JSON, which has no infinity.
+    assert json.loads(json.dumps(records, allow_nan=False)) == records
+    assert {record["placement"] for record in records} <= {config.placement}
+    is_experiment = preset not in ("smoke", "demo")
+    assert bool(records) == (is_experiment and (task, preset) not in FIGURES_ONLY)
+    if not is_experiment:
+        assert reduced_note(config) is None
+
+
+def test_records_of_a_preset() -> None:
+    records = paper_records(recipe("translation", "iwslt14-shen2020"))
+    assert records[-1] == {
+        "norm": "pn",
+        "placement": "pre",
+        "dataset": "IWSLT14 De-En",
+        "metric": "test_bleu_lowercase",
+        "value": 35.9,
+        "source": "Shen et al. 2020, Table 1",
+        "against": ["ln"],
+    }
+
+
+def test_records_follow_the_placement() -> None:
+    config = override(
+        recipe("translation", "iwslt14-wang2022-pre"),
+        ["model.placement=post", "model.final_norm=none", "norms=mabn"],
+    )
+    records = {record["norm"]: record["value"] for record in paper_records(config)}
+    assert (records["mabn"], records["bn"]) == (0.0, 34.0)
+
+
+@pytest.mark.parametrize(
+    ("preset", "metric"),
+    [
+        ("iwslt14-shen2020", "test_bleu_lowercase"),  # "case-insensitive BLEU for … IWSLT14 De-En"
+        ("wmt14-shen2020", "test_bleu_tokenised"),  # "tokenized case-sensitive … for WMT14 En-De"
+        ("iwslt14-wang2022-post", "test_bleu_tokenised"),  # "case sensitive tokenized BLEU"
+        ("wmt16-wang2022-pre", "test_bleu_tokenised"),
+        ("iwslt14-xu2019", "test_bleu_tokenised"),  # "BLEU", no more is said
+    ],
+)
+def test_records_are_of_the_score_that_the_paper_reports(preset: str, metric: str) -> None:
+    records = paper_records(recipe("translation", preset))
+    assert {record["metric"] for record in records} == {metric}
+
+
+def test_source_of_the_simple_layer_norm() -> None:
+    # Table 2 has w/o Norm and DetachNorm only.
+    records = paper_records(recipe("translation", "iwslt14-xu2019"))
+    sources = {record["norm"]: record["source"] for record in records}
+    assert sources["ln-simple"] == "Xu et al. 2019, Tables 1, 3, 4"
+
+
+def test_verses_have_both_papers_beside_them() -> None:
+    for preset in ("verses-small", "verses-reduced"):
+        records = paper_records(recipe("translation", preset))
+        assert [record["value"] for record in records if record["norm"] == "ln"] == [35.5, 35.5]
+        assert len({record["source"] for record in records}) == 3
+
+
+def test_language_model_has_the_rows_of_the_penn_treebank() -> None:
+    records = paper_records(recipe("lm", "full"))
+    assert {record["dataset"] for record in records} == {"Penn Treebank"}
+    assert {record["metric"] for record in records} == {"test_perplexity"}
+    values = [record["value"] for record in records if record["norm"] == "pn"]
+    assert values == [47.6, 59.8]
+    assert all(value is not None and isfinite(value) for value in values)
+
+
+def test_study_has_no_records() -> None:
+    config = study_config("lm", "penalties", "full")
+    assert paper_records(config) == []
+    assert reduced_note(config) is None
+
+
+def test_measures() -> None:
+    assert {task: measure_of(task) for task in TASKS} == {
+        "lm": "test_perplexity",
+        "mlm": "test_perplexity",
+        "tag": "test_perplexity",
+        "translation": "test_bleu",
+        "ner": "test_f1",
+        "parse": "test_uas",
+        "classify": "test_accuracy",
+        "image": "test_accuracy",
+        "lm-char": "test_bits_per_character",
+    }
+
+
+@pytest.mark.parametrize(("task", "preset"), ALL)
+def test_catalogue_says_what_a_preset_needs(task: str, preset: str) -> None:
+    info = named_recipe(task, preset).about
+    config = recipe(task, preset)
+    assert info.summary
+    assert len(info.summary) < 60
+    assert ("GPU" in info.cost) == ("estimate" in info.cost and "core" not in info.cost)
+    if config.task == "translation":
+        assert (info.data == EMBEDDED) == (config.data.path is None)
+        assert bool(info.source) == (preset not in ("smoke", "demo", "verses-reduced"))
+    if info.data != EMBEDDED:
+        assert "--data" in info.data
+        assert config.data.path is None or "FOLDER" in info.data or config.data.path in info.data
+
+
+def test_catalogue_says_the_size_of_the_reduced_verses() -> None:
+    config = recipe("translation", "verses-reduced")
+    model = config.model
+    assert named_recipe("translation", "verses-reduced").about.summary == (
+        f"{model.num_layers} + {model.num_layers} layers of {model.num_features}, "
+        f"{config.training.max_steps:,} steps, {len(config.seeds)} seeds"
+    )
+    assert named_recipe("translation", "verses-reduced").about.cost == "about 2 h on two cores"
+
+
+def test_catalogue_says_what_is_valid_in_the_folder_of_wmt14() -> None:
+    for preset in ("wmt14-shen2020", "wmt14-xu2019"):
+        data = named_recipe("translation", preset).about.data
+        assert "valid is every 100th line of train" in data
+        assert "newstest2013" in data
+        assert "--icml17" in data
+
+
+def test_unknown_task_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match="no task 'mt': choose one of lm, mlm, tag, translation"):
+        paths_of("mt")
+
+
+def test_what_xu_et_al_compare_a_row_with() -> None:
+    """ "a variant of LayerNorm-simple", and the column against no norm in Table 2."""
+    for task, preset in (("classify", "rt-xu2019"), ("image", "mnist-xu2019")):
+        against = {row["norm"]: row["against"] for row in paper_records(recipe(task, preset))}
+        assert against.pop("detach-both") == ["none", "ln-simple"]
+        assert against.pop("detach-mean") == against.pop("detach-std") == ["ln-simple"]
+        assert against == {key: ["ln"] for key in ("none", "ln", "ln-simple", "adanorm")}

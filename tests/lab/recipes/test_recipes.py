@@ -1,0 +1,59 @@
+import math
+
+import pytest
+
+from powernorm.errors import InputError
+from powernorm.lab.recipes import named_recipe, paths_of, recipe
+from powernorm.lab.settings.comparison import options_of, to_json
+from powernorm.lab.tasks import TASKS
+from powernorm.lab.tasks.comparison import check_norms
+from powernorm.lab.tasks.settings import settings_from
+from powernorm.norms import NORMS
+
+ALL = [
+    (task, preset)
+    for task, presets in ((task, paths_of(task)) for task in TASKS)
+    for preset in presets
+]
+
+
+@pytest.mark.parametrize(("task", "preset"), ALL)
+def test_recipes_say_what_they_are_and_can_be_built(task: str, preset: str) -> None:
+    config = recipe(task, preset)
+    assert (config.task, config.preset) == (task, preset)
+    check_norms(config)
+    assert settings_from(to_json(config)) == config
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(InputError, match="no task 'mt': choose one of lm"):
+        recipe("mt", "demo")
+    with pytest.raises(InputError, match="no preset 'big': choose one of smoke, demo, full"):
+        recipe("lm", "big")
+
+
+def test_demo_compares_the_five_norms() -> None:
+    assert recipe("lm", "demo").norms == ("ln", "bn", "rbn", "pn", "adanorm")
+
+
+@pytest.mark.parametrize("preset", paths_of("lm"))
+def test_own_warmups_of_norms_end_within_the_run(preset: str) -> None:
+    config = recipe("lm", preset)
+    for norm in ("pn", "pn-only", "pn-static", "brn", "mabn"):
+        warmup = options_of(config, norm)["warmup_steps"]
+        assert isinstance(warmup, int)
+        assert 0 < warmup <= config.training.max_steps / 2
+
+
+def test_paper_results_are_known_norms_with_their_sources() -> None:
+    printed = [
+        *named_recipe("lm", "full").results,
+        *named_recipe("lm", "wikitext103-tensorized-pre").results,
+    ]
+    assert {row.norm for row in printed} <= set(NORMS)
+    assert len(printed) == len(set(printed)) == 2 * (4 + 3 + 3 + 4 + 4)
+    by_key = {(r.source, r.placement, r.norm, r.dataset): r.value for r in printed}
+    assert by_key["Shen et al. 2020, Table 2", "pre", "pn", "Penn Treebank"] == 47.6
+    assert by_key["Wang et al. 2022, Table 2", "pre", "rbn", "Penn Treebank"] == 43.2
+    assert by_key["Wang et al. 2022, Table 2", "post", "bn", "WikiText-103"] == 17.2
+    assert by_key["Wang et al. 2022, Table 3", "pre", "mabn", "WikiText-103"] == math.inf

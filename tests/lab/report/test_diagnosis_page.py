@@ -1,0 +1,188 @@
+"""The page of a diagnosis: verdict, tables, figures, and what is left out where nothing is."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lab.report.synthetic_diagnoses import (
+    BERT_LAYERS,
+    SCALED_LAYERS,
+    bert_diagnosis,
+    small_diagnosis,
+    write_diagnosis,
+)
+from lab.report.test_page import Elements
+from powernorm.lab.report import render_diagnosis, write_diagnosis_page, write_report
+from powernorm.lab.report.diagnosis_words import evaluation_words, verdict_words
+from powernorm.runs import EvaluationRow
+
+
+@pytest.fixture(scope="module")
+def elements() -> Elements:
+    return Elements(render_diagnosis(bert_diagnosis()))
+
+
+def section_names(elements: Elements) -> list[str | None]:
+    return [attributes["id"] for attributes in elements.all("section")]
+
+
+def test_sections_of_everything(elements: Elements) -> None:
+    assert section_names(elements) == [
+        "verdict",
+        "layers",
+        "tid",
+        "batch-sizes",
+        "evaluation",
+        "spectra",
+        "scales",
+        "notes",
+    ]
+
+
+def test_sections_without_contents_are_left_out() -> None:
+    elements = Elements(render_diagnosis(small_diagnosis()))
+    assert section_names(elements) == ["verdict", "layers", "tid", "batch-sizes"]
+    text = " ".join(elements.texts)
+    assert "Keep the norms as they are." in text
+    # Columns that no layer has a number for, and the call for a swap.
+    assert "var TID, %" not in elements.texts
+    assert "powernorm.swap" not in text
+    assert "no padding" in text
+
+
+def test_verdict_with_reasons_and_thresholds(elements: Elements) -> None:
+    for text in (
+        "Swap the norms of the 5 lowest layers to rbn and keep the others.",
+        'powernorm.swap(model, "rbn", powernorm.Where(lowest=5))',
+        "bert.encoder.layer.2.output.LayerNorm & above: TID <reaches> 31.2 %.",
+        "bn: mean_tid + var_tid: 5 %",
+        "outlier_ratio: 20",
+        "docs/diagnosis.md",
+    ):
+        assert text in elements.texts
+
+
+def test_layers_and_their_average(elements: Elements) -> None:
+    layers = bert_diagnosis()["layers"]
+    last = layers[-1]
+    for text in (
+        f"{100 * last['var_tid']:.2f}",
+        f"{100 * sum(row['var_tid'] for row in layers) / len(layers):.2f}",
+        "3 (feature 308: 45.7×)",
+        "0 (25.2×)",
+        str(last["reason"]),
+    ):
+        assert text in elements.texts
+
+
+def test_copies_as_markdown_and_latex(elements: Elements) -> None:
+    markdown, latex = (
+        text
+        for text in elements.texts
+        if "bert.embeddings.LayerNorm" in text and (text.startswith(("| layer", "\\begin")))
+    )
+    lines = markdown.splitlines()
+    # Heading, alignment, the layers, their average.
+    assert len(lines) == 2 + len(BERT_LAYERS) + 1
+    assert len({line.count(" | ") for line in lines}) == 1
+    assert latex.startswith("\\begin{tabular}{lll")
+    assert latex.count("\\\\\n") == 1 + len(BERT_LAYERS) + 1
+    assert "mean TID, \\%" in latex
+    assert "$\\lambda$$_1$" in latex
+
+
+def test_figures(elements: Elements) -> None:
+    # TID, padding; two of batch sizes; evaluation; spectrum, κ, λ; a scatter a layer.
+    assert len(elements.all("svg")) == 2 + 2 + 1 + 3 + len(SCALED_LAYERS)
+    assert any("5.00 % (bn)" in text for text in elements.texts)
+
+
+def test_words_on_padding_and_on_the_gap(elements: Elements) -> None:
+    text = " ".join(elements.texts)
+    assert "With padding (31.25 % of the positions) counted as tokens: average mean TID" in text
+    assert "Re-estimation closes 76 % of the gap." in text
+
+
+def row(statistics: str, loss: float, tokens: int | None = None) -> EvaluationRow:
+    return EvaluationRow(statistics=statistics, tokens=tokens, loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([row("batch", 4.0)], ""),
+        ([row("running", 4.5)], "With running statistics the loss is 4.5000."),
+        ([row("running", 4.5), row("re-estimated", 4.2)], "4.2000 (-0.3000)."),
+        ([row("running", 4.0), row("batch", 4.0, 512)], "no higher than with batch statistics of "),
+        (
+            [row("running", 4.002), row("batch", 4.0, 512)],
+            "less than 0.1 % above that with batch statistics of about 512 predictions (4.0000): "
+            "there is no gap to close",
+        ),
+        (
+            [row("running", 4.5), row("re-estimated", 4.6), row("batch", 4.0, 512)],
+            "Re-estimation widens the gap by 20 %.",
+        ),
+        (
+            [row("running", 4.5), row("re-estimated", 4.0), row("batch", 4.0), row("batch", 4.2)],
+            "Re-estimation closes 100 % of the gap.",
+        ),
+    ],
+)
+def test_gap_in_words(rows: list[EvaluationRow], words: str) -> None:
+    assert words in evaluation_words(rows)
+    assert bool(words) == bool(evaluation_words(rows))
+
+
+def test_lowest_layer_alone() -> None:
+    verdict = bert_diagnosis()["verdict"] | {"lowest": 1}
+    assert "the lowest layer to rbn" in verdict_words(verdict)  # type: ignore[arg-type]
+
+
+def test_few_layers_have_a_line_each() -> None:
+    elements = Elements(render_diagnosis(small_diagnosis()))
+    assert elements.texts.count("TID by batch size: PowerNormV") == 1
+    assert "blocks.0.attention_norm" in elements.texts
+
+
+def test_page_of_a_file(tmp_path: Path) -> None:
+    path = write_diagnosis(tmp_path, small_diagnosis())
+    target = write_diagnosis_page(path, tmp_path / "out.html")
+    assert target.read_text(encoding="utf-8") == render_diagnosis(small_diagnosis())
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["diagnosis.json", "out.html"]
+
+
+def test_everything_is_escaped() -> None:
+    hostile = '<script>&"$\\frac{\x1b[2J\ud800'
+    record = bert_diagnosis()
+    record["model"] = hostile
+    record["notes"] = [hostile]
+    record["verdict"]["norm"] = hostile
+    record["verdict"]["reasons"] = [hostile]
+    record["spectra"][0]["name"] = hostile
+    record["scales"][0]["layer"] = hostile
+    for layer in record["layers"]:
+        layer |= {"layer": hostile + layer["layer"], "norm": hostile, "reason": hostile}
+    page = render_diagnosis(record)
+    assert Elements(page).all("script") == []
+    assert not set(page) & {"\x1b", "\ud800"}
+
+
+def test_no_layer_at_all() -> None:
+    record = small_diagnosis()
+    record["layers"], record["batch_sizes"] = [], []
+    assert section_names(Elements(render_diagnosis(record))) == ["verdict"]
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_diagnoses_inside_a_comparison(small_folder: Path) -> None:
+    for run in ("ln-pre-seed0", "bn-pre-seed0"):
+        write_diagnosis(small_folder / run, small_diagnosis())
+    elements = Elements(write_report(small_folder).read_text(encoding="utf-8"))
+    assert "diagnoses" in section_names(elements)
+    opened = [attributes for attributes in elements.all("details") if "open" in attributes]
+    assert len(opened) == 1
+    assert "bn-pre-seed0: Keep the norms as they are." in elements.texts
+    ids = Counter(attributes["id"] for _, attributes in elements.found if "id" in attributes)
+    assert [name for name, number in ids.items() if number > 1] == []

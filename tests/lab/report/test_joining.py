@@ -1,0 +1,97 @@
+"""Comparisons whose seeds or norms were trained in several folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+from synthetic import write_comparison
+
+from powernorm.errors import InputError
+from powernorm.lab.report.joining import joined
+from powernorm.lab.report.loading import read_comparison
+from powernorm.lab.report.results_document import results_document
+from powernorm.runs import RESULTS_FILE
+
+OPTIONS = {"ln": {}, "bn": {"momentum": 0.05}}
+
+
+def part(folder: Path, norms: tuple[str, ...], seeds: tuple[int, ...], **settings: object) -> Path:
+    options = {norm: OPTIONS[norm] for norm in norms}
+    return write_comparison(
+        folder,
+        norms=norms,
+        seeds=seeds,
+        extra_settings={"norm_options": options, "date": "2026-11-21", **settings},
+    )
+
+
+def test_seeds_and_norms_of_several_folders_are_one_comparison(tmp_path: Path) -> None:
+    whole = part(tmp_path / "whole", ("ln", "bn"), (0, 2, 3))
+    parts = [
+        part(tmp_path / "a", ("ln", "bn"), (0, 2)),
+        part(tmp_path / "b", ("ln",), (3,), date="2026-11-20"),
+        part(tmp_path / "c", ("bn",), (3,)),
+    ]
+    expected = results_document([whole])
+    (together,) = joined(map(read_comparison, parts))
+    assert together.settings["norm_options"] == OPTIONS
+    assert together.settings["date"] == "2026-11-20 to 2026-11-21"
+    assert results_document(parts) == expected.replace("2026-11-21", "2026-11-20 to 2026-11-21")
+
+
+def test_notes_that_name_options_of_their_norms_are_put_together(tmp_path: Path) -> None:
+    paper = [
+        {"norm": "ln", "placement": "pre", "dataset": "PTB", "metric": "test_perplexity"}
+        | {"value": 1.0, "source": "A 2020, Table 1"}
+    ]
+    parts = [
+        part(tmp_path / "a", ("ln",), (0,)),
+        part(tmp_path / "b", ("bn",), (0,)),
+        part(tmp_path / "c", ("bn",), (2,)),
+    ]
+    start = "Small. Against the preset full: model.num_layers 3 in place of 6"
+    notes = [
+        f"{start}, norm_options.ln.eps 1 in place of 2.",
+        f"{start}, norm_options.bn.momentum 0.05 in place of 0.1.",
+        f"{start}, norm_options.bn.momentum 0.05 in place of 0.1.",
+    ]
+    for folder, note in zip(parts, notes, strict=True):
+        results = json.loads((folder / RESULTS_FILE).read_text())
+        results["reduced"] = note
+        if folder != parts[0]:
+            results["paper"] = paper
+        (folder / RESULTS_FILE).write_text(json.dumps(results))
+    (together,) = joined(map(read_comparison, parts))
+    assert len(together.paper) == 1
+    assert together.reduced == (
+        f"{start}, norm_options.bn.momentum 0.05 in place of 0.1, norm_options.ln.eps 1 in place "
+        "of 2."
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"norm_options": {"ln": {}, "bn": {"momentum": 0.1}}},
+        {"model": {"num_features": 64, "placement": "pre"}},
+        {"versions": {"torch": "2.12.0"}},
+        {"machine": {"gpu": "another"}},
+        {"norm_options": {}},
+    ],
+)
+def test_what_was_made_otherwise_stands_by_itself(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    one = part(tmp_path / "a", ("ln", "bn"), (0,))
+    other = part(tmp_path / "b", ("ln", "bn"), (2,), **settings)
+    separate = joined(map(read_comparison, (one, other)))
+    assert [len(comparison.runs) for comparison in separate] == [2, 2]
+
+
+def test_a_run_is_given_once(tmp_path: Path) -> None:
+    one = part(tmp_path / "a", ("ln", "bn"), (0, 2))
+    other = part(tmp_path / "b", ("bn",), (2,))
+    with pytest.raises(InputError, match=r"a and .*b both hold bn, seed 2, of one comparison"):
+        results_document([one, other])
+    with pytest.raises(InputError, match="both hold ln, seed 0"):
+        results_document([one, one])

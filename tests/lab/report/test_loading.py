@@ -1,0 +1,257 @@
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from powernorm.errors import InputError
+from powernorm.lab.report import read_comparison, write_report
+from powernorm.lab.report.tables import run_cells
+from powernorm.runs import (
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_COLUMNS,
+    NORMS_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+)
+
+BN = "bn-pre-seed0"
+METRICS_REST = "," * (len(METRICS_COLUMNS) - 8)
+REST = "," * (len(NORMS_COLUMNS) - 8)
+"""The columns of both files after the first version's, all empty."""
+
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
+
+def replace_line(path: Path, number: int, line: str) -> None:
+    """Replaces a line, counted from 1."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[number - 1] = line
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def change(path: Path, **values: object) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | values), encoding="utf-8")
+
+
+def test_everything_is_read(comparison_folder: Path) -> None:
+    comparison = read_comparison(comparison_folder)
+    assert len(comparison.runs) == 10
+    run = next(run for run in comparison.runs if run.folder == BN)
+    assert len(run.curve) == 100
+    assert run.curve[0]["tokens"] == 20480.0
+    assert run.curve[0]["valid_loss"] is None
+    assert len(run.samples) == 7 * 100
+    assert run.samples[0].layer == "model.blocks.0.attention_norm"
+
+
+def test_run_folders_alone(comparison_folder: Path) -> None:
+    listed = read_comparison(comparison_folder)
+    (comparison_folder / RESULTS_FILE).unlink()
+    found = read_comparison(comparison_folder)
+    # As text, for NaN is not equal to itself.
+    assert sorted(map(repr, found.runs)) == sorted(map(repr, listed.runs))
+    assert found.placement == "pre"
+    assert write_report(comparison_folder).exists()
+
+
+def test_run_that_is_going_on(comparison_folder: Path) -> None:
+    folder = comparison_folder / "gn-pre-seed7"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    shutil.copy(comparison_folder / BN / METRICS_FILE, folder / METRICS_FILE)
+    with (folder / METRICS_FILE).open("a", encoding="utf-8") as stream:
+        stream.write("1010,3,20")
+    run = read_comparison(comparison_folder).runs[-1]
+    assert (run.norm, run.placement, run.seed, run.status) == ("gn", "pre", 7, "unfinished")
+    # The line that is still being written is left out.
+    assert len(run.curve) == 100
+    assert "unfinished" in write_report(comparison_folder).read_text(encoding="utf-8")
+
+
+def test_run_without_logs(comparison_folder: Path) -> None:
+    for path in (comparison_folder / BN).glob("*.csv"):
+        path.unlink()
+    run = next(run for run in read_comparison(comparison_folder).runs if run.folder == BN)
+    assert (run.curve, run.samples) == ([], [])
+    assert write_report(comparison_folder).exists()
+
+
+def test_logs_of_the_first_version(small_folder: Path) -> None:
+    for path in (small_folder / BN).glob("*.csv"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        path.write_text(
+            "".join(",".join(line.split(",")[:8]) + "\n" for line in lines), encoding="utf-8"
+        )
+    run = next(run for run in read_comparison(small_folder).runs if run.folder == BN)
+    assert len(run.samples) == 7 * 100
+    assert run.samples[0].values.get("gradient_norm") is None
+    assert run.samples[0].values["var_tid"] is not None
+    assert write_report(small_folder).exists()
+
+
+def test_norms_that_lack_a_column_of_the_first_version(comparison_folder: Path) -> None:
+    path = comparison_folder / BN / NORMS_FILE
+    path.write_text("step,layer,norm,gradient_norm\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"line 1: the header lacks mean_tid, var_tid"):
+        read_comparison(comparison_folder)
+
+
+def test_first_layer_that_was_not_finite(comparison_folder: Path) -> None:
+    runs = {run.folder: run for run in read_comparison(comparison_folder).runs}
+    place = runs["pn-pre-seed1"].first_nonfinite
+    assert place is not None
+    assert (place.layer, place.step) == ("model.blocks.2.attention_norm", 410)
+    assert runs[BN].first_nonfinite is None
+    note = run_cells(runs["pn-pre-seed1"])[-1]
+    assert note.endswith("; first not finite in model.blocks.2.attention_norm, step 410")
+
+
+def test_other_folders_are_not_runs(comparison_folder: Path) -> None:
+    (comparison_folder / "notes").mkdir()
+    (comparison_folder / "todo.txt").write_text("x", encoding="utf-8")
+    assert len(read_comparison(comparison_folder).runs) == 10
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "content", "message"),
+    [
+        (METRICS_FILE, 5, "40,0,zzz,1,1,1,,,,,", "line 5: tokens is 'zzz', expected a number"),
+        (METRICS_FILE, 7, "60,0", "line 7: 2 cells, expected 11"),
+        (METRICS_FILE, 1, "step,epoch", "line 1: the header lacks tokens, seconds"),
+        (METRICS_FILE, 3, '"20,0,1,1,1,1,,', "line .*: not CSV"),
+        (NORMS_FILE, 9, f"1.5,a,bn,0,0,0,0,0{REST}", "line 9: step is '1.5', not a whole number"),
+        (NORMS_FILE, 9, f",a,bn,0,0,0,0,0{REST}", "line 9: step is '', not a whole number"),
+        (NORMS_FILE, 4, f"10,a,bn,0,0,0,0,x{REST}", "line 4: num_nonfinite_batches is 'x'"),
+        (
+            NORMS_FILE,
+            4,
+            f"10,a,bn,0,0,0,0,nan{REST}",
+            "line 4: num_nonfinite_batches is 'nan'",
+        ),
+        (
+            NORMS_FILE,
+            4,
+            f"10,a,bn,0,0,0,0,inf{REST}",
+            "line 4: num_nonfinite_batches is 'inf'",
+        ),
+        (NORMS_FILE, 4, f"10,a,bn,0,0,0,0,1.5{REST}", "line 4: num_nonfinite_batches is '1.5'"),
+        (METRICS_FILE, 5, "nan,0,1,1,1,1,,,,,", "line 5: step is 'nan', expected a finite number"),
+        (METRICS_FILE, 5, "40,0,inf,1,1,1,,,,,", "line 5: tokens is 'inf', expected a finite"),
+    ],
+)
+def test_damaged_line_is_named(
+    comparison_folder: Path, file: str, line: int, content: str, message: str
+) -> None:
+    path = comparison_folder / BN / file
+    replace_line(path, line, content)
+    with pytest.raises(InputError, match=re.escape(str(path)) + ", " + message):
+        read_comparison(comparison_folder)
+
+
+def test_file_that_is_not_text(comparison_folder: Path) -> None:
+    (comparison_folder / BN / METRICS_FILE).write_bytes(b"step\xff\xfe\n")
+    with pytest.raises(InputError, match=r"metrics.csv: byte 4 is not UTF-8"):
+        read_comparison(comparison_folder)
+
+
+@pytest.mark.parametrize("name", [RESULTS_FILE, f"{BN}/{RESULT_FILE}"])
+def test_damaged_json_is_named_with_its_line(comparison_folder: Path, name: str) -> None:
+    if name != RESULTS_FILE:
+        (comparison_folder / RESULTS_FILE).unlink()
+    path = comparison_folder / name
+    path.write_text('{\n"norm": 1,\n]', encoding="utf-8")
+    with pytest.raises(InputError, match=re.escape(str(path)) + ", line 3: not JSON"):
+        read_comparison(comparison_folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"format": 3}, "format is 3, this version reads 2; a newer version of powernorm wrote"),
+        ({"format": "1"}, "format is '1', this version reads 2; write the file again"),
+        ({"task": 3}, "task is 3, expected a string"),
+        ({"runs": {}}, "runs is {}, expected a list"),
+        ({"runs": [3]}, "runs[0] is 3, expected an object"),
+        (
+            {"runs": [{"status": "well"}]},
+            "runs[0].status is 'well', expected one of finished, diverged",
+        ),
+        ({"baselines": [{"name": "unigram"}]}, "baselines[0].metrics is missing"),
+    ],
+)
+def test_results_of_another_shape(
+    comparison_folder: Path, values: dict[str, object], message: str
+) -> None:
+    change(comparison_folder / RESULTS_FILE, **values)
+    with pytest.raises(InputError, match=re.escape(f"{RESULTS_FILE}: {message}")):
+        read_comparison(comparison_folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("seed", "0", "seed is '0', expected a whole number"),
+        ("seed", 10**400, "expected a whole number below 2^63"),
+        ("parameters", -(10**30), "expected a whole number below 2^63"),
+        (
+            "status",
+            "paused",
+            "status is 'paused', expected one of finished, diverged, nonfinite, interrupted, "
+            "failed (a newer version of powernorm may know more: update it if one wrote the file); "
+            "restore the file",
+        ),
+        ("seed", True, "seed is True, expected a whole number"),
+        ("seconds", "long", "seconds is 'long', expected a number or null"),
+        ("metrics", {"test_perplexity": [1]}, "test_perplexity is [1], expected a number"),
+        ("tid", {"mean_last": 0.1}, "runs[0].tid.var_last is missing"),
+        ("folder", "../elsewhere", "the run folder '../elsewhere' lies outside"),
+    ],
+)
+def test_run_of_another_shape(
+    comparison_folder: Path, key: str, value: object, message: str
+) -> None:
+    path = comparison_folder / RESULTS_FILE
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    change(path, runs=[runs[0] | {key: value}])
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_comparison(comparison_folder)
+
+
+def test_folder_that_is_no_comparison(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"holds neither results.json nor run folders"):
+        read_comparison(tmp_path)
+    with pytest.raises(InputError, match="is not a folder"):
+        read_comparison(tmp_path / "missing")
+
+
+def test_single_run_points_to_its_comparison(comparison_folder: Path) -> None:
+    with pytest.raises(InputError, match=f"a single run; give .*{comparison_folder.name}"):
+        read_comparison(comparison_folder / BN)
+
+
+def test_run_folder_with_a_name_of_its_own(comparison_folder: Path) -> None:
+    folder = comparison_folder / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"its name is not NORM-PLACEMENT-seedN or NORM-seedN"):
+        read_comparison(comparison_folder)
+
+
+def test_numbers_that_nothing_can_hold(small_folder: Path) -> None:
+    """They count as infinite: the run did not finish, and the page is there."""
+    path = small_folder / RESULTS_FILE
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    runs[0]["metrics"]["test_perplexity"] = 10**400
+    runs[1]["seconds"] = runs[1]["tokens_per_second"] = 10**400
+    change(path, runs=runs)
+    first, second = read_comparison(small_folder).runs
+    assert (first.metrics["test_perplexity"], first.shown_status) == (float("inf"), "nonfinite")
+    assert [run_cells(first)[4], *run_cells(second)[5:7]] == ["∞", "∞", "∞"]
+    assert write_report(small_folder).exists()
+    path.write_text('{"format": 1' + 5000 * "0" + "}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"results.json: holds a number of thousands of digits"):
+        read_comparison(small_folder)

@@ -1,0 +1,459 @@
+"""Comparisons of norms in somebody's own training function, whose metrics nobody here knows."""
+
+import json
+import re
+import shutil
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lab.report.own_functions import FUNCTION, NORMS, SEEDS, TASK, write_own_comparison
+from lab.report.test_page import Elements
+from powernorm.errors import InputError
+from powernorm.lab.report import (
+    Comparison,
+    print_comparison,
+    read_comparison,
+    read_selection,
+    render_page,
+    summarize,
+    write_report,
+    write_reports,
+)
+from powernorm.lab.report.columns import MAX_METRICS, columns_of
+from powernorm.lab.report.figures import MAX_CURVES, learning_curves, own_columns
+from powernorm.lab.report.joining import joined
+from powernorm.lab.report.loss_curves import draw_loss_curves
+from powernorm.lab.report.numerals import printable
+from powernorm.lab.report.results_document import results_document
+from powernorm.lab.report.run_columns import run_columns_of
+from powernorm.lab.report.style import STYLE
+from powernorm.lab.report.summary import best_rows
+from powernorm.lab.report.tables import cells, latex_table, markdown_table, run_cells
+from powernorm.runs import COMPARISON_FILE, METRICS_FILE, RESULT_FILE, RESULTS_FILE
+
+FOREIGN = ("perplexity", "unigram", "subword", "nats", "-norm", "None", "diverged", "baseline")
+"""Words of the built-in tasks, which an own function may know nothing of."""
+
+LONG = "m" * 1000
+HOSTILE: dict[str, float | None] = {
+    "<b>|x": 1.0,
+    LONG: 2.0,
+    "norm": 3.0,
+    "": 4.0,
+    "\x1b[2J\nend": 5.0,
+    "nothing": None,
+    "undefined": None,
+    "`code` $x$ & </script><script>": 6.0,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_own_comparison(tmp_path_factory.mktemp("own") / "mine")
+
+
+@pytest.fixture(scope="module")
+def comparison(folder: Path) -> Comparison:
+    return read_comparison(folder)
+
+
+@pytest.fixture(scope="module")
+def page(comparison: Comparison) -> str:
+    return render_page(comparison)
+
+
+def rows_of(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """Texts of the table by norm and heading."""
+    columns = columns_of(comparison)
+    headings = [column.heading for column in columns]
+    return {
+        row.label: dict(zip(headings, cells(row, columns), strict=True))
+        for row in summarize(comparison)
+    }
+
+
+def printed(comparison: Comparison, width: int) -> str:
+    stream = StringIO()
+    print_comparison(Console(file=stream, width=width, color_system=None), comparison)
+    return stream.getvalue()
+
+
+def change(folder: Path, **values: Any) -> Path:
+    """Write other values into both files of a comparison."""
+    for name in (RESULTS_FILE, COMPARISON_FILE):
+        written = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps(written | values), encoding="utf-8")
+    return folder
+
+
+def test_the_table_has_what_the_function_returned(comparison: Comparison) -> None:
+    assert rows_of(comparison) == {
+        "ln": {
+            "norm": "ln",
+            "parameters": "1.20M",
+            "accuracy": "0.9123 ± 0.0040",
+            "gap to ln": "–",
+            "valid loss": "0.2877 ± 0.0040",
+            "TID last, %": "–",
+            "TID average, %": "–",
+            "runs": "3 finished",
+        },
+        "bn": {
+            "norm": "bn",
+            "parameters": "1.20M",
+            "accuracy": "0.8941 ± 0.0057 *",
+            "gap to ln": "-0.0182 (-2.0 %)",
+            "valid loss": "0.3059 ± 0.0057 *",
+            "TID last, %": "2.00 / 5.00",
+            "TID average, %": "1.00 / 2.50",
+            "runs": "2 of 3 finished; failed: seed 1",
+        },
+        "pn": {
+            "norm": "pn",
+            "parameters": "1.20M",
+            "accuracy": "0.9198 ± 0.0028 *",
+            "gap to ln": "+0.0095 (+1.0 %)",
+            "valid loss": "0.2802 ± 0.0028 *",
+            "TID last, %": "– / 5.00",
+            "TID average, %": "– / 2.50",
+            "runs": "2 of 3 finished; unfinished: seed 2",
+        },
+    }
+
+
+@pytest.mark.usefixtures("blank_figures")
+@pytest.mark.parametrize(("direction", "best"), [("max", "pn"), ("min", "bn")])
+def test_the_goal_says_which_norm_is_best(tmp_path: Path, direction: str, best: str) -> None:
+    goal = {"metric": "accuracy", "direction": direction}
+    complete = read_comparison(write_own_comparison(tmp_path / "own", lost=(), goal=goal))
+    assert best_rows(summarize(complete), complete.measure) == {best}
+    shaded = re.findall(r'<tr class="best"><th scope="row">(.+?)</th>', render_page(complete))
+    assert shaded == [best]
+    assert ("higher" if direction == "max" else "lower") + " is better" in render_page(complete)
+
+
+def test_a_norm_without_a_number_of_every_seed_is_not_the_best(tmp_path: Path) -> None:
+    """pn is ahead in the two seeds that gave a number."""
+    folder = write_own_comparison(tmp_path / "own", lost=())
+    written = json.loads((folder / RESULTS_FILE).read_text())
+    written["runs"][-1]["metrics"]["accuracy"] = None
+    (folder / RESULTS_FILE).write_text(json.dumps(written))
+    comparison = read_comparison(folder)
+    assert best_rows(summarize(comparison), comparison.measure) == {"ln"}
+    assert rows_of(comparison)["pn"]["accuracy"].endswith(" *")
+    assert "* Not every run gave this number" in printed(comparison, 100)
+
+
+def test_no_gap_without_the_reference(tmp_path: Path) -> None:
+    own = read_comparison(write_own_comparison(tmp_path / "own", norms=("bn", "pn")))
+    assert "gap to ln" not in rows_of(own)["pn"]
+    assert "gap to" not in results_document([own.folder]).partition("###")[2]
+
+
+def test_speeds_stand_where_they_are_known(tmp_path: Path) -> None:
+    folder = write_own_comparison(tmp_path / "own", lost=())
+    written = json.loads((folder / RESULTS_FILE).read_text())
+    for run in written["runs"]:
+        run |= {"steps_per_second": 7.25, "tokens_per_second": 41_000.0, "parameters": None}
+    (folder / RESULTS_FILE).write_text(json.dumps(written))
+    row = rows_of(read_comparison(folder))["pn"]
+    assert (row["steps/s"], row["tokens/s"], row["parameters"]) == ("7.25", "41.0k", "–")
+
+
+def test_every_run_stands_by_itself(comparison: Comparison) -> None:
+    columns = run_columns_of(comparison)
+    failed = next(run for run in comparison.runs if run.status == "failed")
+    texts = dict(zip((one.heading for one in columns), run_cells(failed, columns), strict=True))
+    assert (texts["norm"], texts["seed"], texts["status"]) == ("bn", "1", "failed")
+    assert (texts["accuracy"], texts["valid loss"]) == ("–", "–")
+    assert texts["note"] == "RuntimeError: expected a batch of 2 or more rows"
+    statuses = [(run.name, run.seed, run.shown_status) for run in comparison.runs]
+    assert ("pn", 2, "unfinished") in statuses
+    assert len(statuses) == len(NORMS) * len(SEEDS)
+
+
+def test_nothing_is_said_of_what_only_built_in_tasks_have(
+    comparison: Comparison, page: str
+) -> None:
+    texts = " ".join(text for text in Elements(page).texts if text != STYLE)
+    for text in (texts, printed(comparison, 200), results_document([comparison.folder])):
+        assert not [word for word in FOREIGN if word in text]
+    assert "What the training returned." in texts
+    assert "same model, data and initial weights" not in texts
+    assert "split of the data" not in results_document([comparison.folder])
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_baseline_of_a_task_of_ones_own_is_named(tmp_path: Path) -> None:
+    baselines = [{"name": "majority", "metrics": {"accuracy": 0.31, "valid_loss": None}}]
+    own = read_comparison(write_own_comparison(tmp_path / "own", baselines=baselines))
+    assert rows_of(own)["majority"]["accuracy"] == "0.3100"
+    page = render_page(own)
+    assert "diverged: worse than the baseline majority" in page
+    assert "Dotted: baselines." in page
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_curves_are_of_what_was_logged(comparison: Comparison) -> None:
+    columns = own_columns(comparison)
+    assert columns == ["train_loss", "valid_loss", "accuracy", "gradient_norm"]
+    captions = [drawn.caption for drawn in learning_curves(comparison)]
+    assert captions[2].startswith("The accuracy as the function logged it. One line a seed.")
+
+
+def test_page_has_curves_heat_maps_and_the_function(page: str) -> None:
+    elements = Elements(page)
+    for section in ("results", "curves", "tid", "runs", "columns", "settings"):
+        assert f'<section id="{section}"' in page
+    assert "data" not in [part.get("id") for part in elements.all("section")]
+    # Four curves, four lines over the training, a map of each of two norms and of their seeds.
+    assert page.count("<svg ") == 4 + 4 + 2 * len(SEEDS)
+    assert FUNCTION["sha256"] in elements.texts
+    ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_copies_have_the_same_columns(comparison: Comparison) -> None:
+    rows, columns = summarize(comparison), columns_of(comparison)
+    assert markdown_table(rows, columns).startswith("| norm | parameters | accuracy | gap to ln |")
+    assert "0.9123 $\\pm$ 0.0040" in latex_table(rows, columns)
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_terminal(comparison: Comparison, width: int) -> None:
+    text = printed(comparison, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.startswith("my.module:train ")
+    for column in columns_of(comparison):
+        assert all(word in text.split() for word in column.heading.split()), column.heading
+
+
+def test_results_have_the_paired_test(tmp_path: Path) -> None:
+    text = results_document([write_own_comparison(tmp_path / "own", seeds=(0, 1, 2, 3), lost=())])
+    assert "the measure is the accuracy (higher is better)" in text
+    assert "The function is in module.py (sha256 0123456789ab)." in text
+    (head,) = re.findall(r"^\| norm .*", text, re.MULTILINE)
+    assert head == (
+        "| norm | parameters | accuracy | seeds | gap to ln | p | valid loss | TID last, % | "
+        "TID average, % | runs |"
+    )
+    (row,) = re.findall(r"^\| pn .*", text, re.MULTILINE)
+    assert "| 4 | +0.0095 (+0.0095 to +0.0095) | \\< 0.001 |" in row
+
+
+def test_a_footnote_tells_of_averages_of_fewer_runs(folder: Path) -> None:
+    assert "\n\\* Not every run gave this number" in results_document([folder])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"goal": {"metric": "valid_loss", "direction": "min"}},
+        {"goal": {"metric": "accuracy", "direction": "min"}},
+        {"task": "my.module:other"},
+        {"function": FUNCTION | {"sha256": "f" * 64}},
+    ],
+)
+def test_other_goals_and_functions_stand_by_themselves(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    one = write_own_comparison(tmp_path / "a", seeds=(0, 1), lost=())
+    two = write_own_comparison(tmp_path / "b", seeds=(2, 3), lost=(), **other)
+    assert len(joined(map(read_comparison, (one, two)))) == 2
+
+
+def test_seeds_of_one_function_are_put_together(tmp_path: Path) -> None:
+    """The file may lie elsewhere on another machine."""
+    moved = FUNCTION | {"file": "elsewhere/module.py"}
+    one = write_own_comparison(tmp_path / "a", seeds=(0, 1), lost=())
+    two = write_own_comparison(tmp_path / "b", seeds=(2, 3), lost=(), function=moved)
+    (together,) = joined(map(read_comparison, (one, two)))
+    assert len(together.runs) == 12
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_a_comparison_that_has_only_begun(folder: Path, tmp_path: Path) -> None:
+    """`comparison.json` is there before the first result, and says goal and order of the norms."""
+    begun = shutil.copytree(folder, tmp_path / "begun")
+    (begun / RESULTS_FILE).unlink()
+    comparison = read_comparison(begun)
+    assert comparison.goal == {"metric": "accuracy", "direction": "max"}
+    assert [(run.norm, run.seed) for run in comparison.runs] == [
+        (norm, seed) for norm in NORMS for seed in SEEDS
+    ]
+    assert rows_of(comparison) == rows_of(read_comparison(folder))
+    for run in begun.glob("*-seed*"):
+        shutil.rmtree(run)
+    assert read_comparison(begun).runs == []
+    assert "0 norms, 0 seeds, 0 runs" in write_report(begun).read_text(encoding="utf-8")
+    assert TASK in printed(read_comparison(begun), 80)
+    assert TASK in results_document([begun])
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_runs_alone_name_their_function(folder: Path, tmp_path: Path) -> None:
+    """Which way a metric is better they do not say, so none is taken for the goal."""
+    alone = shutil.copytree(folder, tmp_path / "alone")
+    for name in (RESULTS_FILE, COMPARISON_FILE):
+        (alone / name).unlink()
+    comparison = read_comparison(alone)
+    assert (comparison.task, comparison.placement) == (TASK, "")
+    assert comparison.metric == "valid_loss"
+    assert rows_of(comparison)["ln"]["accuracy"] == "0.9123 ± 0.0040"
+    assert "perplexity" not in render_page(comparison)
+
+
+def test_a_single_run_knows_its_comparison(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = shutil.copytree(folder, tmp_path / "begun")
+    (begun / RESULTS_FILE).unlink()
+    (comparison,) = read_selection([begun / "pn-seed0", begun / "ln-seed0"])
+    assert comparison.metric == "accuracy"
+    assert [run.name for run in comparison.runs] == ["pn", "ln"]
+    # The page of two runs must not replace the comparison's own.
+    monkeypatch.chdir(begun)
+    with pytest.raises(InputError, match="name the file by --out"):
+        write_reports([begun / "pn-seed0", begun / "ln-seed0"])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"goal": {"metric": "accuracy", "direction": "up"}}, "goal.direction is 'up', expected"),
+        ({"goal": {"direction": "max"}}, "goal.metric is missing"),
+        ({"goal": "accuracy"}, "goal is 'accuracy', expected an object"),
+        ({"function": "train"}, "function is 'train', expected an object"),
+        ({"function": {"name": 3}}, "function.name is 3, expected a string"),
+        ({"format": 3}, "format is 3, this version reads 2; a newer version of powernorm wrote"),
+    ],
+)
+@pytest.mark.parametrize("name", [RESULTS_FILE, COMPARISON_FILE])
+def test_damaged_heads_are_named(
+    tmp_path: Path, name: str, values: dict[str, Any], message: str
+) -> None:
+    folder = write_own_comparison(tmp_path / "own", norms=("ln",), seeds=(0,), lost=())
+    change(folder, **values)
+    if name == COMPARISON_FILE:
+        (folder / RESULTS_FILE).unlink()
+    with pytest.raises(InputError, match=re.escape(f"{name}: {message}")):
+        read_comparison(folder)
+
+
+def test_a_goal_must_be_said(tmp_path: Path) -> None:
+    folder = write_own_comparison(tmp_path / "own", norms=("ln",), seeds=(0,), lost=())
+    written = json.loads((folder / RESULTS_FILE).read_text())
+    del written["goal"]
+    (folder / RESULTS_FILE).write_text(json.dumps(written))
+    with pytest.raises(InputError, match="goal is missing"):
+        read_comparison(folder)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """A function that returned and logged what it could, for a norm with a long name."""
+    logged = {name: value for name, value in HOSTILE.items() if name and value is not None}
+    logged |= {f"logged_{number}": 1e-9 * 10**number for number in range(MAX_CURVES)}
+    folder = write_own_comparison(
+        tmp_path_factory.mktemp("hostile") / "own",
+        norms=("ln", "my.module:MyNorm"),
+        seeds=(0, 1),
+        lost=(),
+        metrics=HOSTILE | {f"more_{number}": 1e30 * number for number in range(200)},
+        logged={"layer": 7.0, **logged},
+    )
+    return read_comparison(folder)
+
+
+def test_hostile_names_stay_in_their_cells(hostile: Comparison) -> None:
+    page = render_page(hostile)
+    elements = Elements(page)  # every tag is closed
+    assert not {"b", "script"} & {name for name, _ in elements.found}
+    assert "&lt;b&gt;|x" in page
+    assert "my.module:MyNorm" in elements.texts
+    assert (hostile.folder / "my.module+MyNorm-seed0").is_dir()
+    assert max(map(len, elements.texts), default=0) < 5000
+    text = printed(hostile, 100)
+    assert max(map(len, text.splitlines())) <= 100
+    assert text == printable(text)
+    (head,) = re.findall(r"^\| norm .*", results_document([hostile.folder]), re.MULTILINE)
+    assert r"\<b\>\|x" in head
+    assert len(head) < 500
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_many_metrics_do_not_destroy_the_page(hostile: Comparison) -> None:
+    others = [column for column in columns_of(hostile) if column.key.startswith("metric ")]
+    assert len(others) == MAX_METRICS
+    assert len(run_columns_of(hostile)) < 20
+    num_more = len(hostile.other_metrics) - MAX_METRICS
+    page = render_page(hostile)
+    assert f"{num_more} more metrics" in page
+    assert f"the first 100 of {num_more}." in page
+    assert f"{num_more} more metrics: in results.json" in printed(hostile, 100)
+    assert len(learning_curves(hostile)) == MAX_CURVES
+    assert f"more columns in {METRICS_FILE}" in page
+
+
+def test_metrics_without_a_number_cost_no_run(hostile: Comparison) -> None:
+    """A precision may be undefined where nothing was found; the goal may not."""
+    assert all(run.finished for run in hostile.runs)
+    (row, _) = summarize(hostile)
+    assert "undefined" not in row.metrics
+    assert rows_of(hostile)["ln"]["nothing"] == "–"
+
+
+def test_a_goal_that_is_no_number_is_no_result(tmp_path: Path) -> None:
+    folder = write_own_comparison(tmp_path / "own", lost=())
+    written = json.loads((folder / RESULTS_FILE).read_text())
+    written["runs"][0] |= {"status": "nonfinite", "metrics": {"accuracy": None}}
+    (folder / RESULTS_FILE).write_text(json.dumps(written))
+    assert rows_of(read_comparison(folder))["ln"]["runs"] == "2 of 3 finished; NaN: seed 0"
+
+
+def test_logs_may_have_columns_of_any_name(hostile: Comparison) -> None:
+    """`layer` and `norm` are words in norms.csv only."""
+    last = hostile.runs[0].curve[-1]
+    assert (last["layer"], last["norm"], last[LONG]) == (7.0, 3.0, 2.0)
+
+
+def test_a_picture_of_the_curves(folder: Path, tmp_path: Path) -> None:
+    text = draw_loss_curves(folder, tmp_path / "curves.svg").read_text(encoding="utf-8")
+    assert "<!-- train loss -->" in text
+    assert "<!-- valid loss -->" in text
+    assert "nats" not in text
+
+
+def test_a_built_in_task_may_have_another_goal(comparison_folder: Path) -> None:
+    """Its own words stay, and the column of the goal stands first."""
+    written = json.loads((comparison_folder / RESULTS_FILE).read_text())
+    goal = {"metric": "valid_loss", "direction": "min"}
+    (comparison_folder / RESULTS_FILE).write_text(json.dumps(written | {"format": 2, "goal": goal}))
+    comparison = read_comparison(comparison_folder)
+    headings = [column.heading for column in columns_of(comparison)]
+    assert headings[:4] == ["norm", "parameters", "valid loss", "gap to ln"]
+    assert "test perplexity" in headings
+    assert rows_of(comparison)["unigram"]["test perplexity"] == "910.0"
+    assert comparison.where == "pre-norm"
+
+
+def test_formats_of_a_built_in_comparison_read_alike(comparison_folder: Path) -> None:
+    before = printed(read_comparison(comparison_folder), 120)
+    path = comparison_folder / RESULTS_FILE
+    written = json.loads(path.read_text())
+    goal = {"metric": "test_perplexity", "direction": "min"}
+    path.write_text(json.dumps(written | {"format": 2, "goal": goal}))
+    assert printed(read_comparison(comparison_folder), 120) == before
+    path.write_text(json.dumps(written | {"measure": "accuracy"}))
+    with pytest.raises(InputError, match="measure is 'accuracy', expected one of"):
+        read_comparison(comparison_folder)
+
+
+def test_result_of_a_run_may_lack_its_placement(folder: Path) -> None:
+    result = json.loads((folder / "ln-seed0" / RESULT_FILE).read_text())
+    assert "placement" not in result
+    assert not read_comparison(folder).where

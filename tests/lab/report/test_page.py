@@ -1,0 +1,247 @@
+"""The page: complete, self-contained, escaped, and readable by machines that check it."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lab.report.synthetic import write_comparison
+from powernorm.lab.report import read_comparison, render_page, write_report
+from powernorm.lab.report.figures import learning_curves
+from powernorm.lab.report.markup import VOID_ELEMENTS
+
+HOSTILE = "<script>alert('x')</script>&\"$\\frac{\x1b[2J\ud800"
+
+
+class Elements(HTMLParser):
+    """Elements with their attributes; fails on a tag that closes none or stays open."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID_ELEMENTS:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = write_comparison(tmp_path_factory.mktemp("page") / "demo")
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def elements(page: str) -> Elements:
+    return Elements(page)
+
+
+def test_table_is_there(elements: Elements) -> None:
+    texts = elements.texts
+    for text in ("adanorm", "113.0 ± 1.4", "130.0 *", "+30.00 (+30.0 %)", "2.00 / 5.00", "1.23M"):
+        assert text in texts
+    assert "1 of 2 finished; NaN: seed 1" in texts
+    assert "2 of 10 runs did not finish; they are marked." in " ".join(texts)
+
+
+def test_sections(elements: Elements) -> None:
+    names = [attributes["id"] for attributes in elements.all("section")]
+    assert names == [
+        "results",
+        "curves",
+        "tid",
+        "gradients",
+        "runs",
+        "columns",
+        "data",
+        "settings",
+    ]
+    targets = {attributes["href"] for attributes in elements.all("a")}
+    assert targets == {f"#{name}" for name in names}
+
+
+def test_settings_and_versions(elements: Elements) -> None:
+    for text in ("model.num_features", "128", "versions.torch", "2.13.0", "data", "CC0"):
+        assert text.casefold() in [found.casefold() for found in elements.texts]
+
+
+def test_figures(elements: Elements) -> None:
+    # Two curves, four of TID and the gap, four of gradients, a map for each run of bn, rbn, pn.
+    assert len(elements.all("svg")) == len(elements.all("figure")) == 2 + 5 + 4 + 6
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in elements.all("svg"))
+    assert elements.texts.count("Validation perplexity") == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "unit"),
+    [("lm", "tokens"), ("image", "images"), ("parse", "transitions"), ("lm-char", "bytes")],
+)
+def test_curves_say_what_they_count(tmp_path: Path, task: str, unit: str) -> None:
+    comparison = read_comparison(write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,)))
+    drawn = learning_curves(replace(comparison, task=task))
+    assert drawn
+    for figure in drawn:
+        assert f">{unit}</text>" in figure.svg
+        assert f"against training {unit} for ln" in figure.svg
+
+
+def test_ids_are_unique_and_every_reference_has_its_target(page: str, elements: Elements) -> None:
+    ids = Counter(attributes["id"] for _, attributes in elements.found if "id" in attributes)
+    assert [name for name, number in ids.items() if number > 1] == []
+    references = set(re.findall(r'(?:href="|url\()#([^")]+)', page))
+    assert references <= ids.keys()
+    assert len(references) > 20
+
+
+def test_loads_nothing(page: str, elements: Elements) -> None:
+    assert "://" not in page
+    assert "@import" not in page
+    for tag in ("script", "link", "iframe", "object", "embed", "img", "base", "form"):
+        assert elements.all(tag) == []
+    for _, attributes in elements.found:
+        assert attributes.get("src") is None
+        href = attributes.get("href")
+        assert href is None or href.startswith(("#", "data:image/png;base64,"))
+        assert not any(name.startswith("on") for name in attributes)
+
+
+def test_policy_forbids_what_is_not_there(elements: Elements) -> None:
+    (policy,) = [
+        attributes["content"]
+        for attributes in elements.all("meta")
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def test_every_table_scrolls_in_its_own_box_and_has_a_caption(
+    page: str, elements: Elements
+) -> None:
+    tables = len(elements.all("table"))
+    assert tables == 5
+    assert len(re.findall(r'<div class="scroll"[^>]*><table><caption>', page)) == tables
+    assert len(elements.all("caption")) == tables
+
+
+def test_colours_follow_the_theme(page: str) -> None:
+    svgs = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert "currentColor" in svgs
+    assert "var(--series-0)" in svgs
+    assert "prefers-color-scheme: dark" in page
+    # No placeholder is left, and no text would be black on black.
+    assert "#0102" not in svgs
+    assert all("fill: currentColor" in text for text in re.findall(r"<text [^>]*>", svgs))
+
+
+def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
+    folder = write_comparison(
+        tmp_path / "demo", norms=("ln", "bn"), extra_settings={HOSTILE: {HOSTILE: HOSTILE}}
+    )
+    replacements = {'"bn"': f'"{_json(HOSTILE)}"', "lm_sotu": _json(HOSTILE)}
+    results = folder / "results.json"
+    text = results.read_text(encoding="utf-8").replace("stopped: ", _json(HOSTILE))
+    for old, new in replacements.items():
+        text = text.replace(old, new)
+    results.write_text(text, encoding="utf-8")
+    norms = folder / "bn-pre-seed0" / "norms.csv"
+    layer = HOSTILE.replace('"', '""').replace("\ud800", "")
+    norms.write_text(
+        norms.read_text(encoding="utf-8").replace("model.final_norm", f'"{layer}"'),
+        encoding="utf-8",
+    )
+    page = write_report(folder).read_text(encoding="utf-8")
+    elements = Elements(page)
+    assert elements.all("script") == []
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert not set(page) & {"\x1b", "\ud800"}
+    assert len(elements.all("svg")) == 2 + 5 + 4 + 2
+
+
+def _json(text: str) -> str:
+    import json
+
+    return json.dumps(text)[1:-1]
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_partial_comparison(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,))
+    elements = Elements(write_report(folder).read_text(encoding="utf-8"))
+    # No batch statistics, so no section on them; gradients have all norms.
+    names = [attributes["id"] for attributes in elements.all("section")]
+    assert "tid" not in names
+    assert "gradients" in names
+    assert "1 norm, 1 seed, 1 run." in " ".join(elements.texts)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_comparison_in_which_nothing_finished(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "demo", norms=("bn", "pn"), seeds=(1,))
+    elements = Elements(write_report(folder).read_text(encoding="utf-8"))
+    assert elements.texts.count("diverged: seed 1") == 1
+    assert elements.texts.count("NaN: seed 1") == 1
+    assert len(elements.all("svg")) == 2 + 5 + 4 + 2
+
+
+def test_comparison_before_its_first_run_has_ended(comparison_folder: Path) -> None:
+    comparison = read_comparison(comparison_folder)
+    for run in comparison.runs:
+        for path in (comparison_folder / run.folder).iterdir():
+            path.unlink()
+        (comparison_folder / run.folder).rmdir()
+    results = comparison_folder / "results.json"
+    text = re.sub(r'"runs": \[.*\]', '"runs": []', results.read_text(), flags=re.DOTALL)
+    results.write_text(text, encoding="utf-8")
+    elements = Elements(write_report(comparison_folder).read_text(encoding="utf-8"))
+    assert elements.all("svg") == []
+    assert "unigram" in elements.texts
+
+
+def test_same_files_give_the_same_page(small_folder: Path) -> None:
+    comparison = read_comparison(small_folder)
+    assert render_page(comparison) == render_page(comparison)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_failed_writing_leaves_the_old_report(
+    small_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_report(small_folder)
+    before = path.read_bytes()
+    monkeypatch.setattr("powernorm.lab.report.page.render_page", lambda _: "\ud800")
+    with pytest.raises(UnicodeEncodeError):
+        write_report(small_folder)
+    assert path.read_bytes() == before
+
+
+def test_reading_needs_no_torch(small_folder: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from powernorm.lab.report import write_report; "
+        f"write_report(Path({str(small_folder)!r})); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'lightning', 'matplotlib.pyplot')))"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)

@@ -1,0 +1,270 @@
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+
+from lab.report.study_folders import Row, write_study
+from lab.report.synthetic import write_comparison
+from powernorm.errors import InputError
+from powernorm.lab.report import read_comparison
+from powernorm.lab.report.fluctuation import draw_fluctuation
+from powernorm.lab.report.results_document import BEGIN, END, results_document, write_results
+from powernorm.lab.report.tables import headline
+from powernorm.runs import RESULTS_FILE
+
+PAPER = [
+    {
+        "norm": norm,
+        "placement": "pre",
+        "dataset": "Penn Treebank",
+        "metric": "test_perplexity",
+        "value": value,
+        "source": "Shen et al. 2020, Table 2",
+    }
+    for norm, value in (("ln", 53.2), ("rbn", 47.6), ("pnv", 55.3))
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four seeds, beside a paper's numbers; `results.json` alone, as results are kept."""
+    whole = write_comparison(
+        tmp_path / "whole",
+        norms=("ln", "bn", "rbn"),
+        seeds=(0, 1, 2, 3),
+        extra_settings={"date": "2026-11-22"},
+    )
+    results = json.loads((whole / RESULTS_FILE).read_text())
+    results["paper"] = PAPER
+    results["reduced"] = "A smaller model."
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / RESULTS_FILE).write_text(json.dumps(results))
+    return kept
+
+
+def lines_of(text: str, norm: str) -> list[list[str]]:
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith(f"| {norm} |")]
+    return [[cell.strip("| ") for cell in row] for row in rows]
+
+
+def test_paper_and_measured_side_by_side(folder: Path) -> None:
+    text = results_document([folder])
+    assert "### lm, demo" in text
+    assert "2026-11-22" in text
+    assert "Not as in the paper: A smaller model." in text
+    table, claim = lines_of(text, "rbn")
+    assert table[1] == "47.6 (Shen et al. 2020, Table 2)"
+    # 112, 114, 116, 118 against 100, 102, 104, 106.
+    assert table[2:6] == ["115.0 ± 2.6", "4", "+12.00 (+12.00 to +12.00)", r"\< 0.001"]
+    assert table[6] == "1.00 / 2.50"
+    assert claim[1:3] == ["ln", "test perplexity"]
+    assert claim[3:7] == ["-5.60", "+12.00 (+12.00 to +12.00)", r"\< 0.001", "the opposite"]
+    assert lines_of(text, "pnv") == [
+        ["pnv", "55.3 (Shen et al. 2020, Table 2)", "not run"] + [""] + ["–"] * 3
+    ]
+    assert lines_of(text, "bn")[0][2] == "133.3 ± 3.1; 3 of 4 finished; diverged: seed 1"
+    assert lines_of(text, "unigram (baseline)")[0][2] == "910.0"
+
+
+def test_what_sees_the_future_is_held_against_its_like(tmp_path: Path) -> None:
+    mark = "sees the future"
+    rows = (
+        Row("ln", "ln", [3.0, 3.2, 3.1]),
+        Row("bn", "bn", [3.1, 3.3, 3.2]),
+        Row("ln-future", "ln", [2.0, 2.2, 2.1], remark=mark),
+        Row("bn-future", "bn", [1.9, 2.1, 2.0], remark=mark),
+    )
+    study = {"name": "future", "title": "With and without the causal mask"}
+    text = results_document([write_study(tmp_path / "study", study, rows)])
+    # No command trains a study of the user's own.
+    assert "powernorm compare" not in text
+    assert "### lm, demo, study future\n\nWith and without the causal mask, pre-norm;" in text
+    gaps = {label: lines_of(text, label)[0][4] for label in ("ln", "bn")}
+    gaps |= {row.label: lines_of(text, f"{row.label} ({mark})")[0][4] for row in rows[2:]}
+    assert gaps["ln"] == gaps["ln-future"] == "–"
+    assert gaps["bn"].startswith("+2.34")
+    assert gaps["bn-future"].startswith("-0.78")
+
+
+def test_papers_numbers_beside_marked_runs_and_failed_scores(folder: Path) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    for run in results["runs"]:
+        run["remark"] = "sees the future"
+    results["measure"] = "test_bleu"
+    failed = {"metric": "test_bleu", "value": 0.0}
+    results["paper"] = [record | failed for record in PAPER if record["norm"] == "rbn"]
+    path.write_text(json.dumps(results))
+    text = results_document([folder])
+    (row,) = lines_of(text, "rbn (sees the future)")
+    assert row[1] == "0, failed (Shen et al. 2020, Table 2)"
+    assert "not run" not in text
+
+
+def test_a_baseline_without_the_measure_has_no_row(folder: Path) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    del results["baselines"][0]["metrics"]["test_perplexity"]
+    path.write_text(json.dumps(results))
+    text = results_document([folder])
+    assert not lines_of(text, "unigram (baseline)")
+    assert lines_of(text, "bigram (baseline)")
+
+
+def test_a_papers_decimals_are_those_of_its_column(folder: Path) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    values = {"ln": 77.5, "rbn": 77.21, "pnv": 76.0}
+    results["paper"] = [record | {"value": values[str(record["norm"])]} for record in PAPER]
+    # Of another paper, which prints one.
+    results["paper"] += [PAPER[0] | {"source": "Wang et al. 2022, Table 2", "value": 75.0}]
+    path.write_text(json.dumps(results))
+    text = results_document([folder])
+    papers = "77.50 (Shen et al. 2020, Table 2); 75.0 (Wang et al. 2022, Table 2)"
+    assert lines_of(text, "ln")[0][1] == papers
+    assert lines_of(text, "pnv")[0][1] == "76.00 (Shen et al. 2020, Table 2)"
+
+
+def test_a_page_that_cannot_be_written_or_read(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"page\.md cannot be written"):
+        write_results([folder], tmp_path / "no-folder" / "page.md")
+    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"):
+        write_results([folder], tmp_path)
+    page = tmp_path / "latin.md"
+    page.write_bytes(b"\xe9")
+    with pytest.raises(InputError, match=r"latin\.md cannot be read \(not UTF-8\)"):
+        write_results([folder], page)
+    assert page.read_bytes() == b"\xe9"
+
+
+def test_a_model_with_one_place_for_its_norms_has_no_placement(folder: Path) -> None:
+    results = json.loads((folder / RESULTS_FILE).read_text())
+    assert "`powernorm compare lm --preset demo`, pre-norm;" in results_document([folder])
+    (folder / RESULTS_FILE).write_text(json.dumps(results | {"task": "image"}))
+    assert "`powernorm compare image --preset demo`; the measure" in results_document([folder])
+    assert headline(read_comparison(folder)) == "image · demo"
+
+
+def test_only_the_generated_part_of_a_page_changes(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text("# Results\n\nWords.\n")
+    write_results([folder], page)
+    first = page.read_text()
+    assert first.startswith("# Results\n\nWords.\n\n" + BEGIN)
+    page.write_text(first + "\nMore words.\n")
+    other = tmp_path / "other"
+    other.mkdir()
+    results = json.loads((folder / RESULTS_FILE).read_text())
+    (other / RESULTS_FILE).write_text(json.dumps(results | {"placement": "post"}))
+    write_results([folder, other], page)
+    second = page.read_text()
+    assert second.startswith("# Results\n\nWords.\n\n" + BEGIN)
+    assert second.endswith(f"{END}\n\nMore words.\n")
+    assert second.count("### lm, demo") == 2
+    write_results([folder, other], page)
+    assert page.read_text() == second
+
+
+@pytest.mark.parametrize("text", [BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}\n{BEGIN}\n{END}"])
+def test_a_page_with_half_a_mark_is_left_alone(folder: Path, tmp_path: Path, text: str) -> None:
+    page = tmp_path / "results.md"
+    page.write_text(text)
+    with pytest.raises(InputError, match="expected one of each"):
+        write_results([folder], page)
+    assert page.read_text() == text
+
+
+def test_fluctuation_of_several_runs(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "demo")
+    picture = tmp_path / "figures" / "fluctuation.svg"
+    draw_fluctuation({"A": folder / "bn-pre-seed0", "B": folder / "rbn-pre-seed0"}, picture)
+    text = picture.read_text()
+    assert text.startswith("<?xml")
+    assert text.count("<!-- A -->") == text.count("<!-- B -->") == 1
+
+
+def test_runs_without_batch_statistics_have_no_fluctuation(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "demo")
+    with pytest.raises(InputError, match="no statistics of batches"):
+        draw_fluctuation({"A": folder / "ln-pre-seed0"}, tmp_path / "a.svg")
+    with pytest.raises(InputError, match="is no run"):
+        draw_fluctuation({"A": folder}, tmp_path / "a.svg")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"a\.svg cannot be written"):
+        draw_fluctuation({"A": folder / "bn-pre-seed0"}, tmp_path / "file" / "a.svg")
+
+
+HOSTILE = (
+    '| a ||\n\n| b |\n---\n# c\n- d\r\n<script>e()</script><b onclick="f">g</b> &lt; '
+    "[h](javascript:i) ![j](https://k.l) [m]: n\n`o` ``p`` **q** __r__ _s_ ~~t~~ $u$ https://v.w "
+    "www.x.y <z@a.b> "
+    f"\\\\| {END} {BEGIN} \u2028 \\"
+)
+KEPT = ("status", "placement", "measure", "metric", "folder")
+"""One of a few words, or a folder that has to be inside."""
+
+
+def made_hostile(value: Any, key: str = "") -> Any:
+    """The value with more at the end of every text in it."""
+    if isinstance(value, dict):
+        return {name: made_hostile(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [made_hostile(item, key) for item in value]
+    return value + HOSTILE if isinstance(value, str) and key not in KEPT else value
+
+
+def check_page(text: str, num_sections: int) -> None:
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+    kinds = Counter(token.type for token in tokens)
+    inside = Counter(part.type for token in tokens for part in token.children or ())
+    assert kinds["heading_open"] == num_sections
+    allowed = {"heading", "paragraph", "table", "thead", "tbody", "tr", "th", "td"}
+    assert {kind.rpartition("_")[0] or kind for kind in kinds} <= allowed | {"inline"}
+    assert set(inside) <= {"text", "code_inline", "softbreak", "text_special"}
+    assert kinds["table_open"] == 2 * num_sections
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert kinds["tr_open"] == len(rows) - kinds["table_open"]
+    columns, widths = 0, []
+    for token in tokens:
+        columns = 0 if token.type == "tr_open" else columns + (token.type in ("th_open", "td_open"))
+        widths += [columns] if token.type == "tr_close" else []
+    assert set(widths) == {7, 8}
+    shown = "".join(
+        part.content for token in tokens for part in token.children or () if part.type == "text"
+    )
+    assert "<script>e()</script>" in shown
+    plain = re.sub(r"(`+).*?[^`]\1(?!`)", "", text)
+    assert not re.search(r"[^\\]://|www[^\\]", plain)
+
+
+def test_texts_of_a_file_stay_texts(folder: Path) -> None:
+    """Results come from others, and pages of them are read in a browser."""
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    for run in results["runs"]:
+        run["remark"] = "sees the future"
+    results["paper"][1]["against"] = ["ln"]
+    results["settings"]["machine"] = {"num_cpus": 2, "num_threads": 1, "gpu": "x"}
+    path.write_text(json.dumps(made_hostile(results)))
+    text = results_document([folder])
+    check_page(text, 1)
+    page = folder / "page.md"
+    write_results([folder], page)
+    write_results([folder], page)
+    assert page.read_text().count(f"\n{END}") == 1
+    assert text in page.read_text()
+
+
+@pytest.mark.parametrize("value", ["x", 3, [1], True, None])
+def test_facts_of_another_kind_are_left_out(folder: Path, value: object) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    for key in ("machine", "versions"):
+        results["settings"] |= {"machine": {"num_cpus": 2}, "versions": {}, key: value}
+        path.write_text(json.dumps(results))
+        assert "### lm, demo" in results_document([folder])

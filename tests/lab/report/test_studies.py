@@ -1,0 +1,440 @@
+"""The section of a study, from files alone."""
+
+import json
+import re
+from collections.abc import Sequence
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from lab.report.study_folders import STEPS, Row, write_scales, write_study
+from powernorm.errors import InputError
+from powernorm.lab.report import read_comparison, write_report
+from powernorm.lab.report.drawing import line_style
+from powernorm.lab.report.markup import Markup
+from powernorm.lab.report.studies import study_contents
+from powernorm.lab.report.study_figures import layernorm_parts, lowest_layers
+from powernorm.lab.report.study_panels import Band, Panel, Trace, draw_panels
+from powernorm.lab.report.study_scatters import scales
+from powernorm.lab.report.study_values import Range, metric, over_time, points_of
+from powernorm.runs import METRICS_FILE
+
+SIZES = {"name": "micro-batches", "title": "Sizes", "x_label": "tokens", "logarithmic": True}
+GRID = {"name": "penalties", "title": "Grid", "x_label": "λ of the mean", "y_label": "λ of var"}
+SIZE_ROWS = (
+    Row("ln", "ln", [3.0, 3.1]),
+    Row("bn-64", "bn", [4.0, 4.2], 64.0),
+    Row("bn-128", "bn", [3.5, "diverged"], 128.0),
+    Row("pn-64", "pn", ["nonfinite", "nonfinite"], 64.0),
+    Row("pn-128", "pn", [3.2, 3.3], 128.0),
+)
+
+
+def section(folder: Path) -> str:
+    return "".join(study_contents(read_comparison(folder)))
+
+
+def texts(markup: str) -> list[str]:
+    return [unescape(text).strip() for text in re.findall(r">([^<>]+)<", markup)]
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_old_results_have_no_study(small_folder: Path) -> None:
+    comparison = read_comparison(small_folder)
+    assert comparison.study is None
+    assert comparison.names == ["ln", "bn"]
+    assert 'id="study"' not in write_report(small_folder).read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_runs_are_named_by_their_variants(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SIZES, SIZE_ROWS)
+    comparison = read_comparison(folder)
+    assert comparison.names == [row.label for row in SIZE_ROWS]
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "<h1>Sizes: lm · micro-batches · demo · pre-norm</h1>" in page
+    assert page.index('id="study"') < page.index('id="results"')
+    assert "5 variants, 2 seeds, 10 runs." in page
+    for row in SIZE_ROWS:
+        assert page.count(f">{row.label}</th>") >= 2, "in the results and in the list of runs"
+    assert ">variants.bn-64</th>" in page
+
+
+def test_points_are_means_over_the_finished_seeds(tmp_path: Path) -> None:
+    comparison = read_comparison(write_study(tmp_path / "s", SIZES, SIZE_ROWS))
+    points = {point.name: point for point in points_of(comparison, metric("test_loss"))}
+    assert points["bn-64"].value == Range(pytest.approx(4.1), 4.0, 4.2)
+    assert (points["bn-128"].value, points["bn-128"].lost) == (Range(3.5, 3.5, 3.5), ("diverged",))
+    assert (points["pn-64"].value, points["pn-64"].lost) == (None, ("NaN",))
+    assert points["pn-64"].x == 64
+    assert (points["ln"].x, points["ln"].lost) == (None, ())
+
+
+def test_curves_over_seeds_keep_the_shared_steps(tmp_path: Path) -> None:
+    comparison = read_comparison(write_study(tmp_path / "s", SIZES, SIZE_ROWS))
+    first, second = comparison.runs[:2]
+    found = over_time([first, second], "train_loss")
+    assert found[10] == pytest.approx(3.05 + 0.3)
+    assert list(found) == list(range(10, 110, 10))
+    assert over_time([], "train_loss") == {}
+
+
+def test_micro_batches(tmp_path: Path) -> None:
+    shown = section(write_study(tmp_path / "s", SIZES, SIZE_ROWS))
+    words = texts(shown)
+    assert shown.count("<svg") == 3
+    for word in ("Test perplexity", "Validation perplexity", "tokens", "64", "128", "bn", "pn"):
+        assert word in words
+    assert "After A. Paper 2020, with the model and data of this comparison." in words
+    caption = next(word for word in words if word.startswith("Test perplexity against"))
+    assert "Dotted: ln" in caption
+    assert "A cross on the upper edge" in caption
+    assert "band from the lowest to the highest" in caption
+    assert shown.count("Without a number in the figures: ") == 1
+    assert 'class="alarm"' in shown
+    joined = " ".join(words)
+    for run in ("bn-128, seed 1: diverged", "pn-64, seed 0: NaN", "pn-64, seed 1: NaN"):
+        assert run in joined
+
+
+LAYERS = {"name": "lowest-layers", "title": "Lowest", "x_label": "layers"}
+
+
+def test_lowest_layers(tmp_path: Path) -> None:
+    rows = (
+        Row("ln", "ln", [3.0, 3.2], 0.0),
+        Row("bn-1of2", "bn", [3.1, 3.3], 1.0),
+        Row("bn-2of2", "bn", [3.5, "diverged"], 2.0),
+    )
+    folder = write_study(tmp_path / "s", LAYERS, rows)
+    shown = section(folder)
+    assert shown.count("<svg") == 2
+    words = texts(shown)
+    assert "Validation loss, gap to ln" in words
+    assert "Validation loss, bn minus ln" in words
+    assert any(
+        "BatchNorm in the 2 lowest layers" in word and "seed 1 diverged" in word for word in words
+    )
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Panel]]:
+    """The panels of every figure, which are not drawn."""
+    panels_of: list[Sequence[Panel]] = []
+
+    def draw(panels: Sequence[Panel], **_: object) -> Markup:
+        panels_of.append(panels)
+        return Markup("")
+
+    monkeypatch.setattr("powernorm.lab.report.study_figures.draw_panels", draw)
+    return panels_of
+
+
+def test_gaps_compare_runs_of_one_seed(tmp_path: Path, drawn: list[Sequence[Panel]]) -> None:
+    rows = (Row("ln", "ln", [3.0, 5.0], 0.0), Row("bn-1of1", "bn", [3.1, 5.3], 1.0))
+    comparison = read_comparison(write_study(tmp_path / "s", LAYERS, rows))
+    assert comparison.study is not None
+    lowest_layers(comparison, comparison.study)
+    (gap, tid), (gap_in_time, tid_in_time) = drawn
+    assert gap.bands[0].mean == pytest.approx([0, 0.2])
+    assert (gap.bands[0].low, gap.bands[0].high) == (
+        pytest.approx([0, 0.1]),
+        pytest.approx([0, 0.3]),
+    )
+    assert tid.bands[0].x == [1.0], "LayerNorm has none"
+    assert tid.bands[0].mean == pytest.approx([(3.1 + 5.3) / 2])
+    assert gap_in_time.bands[0].mean == pytest.approx([0.2] * 10)
+    assert tid_in_time.bands[0].mean == pytest.approx([2.0] * 10), "of the last layer, in percent"
+
+
+def test_gap_without_its_reference_leaves_a_cross(
+    tmp_path: Path, drawn: list[Sequence[Panel]]
+) -> None:
+    rows = (
+        Row("ln", "ln", [3.0, "diverged"], 0.0),
+        Row("bn-1of2", "bn", ["nonfinite", 5.3], 1.0),
+        Row("bn-2of2", "bn", [3.5, 5.4], 2.0),
+    )
+    comparison = read_comparison(write_study(tmp_path / "s", LAYERS, rows))
+    assert comparison.study is not None
+    figures = lowest_layers(comparison, comparison.study)
+    gap = drawn[0][0].bands[0]
+    assert gap.x == [0, 2]
+    assert gap.mean == pytest.approx([0, 0.5])
+    assert gap.lost == [0, 1, 2]
+    assert "whose gap is unknown, for ln did not finish with its seed" in figures[0].caption
+    tid = drawn[0][1].bands[0]
+    assert tid.lost == [0, 1], "a TID needs no reference"
+
+
+def test_gap_frames_hold_zero(tmp_path: Path) -> None:
+    rows = (Row("ln", "ln", [3.0], 0.0), Row("bn-1of1", "bn", [9.0], 1.0))
+    shown = section(write_study(tmp_path / "s", LAYERS, rows))
+    assert "Validation loss, bn minus ln" in texts(shown)
+    in_time = shown.partition("Validation loss, bn minus ln")[0].rpartition("<svg")[2]
+    assert {"0", "6"} & set(texts(in_time)) == {"0", "6"}
+
+
+def grid_rows(*losses: float | str) -> Sequence[Row]:
+    places = [(x, y) for x in (0.0, 1.0) for y in (0.0, 10.0)]
+    return [
+        Row("ln", "ln", [3.0]),
+        *(
+            Row(f"rbn-{x:g}-{y:g}", "rbn", [loss], x, y)
+            for (x, y), loss in zip(places, losses, strict=True)
+        ),
+    ]
+
+
+def test_grid(tmp_path: Path) -> None:
+    shown = section(write_study(tmp_path / "s", GRID, grid_rows(3.3, 3.25, "diverged", 3.125)))
+    assert shown.count("<svg") == 3
+    words = texts(shown)
+    for word in (
+        "3.300",
+        "3.250",
+        "3.125",
+        "diverged",
+        "λ of the mean",
+        "λ of var",
+        "0",
+        "1",
+        "10",
+    ):
+        assert word in words
+    assert any(word.endswith("ln beside it: 3.000. Grey: no run finished. An asterisk: not all "
+                             "seeds did.") for word in words)  # fmt: skip
+    assert words.count("6.50") == 1, "the average variance TID in percent"
+
+
+def test_partly_lost_cells_have_an_asterisk(tmp_path: Path) -> None:
+    rows = [Row("rbn-0-0", "rbn", [3.3, "nonfinite"], 0.0, 0.0), Row("b", "rbn", [3.0], 1.0, 0.0)]
+    assert "3.300*" in texts(section(write_study(tmp_path / "s", GRID, rows)))
+
+
+def test_grid_of_lost_runs_shows_them(tmp_path: Path) -> None:
+    shown = section(write_study(tmp_path / "s", GRID, grid_rows(*["nonfinite"] * 4)))
+    assert shown.count("<svg") == 1
+    assert texts(shown).count("NaN") == 4
+
+
+def test_unknown_studies_are_drawn_by_their_shape(tmp_path: Path) -> None:
+    grid = section(
+        write_study(tmp_path / "a", GRID | {"name": "new"}, grid_rows(1.0, 2.0, 3.0, 4.0))
+    )
+    assert "Validation loss" in texts(grid)
+    line = section(write_study(tmp_path / "b", SIZES | {"name": "new"}, SIZE_ROWS))
+    assert "Test perplexity" in texts(line)
+    dots = section(write_study(tmp_path / "c", {"name": "new", "title": "New"}, SIZE_ROWS[:1]))
+    assert "Test perplexity" in texts(dots)
+
+
+PARTS = {"name": "layernorm-parts", "title": "Parts"}
+
+
+def test_lost_runs_are_lines_of_their_own(tmp_path: Path, drawn: list[Sequence[Panel]]) -> None:
+    rows = (
+        Row("ln", "ln", [3.0, 3.2]),
+        Row("detach-both", "detach", [3.4, "diverged"]),
+        Row("none", "none", ["diverged"]),
+    )
+    folder = write_study(tmp_path / "s", PARTS, rows)
+    for name, last in (("none-pre-seed0", "4.3e9"), ("detach-both-pre-seed1", "nan")):
+        path = folder / name / METRICS_FILE
+        lines = path.read_text(encoding="utf-8").splitlines()[:8]
+        cells = lines[-1].split(",")
+        cells[5:7] = last, last
+        path.write_text("\n".join([*lines[:-1], ",".join(cells)]) + "\n", encoding="utf-8")
+    comparison = read_comparison(folder)
+    assert comparison.study is not None
+    caption = layernorm_parts(comparison, comparison.study)[-1].caption
+    assert "band from the lowest to the highest" in caption
+    assert "A cross ends one that broke down" in caption
+    training, _ = drawn[-1]
+    ln, both, none = training.bands
+    assert ln.mean == pytest.approx([3.1 + 3 / step for step in STEPS])
+    assert ln.low == pytest.approx([3.0 + 3 / step for step in STEPS])
+    assert both.mean == pytest.approx([3.4 + 3 / step for step in STEPS]), "no jump"
+    (lost,) = both.traces
+    assert (list(lost.x), lost.lost) == ([10, 20, 30, 40, 50, 60], True)
+    assert list(none.x) == []
+    assert (none.traces[0].x[-1], none.traces[0].y[-1]) == (70, 4.3e9)
+
+
+def test_runs_that_go_on_have_no_cross(tmp_path: Path, drawn: list[Sequence[Panel]]) -> None:
+    rows = (Row("ln", "ln", [3.0, "interrupted"]), Row("none", "none", ["failed"]))
+    comparison = read_comparison(write_study(tmp_path / "s", PARTS, rows))
+    assert comparison.study is not None
+    layernorm_parts(comparison, comparison.study)
+    assert [trace.lost for band in drawn[-1][0].bands for trace in band.traces] == [False, True]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_lost_runs_do_not_set_the_frame(lost: bool) -> None:
+    steps = [1.0, 2.0, 3.0]
+    bands = [
+        Band("ln", 0, steps, [3.0, 2.5, 2.0], [3.0, 2.5, 2.0], [3.0, 2.5, 2.0]),
+        Band("none", 1, [], [], [], [], traces=[Trace(steps, [4.0, 1e9, 4.3e9], lost=lost)]),
+    ]
+    svg = draw_panels([Panel("t", "y", bands)], x_label="x", prefix="p", description="d")
+    words = texts(svg)
+    assert {"2.0", "3.0", "ln", "none"} <= set(words)
+    assert not any("e9" in word for word in words)
+
+
+def test_no_frame_without_a_number(tmp_path: Path) -> None:
+    rows = (Row("ln", "ln", ["diverged"]), Row("none", "none", ["nonfinite"]))
+    words = texts(section(write_study(tmp_path / "s", PARTS, rows)))
+    assert "Test perplexity" not in words
+    assert "Training loss" in words
+
+
+def test_logarithmic_axes_are_said(tmp_path: Path) -> None:
+    far = [Row("bn-64", "bn", [8.0], 64.0), Row("bn-128", "bn", [3.0], 128.0)]
+    near = [Row("bn-64", "bn", [3.1], 64.0), Row("bn-128", "bn", [3.0], 128.0)]
+    captions = [
+        next(word for word in texts(shown) if word.startswith("Test perplexity against"))
+        for shown in (
+            section(write_study(tmp_path / "far", SIZES, far)),
+            section(write_study(tmp_path / "near", SIZES, near)),
+        )
+    ]
+    assert ["logarithmic" in caption for caption in captions] == [True, False]
+
+
+def test_layernorm_parts(tmp_path: Path) -> None:
+    rows = (
+        Row("ln", "ln", [3.0, 3.1]),
+        Row("detach-both", "detach", [3.4, "diverged"]),
+        Row("none", "none", ["nonfinite", "diverged"]),
+    )
+    shown = section(write_study(tmp_path / "s", PARTS, rows))
+    words = texts(shown)
+    assert shown.count("<svg") == 3
+    for word in ("Do γ and β overfit?", "training loss", "validation loss", "NaN/diverged"):
+        assert word in words
+    assert "diverged (some seeds)" in words
+
+
+def test_scales(tmp_path: Path) -> None:
+    study = {"name": "scales", "title": "Scales"}
+    rows = (Row("pn", "pn", [3.0]), Row("bn", "bn", [3.0]))
+    folder = write_study(tmp_path / "s", study, rows)
+    deviation = [2.0, 1.0, 1.0]
+    write_scales(
+        folder / "pn-pre-seed0",
+        [
+            {"layer": f"layers.{layer}.norm", "weight": weight, "deviation": deviation}
+            for layer, weight in enumerate(([1.0, -2.0, 0.0], [1.0, 0.5, 1.0]))
+        ],
+    )
+    shown = section(folder)
+    assert shown.count("<svg") == 1
+    words = texts(shown)
+    caption = next(word for word in words if word.startswith("pn, seed 0"))
+    assert "80.00 % of the features" in caption
+    assert "1 features whose γ or deviation is 0 are left out." in caption
+
+
+LEMMA = "by Lemma 2 of Shen et al. 2020 makes the loss smoother with PowerNormV"
+
+
+def test_words_of_scales_are_those_of_the_norm(tmp_path: Path) -> None:
+    norms = ("pnv", "pn", "bn", "rbn", "mabn")
+    rows = [Row(norm, norm, [3.0]) for norm in norms]
+    folder = write_study(tmp_path / "s", {"name": "scales", "title": "S"}, rows)
+    for norm in norms:
+        (folder / f"{norm}-pre-seed0" / "norms.csv").unlink()
+        write_scales(
+            folder / f"{norm}-pre-seed0",
+            [{"layer": "norm", "weight": [1.0, 3.0], "deviation": [2.0, 1.5]}],
+        )
+    comparison = read_comparison(folder)
+    assert comparison.study is not None
+    captions = [figure.caption for figure in scales(comparison, comparison.study)]
+    assert ["|γ| ≤ ψ_B" in caption for caption in captions] == [True, True, False, False, True]
+    assert ["|γ| ≤ σ_B" in caption for caption in captions] == [False, False, True, True, False]
+    assert [LEMMA in caption for caption in captions] == [True, False, False, False, False]
+    assert all("Of " not in caption for caption in captions)
+
+
+def test_deep_models_show_some_of_their_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Row("pn", "pn", [3.0])]
+    folder = write_study(tmp_path / "s", {"name": "scales", "title": "S"}, rows)
+    write_scales(
+        folder / "pn-pre-seed0",
+        [
+            {"layer": f"layers.{i}.x", "weight": [1.0], "deviation": [2.0 if i < 50 else 0.5]}
+            for i in range(97)
+        ],
+    )
+    titles: list[str] = []
+    monkeypatch.setattr(
+        "powernorm.lab.report.study_scatters._draw_layer",
+        lambda _axes, layer, _name: titles.append(layer["layer"]),
+    )
+    comparison = read_comparison(folder)
+    assert comparison.study is not None
+    (figure,) = scales(comparison, comparison.study)
+    assert len(titles) == 12
+    assert len(set(titles)) == 12
+    assert (titles[0], titles[-1]) == ("layers.0.x", "layers.96.x")
+    assert "Of 97 layers 12 are drawn" in figure.caption
+    assert "51.55 % of the features" in figure.caption
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_study_without_results_is_known_by_its_runs(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SIZES, SIZE_ROWS[:2])
+    (folder / "results.json").unlink()
+    assert read_comparison(folder).study is None, "older runs do not say"
+    run = folder / "bn-64-pre-seed1"
+    study = {"x_label": "tokens", "logarithmic": True, "source": "A. Paper 2020"} | SIZES
+    path = run / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"study": study}), encoding="utf-8")
+    (run / "config.json").write_text(json.dumps({"task": "lm", "data": {"batch_size": 3}}))
+    found = read_comparison(folder)
+    assert (found.study, found.settings_of) == (study, run.name)
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "<h1>Sizes: lm · micro-batches" in page
+    assert "Configuration of the run bn-64-pre-seed1" in page
+    assert "Configuration of the comparison" not in page
+
+
+def test_damaged_scales_are_named(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", {"name": "scales", "title": "S"}, [Row("a", "pn", [1.0])])
+    write_scales(folder / "a-pre-seed0", [{"layer": "x", "weight": [1.0, "no"], "deviation": []}])
+    with pytest.raises(InputError, match=r"scales.json: layers\[0\].weight\[1\] is 'no'"):
+        write_report(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("study", 3, "study is 3, expected an object"),
+        ("study", {"name": "x"}, "study.title is missing"),
+    ],
+)
+def test_damaged_studies_are_named(tmp_path: Path, key: str, value: object, message: str) -> None:
+    folder = write_study(tmp_path / "s", SIZES, SIZE_ROWS)
+    path = folder / "results.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(InputError, match=message):
+        read_comparison(folder)
+
+
+def test_runs_that_go_on_have_their_label(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SIZES, SIZE_ROWS[:2])
+    run = folder / "bn-2of2-pre-seed3"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"norm": "bn", "label": "bn-2of2"}))
+    found = read_comparison(folder).runs[-1]
+    assert (found.norm, found.name, found.status) == ("bn", "bn-2of2", "unfinished")
+    assert "bn-2of2, seed 3: unfinished" in " ".join(texts(section(folder)))
+
+
+def test_thirty_two_lines_look_different() -> None:
+    assert len({line_style(index) for index in range(32)}) == 32

@@ -1,0 +1,49 @@
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from powernorm.lab.report import print_comparison, read_comparison
+from powernorm.lab.report.columns import COLUMNS
+
+
+def printed(folder: Path, width: int, *, terminal: bool = False) -> str:
+    stream = StringIO()
+    console = Console(file=stream, width=width, force_terminal=terminal, color_system=None)
+    print_comparison(console, read_comparison(folder))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_no_column_is_lost(comparison_folder: Path, width: int) -> None:
+    text = printed(comparison_folder, width)
+    assert max(map(len, text.splitlines())) <= width
+    words = text.split()
+    for column in COLUMNS:
+        assert all(word in words for word in column.heading.split()), column.heading
+    for word in ("adanorm", "unigram", "240.0", "42.2k", "diverged:", "NaN:", "1.23M"):
+        assert word in words
+
+
+def test_one_line_a_norm_where_there_is_room(comparison_folder: Path) -> None:
+    lines = printed(comparison_folder, 200).splitlines()
+    (line,) = [line for line in lines if line.startswith("│ bn ")]
+    assert "1 of 2 finished; diverged: seed 1" in line
+    assert "2.00 / 5.00" in line
+
+
+def test_no_control_characters_without_a_terminal(comparison_folder: Path) -> None:
+    text = printed(comparison_folder, 80)
+    assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_names_are_not_taken_for_markup(comparison_folder: Path) -> None:
+    results = comparison_folder / "results.json"
+    results.write_text(results.read_text().replace('"adanorm"', '"[red]a[/x]\\u001b[2J"'))
+    text = printed(comparison_folder, 200)
+    assert "[red]a[/x]\N{REPLACEMENT CHARACTER}[2J" in text
+
+
+def test_footnote_where_an_average_is_partial(comparison_folder: Path) -> None:
+    assert "* Not every run gave this number" in printed(comparison_folder, 80)

@@ -1,0 +1,29 @@
+import pytest
+
+from powernorm.lab.training import throughput
+from powernorm.lab.training.throughput import NUM_SKIPPED_BATCHES, Throughput
+
+
+def test_only_training_time_after_the_start_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(throughput, "_now", lambda: now)
+    meter = Throughput()
+
+    def train(num_batches: int, seconds: float) -> None:
+        nonlocal now
+        for _ in range(num_batches):
+            meter.begin_batch()
+            now += seconds
+            meter.end_batch(100)
+
+    assert meter.tokens_per_second is None
+    train(NUM_SKIPPED_BATCHES, 50.0)  # the slow start
+    train(4, 2.0)
+    meter.pause()
+    meter.pause()
+    now += 1000.0  # a validation
+    train(4, 3.0)
+    meter.pause()
+    assert meter.tokens == 800
+    assert meter.seconds == pytest.approx(4 * 2.0 + 4 * 3.0)
+    assert meter.tokens_per_second == pytest.approx(40.0)
