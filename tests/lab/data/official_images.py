@@ -109,10 +109,27 @@ def write_cifar(folder: Path, contents: dict[str, bytes] | None = None) -> Path:
     return folder
 
 
-def write_archive(path: Path, contents: dict[str, bytes] | None = None, mode: str = "w:gz") -> Path:
+def binary_cifar(num_images: int = 2) -> dict[str, bytes]:
+    """The same images and labels in the binary version."""
+    contents = {}
+    for seed, name in enumerate(CIFAR_FILES[:-1]):
+        generator = torch.Generator().manual_seed(seed)
+        pixels = torch.randint(256, (num_images, 3072), generator=generator).to(torch.uint8)
+        labels = [bytes([(seed + number) % 10]) for number in range(num_images)]
+        rows = (bytes(row.tolist()) for row in pixels)
+        contents[f"{name}.bin"] = b"".join(a + b for a, b in zip(labels, rows, strict=True))
+    return contents | {"batches.meta.txt": b"\n".join(CLASS_NAMES) + b"\n\n"}
+
+
+def write_archive(
+    path: Path,
+    contents: dict[str, bytes] | None = None,
+    mode: str = "w:gz",
+    folder: str = "cifar-10-batches-py",
+) -> Path:
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
         for name, content in (contents or cifar_contents()).items():
-            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            member = tarfile.TarInfo(f"{folder}/{name}")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return path

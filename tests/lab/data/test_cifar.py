@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from official_images import (
     CIFAR_FILES,
     CLASS_NAMES,
+    binary_cifar,
     cifar_contents,
     pickled,
     write_archive,
@@ -150,3 +151,49 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path, data: st.DataObject) 
 @given(data=st.data())
 def test_thousands_of_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
     _mutations(tmp_path, data)
+
+
+@pytest.mark.parametrize("given_as", ["folder", "parent", "archive", "folder of the archive"])
+def test_the_binary_version_has_the_same_images(tmp_path: Path, given_as: str) -> None:
+    name, contents = "cifar-10-batches-bin", binary_cifar()
+    if given_as.endswith("archive"):
+        path = write_archive(tmp_path / "cifar-10-binary.tar.gz", contents, folder=name)
+        path = path if given_as == "archive" else tmp_path
+    else:
+        folder = write_cifar(tmp_path / name, contents)
+        path = folder if given_as == "folder" else tmp_path
+    train, test, names = read_cifar(path)
+    own_train, own_test, own_names = read_cifar(write_cifar(tmp_path / "other" / FOLDER))
+    assert torch.equal(train.pixels, own_train.pixels)
+    assert torch.equal(train.labels, own_train.labels)
+    assert torch.equal(test.pixels, own_test.pixels)
+    assert names == own_names
+
+
+def test_without_a_choice_no_pickle_is_read(tmp_path: Path) -> None:
+    write_cifar(tmp_path / FOLDER, cifar_contents() | {"test_batch": b"damaged"})
+    write_cifar(tmp_path / "cifar-10-batches-bin", binary_cifar())
+    assert len(read_cifar(tmp_path)[1].labels) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data_batch_2.bin", b"", "has 0 bytes, expected 3073 for each image"),
+        ("data_batch_2.bin", bytes(3073 + 5), "has 3078 bytes, expected 3073"),
+        ("test_batch.bin", bytes(3073) + b"\x0a" + bytes(3072), "label 2 is 10, expected 0 to 9"),
+        ("batches.meta.txt", b"one\ntwo\n", "has 2 names, expected one a line for 10"),
+    ],
+)
+def test_a_damaged_binary_file_is_named(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    folder = write_cifar(tmp_path / "cifar-10-batches-bin", binary_cifar() | {name: content})
+    with pytest.raises(InputError, match=message) as caught:
+        read_cifar(folder)
+    assert name in str(caught.value)
+    (folder / name).unlink()
+    with pytest.raises(
+        InputError, match=rf"{name} cannot be read .* files of cifar-10-batches-bin"
+    ):
+        read_cifar(folder)

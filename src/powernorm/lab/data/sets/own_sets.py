@@ -145,8 +145,8 @@ OWN_SETS: Final = (
         summary="small colour images, 10 classes (Krizhevsky 2009)",
         amount="50,000 + 10,000 images",
         licence="none stated, free to use with citation",
-        source="cs.toronto.edu/~kriz/cifar.html, for Python",
-        usage="--data cifar-10-batches-py, the folder, or --data cifar-10-python.tar.gz",
+        source="cs.toronto.edu/~kriz/cifar.html, in binary or for Python",
+        usage="--data cifar-10-batches-bin or cifar-10-batches-py, folders, or an archive of one",
     ),
 )
 """In the order in which they are shown."""
