@@ -4,6 +4,9 @@ A row is a class, counted from 1, and one or more texts (title and content) in q
 where `""` stands for one of them and `\n` for the end of a line; a row may also go over several
 lines. `classes.txt`, a class a line, names the classes. Files of any size are gone through row by
 row.
+
+A first row with `label` and `sentence` (or `text`), or with the names in `columns.Columns`, is a
+header: then classes are what their column says, and the other columns are passed over.
 """
 
 import csv
@@ -17,12 +20,14 @@ from powernorm.errors import InputError
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.lines import read_lines
 from powernorm.lab.data.readers import USER_LICENCE
+from powernorm.lab.tasks.classify.columns import Columns, Places
 from powernorm.lab.tasks.classify.labeled_texts import (
     LabelledText,
     LabelledTexts,
     Read,
     with_drawn_valid,
 )
+from powernorm.lab.tasks.classify.tables import divided_texts
 
 CSV_FILES: Final[dict[Split, str]] = {
     "train": "train.csv",
@@ -37,7 +42,7 @@ _WHOLE_CELL: Final = re.compile(r'(?:"[^"]*(?:""[^"]*)*"|(?!")[^,\r\n]*),')
 """As Python's strict reader takes one, with the comma that ends it."""
 
 
-def read_csv(folder: Path) -> LabelledTexts:
+def read_csv(folder: Path, columns: Columns) -> LabelledTexts:
     """Read `train.csv` and `test.csv`; without a `valid.csv` that split is drawn out of train.
 
     Raises:
@@ -49,11 +54,12 @@ def read_csv(folder: Path) -> LabelledTexts:
                 f"{folder} has no {CSV_FILES[split]}: expected train.csv and test.csv."
             )
     names = _class_names(folder / CLASSES)
-    train, test = (partial(_rows, folder / CSV_FILES[split], names) for split in ("train", "test"))
+    read = partial(_rows, names=names, columns=columns)
+    train, test = (partial(read, folder / CSV_FILES[split]) for split in ("train", "test"))
     splits: dict[Split, Read] = with_drawn_valid(train, test)
     valid = folder / CSV_FILES["valid"]
     if valid.exists():
-        splits = {"train": train, "valid": partial(_rows, valid, names), "test": test}
+        splits = {"train": train, "valid": partial(read, valid), "test": test}
     return LabelledTexts(folder.resolve().name, str(folder), USER_LICENCE, splits, names)
 
 
@@ -129,10 +135,29 @@ def _damaged_cell(row: str, first: int) -> tuple[int, int, bool]:
     return first + row.count("\n", 0, place), column, row.startswith('"', place)
 
 
-def _rows(path: Path, names: tuple[str, ...] | None) -> Iterator[LabelledText]:
-    for line, row in csv_rows(path):
-        label = _label(row[0], names, f"{path}, line {line}, column 1")
-        text = " ".join(row[1:]).replace("\\n", " ").replace("\n", " ")
+def read_csv_file(path: Path, columns: Columns) -> LabelledTexts:
+    """Read one file and divide it at random in the proportions of RT.
+
+    Raises:
+        InputError: it is damaged, or has too few rows.
+    """
+    return divided_texts(path, _rows(path, None, columns))
+
+
+def _rows(path: Path, names: tuple[str, ...] | None, columns: Columns) -> Iterator[LabelledText]:
+    places: Places | None = None
+    for number, (line, row) in enumerate(csv_rows(path)):
+        if number == 0 and (places := columns.found_in(row, path)) is not None:
+            continue
+        if places is None:
+            label = _label(row[0], names, f"{path}, line {line}, column 1")
+            text = " ".join(row[1:])
+        else:
+            label, text = row[places.label].strip(), places.text(row)
+        if not label:
+            column = 1 if places is None else places.label + 1
+            raise InputError(f"{path}, line {line}, column {column}: no class; expected its name")
+        text = text.replace("\\n", " ").replace("\n", " ")
         yield LabelledText(label, text, path, line)
 
 

@@ -7,7 +7,14 @@ from pydantic import Field
 from powernorm.lab.models.choices import Initialization, Pooling
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.model import TransformerSettings
-from powernorm.lab.settings.section import FractionBelowOne, Positive, is_default, refuse, section
+from powernorm.lab.settings.section import (
+    FractionBelowOne,
+    Names,
+    Positive,
+    is_default,
+    refuse,
+    section,
+)
 from powernorm.lab.settings.training import SmoothedTrainingSettings
 from powernorm.lab.tasks.text_settings import SequenceDataSettings
 
@@ -22,6 +29,11 @@ class ClassificationDataSettings(SequenceDataSettings):
     """Positions of a micro-batch, in place of a number of texts."""
     max_examples: Positive | None = None
     """Only about so many training texts, evenly spaced; none is all."""
+
+    label_column: str | None = None
+    """Of a table of your own with a header, the column with the class; none is `label`."""
+    text_columns: Names = ()
+    """Of such a table, the columns with the text; none is `sentence` or `text`."""
 
     def __post_init__(self) -> None:
         if self.batch_tokens is None:

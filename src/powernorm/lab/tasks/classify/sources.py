@@ -8,7 +8,8 @@ from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.lab.data.fetching import fetched
-from powernorm.lab.tasks.classify.csv_files import CSV_FILES, csv_rows, read_csv
+from powernorm.lab.tasks.classify.columns import Columns
+from powernorm.lab.tasks.classify.csv_files import CSV_FILES, csv_rows, read_csv, read_csv_file
 from powernorm.lab.tasks.classify.labeled_texts import (
     LabelledText,
     LabelledTexts,
@@ -35,6 +36,7 @@ _FETCHED_COLUMNS: Final = ["text", "label", "source"]
 _FETCHED_TEST: Final = 0.2
 _FETCHED_VALID: Final = 0.3 * (1 - _FETCHED_TEST)
 """Of all reviews; of those that are not test it is 30 %, as in Wang et al. 2022."""
+_COLUMN_KEYS: Final = "data.label_column and data.text_columns"
 _EXPECTED: Final = (
     "expected rt-polarity.pos and rt-polarity.neg (RT), trees/train.txt (SST-5), "
     "train/pos, train/neg, test/pos and test/neg (IMDB), train.csv and test.csv (Yelp, DBPedia, "
@@ -42,7 +44,7 @@ _EXPECTED: Final = (
 )
 
 
-def load_texts(source: str | None) -> LabelledTexts:
+def load_texts(source: str | None, columns: Columns = Columns()) -> LabelledTexts:  # noqa: B008
     """Return the texts that a configuration names.
 
     - `rt`: four fifths of Pang and Lee's sentences of film reviews, embedded; 6,888 / 771 / 871 at
@@ -53,23 +55,27 @@ def load_texts(source: str | None) -> LabelledTexts:
     - the Stanford Sentiment Treebank: a folder with `train.txt`, `dev.txt` and `test.txt` of
       trees, or the folder that has it as `trees`
     - `aclImdb`, or the folder that has it; valid is drawn out of train
-    - a folder with `train.csv` and `test.csv` of Zhang et al. 2015; likewise
+    - a folder with `train.csv` and `test.csv` of Zhang et al. 2015, or with a header; likewise; or
+      one such file with a header, which is divided as `rt`
     - a folder with tables `train.tsv`, `test.tsv` and perhaps `dev.tsv` or `valid.tsv` (or the same
       with `.txt`); or one table, which is divided as `rt`
 
     Args:
         source: one of these; None is `rt`. (Write `./rt` for a path of that name.)
+        columns: of tables with a header, which are class and text.
 
     Raises:
         InputError: there are no such texts. Damage inside the files is found when they are gone
             through.
     """
     name = DEFAULT if source is None else source
+    if columns.are_given and (name in TEXT_SETS or not _is_table(Path(name))):
+        raise InputError(f"{name} is no table of your own: leave out {_COLUMN_KEYS}")
     if name == DEFAULT:
         return _embedded()
     if name == FETCHED:
         return read_fetched(fetched(FETCHED) / _FETCHED_FILE)
-    return _read(Path(name))
+    return _read(Path(name), columns)
 
 
 def _embedded() -> LabelledTexts:
@@ -124,16 +130,17 @@ def _fetched_rows(path: Path) -> Iterator[LabelledText]:
         header = False
 
 
-def _read(path: Path) -> LabelledTexts:
+def _read(path: Path, columns: Columns) -> LabelledTexts:
     if path.is_file():
-        return read_table(path)
+        read = read_csv_file if path.suffix.lower() == ".csv" else read_table
+        return read(path, columns)
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give the name of a set ({', '.join(TEXT_SETS)}), a file, or a "
             f"folder; {_EXPECTED}."
         )
     for folder in (path, path / "rt-polaritydata", path / "trees", path / "aclImdb"):
-        found = _read_folder(folder) if folder.is_dir() else None
+        found = _read_folder(folder, columns) if folder.is_dir() else None
         if found is not None:
             return found
     # Only here: a whole set of another kind may have such folders beside it.
@@ -142,17 +149,23 @@ def _read(path: Path) -> LabelledTexts:
     raise InputError(f"{path} holds no texts with classes: {_EXPECTED}.")
 
 
-def _read_folder(folder: Path) -> LabelledTexts | None:
+def _is_table(path: Path) -> bool:
+    """Return whether a path is a file, a folder with tables or nothing, which is said later."""
+    has_csv = (path / CSV_FILES["train"]).exists()
+    return not path.is_dir() or has_csv or table_file(path, "train") is not None
+
+
+def _read_folder(folder: Path, columns: Columns) -> LabelledTexts | None:
     """Return what a folder holds, by the names of its files; None where they say nothing."""
     if any((folder / name).exists() for name in RT_FILES.values()):
         return read_rt(folder)
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         return read_imdb(folder)
     if (folder / CSV_FILES["train"]).exists():
-        return read_csv(folder)
+        return read_csv(folder, columns)
     if _holds_trees(folder):
         return read_trees(folder)
-    return read_tables(folder) if table_file(folder, "train") is not None else None
+    return read_tables(folder, columns) if table_file(folder, "train") is not None else None
 
 
 def _holds_trees(folder: Path) -> bool:

@@ -1,10 +1,10 @@
 """Tables of texts: a line each, class and text with a tab between them.
 
 A first line with `label` and `sentence` (or `text`) names the columns, in either order, and there
-may be others; without one a line is class, tab, text.
+may be others, or those that `columns.Columns` names; without one a line is class, tab, text.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -13,6 +13,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.lines import read_lines
 from powernorm.lab.data.readers import USER_LICENCE
+from powernorm.lab.tasks.classify.columns import Columns, Places
 from powernorm.lab.tasks.classify.labeled_texts import (
     LEAST,
     LabelledText,
@@ -27,7 +28,6 @@ TABLE_NAMES: Final[dict[Split, tuple[str, ...]]] = {
     "valid": ("valid.tsv", "dev.tsv", "valid.txt", "dev.txt"),
     "test": ("test.tsv", "test.txt"),
 }
-_TEXT_COLUMNS: Final = ("sentence", "text")
 
 
 def table_file(folder: Path, split: Split) -> Path | None:
@@ -43,7 +43,7 @@ def table_file(folder: Path, split: Split) -> Path | None:
     return found[0] if found else None
 
 
-def read_tables(folder: Path) -> LabelledTexts:
+def read_tables(folder: Path, columns: Columns) -> LabelledTexts:
     """Read a table for each split; without one for valid, that is drawn out of train.
 
     Raises:
@@ -57,34 +57,44 @@ def read_tables(folder: Path) -> LabelledTexts:
             f"{folder} has no {missing} split: expected {' or '.join(TABLE_NAMES[missing])} "
             "beside the others."
         )
-    splits: dict[Split, Read] = with_drawn_valid(partial(_rows, train), partial(_rows, test))
+    read_train, read_test = partial(_rows, train, columns), partial(_rows, test, columns)
+    splits: dict[Split, Read] = with_drawn_valid(read_train, read_test)
     if valid is not None:
-        splits = {"train": partial(_rows, train), "valid": partial(_rows, valid)}
-        splits["test"] = partial(_rows, test)
+        read_valid = partial(_rows, valid, columns)
+        splits = {"train": read_train, "valid": read_valid, "test": read_test}
     return LabelledTexts(folder.resolve().name, str(folder), USER_LICENCE, splits)
 
 
-def read_table(path: Path) -> LabelledTexts:
+def read_table(path: Path, columns: Columns) -> LabelledTexts:
     """Read one table and divide it at random in the proportions of RT.
 
     Raises:
         InputError: it is damaged, or has too few lines.
     """
-    rows = list(_rows(path))
-    if len(rows) < LEAST:
+    return divided_texts(path, _rows(path, columns))
+
+
+def divided_texts(path: Path, rows: Iterable[LabelledText]) -> LabelledTexts:
+    """Return the texts of one file, divided at random in the proportions of RT.
+
+    Raises:
+        InputError: there are too few.
+    """
+    texts = list(rows)
+    if len(texts) < LEAST:
         raise InputError(
-            f"{path} has {len(rows)} texts: at least {LEAST} are needed to set some aside for "
+            f"{path} has {len(texts)} texts: at least {LEAST} are needed to set some aside for "
             "validation and test."
         )
-    return LabelledTexts(path.stem, str(path), USER_LICENCE, shuffled_parts(rows))
+    return LabelledTexts(path.stem, str(path), USER_LICENCE, shuffled_parts(texts))
 
 
-def _rows(path: Path) -> Iterator[LabelledText]:
-    num_columns, label_at, text_at = 2, 0, 1
+def _rows(path: Path, columns: Columns) -> Iterator[LabelledText]:
+    num_columns, places = 2, Places(0, (1,))
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t")
-        if number == 1 and (found := _header(cells)) is not None:
-            num_columns, (label_at, text_at) = len(cells), found
+        if number == 1 and (found := columns.found_in(cells, path)) is not None:
+            num_columns, places = len(cells), found
             continue
         if not line.strip():
             continue
@@ -93,18 +103,9 @@ def _rows(path: Path) -> Iterator[LabelledText]:
                 f"{path}, line {number}: {len(cells)} columns; expected {num_columns} with tabs "
                 "between them, a class and a text."
             )
-        label = cells[label_at].strip()
+        label = cells[places.label].strip()
         if not label:
             raise InputError(
-                f"{path}, line {number}, column {label_at + 1}: no class; expected its name."
+                f"{path}, line {number}, column {places.label + 1}: no class; expected its name."
             )
-        yield LabelledText(label, cells[text_at], path, number)
-
-
-def _header(cells: list[str]) -> tuple[int, int] | None:
-    """Return which columns are class and text, None where the line does not say so."""
-    names = [cell.strip().lower() for cell in cells]
-    texts = [name for name in _TEXT_COLUMNS if name in names]
-    if "label" not in names or not texts:
-        return None
-    return names.index("label"), names.index(texts[0])
+        yield LabelledText(label, places.text(cells), path, number)

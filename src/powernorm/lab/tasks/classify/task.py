@@ -11,6 +11,7 @@ from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.classify.baselines import text_baselines
 from powernorm.lab.tasks.classify.batches import EvaluationTexts, TrainingTexts
+from powernorm.lab.tasks.classify.columns import Columns
 from powernorm.lab.tasks.classify.encoded_texts import (
     EncodedTexts,
     encode_texts,
@@ -70,6 +71,10 @@ class ClassifiedTextData(RunData[ClassificationSettings]):
         return {"accuracy": 100 * float(accuracy.compute())}
 
 
+def _columns(config: ClassificationSettings) -> Columns:
+    return Columns(config.data.label_column, config.data.text_columns)
+
+
 class ClassificationTask(Task[EncodedTexts, ClassificationSettings]):
     """Tell the class of a text; the best checkpoint is that of the highest valid accuracy."""
 
@@ -80,7 +85,7 @@ class ClassificationTask(Task[EncodedTexts, ClassificationSettings]):
     def encode(self, config: ClassificationSettings) -> EncodedTexts:
         """Read the texts and number their words and classes."""
         return encode_texts(
-            load_texts(config.data.path),
+            load_texts(config.data.path, _columns(config)),
             vocabulary_size=config.data.vocabulary_size,
             max_length=config.data.sequence_length,
             max_examples=config.data.max_examples,
@@ -89,8 +94,8 @@ class ClassificationTask(Task[EncodedTexts, ClassificationSettings]):
     def encode_by(self, source: str, config: ClassificationSettings) -> EncodedTexts:
         """Read `source` with the words and classes of `data.path`."""
         return encode_texts_by(
-            load_texts(source),
-            load_texts(config.data.path),
+            load_texts(source, _columns(config)),
+            load_texts(config.data.path, _columns(config)),
             vocabulary_size=config.data.vocabulary_size,
             max_length=config.data.sequence_length,
         )
