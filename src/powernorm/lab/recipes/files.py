@@ -265,5 +265,5 @@ def _load(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror}): give the path of a recipe") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"is no TOML ({error})") from None

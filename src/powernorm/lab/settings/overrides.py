@@ -195,7 +195,7 @@ def _toml(text: str) -> Any:
     """Return a text as TOML reads it; the text itself where that cannot."""
     try:
         read = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or deep lists
         return text
     return read["value"] if len(read) == 1 else text
 
