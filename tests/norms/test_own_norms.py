@@ -404,3 +404,18 @@ def test_a_known_name_costs_no_look_at_the_installed_packages() -> None:
 def test_a_name_is_a_text(name: Any) -> None:
     with pytest.raises(InputError, match="expected a short name, as 'rbn'"):
         norm_info(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("layernorm", "ln"),
+        ("Batch-Norm", "bn"),
+        ("RMSNorm", "rms"),
+        ("power_norm", "pn"),
+        ("LN", "ln"),
+    ],
+)
+def test_a_layers_full_name_suggests_its_short_one(name: str, meant: str) -> None:
+    with pytest.raises(InputError, match=rf"unknown norm .*; did you mean '{meant}'\?"):
+        norm_info(name)

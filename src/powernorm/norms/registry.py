@@ -247,11 +247,20 @@ def _known() -> Mapping[str, NormInfo]:
 
 def _unknown(name: str) -> InputError:
     known = list(dict.fromkeys([*_known(), *packaged_names()]))
-    near = difflib.get_close_matches(name, known, n=1)
+    # `layernorm` and `Batch-Norm` mean the layers of these titles.
+    spellings = {_letters(info.title): info.name for info in reversed([*_known().values()])}
+    spellings |= {_letters(one): one for one in known}
+    near = difflib.get_close_matches(_letters(name), spellings, n=1)
     hint = (
-        f"did you mean {near[0]!r}?" if near else "your own are my.module:MyNorm, or register_norm"
+        f"did you mean {spellings[near[0]]!r}?"
+        if near
+        else "your own are my.module:MyNorm, or register_norm"
     )
     return InputError(f"unknown norm {name!r}, known are {', '.join(known)}; {hint}")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).casefold()
 
 
 def _own_row(name: str, layer: object, presets: Mapping[str, Any]) -> NormInfo:

@@ -13,7 +13,12 @@ from lab.report.synthetic_diagnoses import (
     write_diagnosis,
 )
 from lab.report.test_page import Elements
-from powernorm.lab.report import render_diagnosis, write_diagnosis_page, write_report
+from powernorm.lab.report import (
+    diagnosis_sections,
+    render_diagnosis,
+    write_diagnosis_page,
+    write_report,
+)
 from powernorm.lab.report.diagnosis_words import evaluation_words, verdict_words
 from powernorm.runs import EvaluationRow
 
@@ -186,3 +191,20 @@ def test_diagnoses_inside_a_comparison(small_folder: Path) -> None:
     assert "bn-pre-seed0: Keep the norms as they are." in elements.texts
     ids = Counter(attributes["id"] for _, attributes in elements.found if "id" in attributes)
     assert [name for name, number in ids.items() if number > 1] == []
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_of_many_diagnoses_the_later_have_tables_only(
+    small_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten figures for each of hundreds of runs would take minutes."""
+    monkeypatch.setattr(diagnosis_sections, "MAX_DRAWN", 1)
+    for run in ("ln-pre-seed0", "bn-pre-seed0"):
+        write_diagnosis(small_folder / run, small_diagnosis())
+    page = write_report(small_folder).read_text(encoding="utf-8")
+    first, second = page.partition('id="diagnoses"')[2].split("bn-pre-seed0: Keep")
+    assert "Layers</h3>" in first
+    assert "<figure>" in first
+    assert "Layers</h3>" in second
+    assert "<figure>" not in second.partition("</section>")[0]
+    assert "`powernorm report` draws its figures" in second

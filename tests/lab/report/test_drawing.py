@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.lines import Line2D
 
+from powernorm.lab.report import drawing
 from powernorm.lab.report.curves import Series, draw_curves
 from powernorm.lab.report.drawing import (
     WIDTH,
@@ -48,6 +49,24 @@ def test_long_names_lose_their_middle() -> None:
     assert shown.endswith("bbbb")
     assert "…" in shown
     assert 20 < len(shown) < 100
+
+
+def test_long_names_are_measured_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name of a thousand letters once took three minutes: each shorter one was laid out."""
+    measured = []
+
+    class Counting:
+        def get_text_width_height_descent(
+            self, text: str, *_: object, **__: object
+        ) -> tuple[float, float, float]:
+            measured.append(len(text))
+            return 5.0 * len(text), 0.0, 0.0
+
+    monkeypatch.setattr(drawing, "text_to_path", Counting())
+    shown = legend_label("c" * 5000 + "d" * 5000)
+    assert "…" in shown
+    assert sum(measured) < 5000
+    assert legend_label("c" * 5000 + "d" * 5000) == shown
 
 
 @pytest.mark.parametrize("high", [1.2, 2.4, 3.0, 9.0, 50.0, 3e3, 1e9])

@@ -78,7 +78,9 @@ def rows_of(comparison: Comparison) -> dict[str, dict[str, str]]:
 
 def printed(comparison: Comparison, width: int) -> str:
     stream = StringIO()
-    print_comparison(Console(file=stream, width=width, color_system=None), comparison)
+    print_comparison(
+        Console(file=stream, width=width, color_system=None, force_terminal=True), comparison
+    )
     return stream.getvalue()
 
 
@@ -227,7 +229,7 @@ def test_copies_have_the_same_columns(comparison: Comparison) -> None:
 def test_terminal(comparison: Comparison, width: int) -> None:
     text = printed(comparison, width)
     assert max(map(len, text.splitlines())) <= width
-    assert text.startswith("my.module:train ")
+    assert text.startswith("my.module:train\n")
     for column in columns_of(comparison):
         assert all(word in text.split() for word in column.heading.split()), column.heading
 

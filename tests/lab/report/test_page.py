@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lab.report.synthetic import write_comparison
-from powernorm.lab.report import read_comparison, render_page, write_report
+from powernorm.lab.report import curves, figures, read_comparison, render_page, write_report
+from powernorm.lab.report.curves import Series
 from powernorm.lab.report.figures import learning_curves
 from powernorm.lab.report.markup import VOID_ELEMENTS
 
@@ -245,3 +246,22 @@ def test_reading_needs_no_torch(small_folder: Path) -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'lightning', 'matplotlib.pyplot')))"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_of_many_runs_some_have_a_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first seed of each norm comes first, and the page says how many are left out."""
+    monkeypatch.setattr(figures, "MAX_MAPS", 2)
+    folder = write_comparison(tmp_path / "demo", norms=("bn", "rbn"), seeds=(0, 2, 3))
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert re.findall(r"(\w+), seed (\d): online TID", text) == [("bn", "0"), ("rbn", "0")]
+    assert "4 more runs without a map here" in text
+
+
+def test_hundreds_of_lines_have_few_points_each() -> None:
+    lines = [Series("ln", list(range(300)), [float(run)] * 300) for run in range(500)]
+    shown = curves._thinned_together(lines)
+    assert sum(len(line.x) for line in shown) <= curves.MAX_DRAWN
+    assert all(len(line.x) >= 30 for line in shown)
+    assert shown[7].y[0] == 7
+    assert curves._thinned_together(lines[:3]) == lines[:3]

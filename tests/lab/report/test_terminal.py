@@ -8,7 +8,7 @@ from powernorm.lab.report import print_comparison, read_comparison
 from powernorm.lab.report.columns import COLUMNS
 
 
-def printed(folder: Path, width: int, *, terminal: bool = False) -> str:
+def printed(folder: Path, width: int, *, terminal: bool = True) -> str:
     stream = StringIO()
     console = Console(file=stream, width=width, force_terminal=terminal, color_system=None)
     print_comparison(console, read_comparison(folder))
@@ -34,7 +34,7 @@ def test_one_line_a_norm_where_there_is_room(comparison_folder: Path) -> None:
 
 
 def test_no_control_characters_without_a_terminal(comparison_folder: Path) -> None:
-    text = printed(comparison_folder, 80)
+    text = printed(comparison_folder, 80, terminal=False)
     assert all(character.isprintable() or character == "\n" for character in text)
 
 
@@ -47,3 +47,12 @@ def test_names_are_not_taken_for_markup(comparison_folder: Path) -> None:
 
 def test_footnote_where_an_average_is_partial(comparison_folder: Path) -> None:
     assert "* Not every run gave this number" in printed(comparison_folder, 80)
+
+
+def test_a_pipe_gets_whole_lines(comparison_folder: Path) -> None:
+    """What a script or a pager reads has one line a norm, and no word in two pieces."""
+    text = printed(comparison_folder, 40, terminal=False)
+    (line,) = [line for line in text.splitlines() if line.startswith("│ bn ")]
+    assert "1 of 2 finished; diverged: seed 1" in line
+    assert text.count("│ adanorm ") == 1
+    assert "2 seeds: no conclusion. The paired test needs 3 that finished both with ln" in text

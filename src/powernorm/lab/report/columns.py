@@ -356,12 +356,16 @@ def columns_of(comparison: Comparison) -> Sequence[Column]:
     return (_translation_columns if is_translation else _task_columns)(comparison.measure)
 
 
-def caption_of_results(comparison: Comparison) -> str:
-    """What the numbers are and which way is up, above the table."""
+def caption_of_results(comparison: Comparison, *, is_shaded: bool) -> str:
+    """What the numbers are and which way is up, above the table.
+
+    Args:
+        comparison: what was compared.
+        is_shaded: whether a norm is, as the best.
+    """
     measure = comparison.measure
+    shaded = "; the best mean is shaded" if is_shaded else ""
     if comparison.is_known and comparison.metric == PERPLEXITY:
-        return f"{PERPLEXITY_MEANING}, lower is better; the best norm is shaded."
+        return f"{PERPLEXITY_MEANING}, lower is better{shaded}."
     others = " and other scores" if comparison.is_known else ""
-    return (
-        f"The {measure.heading}{others}, {better_way(measure)} is better; the best norm is shaded."
-    )
+    return f"The {measure.heading}{others}, {better_way(measure)} is better{shaded}."

@@ -1,7 +1,7 @@
 """Lines over training: one a run, one colour a norm."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 from statistics import fmean
 from typing import Final, Literal
@@ -32,6 +32,10 @@ from powernorm.lab.report.records import Run
 
 MAX_POINTS: Final = 300
 """Points of a drawn line; longer logs are averaged in blocks."""
+MAX_DRAWN: Final = 30_000
+"""Points of a figure, over all its lines: what a page of hundreds of runs can hold."""
+FEWEST_POINTS: Final = 40
+"""Of a line among however many."""
 SQUEEZED: Final = 0.2
 """Part of a frame's height that the lines must have for a baseline to be drawn with them."""
 
@@ -112,19 +116,31 @@ def _line(run: Run, points: Sequence[tuple[float | None, float | None]]) -> list
     known = [(x, y if isfinite(y) else nan) for x, y in points if x is not None and y is not None]
     if not known:
         return []
-    blocks = _blocks(known)
-    return [Series(run.name, [x for x, _ in blocks], [y for _, y in blocks], run.broke_down)]
+    return [replace(thinned(run.name, known), lost=run.broke_down)]
 
 
-def thinned(name: str, points: Sequence[tuple[float, float]]) -> Series:
-    """A line of at most `MAX_POINTS` points."""
-    blocks = _blocks(points)
+def thinned(name: str, points: Sequence[tuple[float, float]], most: int = MAX_POINTS) -> Series:
+    """A line of at most so many points."""
+    blocks = _blocks(points, most)
     return Series(name, [x for x, _ in blocks], [y for _, y in blocks])
 
 
-def _blocks(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most `MAX_POINTS` points, each the mean of a block; NaN stays NaN."""
-    size = -(-len(points) // MAX_POINTS)
+def _thinned_together(series: Sequence[Series]) -> list[Series]:
+    """Lines with so few points each that all together are at most about `MAX_DRAWN`."""
+    most = max(FEWEST_POINTS, MAX_DRAWN // max(len(series), 1))
+    return [
+        line
+        if len(line.x) <= most
+        else replace(
+            thinned(line.norm, list(zip(line.x, line.y, strict=True)), most), lost=line.lost
+        )
+        for line in series
+    ]
+
+
+def _blocks(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """At most so many points, each the mean of a block; NaN stays NaN."""
+    size = -(-len(points) // most)
     chunks = [points[start : start + size] for start in range(0, len(points), size)]
     return [(fmean(x for x, _ in chunk), fmean(y for _, y in chunk)) for chunk in chunks]
 
@@ -156,7 +172,9 @@ def draw_curves(
         x_label: of the x axis.
         logarithmic_x: whether the x axis is logarithmic, too.
     """
-    norms = [norm for norm in order if any(line.norm == norm for line in series)]
+    series = _thinned_together(series)
+    drawn_norms = {line.norm for line in series}
+    norms = [norm for norm in order if norm in drawn_norms]
     columns = legend_columns(norms)
     with figure(3.1 + 0.22 * -(-len(norms) // columns)) as drawn:
         axes = drawn.subplots()

@@ -16,6 +16,9 @@ from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison
 from powernorm.runs import DiagnosisRecord
 
+MAX_DRAWN: Final = 12
+"""Runs whose diagnosis has its figures on the page of a comparison: each has about ten."""
+
 _SHOWN_SCALES: Final = 3
 """Scatters that are in sight; the other layers' unfold."""
 
@@ -27,9 +30,7 @@ def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> Iterator[Section
         record: the diagnosis.
         prefix: of the ids of its figures.
     """
-    yield "verdict", "Verdict", verdict_contents(record["verdict"])
-    if record["layers"]:
-        yield "layers", "Layers", layer_contents(record["layers"])
+    yield from _tables(record)
     padding = diagnosis_words.padding_words(record)
     parts: Sequence[tuple[str, str, Sequence[Markup]]] = (
         (
@@ -62,6 +63,12 @@ def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> Iterator[Section
     for name, heading, contents in parts:
         if contents:
             yield name, heading, contents
+
+
+def _tables(record: DiagnosisRecord) -> Iterator[SectionParts]:
+    yield "verdict", "Verdict", verdict_contents(record["verdict"])
+    if record["layers"]:
+        yield "layers", "Layers", layer_contents(record["layers"])
 
 
 def _galleries(drawn: Sequence[DrawnFigure]) -> list[Markup]:
@@ -113,8 +120,15 @@ def comparison_contents(comparison: Comparison) -> list[Markup]:
         record = run.diagnosis
         prefix = f"{comparison.anchor}diagnosis-{index}-"
         contents = [element("p", diagnosis_words.lead_words(record), attributes={"class": "lead"})]
-        for _, heading, parts in diagnosis_sections(record, prefix):
+        is_drawn = len(blocks) < MAX_DRAWN
+        for _, heading, parts in (
+            diagnosis_sections(record, prefix) if is_drawn else _tables(record)
+        ):
             contents += [element("h3", heading), *parts]
+        if not is_drawn:
+            contents.append(
+                element("p", "`powernorm report` draws its figures on the page of the run alone.")
+            )
         summary = f"{printable(run.folder)}: {diagnosis_words.verdict_words(record['verdict'])}"
         blocks.append(folded(summary, *contents, is_open=not blocks))
     return blocks

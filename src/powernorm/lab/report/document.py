@@ -25,12 +25,14 @@ class Article:
         lead: a line or two below it.
         sections: with their ids.
         anchor: in front of the ids, where a page has several articles.
+        conclusion: what it shows, in sentences.
     """
 
     heading: str
     lead: str
     sections: Sequence[SectionParts]
     anchor: str = ""
+    conclusion: Sequence[str] = ()
 
 
 def document(title: str, articles: Sequence[Article]) -> str:
@@ -80,6 +82,7 @@ def _article(article: Article) -> list[Markup]:
             "header",
             element("h1", article.heading),
             element("p", article.lead, attributes={"class": "lead"}),
+            *_conclusion(article.conclusion),
         ),
         _links([(name, heading) for name, heading, _ in sections], "Contents"),
         element(
@@ -90,6 +93,13 @@ def _article(article: Article) -> list[Markup]:
             ),
         ),
     ]
+
+
+def _conclusion(sentences: Sequence[str]) -> list[Markup]:
+    if not sentences:
+        return []
+    items = (element("li", sentence) for sentence in sentences)
+    return [element("ul", *items, attributes={"class": "conclusion"})]
 
 
 def _links(targets: Sequence[tuple[str, str]], label: str) -> Markup:

@@ -1,8 +1,10 @@
 """matplotlib figures as SVG that can stand many times in one page and follows its colours."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from io import StringIO
 from math import ceil, floor, isfinite, log10
 from typing import Any, Final
@@ -35,6 +37,8 @@ _COLOURS: Final[Mapping[str, str]] = {
 }
 _DASHES: Final = ("-", "--", ":", "-.")
 _LEGEND_SIZE: Final = 9
+_MOST_LETTERS: Final = 400
+"""More fit into no figure, whatever they are: laying out a longer text takes long."""
 # Any: recent matplotlib types the keys as a long Literal, older ones as str.
 _STYLE: Final[Any] = {
     "svg.fonttype": "none",
@@ -148,14 +152,22 @@ def legend_label(name: str) -> str:
     return _fitting(label, LEGEND_WIDTH - _legend_frame(1), _LEGEND_SIZE)
 
 
+@lru_cache(maxsize=4096)
 def _fitting(text: str, room: float, size: float, weight: str = "normal") -> str:
     """The text without its middle where it is wider than so many points."""
-    kept = len(text)
-    shown = text
-    while kept > 1 and _text_width(shown, size, weight) > room:
-        kept -= 1
-        shown = f"{text[: kept // 2]}…{text[len(text) - (kept + 1) // 2 :]}"
-    return shown
+    if len(text) <= _MOST_LETTERS and _text_width(text, size, weight) <= room:
+        return text
+    # The width grows with the number of letters: halving finds the longest that fits.
+    most = min(len(text), _MOST_LETTERS) - 1
+    kept = bisect_right(
+        range(1, most + 1), room, key=lambda kept: _text_width(_cut(text, kept), size, weight)
+    )
+    return _cut(text, max(kept, 1))
+
+
+def _cut(text: str, kept: int) -> str:
+    """The first and last letters, so many together."""
+    return f"{text[: kept // 2]}…{text[len(text) - (kept + 1) // 2 :]}"
 
 
 def _legend_frame(columns: int) -> float:
@@ -165,6 +177,7 @@ def _legend_frame(columns: int) -> float:
     return _LEGEND_SIZE * (columns * entry + between + 2 * _LEGEND_STYLE["borderpad"])
 
 
+@lru_cache(maxsize=4096)
 def _text_width(text: str, size: float = _LEGEND_SIZE, weight: str = "normal") -> float:
     with catch_warnings():
         # A glyph that the font lacks is drawn as a box; the page's own font may have it.

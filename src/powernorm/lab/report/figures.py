@@ -65,6 +65,8 @@ SCORED: Final[tuple[_Column, ...]] = ("train_loss", "valid_loss", "valid_score")
 loss falls, the model overfits (Xu et al. 2019, Figures 1 and 3)."""
 OWN_FIRST: Final = ("train_loss", "valid_loss", "valid_perplexity", "valid_score")
 """Columns that every metrics.csv has and that an own function may have filled."""
+MAX_MAPS: Final = 40
+"""Heat maps of a page: each takes a quarter of a second and tens of kilobytes."""
 MAX_CURVES: Final = 8
 """Of an own function, which may log anything."""
 _DECADES: Final = 1000
@@ -347,16 +349,27 @@ def _panels(comparison: Comparison, panels: Sequence[_Panel]) -> list[DrawnFigur
 
 def tid_heat_maps(comparison: Comparison) -> list[tuple[Run, DrawnFigure]]:
     """One heat map of layer against step a run that has batch statistics; one colour scale."""
-    observed = [run for run in comparison.runs if run.samples]
+    observed = mapped_runs(comparison)
     scale = heatmaps.colour_scale(observed)
     if scale is None:
         return []
     return [
         (run, DrawnFigure(svg, _heat_map_caption(run)))
-        for index, run in enumerate(observed)
+        for index, run in enumerate(observed[:MAX_MAPS])
         if (svg := heatmaps.draw_heat_map(run, scale, prefix=f"{comparison.anchor}heat-{index}"))
         is not None
     ]
+
+
+def mapped_runs(comparison: Comparison) -> list[Run]:
+    """The runs that have batch statistics over time, the first seed of each norm first."""
+    numbers: dict[str, int] = {}
+    places: list[tuple[int, Run]] = []
+    for run in comparison.runs:
+        if heatmaps.kinds_of(run):
+            numbers[run.name] = numbers.get(run.name, -1) + 1
+            places.append((numbers[run.name], run))
+    return [run for _, run in sorted(places, key=lambda place: place[0])]
 
 
 def _heat_map_caption(run: Run) -> str:

@@ -1,6 +1,7 @@
 """The tables of the page: each scrolls in its own box, so that the page never does."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from powernorm.lab.report import tables
@@ -52,7 +53,7 @@ def summary_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Markup:
         lines.append(
             element("tr", *_summary_cells(row, columns), attributes={"class": " ".join(names)})
         )
-    note = caption_of_results(comparison)
+    note = caption_of_results(comparison, is_shaded=bool(best))
     if tables.any_partial(rows):
         note += " " + tables.FOOTNOTE
     table = element(
@@ -199,16 +200,27 @@ def glossary(comparison: Comparison) -> Markup:
     return element("dl", *(part for pair in pairs for part in pair))
 
 
-def settings_table(settings: Mapping[str, Any], caption: str) -> Markup:
-    """Nested settings, one row a value under its dotted name."""
-    lines = [
-        element(
-            "tr",
-            element("th", name, attributes={"scope": "row"}),
-            element("td", text, attributes=cell_attributes(numeric=False, wrap=True)),
+def settings_table(
+    settings: Mapping[str, Any], caption: str, preset: Mapping[str, str] = MappingProxyType({})
+) -> Markup:
+    """Nested settings, one row a value under its dotted name.
+
+    Args:
+        settings: the values.
+        caption: what they are of.
+        preset: values of the preset where it has others; their rows are marked.
+    """
+    lines = []
+    for name, text in _flat(settings):
+        shown = f"{text} (preset: {preset[name]})" if name in preset else text
+        lines.append(
+            element(
+                "tr",
+                element("th", name, attributes={"scope": "row"}),
+                element("td", shown, attributes=cell_attributes(numeric=False, wrap=True)),
+                attributes={"class": "changed"} if name in preset else {},
+            )
         )
-        for name, text in _flat(settings)
-    ]
     return scrolling(caption, element("table", caption_of(caption), element("tbody", *lines)))
 
 

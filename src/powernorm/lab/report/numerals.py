@@ -5,6 +5,7 @@ from math import isfinite, isnan
 from typing import Final
 from unicodedata import category
 
+from powernorm.lab.report.paired import PairedGap
 from powernorm.lab.report.records import ShownStatus
 from powernorm.lab.report.summary import Gap, Spread
 
@@ -184,3 +185,37 @@ def counted(number: int, noun: str) -> str:
     ('1 run', '3 runs')
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def interval(gap: PairedGap | None, decimals: int) -> str:
+    """A difference with its interval.
+
+    >>> interval(PairedGap(0.5, 0.1, 0.9, 0.02, 5), 2)
+    '+0.50 (+0.10 to +0.90)'
+    >>> interval(PairedGap(-0.04, float("nan"), 0, 0, 2), 2)
+    '-0.04'
+    >>> interval(PairedGap(0.006, 0.001, 0.011, 0.02, 5), 2)
+    '+0.006 (+0.001 to +0.011)'
+    >>> interval(PairedGap(3e-9, 1e-9, 5e-9, 0.02, 5), 12)
+    '+3.00e-09 (+1.00e-09 to +5.00e-09)'
+    """
+    if gap is None:
+        return NOTHING
+    known = [gap.difference] if isnan(gap.low) else [gap.difference, gap.low, gap.high]
+    # More where the sign would be lost.
+    while decimals < MOST_DECIMALS and any(0 < abs(one) < 0.5 / 10**decimals for one in known):
+        decimals += 1
+    form = f"+.{decimals}f" if decimals <= MOST_DECIMALS else "+.2e"
+    text, *ends = (f"{value:{form}}" for value in known)
+    return f"{text} ({' to '.join(ends)})" if ends else text
+
+
+def probability(gap: PairedGap | None) -> str:
+    """A p to two digits.
+
+    >>> probability(PairedGap(0, 0, 0, 0.0234, 5)), probability(PairedGap(0, 0, 0, 1e-7, 5))
+    ('0.023', '< 0.001')
+    """
+    if gap is None or isnan(gap.p):
+        return NOTHING
+    return "< 0.001" if gap.p < 0.001 else f"{gap.p:.2g}"

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from powernorm.lab.report import figures, tables
+from powernorm.lab.report.changes import changes_of
 from powernorm.lab.report.columns import MAX_METRICS, columns_of, metric_text
+from powernorm.lab.report.conclusion import conclusion
 from powernorm.lab.report.diagnosis_sections import comparison_contents
 from powernorm.lab.report.document import (
     Article,
@@ -72,6 +74,7 @@ def _article(comparison: Comparison) -> Article:
         lead=_lead(comparison),
         sections=list(_sections(comparison)),
         anchor=comparison.anchor,
+        conclusion=conclusion(comparison),
     )
 
 
@@ -204,7 +207,17 @@ def _tid_contents(comparison: Comparison) -> list[Markup]:
             else folded(f"The maps of {len(shown)} runs", gallery(shown)),
         ]
         if others:
-            contents.append(folded("The other seeds", gallery(others)))
+            contents.append(folded("Other seeds", gallery(others)))
+        left_out = len(figures.mapped_runs(comparison)) - len(maps)
+        if left_out:
+            contents.append(
+                element(
+                    "p",
+                    f"{counted(left_out, 'more run')} without a map here: `powernorm report` draws "
+                    "it on the page of a run alone.",
+                    attributes={"class": "soft"},
+                )
+            )
     return contents
 
 
@@ -219,7 +232,11 @@ def _settings(comparison: Comparison) -> list[Markup]:
         if settings.get(key) is not None
     }
     rest = {key: value for key, value in settings.items() if key not in environment}
-    parts = [settings_table(rest, title)]
+    changes = changes_of(comparison.reduced)
+    preset = {name: value for name, (_, value) in changes.settings.items()}
+    if preset:
+        title += f". Marked: not as in the preset {changes.preset}"
+    parts = [settings_table(rest, title, preset)]
     if comparison.function is not None:
         parts.insert(0, settings_table(comparison.function, "Training function"))
     if environment:

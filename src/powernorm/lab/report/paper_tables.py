@@ -6,6 +6,7 @@ from math import isinf
 from typing import Final
 
 from powernorm.lab.report import numerals, text_tables
+from powernorm.lab.report.changes import changes_of
 from powernorm.lab.report.html_tables import copy_blocks, plain_table
 from powernorm.lab.report.markup import Markup, element
 from powernorm.lab.report.measures import MEASURES, heading_of
@@ -125,9 +126,16 @@ def difference_note(comparison: Comparison) -> list[Markup]:
 
     Such are the papers' presets where they have no number of this placement.
     """
-    if not comparison.reduced:
-        return []
-    return [element("p", comparison.reduced, attributes={"class": "reduced"})]
+    changes = changes_of(comparison.reduced)
+    parts = []
+    if changes.note:
+        parts.append(element("p", changes.note, attributes={"class": "reduced"}))
+    if changes.settings:
+        title = f"Not as in the preset {changes.preset}"
+        lines = [[name, *values] for name, values in changes.settings.items()]
+        headings = [("setting", False), ("here", False), (f"{changes.preset}", False)]
+        parts.append(plain_table(title, f"{title}.", headings, lines))
+    return parts
 
 
 def _contents(comparison: Comparison) -> Iterator[Markup]:

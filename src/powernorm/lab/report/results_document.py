@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +12,8 @@ from powernorm.lab.report.columns import better_way, columns_of
 from powernorm.lab.report.joining import joined
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import decimals_of, heading_of
-from powernorm.lab.report.numerals import MOST_DECIMALS, counted
-from powernorm.lab.report.paired import PairedGap, paired_gap
+from powernorm.lab.report.numerals import counted
+from powernorm.lab.report.paired import paired_gap
 from powernorm.lab.report.paper_tables import printed_with_source
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.summary import SummaryRow, summarize
@@ -194,8 +193,8 @@ def _lines(comparison: Comparison) -> Iterator[list[str]]:
             next((papers[key] for key in keys if key in papers), numerals.NOTHING),
             _measured(row),
             "" if row.is_baseline else str(_num_seeds(row)),
-            interval(gap, comparison.measure.decimals),
-            probability(gap),
+            numerals.interval(gap, comparison.measure.decimals),
+            numerals.probability(gap),
             _tid(row),
         ]
     for (norm, placement), text in papers.items():
@@ -220,8 +219,11 @@ def _own_table(comparison: Comparison) -> str:
     for column in columns:
         if column.key == "gap":
             gaps = [paired_gap(row.runs, row.references, comparison.metric) for row in rows]
-            add(column.heading, [interval(gap, comparison.measure.decimals) for gap in gaps])
-            add("p", map(probability, gaps))
+            add(
+                column.heading,
+                [numerals.interval(gap, comparison.measure.decimals) for gap in gaps],
+            )
+            add("p", map(numerals.probability, gaps))
         else:
             add(column.heading, map(column.text, rows), is_number=column.numeric)
         if column.key == "test":
@@ -266,42 +268,8 @@ def _claim_line(claim: Claim) -> list[str]:
         claim.against,
         heading_of(claim.metric),
         f"{claim.printed:+.2f}",
-        interval(claim.measured, decimals_of(claim.metric)),
-        probability(claim.measured),
+        numerals.interval(claim.measured, decimals_of(claim.metric)),
+        numerals.probability(claim.measured),
         WORDS[claim.outcome],
         claim.source,
     ]
-
-
-def interval(gap: PairedGap | None, decimals: int) -> str:
-    """A difference with its interval.
-
-    >>> interval(PairedGap(0.5, 0.1, 0.9, 0.02, 5), 2)
-    '+0.50 (+0.10 to +0.90)'
-    >>> interval(PairedGap(-0.04, float("nan"), 0, 0, 2), 2)
-    '-0.04'
-    >>> interval(PairedGap(0.006, 0.001, 0.011, 0.02, 5), 2)
-    '+0.006 (+0.001 to +0.011)'
-    >>> interval(PairedGap(3e-9, 1e-9, 5e-9, 0.02, 5), 12)
-    '+3.00e-09 (+1.00e-09 to +5.00e-09)'
-    """
-    if gap is None:
-        return numerals.NOTHING
-    known = [gap.difference] if isnan(gap.low) else [gap.difference, gap.low, gap.high]
-    # More where the sign would be lost.
-    while decimals < MOST_DECIMALS and any(0 < abs(one) < 0.5 / 10**decimals for one in known):
-        decimals += 1
-    form = f"+.{decimals}f" if decimals <= MOST_DECIMALS else "+.2e"
-    text, *ends = (f"{value:{form}}" for value in known)
-    return f"{text} ({' to '.join(ends)})" if ends else text
-
-
-def probability(gap: PairedGap | None) -> str:
-    """A p to two digits.
-
-    >>> probability(PairedGap(0, 0, 0, 0.0234, 5)), probability(PairedGap(0, 0, 0, 1e-7, 5))
-    ('0.023', '< 0.001')
-    """
-    if gap is None or isnan(gap.p):
-        return numerals.NOTHING
-    return "< 0.001" if gap.p < 0.001 else f"{gap.p:.2g}"

@@ -6,14 +6,14 @@ STYLE: Final = """
 :root {
   color-scheme: light dark;
   --paper: #ffffff; --ink: #1b1f24; --soft: #57606a; --line: #d5dae0; --panel: #f5f7f9;
-  --alarm: #b3261e; --best: #e8f3ec; --grid: #dfe3e8; --link: #0b57d0;
+  --alarm: #b3261e; --best: #e8f3ec; --changed: #fff4d6; --grid: #dfe3e8; --link: #0b57d0;
   --series-0: #0072b2; --series-1: #c44e00; --series-2: #00805d; --series-3: #a8327d;
   --series-4: #8a6a00; --series-5: #2b8cbe; --series-6: #6b4fbb; --series-7: #6b7280;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #14171a; --ink: #e6e9ec; --soft: #a2abb5; --line: #3a4149; --panel: #1d2125;
-    --alarm: #ff8a80; --best: #1b3327; --grid: #343b43; --link: #8ab4f8;
+    --alarm: #ff8a80; --best: #1b3327; --changed: #3a3115; --grid: #343b43; --link: #8ab4f8;
     --series-0: #58b2f0; --series-1: #ff9345; --series-2: #2fcf9f; --series-3: #ee8fcb;
     --series-4: #ecd050; --series-5: #9bd7f5; --series-6: #b7a3f7; --series-7: #b4bcc6;
   }
@@ -55,6 +55,7 @@ wbr { display: none; }
   max-width: 10rem; overflow-wrap: anywhere; } wbr { display: inline; } }
 .baseline td, .baseline th { color: var(--soft); font-weight: 400; }
 .best td, .best th { background: var(--best); }
+.changed td, .changed th { background: var(--changed); }
 .alarm { color: var(--alarm); font-weight: 600; }
 pre { overflow-x: auto; padding: .75rem; border: 1px solid var(--line); border-radius: 6px;
   background: var(--panel); font-size: .8rem; user-select: all; }
@@ -65,6 +66,8 @@ summary { cursor: pointer; padding: .35rem 0; color: var(--link); }
 .verdict.swap { border-color: var(--series-2); }
 article + article { margin-top: 4rem; border-top: 2px solid var(--line); padding-top: 1rem; }
 .soft code { overflow-wrap: anywhere; }
+.conclusion { list-style: none; margin: 1rem 0; padding: .6rem .8rem; font-weight: 600;
+  border-left: 4px solid var(--link); background: var(--panel); }
 .reduced { padding: .6rem .8rem; border-left: 4px solid var(--series-1);
   background: var(--panel); }
 .sample { display: grid; grid-template-columns: max-content 1fr; gap: .15rem .75rem;

@@ -130,16 +130,35 @@ def _baseline_row(baseline: BaselineRow, metric: str) -> SummaryRow:
 
 
 def best_rows(rows: Sequence[SummaryRow], measure: Measure = MEASURES[PERPLEXITY]) -> set[str]:
-    """Labels of the norms with the best measure among those whose runs all finished with one.
+    """Labels of the norms with the best mean among those whose runs all finished with one.
+
+    Empty where that says nothing: of one seed, of one norm, or where a baseline is no worse.
 
     Args:
         rows: of `summarize`.
         measure: what the comparison is about.
     """
-    means = {row.label: row.test.mean for row in rows if row.test and _can_win(row, row.test)}
+    rivals = {row.label: row.test for row in rows if row.test and _can_win(row, row.test)}
+    if len(rivals) < 2:
+        return set()
     choose = max if measure.higher_is_better else min
-    best = choose(means.values(), default=None)
-    return {label for label, mean in means.items() if mean == best}
+    best = choose(value.mean for value in rivals.values())
+    found = {label for label, value in rivals.items() if value.mean == best}
+    baseline = best_baseline(rows, measure)
+    is_beaten = baseline is None or is_better(best, baseline[1], measure)
+    return found if is_beaten and all(rivals[label].count > 1 for label in found) else set()
+
+
+def best_baseline(rows: Sequence[SummaryRow], measure: Measure) -> tuple[str, float] | None:
+    """Name and value of the best model without a network; None without one."""
+    known = [(row.label, row.test.mean) for row in rows if row.is_baseline and row.test]
+    choose = max if measure.higher_is_better else min
+    return choose(known, key=lambda pair: pair[1], default=None)
+
+
+def is_better(value: float, other: float, measure: Measure) -> bool:
+    """Whether a value of the measure is better than another."""
+    return value > other if measure.higher_is_better else value < other
 
 
 def _can_win(row: SummaryRow, value: Spread) -> bool:

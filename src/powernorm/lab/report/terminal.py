@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from powernorm.lab.report.columns import MAX_METRICS, Column, columns_of
+from powernorm.lab.report.conclusion import conclusion
 from powernorm.lab.report.numerals import NOTHING, counted, printable
 from powernorm.lab.report.paper_tables import HEADINGS, paper_lines
 from powernorm.lab.report.records import Comparison
@@ -28,17 +29,24 @@ _FRAME: Final = 3
 """Width of the frame and padding that a column adds."""
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Prints one wide table, or several narrow ones where the terminal has no room for it.
+_UNLIMITED: Final = 10_000
+"""Columns of a file or a pipe: nobody reads them side by side with a window's edge."""
 
-    No column is ever left out.
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print what a comparison shows, and one table, or several where a terminal has no room for it.
+
+    No column is ever left out. In a file or a pipe no line is broken.
     """
+    if not console.is_terminal:
+        console = Console(file=console.file, width=_UNLIMITED, color_system=None)
     rows = summarize(comparison)
-    title: str | None = headline(comparison)
+    console.print(Text(headline(comparison), style="bold"))
+    for sentence in conclusion(comparison, rows):
+        console.print(Text(sentence))
     best = best_rows(rows, comparison.measure)
     for columns in _fitting_parts(console.width, rows, columns_of(comparison)):
-        console.print(_table(_rows_with_content(rows, columns), columns, title, best))
-        title = None
+        console.print(_table(_rows_with_content(rows, columns), columns, best))
     if any_partial(rows):
         console.print(Text(FOOTNOTE))
     notes = (_left_out(comparison), scored_weights(comparison))
@@ -112,12 +120,10 @@ def _rows_with_content(
     ]
 
 
-def _table(
-    rows: Sequence[SummaryRow], columns: Sequence[Column], title: str | None, best: set[str]
-) -> Table:
-    # Text, never str: a name from a file must not be taken for rich's markup.
-    table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold")
+def _table(rows: Sequence[SummaryRow], columns: Sequence[Column], best: set[str]) -> Table:
+    table = Table()
     for column in columns:
+        # Text, never str: a name from a file must not be taken for rich's markup.
         table.add_column(
             Text(column.heading),
             justify="right" if column.numeric else "left",

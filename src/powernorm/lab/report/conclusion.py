@@ -1,0 +1,141 @@
+"""What a comparison shows, in words: no more than its seeds and its baselines allow."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import isnan
+from typing import Final
+
+from powernorm.lab.report import numerals
+from powernorm.lab.report.paired import CONFIDENCE, LEAST_SEEDS, PairedGap, paired_gap
+from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.summary import (
+    REFERENCE,
+    SummaryRow,
+    best_baseline,
+    is_better,
+    summarize,
+)
+
+MAX_NAMES: Final = 12
+"""Norms that are named in a sentence; of more the others are counted."""
+
+_Tested = tuple[SummaryRow, PairedGap]
+
+
+def conclusion(comparison: Comparison, rows: Sequence[SummaryRow] | None = None) -> list[str]:
+    """Return what a comparison shows, a sentence or two each.
+
+    Args:
+        comparison: what was compared.
+        rows: of `summarize`; made where they are not given.
+    """
+    rows = summarize(comparison) if rows is None else rows
+    norms = [row for row in rows if not row.is_baseline]
+    measured = [row for row in norms if row.test is not None]
+    if not measured:
+        return ["No run has finished with a result: no conclusion."]
+    return [
+        *_against_baselines(comparison, rows, measured),
+        *_against_reference(comparison, measured),
+        *_without_result(norms),
+    ]
+
+
+def _against_baselines(
+    comparison: Comparison, rows: Sequence[SummaryRow], measured: Sequence[SummaryRow]
+) -> Iterator[str]:
+    baseline = best_baseline(rows, comparison.measure)
+    if baseline is None:
+        return
+    name, value = baseline
+    behind = [
+        row.label
+        for row in measured
+        if row.test and not is_better(row.test.mean, value, comparison.measure)
+    ]
+    named = f"the {numerals.printable(name)} baseline ({numerals.number(value)})"
+    if len(behind) == len(measured):
+        yield f"No norm beats {named}: the training was too short, or did not work."
+    elif behind:
+        yield f"No better than {named}: {_listed(behind)}."
+
+
+def _against_reference(comparison: Comparison, measured: Sequence[SummaryRow]) -> Iterator[str]:
+    """Which differ from LayerNorm by the paired test; else why nothing can be said."""
+    if len(measured) < 2:
+        yield "One norm has a result: nothing to compare."
+        return
+    seeds = max(row.test.count for row in measured if row.test)
+    if seeds < 2:
+        yield "One seed: no conclusion. How far another seed lies off is not known."
+        return
+    gaps = [
+        (row, gap)
+        for row in measured
+        if (gap := paired_gap(row.runs, row.references, comparison.metric)) is not None
+    ]
+    if not gaps:
+        yield f"No test: no seed finished both with {REFERENCE} and with another norm."
+        return
+    tested = [(row, gap) for row, gap in gaps if not isnan(gap.p)]
+    if not tested:
+        yield (
+            f"{seeds} seeds: no conclusion. The paired test needs {LEAST_SEEDS} that finished "
+            f"both with {REFERENCE} and with the other norm."
+        )
+        return
+    yield from _differences(comparison, tested)
+    untested = [row.label for row, gap in gaps if isnan(gap.p)]
+    if untested:
+        yield f"Fewer than {LEAST_SEEDS} seeds, so no test: {_listed(untested)}."
+
+
+def _differences(comparison: Comparison, tested: Sequence[_Tested]) -> Iterator[str]:
+    measure = comparison.measure
+    differing = _holm(tested)
+    sides: dict[str, list[str]] = {"Better": [], "Worse": []}
+    for row, gap in tested:
+        if row.label in differing:
+            side = "Better" if is_better(gap.difference, 0, measure) else "Worse"
+            sides[side].append(f"{row.label} {numerals.interval(gap, measure.decimals)}")
+    for side, names in sides.items():
+        if names:
+            yield f"{side} than {REFERENCE} in {measure.heading}: {_listed(names)}."
+    others = [row.label for row, _ in tested if row.label not in differing]
+    if others:
+        yield f"Not told apart from {REFERENCE} by these seeds: {_listed(others)}."
+    corrected = f", corrected for {len(tested)} norms (Holm)" if len(tested) > 1 else ""
+    confidence, error = (f"{100 * part:.0f} %" for part in (CONFIDENCE, 1 - CONFIDENCE))
+    yield (
+        f"By the paired t-test over the seeds, two-sided, at {error}{corrected}; in parentheses "
+        f"the {confidence} interval of a difference."
+    )
+
+
+def _holm(tested: Sequence[_Tested]) -> set[str]:
+    """Return the labels of what differs, with one false alarm in twenty comparisons at most.
+
+    The k-th smallest p must lie below 5 % over the number of tests that are left (Holm 1979):
+    of 20 norms that are all alike, one would have p < 5 % by chance.
+    """
+    found = set()
+    for index, (row, gap) in enumerate(sorted(tested, key=lambda pair: pair[1].p)):
+        if gap.p * (len(tested) - index) >= 1 - CONFIDENCE:
+            break
+        found.add(row.label)
+    return found
+
+
+def _without_result(norms: Iterable[SummaryRow]) -> Iterator[str]:
+    lost = [
+        f"{row.label} ({numerals.mark(row.statuses)})"
+        for row in norms
+        if row.test is None and not row.complete
+    ]
+    if lost:
+        yield f"No finished run: {_listed(lost)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(numerals.printable, names[:MAX_NAMES]))
+    more = len(names) - MAX_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
