@@ -31,8 +31,24 @@ pytestmark = pytest.mark.skipif(
 WIDTHS: Final = (1280, 390)
 PAGES: Final = ("comparison", "several", "diagnosis", "small", "translations", "own")
 
-# The pages forbid scripts, so the page around them measures.
+# The pages run no script but their own, so the page around them measures.
 MEASURE: Final = """
+// The first cells after a click on the headings "norm" and "test perplexity", up to three times.
+function sorted(page) {
+  const table = page.querySelector('#results table.sortable');
+  if (table === null) return {};
+  const first = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent);
+  const found = { before: first() };
+  for (const name of ['test perplexity', 'norm']) {
+    const heading = [...table.tHead.rows[0].cells].find(cell => cell.textContent === name);
+    if (heading === undefined) continue;
+    found[name] = [1, 2, 3].map(() => {
+      heading.querySelector('button').click();
+      return [heading.getAttribute('aria-sort'), ...first()];
+    });
+  }
+  return found;
+}
 function measure(frame) {
   const page = frame.contentDocument, view = frame.contentWindow;
   const shown = node => { const box = node.getBoundingClientRect();
@@ -53,8 +69,11 @@ function measure(frame) {
     sections: sections, title: page.title, text: page.body.innerText.length,
     background: view.getComputedStyle(page.body).backgroundColor,
     scrolls: [...page.querySelectorAll('.scroll')].filter(
-      box => box.scrollWidth > box.clientWidth).length,
+      box => box.checkVisibility() && box.scrollWidth > box.clientWidth + 2).length,
     opened: [...page.querySelectorAll('details')].map(node => node.open),
+    cues: [...page.querySelectorAll('.cue')].filter(cue => cue.checkVisibility()
+      && /column|more/.test(cue.textContent)).length,
+    sorted: sorted(page),
   };
 }
 window.onload = () => {
@@ -203,6 +222,23 @@ def test_many_metrics_of_an_own_function_are_seen(measured: dict[str, Any], widt
 def test_wide_tables_scroll_in_their_own_box_on_a_phone(measured: dict[str, Any]) -> None:
     for name in ("comparison", "diagnosis"):
         assert measured[f"{name}-390"]["scrolls"] >= 1
+
+
+def test_a_table_with_columns_out_of_sight_says_so(measured: dict[str, Any]) -> None:
+    for page in measured.values():
+        assert page["cues"] == page["scrolls"], page["title"]
+
+
+def test_a_click_on_a_heading_sorts_the_table(measured: dict[str, Any]) -> None:
+    """By the number, not by its text; what has none is last; the third click undoes it."""
+    found = measured["comparison-1280"]["sorted"]
+    assert found["before"] == ["ln", "bn", "pn", "unigram", "bigram"]
+    assert found["test perplexity"] == [
+        ["ascending", "ln", "pn", "bn", "bigram", "unigram"],
+        ["descending", "unigram", "bigram", "bn", "pn", "ln"],
+        [None, *found["before"]],
+    ]
+    assert found["norm"][0] == ["ascending", "bigram", "bn", "ln", "pn", "unigram"]
 
 
 def test_first_diagnosis_of_a_comparison_is_open(measured: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
-from powernorm.lab.report.tables import run_cells
+from powernorm.lab.report.comparison_tables import run_cells
 from powernorm.runs import (
     METRICS_COLUMNS,
     METRICS_FILE,

@@ -7,12 +7,12 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
 from lab.report.study_folders import STEPS, Row, write_scales, write_study
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
 from powernorm.lab.report.drawing import line_style
-from powernorm.lab.report.markup import Markup
 from powernorm.lab.report.studies import study_contents
 from powernorm.lab.report.study_figures import layernorm_parts, lowest_layers
 from powernorm.lab.report.study_panels import Band, Panel, Trace, draw_panels

@@ -8,8 +8,8 @@ import pytest
 
 from powernorm.lab.report import Comparison, Run, markdown_table, read_comparison, summarize
 from powernorm.lab.report.columns import COLUMNS
+from powernorm.lab.report.comparison_tables import cells, run_cells
 from powernorm.lab.report.summary import Gap, SummaryRow, best_rows
-from powernorm.lab.report.tables import cells, run_cells
 
 
 @pytest.fixture

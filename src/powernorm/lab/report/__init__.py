@@ -1,5 +1,6 @@
 """From run folders to tables, figures and one self-contained page; reads files only."""
 
+from powernorm.lab.report.comparison_tables import markdown_table
 from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.diagnosis_page import render_diagnosis, write_diagnosis_page
 from powernorm.lab.report.loading import read_comparison
@@ -7,7 +8,6 @@ from powernorm.lab.report.page import render_page, write_report
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.lab.report.selections import read_selection, write_reports
 from powernorm.lab.report.summary import SummaryRow, summarize
-from powernorm.lab.report.tables import markdown_table
 from powernorm.lab.report.terminal import print_comparison
 
 __all__ = [

@@ -32,6 +32,8 @@ class Column:
     numeric: bool = True
     counts_finished: bool = False
     """Whether its number is of the finished runs only, so that it deserves a mark."""
+    metric: str = ""
+    """Which metric of the runs it averages; empty for other quantities."""
 
 
 def _measured(row: SummaryRow, value: Spread | None, decimals: int | None = None) -> str:
@@ -117,6 +119,7 @@ COLUMNS: Final[Sequence[Column]] = (
         "only those that did.",
         lambda row: _measured(row, row.valid),
         counts_finished=True,
+        metric="valid_perplexity",
     ),
     Column(
         "test",
@@ -124,6 +127,7 @@ COLUMNS: Final[Sequence[Column]] = (
         "The same on the test text, which no choice was made on.",
         lambda row: _measured(row, row.test),
         counts_finished=True,
+        metric=PERPLEXITY,
     ),
     Column(
         "gap",
@@ -147,6 +151,7 @@ def _score(measure: Measure) -> Column:
         measure.meaning,
         lambda row: _measured(row, row.metrics.get(measure.metric)),
         counts_finished=True,
+        metric=measure.metric,
     )
 
 
@@ -175,6 +180,7 @@ def _main_score(measure: Measure) -> Column:
         "did.",
         lambda row: _measured(row, row.test),
         counts_finished=True,
+        metric=measure.metric,
     )
 
 
@@ -296,6 +302,7 @@ def _own_goal(measure: Measure) -> Column:
         f"better. {_ALL}",
         lambda row: _measured(row, row.test, measure.decimals),
         counts_finished=True,
+        metric=measure.metric,
     )
 
 
@@ -319,6 +326,7 @@ def own_metric(comparison: Comparison, name: str) -> Column:
         meaning_of_own(name) if known is None else known.meaning,
         lambda row: metric_text(row, name),
         counts_finished=True,
+        metric=name,
     )
 
 

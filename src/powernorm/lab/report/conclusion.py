@@ -54,7 +54,7 @@ def _against_baselines(
     ]
     named = f"the {numerals.printable(name)} baseline ({numerals.number(value)})"
     if len(behind) == len(measured):
-        yield f"No norm beats {named}: the training was too short, or did not work."
+        yield f"No norm beats {named}."
     elif behind:
         yield f"No better than {named}: {_listed(behind)}."
 
@@ -104,10 +104,15 @@ def _differences(comparison: Comparison, tested: Sequence[_Tested]) -> Iterator[
     if others:
         yield f"Not told apart from {REFERENCE} by these seeds: {_listed(others)}."
     corrected = f", corrected for {len(tested)} norms (Holm)" if len(tested) > 1 else ""
+    marked = (
+        f" A norm with a remark is held against {REFERENCE} with the same."
+        if any(row.remark for row, _ in tested)
+        else ""
+    )
     confidence, error = (f"{100 * part:.0f} %" for part in (CONFIDENCE, 1 - CONFIDENCE))
     yield (
         f"By the paired t-test over the seeds, two-sided, at {error}{corrected}; in parentheses "
-        f"the {confidence} interval of a difference."
+        f"the {confidence} interval of a difference.{marked}"
     )
 
 

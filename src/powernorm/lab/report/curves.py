@@ -6,6 +6,7 @@ from math import isfinite, nan
 from statistics import fmean
 from typing import Final, Literal
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import (
     EngFormatter,
@@ -26,7 +27,6 @@ from powernorm.lab.report.drawing import (
     reference_style,
 )
 from powernorm.lab.report.magnitudes import bounded, linear_limits, logarithmic_limits, mean
-from powernorm.lab.report.markup import Markup
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Run
 

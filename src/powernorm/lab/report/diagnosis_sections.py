@@ -3,17 +3,18 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from markupsafe import Markup
+
 from powernorm.lab.report import diagnosis_figures, diagnosis_words
 from powernorm.lab.report.diagnosis_tables import (
     evaluation_contents,
     layer_contents,
     verdict_contents,
 )
-from powernorm.lab.report.document import SectionParts, folded, gallery
+from powernorm.lab.report.document import SectionParts
 from powernorm.lab.report.figures import DrawnFigure
-from powernorm.lab.report.markup import Markup, element
-from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.templates import part
 from powernorm.runs import DiagnosisRecord
 
 MAX_DRAWN: Final = 12
@@ -37,7 +38,7 @@ def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> Iterator[Section
             "tid",
             "TID by layer",
             [
-                *([element("p", padding)] if padding else []),
+                *([part("paragraph", padding)] if padding else []),
                 *_galleries(diagnosis_figures.tid_by_layer(record, prefix)),
             ],
         ),
@@ -72,7 +73,7 @@ def _tables(record: DiagnosisRecord) -> Iterator[SectionParts]:
 
 
 def _galleries(drawn: Sequence[DrawnFigure]) -> list[Markup]:
-    return [gallery(drawn)] if drawn else []
+    return [part("gallery", drawn)] if drawn else []
 
 
 def _spectra(record: DiagnosisRecord, prefix: str) -> list[Markup]:
@@ -91,24 +92,26 @@ def _scales(record: DiagnosisRecord, prefix: str) -> list[Markup]:
     middle = len(drawn) // 2
     in_sight = {0, middle, len(drawn) - 1} if len(drawn) > _SHOWN_SCALES else set(places)
     contents = [
-        element(
-            "p",
+        part(
+            "paragraph",
             "γ of each feature against the deviation of the layer's input there (Shen et al. "
             "2020, App. B.1).",
-            attributes={"class": "soft"},
+            kind="soft",
         ),
-        gallery([drawn[place] for place in places if place in in_sight]),
+        part("gallery", [drawn[place] for place in places if place in in_sight]),
     ]
     others = [drawn[place] for place in places if place not in in_sight]
     if others:
-        contents.append(folded(f"The other {len(others)} layers", gallery(others)))
+        contents.append(
+            part("folded", f"The other {len(others)} layers", [part("gallery", others)])
+        )
     return contents
 
 
 def _notes(notes: Sequence[str]) -> list[Markup]:
     if not notes:
         return []
-    return [element("ul", *(element("li", printable(note)) for note in notes))]
+    return [part("bullets", notes)]
 
 
 def comparison_contents(comparison: Comparison) -> list[Markup]:
@@ -119,16 +122,19 @@ def comparison_contents(comparison: Comparison) -> list[Markup]:
             continue
         record = run.diagnosis
         prefix = f"{comparison.anchor}diagnosis-{index}-"
-        contents = [element("p", diagnosis_words.lead_words(record), attributes={"class": "lead"})]
+        contents = [part("paragraph", diagnosis_words.lead_words(record), kind="lead")]
         is_drawn = len(blocks) < MAX_DRAWN
         for _, heading, parts in (
             diagnosis_sections(record, prefix) if is_drawn else _tables(record)
         ):
-            contents += [element("h3", heading), *parts]
+            contents += [part("heading", heading), *parts]
         if not is_drawn:
             contents.append(
-                element("p", "`powernorm report` draws its figures on the page of the run alone.")
+                part(
+                    "paragraph",
+                    "`powernorm report` draws its figures on the page of the run alone.",
+                )
             )
-        summary = f"{printable(run.folder)}: {diagnosis_words.verdict_words(record['verdict'])}"
-        blocks.append(folded(summary, *contents, is_open=not blocks))
+        summary = f"{run.folder}: {diagnosis_words.verdict_words(record['verdict'])}"
+        blocks.append(part("folded", summary, contents, is_open=not blocks))
     return blocks

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any, Final
 
-from powernorm.lab.report import numerals, text_tables
+from markupsafe import Markup
+
+from powernorm.lab.report import numerals
 from powernorm.lab.report.diagnosis_words import (
     average,
     evaluation_words,
     swap_call,
     verdict_words,
 )
-from powernorm.lab.report.html_tables import copy_blocks, plain_table
-from powernorm.lab.report.markup import Markup, element
+from powernorm.lab.report.tables import Table, copies
+from powernorm.lab.report.templates import part
 from powernorm.runs import EvaluationRow, ThresholdRecord, VerdictRecord
 
 Layer = Mapping[str, Any]
@@ -112,29 +114,20 @@ MEANINGS: Final = (
 
 def verdict_contents(verdict: VerdictRecord) -> list[Markup]:
     """The verdict with its reasons and the numbers that it compares with."""
-    contents = [
-        element(
-            "p",
-            element("strong", verdict_words(verdict)),
-            attributes={"class": f"verdict {verdict['action'].split()[0]}"},
-        )
-    ]
+    contents = [part("verdict", verdict["action"].split()[0], verdict_words(verdict))]
     call = swap_call(verdict)
     if call:
-        contents.append(element("p", "In Python: ", element("code", call)))
+        contents.append(part("paragraph", "In Python: ", code=call))
     if verdict["reasons"]:
-        contents.append(element("ul", *(element("li", reason) for reason in verdict["reasons"])))
+        contents.append(part("bullets", verdict["reasons"]))
     if verdict["thresholds"]:
-        pairs = (
-            (
-                element("dt", f"{limit['quantity']}: {_size_of(limit)}"),
-                element("dd", limit["source"]),
-            )
+        pairs = [
+            (f"{limit['quantity']}: {_size_of(limit)}", limit["source"])
             for limit in verdict["thresholds"]
-        )
+        ]
         contents += [
-            element("p", "Its limits, and where they come from:"),
-            element("dl", *(part for pair in pairs for part in pair)),
+            part("paragraph", "Its limits, and where they come from:"),
+            part("definitions", pairs),
         ]
     return contents
 
@@ -149,24 +142,23 @@ def _size_of(limit: ThresholdRecord) -> str:
 def layer_contents(layers: Sequence[Layer]) -> list[Markup]:
     """The table of the layers, to read and to copy."""
     columns = [column for column in COLUMNS if _has_values(column, layers)]
-    lines = _lines(columns, layers)
+    caption = "TID in percent." + (" The last line averages the layers." if len(layers) > 1 else "")
     copied = [column for column in columns if column.keys != ("reason",)]
-    plain = (
-        [column.heading for column in copied],
-        [column.numeric for column in copied],
-        _lines(copied, layers),
-    )
     return [
-        plain_table(
-            "Layers",
-            "TID in percent." + (" The last line averages the layers." if len(layers) > 1 else ""),
-            [(column.heading, column.numeric) for column in columns],
-            lines,
-            wrapped="reason",
-        ),
-        element("details", element("summary", "What the columns mean"), element("p", MEANINGS)),
-        copy_blocks(text_tables.markdown(*plain), text_tables.latex(*plain)),
+        _table(columns, layers).html("Layers", caption),
+        part("folded", "What the columns mean", [part("paragraph", MEANINGS)]),
+        copies(_table(copied, layers)),
     ]
+
+
+def _table(columns: Sequence[LayerColumn], layers: Sequence[Layer]) -> Table:
+    return Table(
+        [column.heading for column in columns],
+        [column.numeric for column in columns],
+        _lines(columns, layers),
+        wide="reason",
+        num_foot=int(len(layers) > 1),
+    )
 
 
 def _has_values(column: LayerColumn, layers: Sequence[Layer]) -> bool:
@@ -196,12 +188,6 @@ def evaluation_contents(rows: Sequence[EvaluationRow]) -> list[Markup]:
         ]
         for row in rows
     ]
-    return [
-        element("p", evaluation_words(rows)),
-        plain_table(
-            "Evaluation",
-            "Loss of the same weights, by the statistics that the norms evaluate with.",
-            [("statistics", False), ("tokens in a batch", True), ("loss", True)],
-            lines,
-        ),
-    ]
+    table = Table(["statistics", "tokens in a batch", "loss"], [False, True, True], lines)
+    caption = "Loss of the same weights, by the statistics that the norms evaluate with."
+    return [part("paragraph", evaluation_words(rows)), table.html("Evaluation", caption)]

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
@@ -23,7 +24,6 @@ from matplotlib.legend import Legend
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from powernorm.lab.report.markup import Markup
 from powernorm.lab.report.numerals import NOTHING, printable
 from powernorm.lab.report.style import SERIES
 

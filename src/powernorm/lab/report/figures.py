@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final, Literal
 
+from markupsafe import Markup
+
 from powernorm.lab.report import curves, heatmaps
-from powernorm.lab.report.markup import Markup
 from powernorm.lab.report.measures import MAIN, MEASURES, Measure, own_heading
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison, Run

@@ -6,6 +6,7 @@ from statistics import quantiles
 from typing import Final
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
@@ -13,7 +14,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from powernorm.lab.report.drawing import figure, inline_svg
-from powernorm.lab.report.markup import Markup
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import NormSample, Run
 

@@ -4,29 +4,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from powernorm.lab.report import figures, tables
+from markupsafe import Markup
+
+from powernorm.lab.report import figures
 from powernorm.lab.report.changes import changes_of
 from powernorm.lab.report.columns import MAX_METRICS, columns_of, metric_text
-from powernorm.lab.report.conclusion import conclusion
-from powernorm.lab.report.diagnosis_sections import comparison_contents
-from powernorm.lab.report.document import (
-    Article,
-    SectionParts,
-    document,
-    folded,
-    gallery,
-    write_page,
-)
-from powernorm.lab.report.html_tables import (
-    copy_blocks,
+from powernorm.lab.report.comparison_tables import (
     glossary,
-    plain_table,
+    headline,
     run_table,
     settings_table,
     summary_table,
+    table_of,
 )
+from powernorm.lab.report.conclusion import conclusion
+from powernorm.lab.report.diagnosis_sections import comparison_contents
+from powernorm.lab.report.document import Article, SectionParts, document, write_page
 from powernorm.lab.report.loading import read_comparison
-from powernorm.lab.report.markup import Markup, element
 from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.paper_tables import difference_note, paper_contents
@@ -34,6 +28,8 @@ from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scoring_notes
 from powernorm.lab.report.studies import study_contents
 from powernorm.lab.report.summary import SummaryRow, summarize
+from powernorm.lab.report.tables import Table, copies
+from powernorm.lab.report.templates import part
 from powernorm.lab.report.translations import sample_contents
 from powernorm.runs import METRICS_FILE, REPORT_FILE
 
@@ -59,7 +55,7 @@ def write_report(folder: Path) -> Path:
 
 def render_page(comparison: Comparison) -> str:
     """The whole page."""
-    return document(tables.headline(comparison), [_article(comparison)])
+    return document(headline(comparison), [_article(comparison)])
 
 
 def render_pages(comparisons: Sequence[Comparison]) -> str:
@@ -70,7 +66,7 @@ def render_pages(comparisons: Sequence[Comparison]) -> str:
 
 def _article(comparison: Comparison) -> Article:
     return Article(
-        heading=f"{_subject(comparison)}: {tables.headline(comparison)}{_place(comparison)}",
+        heading=f"{_subject(comparison)}: {headline(comparison)}{_place(comparison)}",
         lead=_lead(comparison),
         sections=list(_sections(comparison)),
         anchor=comparison.anchor,
@@ -99,20 +95,20 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
             summary_table(comparison, rows),
             *_more_metrics(comparison, rows),
             *scoring_notes(comparison),
-            _copies(comparison, rows),
+            copies(table_of(rows, columns_of(comparison))),
         ],
     )
     if paper:
         yield "paper", "Paper and measured", paper
     curves = figures.learning_curves(comparison)
     if curves:
-        yield "curves", "Learning curves", [gallery(curves), *_more_curves(comparison)]
+        yield "curves", "Learning curves", [part("gallery", curves), *_more_curves(comparison)]
     tid = _tid_contents(comparison)
     if tid:
         yield "tid", "Training inference discrepancy", tid
     gradients = figures.gradients_over_time(comparison)
     if gradients:
-        yield "gradients", "Gradients of the norms' inputs", [gallery(gradients)]
+        yield "gradients", "Gradients of the norms' inputs", [part("gallery", gradients)]
     diagnoses = comparison_contents(comparison)
     if diagnoses:
         yield "diagnoses", "Diagnoses", diagnoses
@@ -157,15 +153,12 @@ def _more_metrics(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Ma
         return []
     shown = names[:MAX_LINES]
     more = "" if len(names) == len(shown) else f", the first {MAX_LINES} of {len(names)}"
-    headings = [("metric", False), *((printable(row.label), True) for row in rows)]
+    headings = ["metric", *(row.label for row in rows)]
     lines = [[own_heading(name), *(metric_text(row, name) for row in rows)] for name in shown]
     caption = f"Mean ± sample standard deviation over seeds{more}."
-    return [
-        folded(
-            counted(len(names), "more metric"),
-            plain_table("More metrics", caption, headings, lines),
-        )
-    ]
+    table = Table(headings, [False, *(True for _ in rows)], lines)
+    contents = [table.html("More metrics", caption)]
+    return [part("folded", counted(len(names), "more metric"), contents)]
 
 
 def _more_curves(comparison: Comparison) -> list[Markup]:
@@ -177,45 +170,40 @@ def _more_curves(comparison: Comparison) -> list[Markup]:
         return []
     shown = ", ".join(map(own_heading, names[:MAX_LINES]))
     text = f"{counted(len(names), 'more column')} in {METRICS_FILE}: {shown}"
-    return [element("p", text, "…" * (len(names) > MAX_LINES), attributes={"class": "soft"})]
-
-
-def _copies(comparison: Comparison, rows: Sequence[SummaryRow]) -> Markup:
-    columns = columns_of(comparison)
-    return copy_blocks(tables.markdown_table(rows, columns), tables.latex_table(rows, columns))
+    return [part("paragraph", text + "…" * (len(names) > MAX_LINES), kind="soft")]
 
 
 def _tid_contents(comparison: Comparison) -> list[Markup]:
     contents = []
     lines = figures.tid_over_time(comparison)
     if lines:
-        contents.append(gallery(lines))
+        contents.append(part("gallery", lines))
     maps = figures.tid_heat_maps(comparison)
     if maps:
         first_seed = {run.name: run.seed for run, _ in reversed(maps)}
         shown = [drawn for run, drawn in maps if run.seed == first_seed[run.name]]
         others = [drawn for run, drawn in maps if run.seed != first_seed[run.name]]
         contents += [
-            element("h3", "By layer"),
-            element(
-                "p",
+            part("heading", "By layer"),
+            part(
+                "paragraph",
                 "Light is a large discrepancy, grey is no number; all maps share one scale.",
-                attributes={"class": "soft"},
+                kind="soft",
             ),
-            gallery(shown)
+            part("gallery", shown)
             if len(shown) <= MAX_MAPS
-            else folded(f"The maps of {len(shown)} runs", gallery(shown)),
+            else part("folded", f"The maps of {len(shown)} runs", [part("gallery", shown)]),
         ]
         if others:
-            contents.append(folded("Other seeds", gallery(others)))
+            contents.append(part("folded", "Other seeds", [part("gallery", others)]))
         left_out = len(figures.mapped_runs(comparison)) - len(maps)
         if left_out:
             contents.append(
-                element(
-                    "p",
+                part(
+                    "paragraph",
                     f"{counted(left_out, 'more run')} without a map here: `powernorm report` draws "
                     "it on the page of a run alone.",
-                    attributes={"class": "soft"},
+                    kind="soft",
                 )
             )
     return contents
@@ -241,7 +229,7 @@ def _settings(comparison: Comparison) -> list[Markup]:
         parts.insert(0, settings_table(comparison.function, "Training function"))
     if environment:
         parts += [
-            element("h3", "Environment"),
+            part("heading", "Environment"),
             settings_table(environment, "Versions and machine"),
         ]
     return parts

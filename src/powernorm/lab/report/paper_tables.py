@@ -1,18 +1,20 @@
 """What papers print beside what was measured here."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isinf
 from typing import Final
 
-from powernorm.lab.report import numerals, text_tables
+from markupsafe import Markup
+
+from powernorm.lab.report import numerals
 from powernorm.lab.report.changes import changes_of
-from powernorm.lab.report.html_tables import copy_blocks, plain_table
-from powernorm.lab.report.markup import Markup, element
 from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.lab.report.summary import spread_of
+from powernorm.lab.report.tables import Table, copies
+from powernorm.lab.report.templates import part
 from powernorm.runs import PaperRecord
 
 HEADINGS: Final[Sequence[tuple[str, bool]]] = (
@@ -129,27 +131,19 @@ def difference_note(comparison: Comparison) -> list[Markup]:
     changes = changes_of(comparison.reduced)
     parts = []
     if changes.note:
-        parts.append(element("p", changes.note, attributes={"class": "reduced"}))
+        parts.append(part("paragraph", changes.note, kind="reduced"))
     if changes.settings:
         title = f"Not as in the preset {changes.preset}"
         lines = [[name, *values] for name, values in changes.settings.items()]
-        headings = [("setting", False), ("here", False), (f"{changes.preset}", False)]
-        parts.append(plain_table(title, f"{title}.", headings, lines))
+        table = Table(["setting", "here", changes.preset], [False] * 3, lines)
+        parts.append(table.html(title, f"{title}."))
     return parts
 
 
 def _contents(comparison: Comparison) -> Iterator[Markup]:
     yield from difference_note(comparison)
-    lines = paper_lines(comparison)
-    yield plain_table("Paper and measured", CAPTION, HEADINGS, lines, wrapped="paper")
-    texts = _copied(lines)
-    yield copy_blocks(texts["markdown"], texts["latex"])
-
-
-def _copied(lines: Sequence[Sequence[str]]) -> Mapping[str, str]:
     names = [name for name, _ in HEADINGS]
     numeric = [is_number for _, is_number in HEADINGS]
-    return {
-        "markdown": text_tables.markdown(names, numeric, lines),
-        "latex": text_tables.latex(names, numeric, lines),
-    }
+    table = Table(names, numeric, paper_lines(comparison), wide="paper")
+    yield table.html("Paper and measured", CAPTION)
+    yield copies(table)

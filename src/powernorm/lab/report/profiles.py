@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Final
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from powernorm.lab.report.drawing import (
@@ -17,7 +18,6 @@ from powernorm.lab.report.drawing import (
 )
 from powernorm.lab.report.heatmaps import short_name
 from powernorm.lab.report.magnitudes import logarithmic_limits
-from powernorm.lab.report.markup import Markup
 from powernorm.lab.report.numerals import printable
 
 MAX_NAMES: Final = 60

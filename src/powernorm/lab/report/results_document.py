@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from powernorm.errors import InputError
-from powernorm.lab.report import numerals, text_tables
+from powernorm.lab.report import numerals
 from powernorm.lab.report.claims import WORDS, Claim, claims
 from powernorm.lab.report.columns import better_way, columns_of
+from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial
 from powernorm.lab.report.joining import joined
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import decimals_of, heading_of
@@ -17,8 +18,7 @@ from powernorm.lab.report.paired import paired_gap
 from powernorm.lab.report.paper_tables import printed_with_source
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.summary import SummaryRow, summarize
-from powernorm.lab.report.tables import FOOTNOTE, any_partial
-from powernorm.lab.report.text_tables import code, escaped
+from powernorm.lab.report.tables import Table, code, escaped
 from powernorm.runs import PaperRecord
 
 BEGIN: Final = "<!-- begin: written by `powernorm results`, do not edit -->"
@@ -111,7 +111,7 @@ def _read_page(page: Path) -> str:
 
 def _section(comparison: Comparison) -> str:
     table = (
-        text_tables.markdown(_HEADINGS, _NUMERIC, list(_lines(comparison)))
+        Table(_HEADINGS, _NUMERIC, list(_lines(comparison))).markdown()
         if comparison.is_known
         else _own_table(comparison)
     )
@@ -121,7 +121,7 @@ def _section(comparison: Comparison) -> str:
     if measured:
         parts.append("\nDifferences, the paper's and ours:\n")
         parts.append(
-            text_tables.markdown(_CLAIM_HEADINGS, _CLAIM_NUMERIC, list(map(_claim_line, measured)))
+            Table(_CLAIM_HEADINGS, _CLAIM_NUMERIC, list(map(_claim_line, measured))).markdown()
         )
     return "\n".join(parts)
 
@@ -230,7 +230,7 @@ def _own_table(comparison: Comparison) -> str:
             add("seeds", ["" if row.is_baseline else str(_num_seeds(row)) for row in rows])
     # An asterisk at the beginning of a line would begin a list.
     note = f"\n\\{FOOTNOTE}\n" if any_partial(rows) else ""
-    return text_tables.markdown(headings, numeric, lines) + note
+    return Table(headings, numeric, lines).markdown() + note
 
 
 def _num_seeds(row: SummaryRow) -> int:

@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 from typing import Final
 
-from powernorm.lab.report.markup import Markup, element
+from markupsafe import Markup
+
 from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.templates import part
 
 BEST: Final = "best checkpoint"
 
@@ -58,15 +60,5 @@ def _with_names(text: str, names: list[str], found: dict[str, list[str]]) -> str
 
 def scoring_notes(comparison: Comparison) -> list[Markup]:
     """The same for the page, below the table; empty where no run says anything."""
-    notes = []
-    weights = scored_weights(comparison)
-    if weights:
-        notes.append(element("p", weights))
-    lines = signatures(comparison)
-    if lines:
-        items = (
-            element("li", f"{heading}: ", element("code", signature))
-            for heading, signature in lines
-        )
-        notes += [element("p", "Signatures of sacrebleu:"), element("ul", *items)]
-    return [element("div", *notes, attributes={"class": "soft"})] if notes else []
+    weights, lines = scored_weights(comparison), signatures(comparison)
+    return [part("scoring", weights, lines)] if weights or lines else []

@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from markupsafe import Markup
+
 from powernorm.lab.report import study_figures, study_grids, study_scatters
-from powernorm.lab.report.document import gallery
 from powernorm.lab.report.figures import DrawnFigure
-from powernorm.lab.report.markup import Markup, element
-from powernorm.lab.report.numerals import STATUS_WORDS, printable
+from powernorm.lab.report.numerals import STATUS_WORDS
 from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.templates import part
 from powernorm.runs import StudyInfo
 
 StudyFigures = Callable[[Comparison, StudyInfo], Sequence[DrawnFigure]]
@@ -34,16 +35,16 @@ def study_contents(comparison: Comparison) -> list[Markup]:
         return []
     drawn = FIGURES.get(study["name"], _by_shape)(comparison, study)
     contents = [
-        element(
-            "p",
-            f"After {printable(study['source'])}, with the model and data of this comparison.",
-            attributes={"class": "soft"},
+        part(
+            "paragraph",
+            f"After {study['source']}, with the model and data of this comparison.",
+            kind="soft",
         )
     ]
     if drawn:
-        contents.append(gallery(drawn))
+        contents.append(part("gallery", drawn))
     else:
-        contents.append(element("p", "No run has a number to draw."))
+        contents.append(part("paragraph", "No run has a number to draw."))
     return contents + _lost_runs(comparison)
 
 
@@ -57,13 +58,11 @@ def _by_shape(comparison: Comparison, study: StudyInfo) -> Sequence[DrawnFigure]
 
 def _lost_runs(comparison: Comparison) -> list[Markup]:
     lost = [
-        f"{printable(run.name)}, seed {run.seed}: {STATUS_WORDS[run.shown_status]}"
+        f"{run.name}, seed {run.seed}: {STATUS_WORDS[run.shown_status]}"
         for run in comparison.runs
         if not run.finished
     ]
     if not lost:
         return []
-    return [
-        element("p", "Without a number in the figures: ", "; ".join(lost), ".",
-                attributes={"class": "alarm"})
-    ]  # fmt: skip
+    words = f"Without a number in the figures: {'; '.join(lost)}."
+    return [part("paragraph", words, kind="alarm")]

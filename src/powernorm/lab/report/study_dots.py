@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from powernorm.lab.report.drawing import figure, inline_svg, line_style, plain_axes
-from powernorm.lab.report.markup import Markup
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.study_values import Range
 

@@ -6,6 +6,7 @@ from math import nan
 from typing import Final
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
@@ -13,7 +14,6 @@ from matplotlib.patches import Rectangle
 
 from powernorm.lab.report.drawing import figure, inline_svg, plain_axes
 from powernorm.lab.report.figures import DrawnFigure
-from powernorm.lab.report.markup import Markup
 from powernorm.lab.report.numerals import number, printable
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.study_values import Measure, Point, metric, points_of, tid_percent

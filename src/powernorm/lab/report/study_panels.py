@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -20,7 +21,6 @@ from powernorm.lab.report.drawing import (
     reference_style,
 )
 from powernorm.lab.report.magnitudes import linear_limits, logarithmic_limits
-from powernorm.lab.report.markup import Markup
 from powernorm.lab.report.numerals import printable
 
 MAX_TICKS: Final = 8

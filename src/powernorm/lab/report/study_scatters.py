@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Final
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
@@ -19,7 +20,6 @@ from powernorm.lab.report.drawing import (
 from powernorm.lab.report.figures import DrawnFigure
 from powernorm.lab.report.heatmaps import short_name
 from powernorm.lab.report.magnitudes import logarithmic_limits
-from powernorm.lab.report.markup import Markup
 from powernorm.lab.report.numerals import percent, printable
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.runs import ScaleRecord, StudyInfo

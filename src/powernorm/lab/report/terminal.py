@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from powernorm.lab.report.columns import MAX_METRICS, Column, columns_of
+from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial, cells, headline
 from powernorm.lab.report.conclusion import conclusion
 from powernorm.lab.report.numerals import NOTHING, counted, printable
 from powernorm.lab.report.paper_tables import HEADINGS, paper_lines
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scored_weights, signatures
 from powernorm.lab.report.summary import SummaryRow, best_rows, summarize
-from powernorm.lab.report.tables import FOOTNOTE, any_partial, cells, headline
 from powernorm.runs import REPORT_FILE, RESULTS_FILE
 
 _MAX_CELL: Final = 26

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from markupsafe import Markup
+
 from powernorm.errors import InputError
-from powernorm.lab.report.document import folded
 from powernorm.lab.report.logs import read_text
-from powernorm.lab.report.markup import Markup, element
 from powernorm.lab.report.records import Comparison, Run, Translation
+from powernorm.lab.report.templates import part
 from powernorm.runs import TRANSLATIONS_FILE
 
 NUM_SENTENCES: Final = 10
@@ -54,13 +55,9 @@ def sample_contents(comparison: Comparison) -> list[Markup]:
         name: {(one.source, one.reference): one.translation for one in found}
         for name, found in by_norm.items()
     }
-    listed = element("ol", *(_sentence(one, answers) for one in sentences))
-    return [
-        folded(
-            f"{num_sentences} sentences of the test text, by the first run of each norm",
-            listed,
-        )
-    ]
+    summary = f"{num_sentences} sentences of the test text, by the first run of each norm"
+    listed = [_sentence(one, answers) for one in sentences]
+    return [part("folded", summary, [part("sentences", listed)])]
 
 
 def first_runs(runs: Sequence[Run]) -> list[Run]:
@@ -78,19 +75,11 @@ def _translations_of(comparison: Comparison, run: Run) -> list[Translation]:
 
 def _sentence(
     sentence: Translation, answers: Mapping[str, Mapping[tuple[str, str], str]]
-) -> Markup:
-    """Source, reference and every norm's translation, below each other for narrow screens."""
+) -> list[tuple[str, str]]:
+    """Source, reference and every norm's translation."""
     lines = [("source", sentence.source), ("reference", sentence.reference)]
-    lines += [
+    return lines + [
         (name, found[sentence.source, sentence.reference])
         for name, found in answers.items()
         if (sentence.source, sentence.reference) in found
     ]
-    pairs = (
-        (element("dt", name), element("dd", text, attributes={"dir": "auto"}))
-        for name, text in lines
-    )
-    return element(
-        "li",
-        element("dl", *(part for pair in pairs for part in pair), attributes={"class": "sample"}),
-    )

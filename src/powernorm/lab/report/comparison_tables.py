@@ -1,0 +1,164 @@
+"""The tables of a comparison: one list of columns for terminal, page, Markdown and LaTeX."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from powernorm.lab.report import numerals
+from powernorm.lab.report.columns import COLUMNS, Column, caption_of_results, columns_of
+from powernorm.lab.report.paired import values_by_seed
+from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.run_columns import RUN_COLUMNS, RunColumn, run_columns_of
+from powernorm.lab.report.summary import SummaryRow, best_rows
+from powernorm.lab.report.tables import Table
+from powernorm.lab.report.templates import part
+
+FOOTNOTE: Final = "* Not every run gave this number: the average is over those that did."
+MAX_SEEDS: Final = 20
+"""Seeds whose values a cell says under the pointer."""
+
+
+def cells(row: SummaryRow, columns: Sequence[Column] = COLUMNS) -> list[str]:
+    """The row's texts, one a column."""
+    return [column.text(row) for column in columns]
+
+
+def any_partial(rows: Iterable[SummaryRow]) -> bool:
+    """Whether a number of the table needs the footnote."""
+    return any(
+        row.is_partial(value)
+        for row in rows
+        for value in (row.valid, row.test, *row.metrics.values())
+        if value is not None
+    )
+
+
+def run_cells(run: Run, columns: Sequence[RunColumn] = RUN_COLUMNS) -> list[str]:
+    """One run's texts, one a column; nothing is averaged and nothing left out."""
+    return [column.text(run) for column in columns]
+
+
+def headline(comparison: Comparison) -> str:
+    """One line that names the comparison."""
+    study = "" if comparison.study is None else comparison.study["name"]
+    parts = (comparison.task, study, comparison.preset, comparison.where)
+    return " · ".join(numerals.printable(part) for part in parts if part)
+
+
+def table_of(
+    rows: Sequence[SummaryRow], columns: Sequence[Column] = COLUMNS, best: Iterable[str] = ()
+) -> Table:
+    """One row a norm: the best shaded, runs that did not finish in alarm color.
+
+    Args:
+        rows: of `summarize`.
+        columns: of `columns_of`.
+        best: labels of `best_rows`.
+    """
+    best = set(best)
+    cell_kinds, titles = {}, {}
+    for index, row in enumerate(rows):
+        for place, column in enumerate(columns):
+            if not row.complete and column.counts_finished:
+                cell_kinds[index, place] = "alarm wrap" if column.key == "status" else "alarm"
+            if column.metric:
+                titles[index, place] = _by_seed(row, column.metric)
+    return Table(
+        [column.heading for column in columns],
+        [column.numeric for column in columns],
+        [cells(row, columns) for row in rows],
+        row_kinds=[
+            " ".join(["baseline"] * row.is_baseline + ["best"] * (row.label in best))
+            for row in rows
+        ],
+        cell_kinds=cell_kinds,
+        titles=titles,
+    )
+
+
+def _by_seed(row: SummaryRow, metric: str) -> str:
+    """What each seed gave, in as many digits as tell them apart; empty for a baseline."""
+    values = values_by_seed(row.runs, metric)
+    shown = [f"seed {seed}: {value:.6g}" for seed, value in list(values.items())[:MAX_SEEDS]]
+    return ", ".join(shown) + "…" * (len(values) > MAX_SEEDS)
+
+
+def summary_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Markup:
+    """The table of a comparison for its page."""
+    best = best_rows(rows, comparison.measure)
+    note = caption_of_results(comparison, is_shaded=bool(best))
+    if any_partial(rows):
+        note += " " + FOOTNOTE
+    return table_of(rows, columns_of(comparison), best).html("Results", note)
+
+
+def markdown_table(rows: Sequence[SummaryRow], columns: Sequence[Column] = COLUMNS) -> str:
+    """The table in GitHub's Markdown."""
+    return table_of(rows, columns).markdown()
+
+
+def run_table(comparison: Comparison) -> Markup:
+    """One row a run with its status and its message."""
+    columns = run_columns_of(comparison)
+    headings = [column.heading for column in columns]
+    table = Table(
+        headings,
+        [column.numeric for column in columns],
+        [run_cells(run, columns) for run in comparison.runs],
+        cell_kinds={
+            (index, headings.index("status")): "alarm"
+            for index, run in enumerate(comparison.runs)
+            if not run.finished
+        },
+        values={
+            (index, headings.index("time")): run.seconds
+            for index, run in enumerate(comparison.runs)
+            if run.seconds is not None
+        },
+        wide="note",
+    )
+    return table.html("Every run", "One row a run, nothing averaged.")
+
+
+def glossary(comparison: Comparison) -> Markup:
+    """What each column of the table means."""
+    pairs = [(column.heading, column.meaning) for column in columns_of(comparison)]
+    return part("definitions", pairs)
+
+
+def settings_table(
+    settings: Mapping[str, Any], caption: str, preset: Mapping[str, str] = MappingProxyType({})
+) -> Markup:
+    """Nested settings, one row a value under its dotted name.
+
+    Args:
+        settings: the values.
+        caption: what they are of.
+        preset: values of the preset where it has others; their rows are marked.
+    """
+    lines = [
+        [name, f"{text} (preset: {preset[name]})" if name in preset else text]
+        for name, text in _flat(settings)
+    ]
+    table = Table(
+        ["setting", "value"],
+        [False, False],
+        lines,
+        row_kinds=["changed" if name in preset else "" for name, _ in lines],
+        cell_kinds={(index, 1): "wrap" for index in range(len(lines))},
+        has_head=False,
+    )
+    return table.html(caption, caption)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and texts, the form that `--set` takes."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+            yield f"{prefix}{key}", ", ".join(map(str, value))
+        else:
+            yield f"{prefix}{key}", str(value)
