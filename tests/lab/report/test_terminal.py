@@ -49,8 +49,12 @@ def test_footnote_where_an_average_is_partial(comparison_folder: Path) -> None:
     assert "* Not every run gave this number" in printed(comparison_folder, 80)
 
 
-def test_a_pipe_gets_whole_lines(comparison_folder: Path) -> None:
+def test_a_pipe_gets_whole_lines(comparison_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a script or a pager reads has one line a norm, and no word in two pieces."""
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = printed(comparison_folder, 60, terminal=False)
+    assert max(map(len, narrow.splitlines())) <= 60
+    monkeypatch.delenv("COLUMNS")
     text = printed(comparison_folder, 40, terminal=False)
     (line,) = [line for line in text.splitlines() if line.startswith("│ bn ")]
     assert "1 of 2 finished; diverged: seed 1" in line

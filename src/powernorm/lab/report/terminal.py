@@ -1,5 +1,6 @@
 """The table of a comparison in a terminal of any width."""
 
+import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -36,9 +37,9 @@ _UNLIMITED: Final = 10_000
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Print what a comparison shows, and one table, or several where a terminal has no room for it.
 
-    No column is ever left out. In a file or a pipe no line is broken.
+    No column is ever left out. In a file or a pipe no line is broken, unless `COLUMNS` asks for it.
     """
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(file=console.file, width=_UNLIMITED, color_system=None)
     rows = summarize(comparison)
     console.print(Text(headline(comparison), style="bold"))
