@@ -1,5 +1,6 @@
 """The pages in a real browser, as wide as a desktop's window and as a phone."""
 
+import csv
 import json
 import os
 import re
@@ -49,6 +50,20 @@ function sorted(page) {
   }
   return found;
 }
+// What the page says under the pointer at the end of the first line of the first figure.
+function hovered(page, view) {
+  const svg = page.querySelector('#curves svg[data-frames]');
+  if (svg === null) return null;
+  const line = svg.querySelector('g[data-name] > path');
+  const end = line.getPointAtLength(line.getTotalLength()).matrixTransform(svg.getScreenCTM());
+  const away = new view.PointerEvent('pointermove', { clientX: 1, clientY: 1 });
+  const on = new view.PointerEvent('pointermove', { clientX: end.x + 2, clientY: end.y + 2 });
+  const tip = page.querySelector('.tip');
+  svg.dispatchEvent(on);
+  const text = tip.textContent, shown = !tip.hidden;
+  svg.dispatchEvent(away);
+  return [line.parentNode.dataset.name, text, shown, tip.hidden];
+}
 function measure(frame) {
   const page = frame.contentDocument, view = frame.contentWindow;
   const shown = node => { const box = node.getBoundingClientRect();
@@ -74,6 +89,7 @@ function measure(frame) {
     cues: [...page.querySelectorAll('.cue')].filter(cue => cue.checkVisibility()
       && /column|more/.test(cue.textContent)).length,
     sorted: sorted(page),
+    hovered: hovered(page, view),
   };
 }
 window.onload = () => {
@@ -239,6 +255,20 @@ def test_a_click_on_a_heading_sorts_the_table(measured: dict[str, Any]) -> None:
         [None, *found["before"]],
     ]
     assert found["norm"][0] == ["ascending", "bigram", "bn", "ln", "pn", "unigram"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_line_says_its_value_under_the_pointer(
+    measured: dict[str, Any], folder: Path, width: int
+) -> None:
+    name, text, shown, hidden_after = measured[f"comparison-{width}"]["hovered"]
+    assert (name, shown, hidden_after) == ("ln", True, True)
+    found = re.fullmatch(r"ln: ([\d.]+) at ([\d.e+]+) tokens", text)
+    assert found is not None, text
+    with (folder / "demo" / "ln-pre-seed0" / "metrics.csv").open() as stream:
+        last = list(csv.DictReader(stream))[-1]
+    assert float(found[1]) == pytest.approx(float(last["train_loss"]), rel=0.01)
+    assert float(found[2]) == pytest.approx(float(last["tokens"]), rel=0.01)
 
 
 def test_first_diagnosis_of_a_comparison_is_open(measured: dict[str, Any]) -> None:

@@ -19,8 +19,8 @@ from powernorm.lab.report.drawing import (
     legend_label,
     logarithmic_ticks,
 )
+from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
 from powernorm.lab.report.magnitudes import LARGEST, linear_limits, logarithmic_limits
-from powernorm.lab.report.study_panels import Band, Panel, Trace, draw_panels
 
 NAMES = ("ln", "bn-64", "rbn-0.01-0.1", "pn-0.9-0.99", "MWMWMWMWMW", "layers.11.attention")
 

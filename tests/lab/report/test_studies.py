@@ -13,9 +13,9 @@ from lab.report.study_folders import STEPS, Row, write_scales, write_study
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
 from powernorm.lab.report.drawing import line_style
+from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
 from powernorm.lab.report.studies import study_contents
 from powernorm.lab.report.study_figures import layernorm_parts, lowest_layers
-from powernorm.lab.report.study_panels import Band, Panel, Trace, draw_panels
 from powernorm.lab.report.study_scatters import scales
 from powernorm.lab.report.study_values import Range, metric, over_time, points_of
 from powernorm.runs import METRICS_FILE
@@ -438,3 +438,13 @@ def test_runs_that_go_on_have_their_label(tmp_path: Path) -> None:
 
 def test_thirty_two_lines_look_different() -> None:
     assert len({line_style(index) for index in range(32)}) == 32
+
+
+def test_a_long_name_leaves_room_for_its_numbers(tmp_path: Path) -> None:
+    rows = (Row("ln", "ln", [3.0, 3.1]), Row("a label of many words " * 8, "bn", [3.2, 3.3]))
+    study = {"name": "layernorm-parts", "title": "Parts"}
+    found = section(write_study(tmp_path / "study", study, rows))
+    assert "a label o" in found
+    assert "many words a label of many words a label of many words" not in found.split("<svg")[1]
+    (box,) = {float(one) for one in re.findall(r'viewBox="0 0 ([\d.]+) ', found)}
+    assert box < 300

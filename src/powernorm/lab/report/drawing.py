@@ -1,5 +1,6 @@
 """matplotlib figures as SVG that can stand many times in one page and follows its colours."""
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ _COLOURS: Final[Mapping[str, str]] = {
 }
 _DASHES: Final = ("-", "--", ":", "-.")
 _LEGEND_SIZE: Final = 9
+_HOVER: Final = "value of "
 _MOST_LETTERS: Final = 400
 """More fit into no figure, whatever they are: laying out a longer text takes long."""
 # Any: recent matplotlib types the keys as a long Literal, older ones as str.
@@ -116,7 +118,7 @@ def reference_style() -> tuple[str, tuple[int, tuple[int, int]]]:
 
 def plain_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     """Title, labels and a quiet grid."""
-    axes.set_title(_fitting(title, _TITLE_ROOM, 11, "bold"), loc="left", fontweight="bold")
+    axes.set_title(fitting(title, _TITLE_ROOM, 11, "bold"), loc="left", fontweight="bold")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(visible=True, linewidth=0.6)
@@ -149,11 +151,11 @@ def legend_label(name: str) -> str:
     """
     # A label that starts with an underscore would be left out of the legend.
     label = printable(name).lstrip("_") or NOTHING
-    return _fitting(label, LEGEND_WIDTH - _legend_frame(1), _LEGEND_SIZE)
+    return fitting(label, LEGEND_WIDTH - _legend_frame(1), _LEGEND_SIZE)
 
 
 @lru_cache(maxsize=4096)
-def _fitting(text: str, room: float, size: float, weight: str = "normal") -> str:
+def fitting(text: str, room: float, size: float, weight: str = "normal") -> str:
     """The text without its middle where it is wider than so many points."""
     if len(text) <= _MOST_LETTERS and _text_width(text, size, weight) <= room:
         return text
@@ -236,13 +238,19 @@ def _plain_number(value: float, position: int | None) -> str:
     return f"{digits.removesuffix('.0')}e{int(exponent)}"
 
 
-def inline_svg(drawn: Figure, prefix: str, description: str) -> Markup:
+def hover_name(name: str) -> str:
+    """Id of a line that says its values under the pointer, by this name."""
+    return _HOVER + printable(name)
+
+
+def inline_svg(drawn: Figure, prefix: str, description: str, unit: str = "") -> Markup:
     """The figure as an `<svg>` element.
 
     Args:
         drawn: a figure of `figure`, inside its `with` block.
         prefix: put in front of every id, so that figures of one page do not clash.
         description: what a reader who cannot see the figure is told.
+        unit: of the x axes, for the values under the pointer; empty where there are none.
     """
     stream = StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -258,8 +266,22 @@ def inline_svg(drawn: Figure, prefix: str, description: str) -> Markup:
         root.attrib.pop(attribute, None)
     root.attrib["role"] = "img"
     root.attrib["aria-label"] = description
+    if unit:
+        root.attrib |= {"data-frames": json.dumps(list(map(_frame, drawn.axes))), "data-unit": unit}
     root.attrib["style"] = f"stroke-linejoin: round; stroke-linecap: butt; font-family: {_FONTS}"
     return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=True))
+
+
+def _frame(axes: Axes) -> dict[str, object]:
+    """Where a frame lies in its figure, from the left and from the top, and what its axes span."""
+    box = axes.get_position()
+    sides = {"left": box.x0, "right": box.x1, "top": 1 - box.y1, "bottom": 1 - box.y0}
+    x, y = axes.get_xlim(), axes.get_ylim()
+    return {
+        **{name: round(float(place), 4) for name, place in sides.items()},
+        "x": [*map(float, x), axes.get_xscale() == "log"],
+        "y": [*map(float, y), axes.get_yscale() == "log"],
+    }
 
 
 def _local(tag: str) -> str:
@@ -271,7 +293,9 @@ def _adapt(node: ElementTree.Element, prefix: str) -> None:
     node.tag = _local(node.tag)
     adapted: dict[str, str] = {}
     for key, value in node.attrib.items():
-        if key == "id":
+        if key == "id" and value.startswith(_HOVER):
+            adapted["data-name"] = value.removeprefix(_HOVER)
+        elif key == "id":
             adapted["id"] = f"{prefix}-{value}"
         elif key == _HREF:
             adapted["href"] = f"#{prefix}-{value[1:]}" if value.startswith("#") else value

@@ -195,8 +195,9 @@ def _draw_curve(comparison: Comparison, curve: _Curve, prefix: str) -> DrawnFigu
     return DrawnFigure(svg, " ".join(notes))
 
 
-_LOST: Final = "A cross ends a run that diverged or became NaN; such a run may leave the frame."
-_FAILED: Final = "A cross ends a run that failed or became NaN; such a run may leave the frame."
+_ENDED: Final = "Thin, with a cross at its end or on the edge where it leaves the frame: a run that"
+_LOST: Final = f"{_ENDED} diverged or became NaN."
+_FAILED: Final = f"{_ENDED} failed or became NaN."
 
 
 def _is_wide(series: Sequence[curves.Series]) -> bool:

@@ -6,15 +6,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Final, Literal
 
-from matplotlib.axes import Axes
-
 from powernorm.errors import InputError
-from powernorm.lab.report.drawing import logarithmic_ticks
+from powernorm.lab.report.lines import Band, Panel
 from powernorm.lab.report.loading import is_run_folder, read_runs
-from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.pictures import label_axes, panels, save
+from powernorm.lab.report.pictures import draw_pictures, save
 from powernorm.lab.report.records import NormSample, Run
-from powernorm.lab.report.style import SERIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +47,8 @@ def draw_fluctuation(runs: Mapping[str, Path], out: Path) -> Path:
             written.
     """
     read = {name: _recorded(folder) for name, folder in runs.items()}
-    drawn, frames = panels(2)
-    for panel, axes in zip(PANELS, frames, strict=True):
-        _draw(axes, panel, read)
-    return save(drawn, out)
+    panels = [_panel(panel, read) for panel in PANELS]
+    return save(draw_pictures(panels, "part of the training, %"), out)
 
 
 def _recorded(folder: Path) -> Run:
@@ -69,19 +63,13 @@ def _recorded(folder: Path) -> Run:
     return run
 
 
-def _draw(axes: Axes, panel: _Panel, runs: Mapping[str, Run]) -> None:
-    for index, (name, run) in enumerate(runs.items()):
-        points = _points(run, panel)
-        axes.plot(
-            [x for x, _ in points],
-            [y for _, y in points],
-            label=printable(name),
-            color=SERIES[index % len(SERIES)],
-            linewidth=1.4,
-        )
-    label_axes(axes, panel.title, "part of the training, %", panel.y_label)
-    axes.set_yscale("log")
-    logarithmic_ticks(axes.yaxis, *axes.get_ylim())
+def _panel(panel: _Panel, runs: Mapping[str, Run]) -> Panel:
+    points = {name: _points(run, panel) for name, run in runs.items()}
+    bands = [
+        Band(name, style, [x for x, _ in line], [y for _, y in line])
+        for style, (name, line) in enumerate(points.items())
+    ]
+    return Panel(panel.title, panel.y_label, bands, logarithmic=True)
 
 
 def _value(sample: NormSample, panel: _Panel) -> float | None:

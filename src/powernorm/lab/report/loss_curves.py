@@ -6,17 +6,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-import numpy as np
-from matplotlib.axes import Axes
-from numpy.typing import ArrayLike
-
 from powernorm.errors import InputError
-from powernorm.lab.report.drawing import line_style, logarithmic_ticks
 from powernorm.lab.report.figures import own_columns
+from powernorm.lab.report.lines import Band, Panel
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import own_heading
-from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.pictures import label_axes, panels, save
+from powernorm.lab.report.pictures import draw_pictures, save
 from powernorm.lab.report.records import Comparison, Run
 
 COLUMNS: Final = (
@@ -49,24 +44,28 @@ def draw_loss_curves(folder: Path, out: Path, norms: Sequence[str] = ()) -> Path
     """
     comparison = read_comparison(folder)
     chosen = _chosen(comparison, norms, folder)
-    drawn, frames = panels(1)
-    panes = _panes(comparison)
-    for axes, (column, title, y_label) in zip(frames, panes, strict=False):
-        for index, name in enumerate(chosen):
-            lines = [_line(run, column) for run in _runs_of(comparison, name)]
-            _draw(axes, [line for line in lines if line], name, index)
-        if any(_is_wide(line.get_ydata()) for line in axes.lines):
-            axes.set_yscale("log")
-            logarithmic_ticks(axes.yaxis, *axes.get_ylim())
-        label_axes(axes, title, "step", y_label)
-    for axes in frames[len(panes) :]:
-        drawn.delaxes(axes)
-    if not any(axes.lines for axes in frames):
+    panels = [
+        Panel(title, y_label, bands, logarithmic=_are_wide(bands))
+        for column, title, y_label in _panes(comparison)
+        if (bands := list(_bands(comparison, chosen, column)))
+    ]
+    if not panels:
         raise InputError(
             f"{folder} has no losses over the training: give the folder that "
             "`powernorm compare` wrote, with its runs."
         )
-    return save(drawn, out)
+    return save(draw_pictures(panels, "step"), out)
+
+
+def _bands(comparison: Comparison, norms: Sequence[str], column: str) -> Iterator[Band]:
+    """The mean over the seeds of each norm as a line, their range as a band."""
+    for style, name in enumerate(norms):
+        lines = [line for run in _runs_of(comparison, name) if (line := _line(run, column))]
+        points = list(_blocks(lines)) if lines else []
+        if points:
+            steps, values = zip(*points, strict=True)
+            low, high = (list(map(end, values)) for end in (min, max))
+            yield Band(name, style, steps, list(map(fmean, values)), low, high)
 
 
 def _panes(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -103,31 +102,8 @@ def _line(run: Run, column: str) -> Mapping[float, float]:
     }
 
 
-def _draw(axes: Axes, lines: Sequence[Mapping[float, float]], name: str, index: int) -> None:
-    """The mean over the seeds as a line, their range as a band."""
-    if not lines:
-        return
-    colour, dashes = line_style(index)
-    points = list(_blocks(lines))
-    if not points:
-        return
-    steps = [step for step, _ in points]
-    axes.plot(
-        steps,
-        [fmean(values) for _, values in points],
-        color=colour,
-        linestyle=dashes,
-        linewidth=1.6,
-        label=printable(name),
-    )
-    if len(lines) > 1:
-        low, high = [min(values) for _, values in points], [max(values) for _, values in points]
-        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-
-
-def _is_wide(values: ArrayLike) -> bool:
-    numbers = np.asarray(values, dtype=float)
-    return bool(numbers.min() > 0 and WIDE * numbers.min() < numbers.max())
+def _are_wide(bands: Sequence[Band]) -> bool:
+    return any(0 < WIDE * min(band.mean) < max(band.mean) for band in bands)
 
 
 def _blocks(

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import matplotlib as mpl
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from powernorm.errors import InputError
+from powernorm.lab.report.lines import Panel, draw_panel, legend_entries, scale_x
 
 SUFFIXES: Final = (".svg", ".png")
 
@@ -18,21 +17,20 @@ SUFFIXES: Final = (".svg", ".png")
 _STYLE: Final[Any] = {"text.parse_math": False, "svg.hashsalt": "powernorm"}
 
 
-def panels(rows: int) -> tuple[Figure, Sequence[Axes]]:
-    """A white figure with rows of two frames."""
+def draw_pictures(panels: Sequence[Panel], x_label: str) -> Figure:
+    """Draw panels on white, two in a row."""
+    rows = -(-len(panels) // 2)
     drawn = Figure(figsize=(9, 3.3 * rows), layout="constrained", dpi=150)
     FigureCanvasAgg(drawn)
-    axes = drawn.subplots(rows, 2, squeeze=False)
-    for frame in axes.flat:
-        frame.grid(visible=True, linewidth=0.5, alpha=0.5)
-    return drawn, list(axes.flat)
-
-
-def label_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
-    """Words around a frame."""
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    frames = iter(drawn.subplots(rows, 2, squeeze=False).flat)
+    for panel, axes in zip(panels, frames, strict=False):
+        draw_panel(axes, panel)
+        scale_x(axes, [panel])
+        axes.set_xlabel(x_label)
+    for axes in frames:
+        # The last row may not be full.
+        drawn.delaxes(axes)
+    return drawn
 
 
 def save(drawn: Figure, out: Path) -> Path:
@@ -41,10 +39,7 @@ def save(drawn: Figure, out: Path) -> Path:
     Raises:
         InputError: the file cannot be written.
     """
-    named: dict[str, Artist] = {}
-    for axes in drawn.axes:
-        handles, labels = axes.get_legend_handles_labels()
-        named.update(zip(labels, handles, strict=True))
+    named = legend_entries(drawn.axes)
     drawn.legend(
         handles=list(named.values()),
         labels=list(named),

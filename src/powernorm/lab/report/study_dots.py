@@ -8,10 +8,12 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from powernorm.lab.report.drawing import figure, inline_svg, line_style, plain_axes
+from powernorm.lab.report.drawing import figure, fitting, inline_svg, line_style, plain_axes
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.study_values import Range
 
+NAME_ROOM: Final = 110
+"""Points at the left of the frame that a name may take."""
 _MARKERS: Final = ("o", "D")
 
 
@@ -55,7 +57,9 @@ def draw_dots(
         axes.grid(visible=False, axis="y")
         for place, row in enumerate(rows):
             _draw_row(axes, place, row, quantities)
-        axes.set_yticks(range(len(rows)), [printable(row.name) for row in rows])
+        axes.set_yticks(
+            range(len(rows)), [fitting(printable(row.name), NAME_ROOM, 9) for row in rows]
+        )
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.margins(x=0.08)
         axes.xaxis.set_major_locator(MaxNLocator(5))

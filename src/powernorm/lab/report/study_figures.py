@@ -6,9 +6,9 @@ from statistics import fmean
 from typing import Final
 
 from powernorm.lab.report.figures import DrawnFigure
+from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.lab.report.study_dots import DotRow, draw_dots
-from powernorm.lab.report.study_panels import Band, Panel, Trace, draw_panels
 from powernorm.lab.report.study_values import (
     Measure,
     Point,
