@@ -140,7 +140,12 @@ def _without_result(norms: Iterable[SummaryRow]) -> Iterator[str]:
         yield f"No finished run: {_listed(lost)}."
 
 
+def _short(name: str) -> str:
+    """A name without its middle where that would fill the sentence."""
+    return numerals.printable(name if len(name) <= 80 else f"{name[:40]}…{name[-39:]}")
+
+
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(numerals.printable, names[:MAX_NAMES]))
+    shown = ", ".join(map(_short, names[:MAX_NAMES]))
     more = len(names) - MAX_NAMES
     return f"{shown} and {more} more" if more > 0 else shown

@@ -105,7 +105,7 @@ def draw_panels(
     prefix: str,
     description: str,
 ) -> Markup:
-    """Panels below each other, with one legend where there are several lines or one of runs.
+    """Panels below each other, with one legend.
 
     Args:
         panels: from top to bottom.
@@ -116,7 +116,9 @@ def draw_panels(
     """
     labels = list(dict.fromkeys(band.label for panel in panels for band in panel.bands))
     columns = legend_columns(labels)
-    rows = -(-len(labels) // columns)
+    # The titles of several frames with one line each say what that is.
+    is_named = len(panels) == 1 or any(len(panel.bands) > 1 for panel in panels)
+    rows = -(-len(labels) // columns) if is_named else 0
     panel_height = 2.7 if len(panels) == 1 else 1.9
     with figure(0.4 + panel_height * len(panels) + 0.22 * rows) as drawn:
         frames = list(drawn.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0])
@@ -124,7 +126,8 @@ def draw_panels(
             draw_panel(axes, panel)
         frames[-1].set_xlabel(x_label)
         scale_x(frames[-1], panels, logarithmic=logarithmic_x)
-        draw_legend(drawn, legend_entries(frames), columns)
+        if rows:
+            draw_legend(drawn, legend_entries(frames), columns)
         return inline_svg(drawn, prefix, description, unit=x_label)
 
 
@@ -234,7 +237,7 @@ def _draw_references(
     for value in near.values():
         axes.axhline(value, color=colour, linestyle=dashes, linewidth=1.2)
     for names, value in _without_collisions(axes, near):
-        _annotate(axes, ", ".join(names), value, ("axes fraction", "data"), 1)
+        _annotate(axes, ", ".join(names), value, ("axes fraction", "data"), 3)
     for is_above in (True, False):
         words = [
             f"{printable(name)} {panel.references[name]:.3g}"
@@ -243,7 +246,7 @@ def _draw_references(
         ]
         if words:
             text = f"{', '.join(words)}: {'above' if is_above else 'below'}"
-            _annotate(axes, text, float(is_above), "axes fraction", -13 if is_above else 1)
+            _annotate(axes, text, float(is_above), "axes fraction", -13 if is_above else 3)
     if panel.zero:
         axes.axhline(0, color=colour, linewidth=0.8)
 

@@ -62,6 +62,8 @@ def draw_dots(
         )
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.margins(x=0.08)
+        for place, row in enumerate(rows):
+            _write_note(axes, place, row)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         if len(quantities) > 1:
             handles, labels = axes.get_legend_handles_labels()
@@ -88,12 +90,18 @@ def _draw_row(axes: Axes, place: int, row: DotRow, quantities: Sequence[str]) ->
             linestyle="",
             label=quantity,
         )
+
+
+def _write_note(axes: Axes, place: int, row: DotRow) -> None:
+    """In the half of the row that has no dot."""
     if row.note:
+        known = [value.mean for value in row.values if value is not None]
+        is_right = bool(known) and sum(known) / len(known) > sum(axes.get_xlim()) / 2
         axes.annotate(
             printable(row.note),
-            (0.99, place),
+            (0.01 if is_right else 0.99, place),
             xycoords=("axes fraction", "data"),
-            horizontalalignment="right",
+            horizontalalignment="left" if is_right else "right",
             verticalalignment="center",
             fontsize=9,
             fontweight="bold",
