@@ -8,8 +8,11 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": (
         *(
             "filelock",
+            "jinja2",
             "lightning",
+            "markupsafe",
             "matplotlib",
+            "pandas",
             "pydantic",
             "rich",
             "sacrebleu",

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, Measure
+from powernorm.lab.report.paired import values_by_seed
 from powernorm.lab.report.records import BaselineRow, Comparison, Run, ShownStatus
 
 REFERENCE = "ln"
@@ -226,22 +227,13 @@ def _spread(values: Sequence[float]) -> Spread | None:
 
 
 def _gap(runs: Iterable[Run], references: Iterable[Run], metric: str) -> Gap | None:
-    ours, theirs = _by_seed(runs, metric), _by_seed(references, metric)
+    ours, theirs = values_by_seed(runs, metric), values_by_seed(references, metric)
     common = sorted(ours.keys() & theirs.keys())
     if not common:
         return None
     reference = fmean(theirs[seed] for seed in common)
     difference = fmean(ours[seed] for seed in common) - reference
     return Gap(difference, difference / reference if reference else None)
-
-
-def _by_seed(runs: Iterable[Run], metric: str) -> dict[int, float]:
-    """A metric by seed of the runs that finished."""
-    return {
-        run.seed: value
-        for run in runs
-        if run.finished and (value := run.metrics.get(metric)) is not None
-    }
 
 
 def _mean_tid(runs: Sequence[Run]) -> dict[str, float | None] | None:

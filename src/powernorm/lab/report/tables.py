@@ -4,15 +4,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from markupsafe import Markup
+from pandas import DataFrame
 
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.templates import part
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 _LATEX: Final = str.maketrans(
     {
@@ -108,10 +106,8 @@ class Table:
     has_head: bool = True
 
     @cached_property
-    def frame(self) -> "DataFrame":
+    def frame(self) -> DataFrame:
         """The texts; two columns may have one heading."""
-        from pandas import DataFrame
-
         return DataFrame(list(map(list, self.lines)), columns=list(self.headings), dtype=object)
 
     def html(self, label: str, caption: str) -> Markup:
