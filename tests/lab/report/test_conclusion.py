@@ -117,6 +117,15 @@ def test_those_behind_a_baseline_are_named() -> None:
     assert best(comparison) == {"bn"}
 
 
+def test_a_norm_with_too_few_seeds_is_not_tested() -> None:
+    values = {"ln": [70.0, 70.1, 70.2], "bn": [75.0, 75.1, 75.2], "pn": [99.0, 99.1]}
+    found = conclusion(compared(values))
+    assert found[0].startswith("Better than ln in test accuracy: bn ")
+    assert found[1] == "Fewer than 3 seeds, so no test: pn."
+    assert found[2].startswith("By the paired t-test")
+    assert "Holm" not in found[2]
+
+
 def test_without_the_reference_there_is_no_test() -> None:
     (only,) = conclusion(compared({"bn": [70.0, 71.0, 72.0], "pn": [70.0, 71.0, 72.0]}))
     assert only == "No test: no seed finished both with ln and with another norm."

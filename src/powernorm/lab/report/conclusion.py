@@ -87,6 +87,7 @@ def _against_reference(comparison: Comparison, measured: Sequence[SummaryRow]) -
     untested = [row.label for row, gap in gaps if isnan(gap.p)]
     if untested:
         yield f"Fewer than {LEAST_SEEDS} seeds, so no test: {_listed(untested)}."
+    yield _method(tested)
 
 
 def _differences(comparison: Comparison, tested: Sequence[_Tested]) -> Iterator[str]:
@@ -103,6 +104,9 @@ def _differences(comparison: Comparison, tested: Sequence[_Tested]) -> Iterator[
     others = [row.label for row, _ in tested if row.label not in differing]
     if others:
         yield f"Not told apart from {REFERENCE} by these seeds: {_listed(others)}."
+
+
+def _method(tested: Sequence[_Tested]) -> str:
     corrected = f", corrected for {len(tested)} norms (Holm)" if len(tested) > 1 else ""
     marked = (
         f" A norm with a remark is held against {REFERENCE} with the same."
@@ -110,7 +114,7 @@ def _differences(comparison: Comparison, tested: Sequence[_Tested]) -> Iterator[
         else ""
     )
     confidence, error = (f"{100 * part:.0f} %" for part in (CONFIDENCE, 1 - CONFIDENCE))
-    yield (
+    return (
         f"By the paired t-test over the seeds, two-sided, at {error}{corrected}; in parentheses "
         f"the {confidence} interval of a difference.{marked}"
     )
