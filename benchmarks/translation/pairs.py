@@ -10,7 +10,9 @@ import torch
 from joeynmt_files import SOURCE, TARGET, write_pairs, write_vocabulary
 from shapes import Search, Shape
 
-from powernorm.lab.tasks.translation.batches import EncodedPairSplit, PairBatch, TrainingPairs
+from powernorm.lab.data.batch import TrainingBatches
+from powernorm.lab.tasks.translation.batches import EncodedPairSplit, PairBatch
+from powernorm.lab.tasks.translation.batches import training_pairs as pairs_of
 from powernorm.lab.tasks.translation.sentence_pairs import (
     EncodedPairs,
     PairOptions,
@@ -47,9 +49,9 @@ def open_pairs(folder: Path, shape: Shape) -> EncodedPairs:
     return encode_pairs(corpus, options)
 
 
-def training_pairs(encoded: EncodedPairs, shape: Shape) -> TrainingPairs:
+def training_pairs(encoded: EncodedPairs, shape: Shape) -> TrainingBatches:
     """The batches that a run of `powernorm compare` has with this seed."""
-    return TrainingPairs(
+    return pairs_of(
         encoded.splits["train"],
         batch_tokens=shape.batch_tokens,
         count_padding=True,

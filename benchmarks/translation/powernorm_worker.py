@@ -17,9 +17,9 @@ from clocks import Reading, elapsed, read_clocks
 from pairs import TRAINING_SEED, open_pairs, test_batch, training_pairs
 from shapes import SHAPES, Search, Shape
 
+from powernorm.lab.data.batch import TrainingBatches
 from powernorm.lab.data.subwords import END_ID
 from powernorm.lab.settings.training import OptimizerSettings
-from powernorm.lab.tasks.translation.batches import TrainingPairs
 from powernorm.lab.tasks.translation.beam_search import BeamSearch, beam_search
 from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
 from powernorm.lab.training.losses import smoothed_cross_entropy
@@ -111,17 +111,17 @@ def train_by_command(job: dict[str, Any]) -> dict[str, Any]:
 def clocked_batches() -> Iterator[dict[int, Reading]]:
     """Reads the clocks when a training batch is asked for the first time."""
     readings: dict[int, Reading] = {}
-    make = TrainingPairs.batch
+    make = TrainingBatches.batch
 
-    def clocked(self: TrainingPairs, position: int) -> Any:
+    def clocked(self: TrainingBatches, position: int) -> Any:
         readings.setdefault(position, read_clocks())
         return make(self, position)
 
-    TrainingPairs.batch = clocked  # type: ignore[method-assign]
+    TrainingBatches.batch = clocked  # type: ignore[method-assign]
     try:
         yield readings
     finally:
-        TrainingPairs.batch = make  # type: ignore[method-assign]
+        TrainingBatches.batch = make  # type: ignore[method-assign]
 
 
 def compare_arguments(job: dict[str, Any], shape: Shape, num_updates: int) -> list[str]:

@@ -5,22 +5,22 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.lab.data.batch import IGNORED
+from powernorm.lab.data.batch import IGNORED, TrainingBatches
 from powernorm.lab.tasks.lm_char.streams import (
     FIRST,
     NOWHERE,
-    EvaluationStreams,
     StreamBatch,
-    TrainingStreams,
+    TextStreams,
 )
 
 TEXT = torch.randint(256, (1000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def training(
-    length: int = 7, batch_size: int = 4, seed: int = 0, text: Tensor = TEXT, **options: int
-) -> TrainingStreams:
-    return TrainingStreams(text, length=length, batch_size=batch_size, seed=seed, **options)
+    batch_size: int = 4, seed: int = 0, text: Tensor = TEXT, place: int = 0, **options: int
+) -> TrainingBatches:
+    streams = TextStreams(text, length=7, place=place)
+    return streams.training(batch_size=batch_size, seed=seed, **options)
 
 
 def test_rows_go_on_where_they_ended() -> None:
@@ -106,7 +106,7 @@ def test_too_short_a_text_is_named() -> None:
 @pytest.mark.parametrize("num_bytes", [1, 3, 7, 8, 27, 28, 29, 31, 999, 1000])
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
 def test_evaluation_asks_for_every_byte_once(num_bytes: int, batch_size: int) -> None:
-    streams = EvaluationStreams(TEXT[:num_bytes], length=7, batch_size=batch_size)
+    streams = TextStreams(TEXT[:num_bytes], length=7).evaluation(batch_size=batch_size)
     batches = list(streams)
     assert len(batches) == len(streams)
     asked = torch.zeros(num_bytes, dtype=torch.long)
@@ -118,12 +118,12 @@ def test_evaluation_asks_for_every_byte_once(num_bytes: int, batch_size: int) ->
         asked.index_add_(0, places[counted], torch.ones_like(places[counted]))
         assert torch.equal(batch.targets[counted], TEXT[places[counted]].long())
     assert asked.eq(1).all()
-    assert streams.num_tokens == num_bytes == sum(batch.num_targets for batch in batches)
+    assert num_bytes == sum(batch.num_targets for batch in batches)
     assert batches[0].tokens[0, 0] == FIRST
 
 
 def test_evaluation_goes_on_too() -> None:
-    batches = list(EvaluationStreams(TEXT, length=7, batch_size=3, place=10_000))
+    batches = list(TextStreams(TEXT, length=7, place=10_000).evaluation(batch_size=3))
     starts = [batch.starts for batch in batches]
     assert starts[0] is not None
     assert starts[0].tolist() == [10_000, 10_333, 10_666]
@@ -139,20 +139,23 @@ def test_evaluation_goes_on_too() -> None:
 @pytest.mark.parametrize("num_bytes", [1, 6, 7, 50, 1000])
 @pytest.mark.parametrize("max_tokens", [1, 7, 60, 5000])
 def test_part_of_an_evaluation(num_bytes: int, max_tokens: int) -> None:
-    streams = EvaluationStreams(TEXT[:num_bytes], length=7, batch_size=4, max_tokens=max_tokens)
+    streams = TextStreams(TEXT[:num_bytes], length=7).evaluation(
+        batch_size=4, max_tokens=max_tokens
+    )
     batches = list(streams)
     assert len(batches) == len(streams) > 0
-    assert sum(batch.num_targets for batch in batches) == streams.num_tokens > 0
-    assert streams.num_tokens <= max(max_tokens, 4 * 7)
+    num_asked = sum(batch.num_targets for batch in batches)
+    assert 0 < num_asked <= max(max_tokens, 4 * 7)
     if max_tokens >= num_bytes:
-        assert streams.num_tokens == num_bytes
+        assert num_asked == num_bytes
     starts = batches[0].starts
     assert starts is not None
     assert starts[0] == 0, "of every stream its beginning, so that they go on"
 
 
 def batch() -> StreamBatch:
-    return training().batch(3)
+    found: StreamBatch = training().batch(3)
+    return found
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -191,7 +194,7 @@ def test_inputs_and_devices() -> None:
 
 
 def test_joined_rows_ask_for_no_memory() -> None:
-    batches = list(EvaluationStreams(TEXT, length=7, batch_size=3))
+    batches = list(TextStreams(TEXT, length=7).evaluation(batch_size=3))
     joined = batches[0].joined_with(batches[1:])
     assert joined.starts is None
     assert joined.num_targets == 1000

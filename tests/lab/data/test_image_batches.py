@@ -6,9 +6,9 @@ from official_images import write_cifar, write_mnist
 from torch import Tensor
 
 from powernorm.errors import InputError
+from powernorm.lab.data.batch import TrainingBatches
 from powernorm.lab.tasks.image.batches import (
-    EvaluationImages,
-    TrainingImages,
+    ImageRows,
     augmented,
     normalised,
 )
@@ -40,7 +40,7 @@ def test_pixels_have_mean_0_and_variance_1_over_the_training_images(colours: Enc
 
 
 def test_every_epoch_has_every_image_once_in_another_order(digits: EncodedImages) -> None:
-    training = TrainingImages(digits, batch_size=11, seed=0)
+    training = ImageRows(digits, "train").training(batch_size=11, seed=0)
     assert training.batches_per_epoch == 2
     assert training.tokens_per_batch == 11
     epochs = []
@@ -58,8 +58,10 @@ def test_every_epoch_has_every_image_once_in_another_order(digits: EncodedImages
 def test_a_batch_depends_on_seed_and_position_alone(
     colours: EncodedImages, augmentation: bool
 ) -> None:
-    def make(seed: int) -> TrainingImages:
-        return TrainingImages(colours, batch_size=4, seed=seed, augmentation=augmentation)
+    def make(seed: int) -> TrainingBatches:
+        return ImageRows(colours, "train", augmentation=augmentation).training(
+            batch_size=4, seed=seed
+        )
 
     one, other = make(3), make(3)
     in_order = [one.batch(position).inputs()["pixels"] for position in range(7)]
@@ -73,26 +75,26 @@ def test_a_batch_depends_on_seed_and_position_alone(
 
 
 def test_batches_count_images(digits: EncodedImages) -> None:
-    batch = TrainingImages(digits, batch_size=5, seed=0).batch(0)
+    batch = ImageRows(digits, "train").training(batch_size=5, seed=0).batch(0)
     assert (batch.num_tokens, batch.num_targets, batch.loss_targets) == (5, 5, None)
     assert batch.targets.dtype == torch.int64
 
 
 def test_too_few_images_for_a_batch(digits: EncodedImages) -> None:
     with pytest.raises(InputError, match="22 images, fewer than a batch of 23: lower data"):
-        TrainingImages(digits, batch_size=23, seed=0)
+        ImageRows(digits, "train").training(batch_size=23, seed=0)
 
 
 def test_evaluation_has_the_images_in_order(digits: EncodedImages) -> None:
-    batches = EvaluationImages(digits, "test", batch_size=4)
+    batches = ImageRows(digits, "test").evaluation(batch_size=4)
     assert len(batches) == 2
     found = list(batches)
     pixels = torch.cat([batch.inputs()["pixels"] for batch in found])
     assert _row_numbers(pixels, digits, "test") == list(range(6))
     assert torch.cat([batch.targets for batch in found]).tolist() == list(range(6))
-    some = EvaluationImages(digits, "test", batch_size=4, max_images=3)
+    some = ImageRows(digits, "test").evaluation(batch_size=4, max_tokens=3)
     assert torch.cat([batch.targets for batch in some]).tolist() == [0, 2, 4]
-    assert len(EvaluationImages(digits, "test", batch_size=4, max_images=99)) == 2
+    assert len(ImageRows(digits, "test").evaluation(batch_size=4, max_tokens=99)) == 2
 
 
 @pytest.mark.parametrize("mirror", [False, True])
@@ -128,8 +130,8 @@ def _window(padded: Tensor, top: int, left: int, height: int, width: int, flippe
 def test_digits_are_never_mirrored(digits: EncodedImages, colours: EncodedImages) -> None:
     """A mirrored 2 is no 2: idx files are moved only, CIFAR's images mirrored as well."""
     for encoded, mirrored in ((digits, False), (colours, True)):
-        changed = TrainingImages(encoded, batch_size=8, seed=0, augmentation=True)
-        plain = TrainingImages(encoded, batch_size=8, seed=0)
+        changed = ImageRows(encoded, "train", augmentation=True).training(batch_size=8, seed=0)
+        plain = ImageRows(encoded, "train").training(batch_size=8, seed=0)
         height, width = encoded.images.shape[1:]
         flips = []
         for position in range(3):

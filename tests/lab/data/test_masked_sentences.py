@@ -9,7 +9,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.lab.data.batch import IGNORED, Batch
 from powernorm.lab.data.subwords import END_ID
-from powernorm.lab.tasks.mlm.masked_sentences import EvaluationSentences, TrainingSentences
+from powernorm.lab.tasks.mlm.masked_sentences import MaskedSentences
 
 MASK = 1_000_000
 
@@ -39,7 +39,9 @@ def restored(batch: Batch) -> list[list[int]]:
 def test_evaluation_shows_every_token_once_in_order(
     lengths: list[int], length: int, batch_size: int
 ) -> None:
-    data = EvaluationSentences(stream(lengths), mask_id=MASK, length=length, batch_size=batch_size)
+    data = MaskedSentences(stream(lengths), mask_id=MASK, length=length).evaluation(
+        batch_size=batch_size
+    )
     batches = list(data)
     assert len(batches) == len(data)
     rows = [row for batch in batches for row in restored(batch)]
@@ -51,8 +53,8 @@ def test_evaluation_shows_every_token_once_in_order(
 
 
 def test_masked_positions_are_asked_for_and_no_others() -> None:
-    data = TrainingSentences(
-        stream([7, 1, 12, 4] * 50), mask_id=MASK, length=8, batch_size=64, seed=3
+    data = MaskedSentences(stream([7, 1, 12, 4] * 50), mask_id=MASK, length=8).training(
+        batch_size=64, seed=3
     )
     asked, tokens = 0, 0
     for position in range(data.batches_per_epoch):
@@ -70,7 +72,7 @@ def test_masked_positions_are_asked_for_and_no_others() -> None:
 
 
 def test_long_rows_are_masked_to_fifteen_percent() -> None:
-    data = EvaluationSentences(stream([100] * 100), mask_id=MASK, length=100, batch_size=100)
+    data = MaskedSentences(stream([100] * 100), mask_id=MASK, length=100).evaluation(batch_size=100)
     (batch,) = data
     assert batch.num_targets / batch.num_tokens == pytest.approx(0.15, abs=0.01)
 
@@ -78,7 +80,7 @@ def test_long_rows_are_masked_to_fifteen_percent() -> None:
 def test_training_order_and_masks_depend_on_seed_and_position_alone() -> None:
     def batch(seed: int, position: int) -> Batch:
         tokens = stream([5, 3, 8, 2, 6, 9, 4, 7])
-        data = TrainingSentences(tokens, mask_id=MASK, length=6, batch_size=3, seed=seed)
+        data = MaskedSentences(tokens, mask_id=MASK, length=6).training(batch_size=3, seed=seed)
         return data.batch(position)
 
     first = batch(0, 5)
@@ -86,13 +88,13 @@ def test_training_order_and_masks_depend_on_seed_and_position_alone() -> None:
     assert torch.equal(first.targets, batch(0, 5).targets)
     assert restored(first) != restored(batch(1, 5))
     # The same rows come again in another epoch, under other masks.
-    data = TrainingSentences(stream([40]), mask_id=MASK, length=40, batch_size=1, seed=0)
+    data = MaskedSentences(stream([40]), mask_id=MASK, length=40).training(batch_size=1, seed=0)
     assert restored(data.batch(0)) == restored(data.batch(1))
     assert not torch.equal(data.batch(0).tokens, data.batch(1).tokens)
 
 
 def test_an_epoch_has_each_row_at_most_once_and_an_even_batch_size_all() -> None:
-    data = TrainingSentences(stream([3] * 8), mask_id=MASK, length=4, batch_size=4, seed=1)
+    data = MaskedSentences(stream([3] * 8), mask_id=MASK, length=4).training(batch_size=4, seed=1)
     for epoch in range(3):
         rows = [tuple(row) for i in range(2) for row in restored(data.batch(2 * epoch + i))]
         assert max(Counter(rows).values()) == 1
@@ -102,7 +104,7 @@ def test_an_epoch_has_each_row_at_most_once_and_an_even_batch_size_all() -> None
 
 def test_a_part_of_the_evaluation_is_evenly_spaced() -> None:
     tokens = stream([4] * 100)
-    data = EvaluationSentences(tokens, mask_id=MASK, length=4, batch_size=8, max_tokens=40)
+    data = MaskedSentences(tokens, mask_id=MASK, length=4).evaluation(batch_size=8, max_tokens=40)
     rows = [row for batch in data for row in restored(batch)]
     assert [row[0] for row in rows] == [1 + 40 * i for i in range(10)]
 
@@ -111,4 +113,4 @@ def test_fewer_rows_than_a_batch_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"2 documents, fewer than a batch of 3: lower data\.batch"
     ):
-        TrainingSentences(stream([3, 3]), mask_id=MASK, length=4, batch_size=3, seed=0)
+        MaskedSentences(stream([3, 3]), mask_id=MASK, length=4).training(batch_size=3, seed=0)

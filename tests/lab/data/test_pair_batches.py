@@ -4,15 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powernorm.errors import InputError
-from powernorm.lab.data.batch import IGNORED
+from powernorm.lab.data.batch import IGNORED, TrainingBatches
 from powernorm.lab.data.subwords import END_ID
 from powernorm.lab.tasks.translation.batches import (
     EncodedPairSplit,
-    EvaluationPairs,
     PairBatch,
-    TrainingPairs,
+    evaluation_pairs,
     joined_pairs,
     padded_sources,
+    training_pairs,
 )
 from powernorm.lab.tasks.translation.token_lists import TokenLists
 
@@ -30,11 +30,11 @@ def split(sizes: Sizes) -> EncodedPairSplit:
     )
 
 
-def training(sizes: Sizes, **changes: int) -> TrainingPairs:
+def training(sizes: Sizes, **changes: int) -> TrainingBatches:
     arguments = {"batch_tokens": 24, "seed": 0, "batches_per_update": 1}
     arguments |= changes
     count_padding = bool(arguments.pop("count_padding", True))
-    return TrainingPairs(split(sizes), count_padding=count_padding, **arguments)
+    return training_pairs(split(sizes), count_padding=count_padding, **arguments)
 
 
 def numbers(batch: PairBatch) -> list[int]:
@@ -158,7 +158,7 @@ def test_a_pair_longer_than_the_budget_is_named() -> None:
 @settings(max_examples=60)
 @given(SIZES, st.integers(1, 30), st.integers(1, 3))
 def test_evaluation_has_every_pair_once(sizes: Sizes, batch_tokens: int, num_ranks: int) -> None:
-    data = EvaluationPairs(split(sizes), batch_tokens=batch_tokens)
+    data = evaluation_pairs(split(sizes), batch_tokens=batch_tokens)
     batches = list(data)
     assert len(batches) == len(data)
     longest = [max(batch.source.shape[1], batch.target.shape[1]) for batch in batches]
@@ -178,10 +178,10 @@ def test_evaluation_has_every_pair_once(sizes: Sizes, batch_tokens: int, num_ran
 
 def test_evaluation_of_a_part_is_evenly_spaced() -> None:
     sizes: Sizes = [(2, 1 + i % 2) for i in range(100)]  # 2.5 targets a pair
-    data = EvaluationPairs(split(sizes), batch_tokens=30, max_tokens=50)
+    data = evaluation_pairs(split(sizes), batch_tokens=30, max_tokens=50)
     assert sorted(n for batch in data for n in numbers(batch)) == list(range(0, 100, 5))
     for max_tokens, num_pairs in ((1, 1), (999, 100), (None, 100)):
-        data = EvaluationPairs(split(sizes), batch_tokens=30, max_tokens=max_tokens)
+        data = evaluation_pairs(split(sizes), batch_tokens=30, max_tokens=max_tokens)
         assert sum(len(batch.source) for batch in data) == num_pairs
 
 
@@ -204,7 +204,7 @@ def test_joined_batches_hold_all_rows(sizes: Sizes) -> None:
     check(whole, sizes)
     assert sorted(numbers(whole)) == list(range(len(sizes)))
     assert whole.loss_targets == sum(part.loss_targets or 0 for part in parts)
-    lone = EvaluationPairs(split(sizes), batch_tokens=9)
+    lone = evaluation_pairs(split(sizes), batch_tokens=9)
     assert joined_pairs(list(lone)).loss_targets is None
 
 

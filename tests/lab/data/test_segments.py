@@ -2,16 +2,17 @@ import pytest
 import torch
 
 from powernorm.errors import InputError
-from powernorm.lab.data.segments import EvaluationSegments, TrainingSegments
+from powernorm.lab.data.batch import TrainingBatches
+from powernorm.lab.data.segments import TextSegments
 from powernorm.lab.data.subwords import END_ID
 
 TOKENS = torch.arange(1, 1001, dtype=torch.int32)
 """Token i stands at position i of the stream, so batches show where they were cut."""
 
 
-def training(seed: int = 0, **changes: int) -> TrainingSegments:
-    sizes = {"length": 7, "batch_size": 4} | changes
-    return TrainingSegments(TOKENS, seed=seed, **sizes)
+def training(seed: int = 0, **changes: int) -> TrainingBatches:
+    sizes = {"batch_size": 4} | changes
+    return TextSegments(TOKENS, length=7).training(seed=seed, **sizes)
 
 
 def test_targets_are_the_next_tokens_of_contiguous_segments() -> None:
@@ -70,7 +71,7 @@ def test_an_epoch_shows_no_token_twice_and_misses_few() -> None:
 
 @pytest.mark.parametrize("num_tokens", range(34, 49))
 def test_every_offset_stays_inside_the_stream(num_tokens: int) -> None:
-    segments = TrainingSegments(TOKENS[:num_tokens], length=7, batch_size=4, seed=0)
+    segments = TextSegments(TOKENS[:num_tokens], length=7).training(batch_size=4, seed=0)
     for position in range(40):
         assert segments.batch(position).targets.max() <= num_tokens
 
@@ -82,19 +83,18 @@ def test_too_short_a_text_is_named() -> None:
 
 @pytest.mark.parametrize("num_tokens", [3, 7, 8, 27, 28, 29, 1000])
 def test_evaluation_predicts_every_token_once_in_order(num_tokens: int) -> None:
-    segments = EvaluationSegments(TOKENS[:num_tokens], length=7, batch_size=4)
+    segments = TextSegments(TOKENS[:num_tokens], length=7).evaluation(batch_size=4)
     batches = list(segments)
     assert len(batches) == len(segments)
     targets = torch.cat([batch.targets.flatten() for batch in batches])
     assert torch.equal(targets, TOKENS[:num_tokens].long())
-    assert segments.num_tokens == num_tokens
     assert batches[0].tokens[0, 0] == END_ID
 
 
 def test_part_of_an_evaluation_is_spread_over_the_text() -> None:
-    segments = EvaluationSegments(TOKENS, length=7, batch_size=4, max_tokens=70)
+    segments = TextSegments(TOKENS, length=7).evaluation(batch_size=4, max_tokens=70)
     targets = torch.cat([batch.targets for batch in segments])
-    assert segments.num_tokens == targets.numel() == 70
+    assert targets.numel() == 70
     assert targets.unique().numel() == 70
     starts = targets[:, 0]
     assert starts[0] == 1
@@ -105,9 +105,9 @@ def test_part_of_an_evaluation_is_spread_over_the_text() -> None:
 @pytest.mark.parametrize("num_tokens", [1, 6, 7, 8, 50])
 @pytest.mark.parametrize("max_tokens", [1, 7, 20, 1000])
 def test_part_of_an_evaluation_is_never_empty(num_tokens: int, max_tokens: int) -> None:
-    segments = EvaluationSegments(
-        TOKENS[:num_tokens], length=7, batch_size=4, max_tokens=max_tokens
+    segments = TextSegments(TOKENS[:num_tokens], length=7).evaluation(
+        batch_size=4, max_tokens=max_tokens
     )
     batches = list(segments)
     assert len(batches) == len(segments) > 0
-    assert sum(batch.targets.numel() for batch in batches) == segments.num_tokens > 0
+    assert all(batch.targets.numel() for batch in batches)

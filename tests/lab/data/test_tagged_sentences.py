@@ -14,7 +14,7 @@ from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.subwords import END_ID
 from powernorm.lab.data.treebanks import Treebank
 from powernorm.lab.tasks.tag.baselines import tag_metrics
-from powernorm.lab.tasks.tag.tagged_sentences import EvaluationTags, TrainingTags
+from powernorm.lab.tasks.tag.tagged_sentences import TaggedSentences
 from powernorm.lab.tasks.tag.tagged_words import (
     UNKNOWN_ID,
     EncodedTags,
@@ -132,15 +132,17 @@ def numbered(lengths: list[int]) -> EncodedTags:
     return encode_treebank(treebank(texts, texts[:1], texts[:1]), sum(lengths) + 2)
 
 
+def tagged(encoded: EncodedTags, length: int) -> TaggedSentences:
+    return TaggedSentences(encoded.splits["train"].tokens, encoded.tags["train"], length=length)
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 4))
 def test_evaluation_asks_for_every_word_once_with_its_own_tag(
     lengths: list[int], length: int, batch_size: int
 ) -> None:
     encoded = numbered(lengths)
-    data = EvaluationTags(
-        encoded.splits["train"].tokens, encoded.tags["train"], length=length, batch_size=batch_size
-    )
+    data = tagged(encoded, length).evaluation(batch_size=batch_size)
     batches = list(data)
     assert len(batches) == len(data)
     rows = [row for batch in batches for row in words_and_tags(batch)]
@@ -159,10 +161,7 @@ def test_training_order_depends_on_seed_and_position_alone() -> None:
     encoded = numbered([5, 3, 8, 2, 6, 9, 4, 7])
 
     def rows(seed: int, position: int) -> list[tuple[list[int], list[int]]]:
-        data = TrainingTags(
-            encoded.splits["train"].tokens,
-            encoded.tags["train"],
-            length=9,
+        data = tagged(encoded, 9).training(
             batch_size=4,
             seed=seed,
         )
@@ -176,17 +175,12 @@ def test_training_order_depends_on_seed_and_position_alone() -> None:
         words = [w for i in (0, 1) for row, _ in rows(0, 2 * epoch + i) for w in row]
         assert sorted(words) == list(range(2, 46))
     with pytest.raises(InputError, match="8 documents, fewer than a batch of 9"):
-        TrainingTags(
-            encoded.splits["train"].tokens, encoded.tags["train"], length=9, batch_size=9, seed=0
-        )
+        tagged(encoded, 9).training(batch_size=9, seed=0)
 
 
 def test_a_part_of_the_evaluation_is_evenly_spaced() -> None:
     encoded = numbered([4] * 100)
-    data = EvaluationTags(
-        encoded.splits["train"].tokens,
-        encoded.tags["train"],
-        length=4,
+    data = tagged(encoded, 4).evaluation(
         batch_size=8,
         max_tokens=40,
     )

@@ -38,14 +38,9 @@ def test_batches_are_as_large_as_the_budget_allows(
     pairs: list[tuple[int, int]], budget: int, count_padding: bool
 ) -> None:
     found = groups(pairs, budget, count_padding)
-    order = found.order().tolist()
-    cut = [
-        [pairs[number] for number in order[first:last]]
-        for first, last in zip(found.bounds, found.bounds[1:], strict=False)
-    ]
+    cut = [[pairs[number] for number in batch.tolist()] for batch in found.batches()]
     assert cut == cut_one_by_one(pairs, budget, count_padding)
     assert len(found) == len(cut)
-    assert found.num_targets.tolist() == [sum(pair[1] for pair in batch) for batch in cut]
     # A pair that is longer alone makes a batch of its own.
     assert all(positions(batch, count_padding) <= budget or len(batch) == 1 for batch in cut)
 
@@ -55,13 +50,14 @@ def test_shuffling_exchanges_equally_long_pairs_only(
     pairs: list[tuple[int, int]], seed: int
 ) -> None:
     found = groups(pairs, 20, True)
-    shuffled = found.order(torch.Generator().manual_seed(seed)).tolist()
+    shuffled = torch.cat(found.batches(torch.Generator().manual_seed(seed))).tolist()
     assert sorted(shuffled) == list(range(len(pairs)))
-    plain = found.order().tolist()
+    plain = torch.cat(found.batches()).tolist()
     assert [pairs[number] for number in shuffled] == [pairs[number] for number in plain]
 
 
 def test_shuffling_is_even() -> None:
     found = groups([(3, 3)] * 6 + [(2, 2)], 99, True)
-    firsts = [int(found.order(torch.Generator().manual_seed(seed))[1]) for seed in range(300)]
+    generators = [torch.Generator().manual_seed(seed) for seed in range(300)]
+    firsts = [int(torch.cat(found.batches(generator))[1]) for generator in generators]
     assert all(25 <= firsts.count(number) <= 80 for number in range(6))

@@ -15,8 +15,7 @@ from powernorm.lab.tasks.parse.attachment import attachment_scores, neighbour_sc
 from powernorm.lab.tasks.parse.encoding import EncodedTreebank, encode_trees
 from powernorm.lab.tasks.parse.examples import (
     STATES,
-    EvaluationTransitions,
-    TrainingTransitions,
+    TransitionRows,
 )
 from powernorm.lab.tasks.parse.gold import GoldTransitions
 from powernorm.lab.tasks.parse.parsing import Parsed
@@ -127,7 +126,7 @@ def test_what_the_train_split_lacks_is_unknown(encode: Callable[..., EncodedTree
     assert trees.labels.tolist() == [1, encoded.vocabulary.labels["root"]]
     # SHIFT, SHIFT, LEFT with a label that no transition has, RIGHT with root.
     assert (gold.targets == IGNORED).tolist() == [False, False, True, False]
-    (batch,) = EvaluationTransitions(gold, batch_size=8)
+    (batch,) = TransitionRows(gold).evaluation(batch_size=8)
     assert (batch.num_tokens, batch.num_targets) == (4, 3)
     # A label that cannot be guessed counts against the labelled score.
     scores = attachment_scores(trees, Parsed(trees.heads, torch.full_like(trees.labels, 2)))
@@ -299,7 +298,7 @@ def gold_of(number: int) -> GoldTransitions:
 
 
 def test_an_epoch_has_every_transition_once() -> None:
-    batches = TrainingTransitions(gold_of(35), batch_size=5, seed=3)
+    batches = TransitionRows(gold_of(35)).training(batch_size=5, seed=3)
     assert batches.batches_per_epoch == 7
     assert batches.tokens_per_batch == 5
     orders = []
@@ -314,17 +313,17 @@ def test_an_epoch_has_every_transition_once() -> None:
     assert not torch.equal(*orders)
     # Any batch can be had at any time, and another seed has another order.
     assert torch.equal(batches.batch(2).targets, orders[0][10:15])
-    other = TrainingTransitions(gold_of(35), batch_size=35, seed=4).batch(0).targets
+    other = TransitionRows(gold_of(35)).training(batch_size=35, seed=4).batch(0).targets
     assert not torch.equal(other, orders[0])
 
 
 def test_only_about_so_many_transitions_evenly_spaced() -> None:
-    batches = TrainingTransitions(gold_of(30), batch_size=5, seed=0, max_examples=10)
+    batches = TransitionRows(gold_of(30), max_examples=10).training(batch_size=5, seed=0)
     assert batches.batches_per_epoch == 2
     found = torch.cat([batches.batch(i).targets for i in range(2)])
     assert sorted(found.tolist()) == list(range(0, 30, 3))
-    evaluation = EvaluationTransitions(gold_of(30), batch_size=4, max_examples=10)
+    evaluation = TransitionRows(gold_of(30)).evaluation(batch_size=4, max_tokens=10)
     assert len(evaluation) == 3
     assert torch.cat([batch.targets for batch in evaluation]).tolist() == list(range(0, 30, 3))
     with pytest.raises(InputError, match="has 3 transitions, fewer than a batch of 5: lower data"):
-        TrainingTransitions(gold_of(30), batch_size=5, seed=0, max_examples=3)
+        TransitionRows(gold_of(30), max_examples=3).training(batch_size=5, seed=0)

@@ -1,11 +1,13 @@
 """What a model of text is trained and evaluated on: tokens, targets, and where padding is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from powernorm.lab.data.orders import Order
 
 IGNORED: Final = -100
 """The target of positions that are no part of the loss, as in torch's cross entropy."""
@@ -137,19 +139,66 @@ def _stacked(parts: Sequence[Tensor], length: int, filling: int) -> Tensor:
     return torch.cat([F.pad(part, (0, length - part.shape[1]), value=filling) for part in parts])
 
 
-class TrainingBatches(Protocol):
-    """The batches of a training run, in an order that seed and position alone determine."""
+class TrainingBatches:
+    """The batches of a training run, in an order that seed and position alone determine.
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """Return the number of batches after which the text begins anew."""
-        ...
+    Args:
+        order: which rows make a batch.
+        batch_of: makes one out of the numbers of its rows and its position.
+        tokens_per_batch: mean number of positions in a batch that are no padding.
+        num_targets: of the rows of a batch, where batches have unequal numbers of them.
+        batches_per_update: micro-batches over which the gradient is summed: where there are
+            several, each says the mean number of their targets, so that all targets of an update
+            count alike.
+    """
 
-    @property
-    def tokens_per_batch(self) -> float:
-        """Return the mean number of positions in a batch that are no padding."""
-        ...
+    def __init__(
+        self,
+        order: Order,
+        batch_of: Callable[[Tensor, int], Any],
+        *,
+        tokens_per_batch: float,
+        num_targets: Callable[[Tensor], int] | None = None,
+        batches_per_update: int = 1,
+    ) -> None:
+        self._order = order
+        self._batch_of = batch_of
+        self.batches_per_epoch = order.batches_per_epoch
+        """Batches after which the rows begin anew."""
+        self.tokens_per_batch = tokens_per_batch
+        self._num_targets = num_targets
+        self._batches_per_update = batches_per_update
 
     def batch(self, position: int) -> Any:
         """Return the batch at `position`, counted from the start of the run over all epochs."""
-        ...
+        batch = self._batch_of(self._order.at(position), position)
+        size = self._batches_per_update
+        if self._num_targets is None or size == 1:
+            return batch
+        first = position - position % size
+        total = sum(self._num_targets(self._order.at(first + part)) for part in range(size))
+        return batch._replace(loss_targets=total / size)
+
+
+class EvaluationBatches:
+    """The batches of an evaluation, always the same.
+
+    Args:
+        parts: what each batch is made of, such as the numbers of its rows.
+        batch_of: makes one out of its part and its number.
+    """
+
+    def __init__(
+        self, parts: "Sequence[Any] | EvaluationBatches", batch_of: Callable[[Any, int], Any]
+    ) -> None:
+        self._parts = parts
+        self._batch_of = batch_of
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches."""
+        for number, part in enumerate(self._parts):
+            yield self._batch_of(part, number)

@@ -1,37 +1,102 @@
-"""Rows of a padded batch, cut out of a stream of documents."""
+"""The rows of a split, and the batches of a training and of an evaluation that are made of them."""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from powernorm.errors import InputError
-from powernorm.lab.data.segments import SEED_STRIDE
+from powernorm.lab.data.batch import EvaluationBatches, TrainingBatches
+from powernorm.lab.data.orders import Order, Shuffled, spaced_by_tokens
 from powernorm.lab.data.subwords import END_ID
 
 
-class Rows:
-    """Where the rows of a stream begin and how long they are.
-
-    A row is a document without its end mark; a longer one than `length` makes several rows.
+class Rows(ABC):
+    """Rows by their numbers; a task says how some of them become a batch.
 
     Args:
-        tokens: every document followed by the end mark, (num_tokens,).
-        length: tokens in a row at most.
+        lengths: what the norms count in each row: tokens, or 1; int64, (rows,).
     """
 
-    def __init__(self, tokens: Tensor, length: int) -> None:
-        ends = (tokens == END_ID).nonzero().flatten()
-        starts = torch.cat([ends.new_zeros(1), ends[:-1] + 1])
-        pieces = -(-(ends - starts) // length)
-        first = pieces.cumsum(0) - pieces
-        number = torch.arange(int(pieces.sum())) - first.repeat_interleave(pieces)
-        self._last = max(tokens.numel() - 1, 0)
-        self.starts = starts.repeat_interleave(pieces) + number * length
-        self.lengths = (ends.repeat_interleave(pieces) - self.starts).clamp(max=length)
+    unit: ClassVar[str]
+    """What a row is, in the plural."""
+
+    def __init__(self, lengths: Tensor) -> None:
+        self.lengths = lengths
 
     def __len__(self) -> int:
-        return self.starts.numel()
+        """Return the number of rows."""
+        return len(self.lengths)
+
+    @abstractmethod
+    def batch(self, rows: Tensor) -> Any:
+        """Return rows as a batch, padded to the longest.
+
+        Args:
+            rows: numbers of at least one row, int64, (batch,).
+        """
+
+    def training_batch(self, rows: Tensor, seed: int, position: int) -> Any:
+        """Return the batch of a training, which may be changed at random."""
+        del seed, position
+        return self.batch(rows)
+
+    def evaluation_batch(self, rows: Tensor, number: int) -> Any:
+        """Return the batch of an evaluation, always the same."""
+        del number
+        return self.batch(rows)
+
+    def order(self, *, batch_size: int, seed: int) -> Order:
+        """Return the order of a training.
+
+        Raises:
+            InputError: there are fewer rows than a batch has.
+        """
+        return Shuffled(len(self), batch_size=batch_size, seed=seed, unit=self.unit)
+
+    def training(
+        self, *, batch_size: int, seed: int, batches_per_update: int = 1
+    ) -> TrainingBatches:
+        """Return the batches of a training run.
+
+        Args:
+            batch_size: rows in a batch.
+            seed: of the order, and of what is changed at random.
+            batches_per_update: micro-batches over which the gradient is summed.
+
+        Raises:
+            InputError: there are fewer rows than a batch has.
+        """
+        del batches_per_update
+        return TrainingBatches(
+            self.order(batch_size=batch_size, seed=seed),
+            lambda rows, position: self.training_batch(rows, seed, position),
+            tokens_per_batch=float(self.lengths.double().mean()) * batch_size,
+        )
+
+    def evaluation(self, *, batch_size: int, max_tokens: int | None = None) -> EvaluationBatches:
+        """Return the batches of an evaluation, in the order of the rows.
+
+        Args:
+            batch_size: rows in a batch.
+            max_tokens: only about so many tokens, in evenly spaced rows; None is all.
+        """
+        chosen = spaced_by_tokens(self.lengths, max_tokens)
+        parts = chosen.split(batch_size) if len(chosen) else ()
+        return EvaluationBatches(parts, self.evaluation_batch)
+
+
+class PaddedRows(Rows):
+    """Rows of several lengths that lie in one stream.
+
+    Args:
+        lengths: tokens in each row, int64, (rows,).
+        starts: where they begin in the stream; None where they follow one another.
+    """
+
+    def __init__(self, lengths: Tensor, starts: Tensor | None = None) -> None:
+        super().__init__(lengths)
+        self._starts = lengths.cumsum(0) - lengths if starts is None else starts
 
     def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return where in the stream the tokens of rows stand, and what is padding there.
@@ -40,83 +105,29 @@ class Rows:
             rows: numbers, int64, (batch,).
 
         Returns:
-            int64 and bool (True = padding), both (batch, length of the longest).
+            int64, 0 at padding, and bool, True = padding, both (batch, length of the longest).
         """
         lengths = self.lengths[rows]
         positions = torch.arange(int(lengths.max()))
-        places = (self.starts[rows][:, None] + positions).clamp(max=self._last)
-        return places, positions >= lengths[:, None]
+        padding = positions >= lengths[:, None]
+        return (self._starts[rows][:, None] + positions).masked_fill_(padding, 0), padding
 
 
-class ShuffledRows:
-    """The rows of each training batch, in an order that seed and position determine.
-
-    Each epoch shuffles the rows; what does not fill a batch waits for the next one.
+class DocumentRows(PaddedRows):
+    """Documents without their end marks; a longer one than `length` makes several rows.
 
     Args:
-        rows: of the train split.
-        batch_size: rows in a batch.
-        seed: of the order.
-
-    Raises:
-        InputError: there are fewer rows than a batch has.
+        tokens: every document followed by the end mark, (num_tokens,).
+        length: tokens in a row at most.
     """
 
-    def __init__(self, rows: Rows, *, batch_size: int, seed: int) -> None:
-        if len(rows) < batch_size:
-            raise InputError(
-                f"The train split has {len(rows)} documents, fewer than a batch of "
-                f"{batch_size}: lower data.batch_size."
-            )
-        self._rows = rows
-        self._batch_size = batch_size
-        self._seed = seed
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.long)
+    unit = "documents"
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """Return the number of batches after which the text begins anew."""
-        return len(self._rows) // self._batch_size
-
-    @property
-    def tokens_per_batch(self) -> float:
-        """Return the mean number of tokens in a batch, padding left out."""
-        return float(self._rows.lengths.double().mean()) * self._batch_size
-
-    def at(self, position: int) -> Tensor:
-        """Return the numbers of the rows at `position`, counted from the start of the run."""
-        epoch, index = divmod(position, self.batches_per_epoch)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self._seed * SEED_STRIDE + epoch)
-            self._order = torch.randperm(len(self._rows), generator=generator)
-            self._epoch = epoch
-        first = index * self._batch_size
-        return self._order[first : first + self._batch_size]
-
-
-class SpacedRows:
-    """The rows of each evaluation batch, in the order of the text.
-
-    Args:
-        rows: of the split.
-        batch_size: rows in a batch.
-        max_tokens: only about so many tokens, in evenly spaced rows.
-    """
-
-    def __init__(self, rows: Rows, *, batch_size: int, max_tokens: int | None = None) -> None:
-        total = len(rows)
-        kept = total
-        if max_tokens is not None and total:
-            kept = min(total, max(1, max_tokens * total // int(rows.lengths.sum())))
-        self._chosen = torch.arange(kept) * total // max(kept, 1)
-        self._batch_size = batch_size
-
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return -(-self._chosen.numel() // self._batch_size)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """Yield the numbers of the rows of each batch."""
-        if len(self):
-            yield from self._chosen.split(self._batch_size)
+    def __init__(self, tokens: Tensor, length: int) -> None:
+        ends = (tokens == END_ID).nonzero().flatten()
+        starts = torch.cat([ends.new_zeros(1), ends[:-1] + 1])
+        pieces = -(-(ends - starts) // length)
+        first = pieces.cumsum(0) - pieces
+        number = torch.arange(int(pieces.sum())) - first.repeat_interleave(pieces)
+        starts = starts.repeat_interleave(pieces) + number * length
+        super().__init__((ends.repeat_interleave(pieces) - starts).clamp(max=length), starts)

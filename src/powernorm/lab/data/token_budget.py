@@ -46,26 +46,24 @@ class LengthGroups:
             ends = _ends_of_padded(torch.maximum(sources, targets), batch_tokens)
         else:
             ends = _ends_of_sums(sources.cumsum(0), targets.cumsum(0), batch_tokens)
-        bounds = torch.tensor([0, *ends])
-        self.bounds: list[int] = bounds.tolist()
-        """Where the batches begin in the sorted order, and where the last one ends."""
-        self.num_targets = _sums_between(targets, bounds)
-        """Positions of the target side of each batch, padding left out, int64."""
+        self._sizes: list[int] = torch.tensor([0, *ends]).diff().tolist()
 
     def __len__(self) -> int:
         """Return the number of batches."""
-        return len(self.bounds) - 1
+        return len(self._sizes)
 
-    def order(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return the numbers of the pairs in sorted order; equally long ones are shuffled.
+    def batches(self, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+        """Return the numbers of the pairs of each batch; equally long ones are shuffled.
 
         Args:
             generator: of the shuffling; None leaves equally long pairs as they were given.
         """
-        if generator is None:
-            return self._order
-        shuffled = torch.randperm(self._order.numel(), generator=generator)
-        return shuffled[self._groups[shuffled].argsort(stable=True)]
+        order = self._order
+        if generator is not None:
+            shuffled = torch.randperm(order.numel(), generator=generator)
+            order = shuffled[self._groups[shuffled].argsort(stable=True)]
+        batches: tuple[Tensor, ...] = order.split(self._sizes)
+        return batches
 
 
 def _keys(sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,8 +93,3 @@ def _ends_of_sums(sources: Tensor, targets: Tensor, budget: int) -> list[int]:
         start = max(end, start + 1)
         ends.append(start)
     return ends
-
-
-def _sums_between(values: Tensor, bounds: Tensor) -> Tensor:
-    sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
-    return sums[bounds].diff()

@@ -1,31 +1,19 @@
 """The Lightning side of the data: loaders that know where they are."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from powernorm.lab.data.batch import TrainingBatches
+from powernorm.lab.data.batch import EvaluationBatches, TrainingBatches
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.engine.processes import num_processes, rank
 from powernorm.lab.settings.comparison import ComparisonSettings
 
 Settings = TypeVar("Settings", bound=ComparisonSettings)
-
-
-class EvaluationBatches(Protocol):
-    """The batches of an evaluation, always the same."""
-
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        ...
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches."""
-        ...
 
 
 def own_part(batch: Any) -> Any:
@@ -34,26 +22,27 @@ def own_part(batch: Any) -> Any:
     return batch if size == 1 else batch.shard(rank(), size)
 
 
-class OwnEvaluation:
-    """Of every batch of an evaluation the rows of this process.
+def own_evaluation(batches: EvaluationBatches) -> EvaluationBatches:
+    """Return of every batch of an evaluation the rows of this process.
 
     All processes have the same number of batches, some perhaps without rows: divided weights are
     gathered at every call of a layer.
-
-    Args:
-        batches: of all processes together.
     """
+    return EvaluationBatches(batches, lambda batch, _: own_part(batch))
 
-    def __init__(self, batches: EvaluationBatches) -> None:
-        self._batches = batches
 
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return len(self._batches)
+class BatchSource(Protocol):
+    """A split that can be cut into batches."""
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the part of each batch."""
-        return map(own_part, self._batches)
+    def training(
+        self, *, batch_size: int, seed: int, batches_per_update: int = 1
+    ) -> TrainingBatches:
+        """Return the batches of a training run."""
+        ...
+
+    def evaluation(self, *, batch_size: int, max_tokens: int | None = None) -> EvaluationBatches:
+        """Return the batches of an evaluation, of all or about so many tokens."""
+        ...
 
 
 class RunLoader:
@@ -115,7 +104,7 @@ class RunData(pl.LightningDataModule, ABC, Generic[Settings]):
 
     def val_dataloader(self) -> EvaluationBatches:
         """Return this process's share of what is read of the valid split during the run."""
-        return OwnEvaluation(self.validation())
+        return own_evaluation(self.validation())
 
     def validation(self) -> EvaluationBatches:
         """Return the part of the valid split that is read during the run."""
@@ -148,3 +137,34 @@ class RunData(pl.LightningDataModule, ABC, Generic[Settings]):
         """Return other measures of the same likelihood, by name; the loss is in nats."""
         del loss
         return {}
+
+
+class RowData(RunData[Settings]):
+    """The batches of a run that have a number of rows each.
+
+    Args:
+        config: lengths, sizes and number of steps.
+        rows: gives the rows of a split.
+        seed: of the order.
+
+    Raises:
+        InputError: the train split is shorter than a batch.
+    """
+
+    def __init__(self, config: Settings, rows: Callable[[Split], BatchSource], seed: int) -> None:
+        self._rows = rows
+        # The settings of every such task have these numbers.
+        data: Any = config.data
+        self._evaluation_batch_size = data.evaluation_batch_size
+        training = rows("train").training(
+            batch_size=data.batch_size,
+            seed=seed,
+            batches_per_update=config.optimizer.accumulation,
+        )
+        super().__init__(config, training)
+
+    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
+        """Return the batches of a split, whole or about `max_tokens` of it."""
+        return self._rows(split).evaluation(
+            batch_size=self._evaluation_batch_size, max_tokens=max_tokens
+        )

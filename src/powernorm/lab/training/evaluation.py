@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from powernorm.diagnosis import evaluation_gap
+from powernorm.lab.data.batch import EvaluationBatches
 from powernorm.lab.engine.processes import summed
-from powernorm.lab.training.batches import EvaluationBatches
 from powernorm.lab.training.losses import outputs_nll
 
 GAP_BATCHES: Final = 8

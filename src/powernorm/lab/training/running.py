@@ -33,7 +33,7 @@ from powernorm.lab.engine.processes import (
 )
 from powernorm.lab.engine.run import Run
 from powernorm.lab.settings.comparison import ComparisonSettings, early_step
-from powernorm.lab.training.batches import OwnEvaluation
+from powernorm.lab.training.batches import own_evaluation
 from powernorm.lab.training.checkpoints import (
     BEST,
     Checkpoints,
@@ -310,7 +310,7 @@ class RunTrainer:
         for split in EVALUATED:
             likelihood = evaluate(
                 self.model,
-                OwnEvaluation(self.data.evaluation(split)),
+                own_evaluation(self.data.evaluation(split)),
                 words_per_token=self.data.words_per_token(split),
                 device=self.device,
             )

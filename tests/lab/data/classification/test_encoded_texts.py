@@ -9,7 +9,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.data.examples import Examples
 from powernorm.lab.tasks.classify.baselines import text_baselines
-from powernorm.lab.tasks.classify.batches import EvaluationTexts, TrainingTexts
+from powernorm.lab.tasks.classify.batches import TextRows
 from powernorm.lab.tasks.classify.encoded_texts import (
     EncodedTexts,
     EncodedTextSplit,
@@ -144,7 +144,7 @@ def test_sets_that_cannot_be_learned_are_refused(
 
 def test_batches_of_a_number_of_texts_have_every_text_once_an_epoch() -> None:
     split = encoded_split([3, 1, 7, 2, 2, 5, 4, 1, 9, 6])
-    texts = TrainingTexts(split, batch_size=3, batch_tokens=None, seed=1)
+    texts = TextRows(split).training(batch_size=3, seed=1)
     assert texts.batches_per_epoch == 3
     assert texts.tokens_per_batch == pytest.approx(3 * 4.0)
     epochs = [[rows_of(texts.batch(3 * epoch + i)) for i in range(3)] for epoch in range(2)]
@@ -153,22 +153,22 @@ def test_batches_of_a_number_of_texts_have_every_text_once_an_epoch() -> None:
         assert len(set(seen)) == 9
     assert epochs[0] != epochs[1]
     # A batch is a function of its position: in any order, and in another object.
-    again = TrainingTexts(split, batch_size=3, batch_tokens=None, seed=1)
+    again = TextRows(split).training(batch_size=3, seed=1)
     assert [rows_of(again.batch(i)) for i in (5, 0, 4)] == [
         epochs[1][2],
         epochs[0][0],
         epochs[1][1],
     ]
-    other = TrainingTexts(split, batch_size=3, batch_tokens=None, seed=2)
+    other = TextRows(split).training(batch_size=3, seed=2)
     assert [rows_of(other.batch(i)) for i in range(3)] != epochs[0]
     with pytest.raises(InputError, match="has 10 texts, fewer than a batch of 11"):
-        TrainingTexts(split, batch_size=11, batch_tokens=None, seed=0)
+        TextRows(split).training(batch_size=11, seed=0)
 
 
 def test_batches_of_a_budget_have_texts_of_about_one_length() -> None:
     lengths = [2, 3, 2, 5, 2, 3, 9, 2, 5, 3, 20]
     split = encoded_split(lengths)
-    texts = TrainingTexts(split, batch_size=1, batch_tokens=10, seed=3)
+    texts = TextRows(split, batch_tokens=10).training(batch_size=1, seed=3)
     size = texts.batches_per_epoch
     assert texts.tokens_per_batch == pytest.approx(sum(lengths) / size)
     orders = []
@@ -190,12 +190,12 @@ def test_batches_of_a_budget_have_texts_of_about_one_length() -> None:
 @pytest.mark.parametrize("batch_tokens", [None, 12])
 def test_evaluation_goes_through_all_texts_or_evenly_spaced_ones(batch_tokens: int | None) -> None:
     split = encoded_split([3, 1, 7, 2, 2, 5, 4, 1, 9, 6])
-    whole = EvaluationTexts(split, batch_size=4, batch_tokens=batch_tokens)
+    whole = TextRows(split, batch_tokens=batch_tokens).evaluation(batch_size=4)
     rows = [rows_of(batch) for batch in whole]
     assert len(rows) == len(whole)
     assert sorted(row for batch in rows for row in batch) == list(range(10))
     assert [rows_of(batch) for batch in whole] == rows
-    part = EvaluationTexts(split, batch_size=4, batch_tokens=batch_tokens, max_tokens=20)
+    part = TextRows(split, batch_tokens=batch_tokens).evaluation(batch_size=4, max_tokens=20)
     assert sum(batch.num_targets for batch in part) == 5
     assert sorted(int(batch.named["tokens"].max()) for batch in part)[-1] == 8
 

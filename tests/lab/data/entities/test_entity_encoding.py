@@ -9,10 +9,8 @@ from powernorm.errors import InputError
 from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.tasks.ner.batches import (
-    EvaluationSentences,
     SentenceBatch,
-    SentenceRows,
-    TrainingSentences,
+    TaggedRows,
 )
 from powernorm.lab.tasks.ner.columns import TaggedSentence
 from powernorm.lab.tasks.ner.corpora import EntityCorpus
@@ -120,7 +118,7 @@ def test_fewer_examples_are_evenly_spaced() -> None:
 
 def test_batches_hold_their_rows_and_nothing_else() -> None:
     encoded = encode()
-    rows = SentenceRows(encoded.splits["train"], has_characters=True)
+    rows = TaggedRows(encoded.splits["train"], has_characters=True)
     batch = rows.batch(torch.tensor([1, 2]))
     assert batch.tokens.shape == batch.targets.shape == (2, 6)
     assert batch.padding_mask.tolist() == [[False] * 6, [False] + [True] * 5]
@@ -133,7 +131,7 @@ def test_batches_hold_their_rows_and_nothing_else() -> None:
     # No wider than its own longest word.
     assert rows.batch(torch.tensor([2, 3])).characters.shape == (2, 3, len("and"))  # type: ignore[union-attr]
     assert set(batch.inputs()) == {"tokens", "padding_mask", "characters"}
-    plain = SentenceRows(encoded.splits["train"], has_characters=False).batch(torch.tensor([0]))
+    plain = TaggedRows(encoded.splits["train"], has_characters=False).batch(torch.tensor([0]))
     assert set(plain.inputs()) == {"tokens", "padding_mask"}
 
 
@@ -148,7 +146,7 @@ def check_equal(ours: SentenceBatch, theirs: SentenceBatch) -> None:
 
 @given(st.integers(1, 5))
 def test_parts_of_processes_are_the_batch(size: int) -> None:
-    rows = SentenceRows(encode().splits["train"], has_characters=True)
+    rows = TaggedRows(encode().splits["train"], has_characters=True)
     whole = rows.batch(torch.tensor([0, 1, 2]))
     parts = [whole.shard(rank, size) for rank in range(size)]
     assert sum(part.num_tokens for part in parts) == whole.num_tokens
@@ -165,7 +163,7 @@ def test_parts_of_processes_are_the_batch(size: int) -> None:
 
 
 def test_batches_of_other_lengths_are_joined() -> None:
-    rows = SentenceRows(encode().splits["train"], has_characters=True)
+    rows = TaggedRows(encode().splits["train"], has_characters=True)
     first, second = rows.batch(torch.tensor([2])), rows.batch(torch.tensor([0, 1]))
     check_equal(first.joined_with([second]), rows.batch(torch.tensor([2, 0, 1])))
 
@@ -175,7 +173,7 @@ def test_every_epoch_reads_every_row_in_another_order() -> None:
     split = encode(toy).splits["train"]
 
     def epoch(number: int, seed: int = 0) -> list[SentenceBatch]:
-        batches = TrainingSentences(split, batch_size=4, seed=seed, has_characters=False)
+        batches = TaggedRows(split, has_characters=False).training(batch_size=4, seed=seed)
         assert batches.batches_per_epoch == 50
         assert batches.tokens_per_batch == pytest.approx(4 * split.words.numel() / 203)
         return [batches.batch(number * 50 + position) for position in range(50)]
@@ -193,19 +191,19 @@ def test_every_epoch_reads_every_row_in_another_order() -> None:
     assert shapes != [batch.tokens.shape[1] for batch in epoch(1)]
     assert shapes != [batch.tokens.shape[1] for batch in epoch(0, seed=1)]
     with pytest.raises(InputError, match="203 sentences, fewer than a batch of 300"):
-        TrainingSentences(split, batch_size=300, seed=0, has_characters=False)
+        TaggedRows(split, has_characters=False).training(batch_size=300, seed=0)
 
 
 def test_evaluation_reads_a_split_in_its_order() -> None:
     encoded = encode(max_length=4)
     for split in SPLITS:
         part = encoded.splits[split]
-        batches = EvaluationSentences(part, batch_size=4, has_characters=False)
+        batches = TaggedRows(part, has_characters=False).evaluation(batch_size=4)
         words = torch.cat([batch.tokens[~batch.padding_mask] for batch in batches])
         assert torch.equal(words, part.words.long())
         assert len(batches) == len(list(batches))
-    some = EvaluationSentences(
-        encoded.splits["train"], batch_size=1, has_characters=False, max_tokens=8
+    some = TaggedRows(encoded.splits["train"], has_characters=False).evaluation(
+        batch_size=1, max_tokens=8
     )
     # Rows 0, 2 and 4 of six.
     assert [batch.num_tokens for batch in some] == [4, 4, 1]

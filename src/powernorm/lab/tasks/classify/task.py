@@ -10,7 +10,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.classify.baselines import text_baselines
-from powernorm.lab.tasks.classify.batches import EvaluationTexts, TrainingTexts
+from powernorm.lab.tasks.classify.batches import TextRows
 from powernorm.lab.tasks.classify.columns import Columns
 from powernorm.lab.tasks.classify.encoded_texts import (
     EncodedTexts,
@@ -20,13 +20,13 @@ from powernorm.lab.tasks.classify.encoded_texts import (
 from powernorm.lab.tasks.classify.model import TextClassifier
 from powernorm.lab.tasks.classify.settings import ClassificationSettings
 from powernorm.lab.tasks.classify.sources import load_texts
-from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.batches import RowData, RunData
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 from powernorm.runs import Baseline
 
 
-class ClassifiedTextData(RunData[ClassificationSettings]):
+class ClassifiedTextData(RowData[ClassificationSettings]):
     """Padded texts, each with its class.
 
     Args:
@@ -41,25 +41,11 @@ class ClassifiedTextData(RunData[ClassificationSettings]):
     selection: ClassVar[str | None] = "accuracy"
 
     def __init__(self, encoded: EncodedTexts, config: ClassificationSettings, seed: int) -> None:
-        data = config.data
-        texts = TrainingTexts(
-            encoded.splits["train"],
-            batch_size=data.batch_size,
-            batch_tokens=data.batch_tokens,
-            seed=seed,
-            batches_per_update=config.optimizer.accumulation,
-        )
-        super().__init__(config, texts)
         self._encoded = encoded
-
-    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationTexts:
-        """Return the batches of a split, whole or about `max_tokens` words of it."""
-        data = self._config.data
-        return EvaluationTexts(
-            self._encoded.splits[split],
-            batch_size=data.evaluation_batch_size,
-            batch_tokens=data.batch_tokens,
-            max_tokens=max_tokens,
+        super().__init__(
+            config,
+            lambda split: TextRows(encoded.splits[split], batch_tokens=config.data.batch_tokens),
+            seed,
         )
 
     def scores(self, split: Split, model: nn.Module, device: torch.device) -> dict[str, float]:

@@ -1,18 +1,16 @@
 """Batches of images, in an order and with changes that seed and position determine."""
 
-from collections.abc import Iterator
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from powernorm.errors import InputError
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.examples import Examples
-from powernorm.lab.data.segments import SEED_STRIDE
+from powernorm.lab.data.orders import generator_of
+from powernorm.lab.data.rows import Rows
 from powernorm.lab.tasks.image.encoded_images import EncodedImages
-from powernorm.lab.tasks.image.image_set import Images
 
 PIXELS: Final = "pixels"
 """Name of the model's input, float32, (images, channels, height, width)."""
@@ -22,104 +20,44 @@ _AUGMENTATION_SEED: Final = 2**40
 """Keeps the generators of the changes apart from those of the order."""
 
 
-class TrainingImages:
-    """The batches of a training run.
-
-    Each epoch shuffles the images; what does not fill a batch waits for the next one. Any batch can
-    be made at any time and is always the same, so that a run goes on exactly where it stopped.
-
-    Args:
-        encoded: the images.
-        batch_size: images in a batch.
-        seed: of the order and of the changes.
-        augmentation: whether the images are changed: padded by 4 pixels on each side and cut to
-            their size at a random place, and half of them mirrored where that is sensible for the
-            set. What is padded has the mean colour of the training images.
-
-    Raises:
-        InputError: there are fewer images than a batch has.
-    """
-
-    def __init__(
-        self, encoded: EncodedImages, *, batch_size: int, seed: int, augmentation: bool = False
-    ) -> None:
-        num_images = len(encoded.splits["train"].labels)
-        if num_images < batch_size:
-            raise InputError(
-                f"The train split has {num_images} images, fewer than a batch of {batch_size}: "
-                "lower data.batch_size."
-            )
-        self._encoded = encoded
-        self._images = encoded.splits["train"]
-        self._batch_size = batch_size
-        self._seed = seed
-        self._augmentation = augmentation
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.long)
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Return the number of batches after which the images begin anew."""
-        return len(self._images.labels) // self._batch_size
-
-    @property
-    def tokens_per_batch(self) -> float:
-        """Return the number of images in a batch."""
-        return float(self._batch_size)
-
-    def batch(self, position: int) -> Examples:
-        """Return the batch at `position`, counted from the start of the run over all epochs."""
-        epoch, index = divmod(position, self.batches_per_epoch)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self._seed * SEED_STRIDE + epoch)
-            self._order = torch.randperm(len(self._images.labels), generator=generator)
-            self._epoch = epoch
-        first = index * self._batch_size
-        chosen = self._images.part(self._order[first : first + self._batch_size])
-        pixels = normalised(chosen.pixels, self._encoded)
-        if self._augmentation:
-            generator = torch.Generator().manual_seed(
-                _AUGMENTATION_SEED + self._seed * SEED_STRIDE + position
-            )
-            pixels = augmented(pixels, generator, mirror=self._encoded.images.can_be_mirrored)
-        return _examples(pixels, chosen)
-
-
-class EvaluationImages:
-    """The batches of an evaluation, in the order of the files, unchanged.
+class ImageRows(Rows):
+    """The images of a split.
 
     Args:
         encoded: the images.
         split: which of them.
-        batch_size: images in a batch.
-        max_images: only so many, evenly spaced; None is all.
+        augmentation: whether the images of a training are changed: padded by 4 pixels on each side
+            and cut to their size at a random place, and half of them mirrored where that is
+            sensible for the set. What is padded has the mean color of the training images.
     """
 
-    def __init__(
-        self,
-        encoded: EncodedImages,
-        split: Split,
-        *,
-        batch_size: int,
-        max_images: int | None = None,
-    ) -> None:
-        images = encoded.splits[split]
-        total = len(images.labels)
-        kept = total if max_images is None else min(total, max_images)
+    unit = "images"
+
+    def __init__(self, encoded: EncodedImages, split: Split, *, augmentation: bool = False) -> None:
         self._encoded = encoded
-        self._images = images
-        self._chosen = torch.arange(kept) * total // kept
-        self._batch_size = batch_size
+        self._images = encoded.splits[split]
+        self._augmentation = augmentation
+        super().__init__(torch.ones_like(self._images.labels))
 
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return -(-self._chosen.numel() // self._batch_size)
+    def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> Examples:
+        """Return images by number, changed at random where there is a generator."""
+        chosen = self._images.part(rows)
+        pixels = normalised(chosen.pixels, self._encoded)
+        if generator is not None:
+            pixels = augmented(pixels, generator, mirror=self._encoded.images.can_be_mirrored)
+        num_images = len(rows)
+        return Examples(
+            named={PIXELS: pixels},
+            targets=chosen.labels,
+            num_tokens=num_images,
+            num_targets=num_images,
+        )
 
-    def __iter__(self) -> Iterator[Examples]:
-        """Yield the batches."""
-        for chosen in self._chosen.split(self._batch_size):
-            images = self._images.part(chosen)
-            yield _examples(normalised(images.pixels, self._encoded), images)
+    def training_batch(self, rows: Tensor, seed: int, position: int) -> Examples:
+        """Return images that seed and position change."""
+        if not self._augmentation:
+            return self.batch(rows)
+        return self.batch(rows, generator_of(seed, _AUGMENTATION_SEED + position))
 
 
 def normalised(pixels: Tensor, encoded: EncodedImages) -> Tensor:
@@ -159,13 +97,3 @@ def augmented(pixels: Tensor, generator: torch.Generator, *, mirror: bool) -> Te
     padded = F.pad(pixels, (CROP_PADDING,) * 4).permute(0, 2, 3, 1)
     number = torch.arange(num_images)[:, None, None]
     return padded[number, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-
-
-def _examples(pixels: Tensor, images: Images) -> Examples:
-    num_images = len(images.labels)
-    return Examples(
-        named={PIXELS: pixels},
-        targets=images.labels,
-        num_tokens=num_images,
-        num_targets=num_images,
-    )

@@ -12,7 +12,7 @@ from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.models.choices import Architecture
 from powernorm.lab.models.layers import NormFactory
 from powernorm.lab.settings.comparison import options_of
-from powernorm.lab.tasks.image.batches import EvaluationImages, TrainingImages
+from powernorm.lab.tasks.image.batches import ImageRows
 from powernorm.lab.tasks.image.convnet import CHANNELS as CONVNET_CHANNELS
 from powernorm.lab.tasks.image.convnet import HIDDEN_FEATURES, ConvNet, pooled_side
 from powernorm.lab.tasks.image.encoded_images import EncodedImages, encode_images, encode_images_by
@@ -21,7 +21,7 @@ from powernorm.lab.tasks.image.image_set import NUM_CLASSES
 from powernorm.lab.tasks.image.resnet import RESNET18, RESNET20, ResNet
 from powernorm.lab.tasks.image.settings import ImageSettings
 from powernorm.lab.tasks.image.sources import load_images
-from powernorm.lab.training.batches import EvaluationBatches, RunData
+from powernorm.lab.training.batches import RowData, RunData
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 from powernorm.norms import build_norm
 from powernorm.runs import Baseline
@@ -33,7 +33,7 @@ ARCHITECTURES: Final[tuple[Architecture, ...]] = ("convnet", "resnet20", "resnet
 _SCORED: Final[tuple[Split, ...]] = ("valid", "test")
 
 
-class ImageData(RunData[ImageSettings]):
+class ImageData(RowData[ImageSettings]):
     """Images, each with its class.
 
     Args:
@@ -48,22 +48,9 @@ class ImageData(RunData[ImageSettings]):
     selection = "accuracy"
 
     def __init__(self, encoded: EncodedImages, config: ImageSettings, seed: int) -> None:
-        images = TrainingImages(
-            encoded,
-            batch_size=config.data.batch_size,
-            seed=seed,
-            augmentation=config.data.augmentation,
-        )
-        super().__init__(config, images)
-        self._encoded = encoded
-
-    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
-        """Return the batches of a split, whole or `max_tokens` images of it."""
-        return EvaluationImages(
-            self._encoded,
-            split,
-            batch_size=self._config.data.evaluation_batch_size,
-            max_images=max_tokens,
+        augmentation = config.data.augmentation
+        super().__init__(
+            config, lambda split: ImageRows(encoded, split, augmentation=augmentation), seed
         )
 
     def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:

@@ -1,15 +1,14 @@
 """Streams of bytes: every row of a batch goes on where it ended in the batch before."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from powernorm.errors import InputError
-from powernorm.lab.data.batch import IGNORED
-from powernorm.lab.data.segments import SEED_STRIDE
+from powernorm.lab.data.batch import IGNORED, EvaluationBatches, TrainingBatches
+from powernorm.lab.data.orders import Streams
 
 FIRST: Final = 10
 """The newline: what stands before the first byte of a split, which is predicted too."""
@@ -97,150 +96,81 @@ class StreamBatch(NamedTuple):
         )
 
 
-class TrainingStreams:
-    """The batches of a training run: pure functions of their position.
-
-    The text is divided into as many streams of equal length as an update has rows, and each batch
-    has the next segment of its streams. The micro-batches of an update have streams of their own,
-    so that an update has the same bytes however it is divided. Each epoch begins all streams anew,
-    up to a remainder further on in the text, which seed and epoch determine: it is cut at other
-    places, and no byte is always left out.
+class TextStreams:
+    """Segments of a text, whose rows go on from batch to batch.
 
     Args:
-        text: the train split, uint8, (number of bytes,).
+        text: a split, uint8, (number of bytes,).
         length: bytes in a segment.
-        batch_size: streams, and rows, of a batch.
-        seed: of where the epochs begin.
-        batches_per_update: micro-batches of an update.
-        place: of the text's first byte, see `StreamBatch.starts`.
-
-    Raises:
-        InputError: the text is shorter than one update.
-    """
-
-    def __init__(
-        self,
-        text: Tensor,
-        *,
-        length: int,
-        batch_size: int,
-        seed: int,
-        batches_per_update: int = 1,
-        place: int = 0,
-    ) -> None:
-        rows = batch_size * batches_per_update
-        self._segments = text.numel() // (rows * length)
-        if not self._segments:
-            raise InputError(
-                f"The train split has {text.numel()} bytes, fewer than an update of {rows} "
-                f"segments of {length}: lower data.batch_size, data.sequence_length or "
-                "optimizer.accumulation."
-            )
-        self._remainder = text.numel() - self._segments * rows * length
-        self._text = text
-        self._length = length
-        self._batch_size = batch_size
-        self._batches_per_update = batches_per_update
-        self._seed = seed
-        self._place = place
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Return the number of batches after which the text begins anew."""
-        return self._segments * self._batches_per_update
-
-    @property
-    def tokens_per_batch(self) -> float:
-        """Return the number of bytes in a batch."""
-        return self._batch_size * self._length
-
-    def batch(self, position: int) -> StreamBatch:
-        """Return the batch at `position`, counted from the start of the run over all epochs."""
-        update, part = divmod(position, self._batches_per_update)
-        epoch, segment = divmod(update, self._segments)
-        streams = part * self._batch_size + torch.arange(self._batch_size)
-        first = self._offset(epoch) + segment * self._length
-        starts = first + streams * (self._segments * self._length)
-        return _cut(self._text, starts, self._length, self._place)
-
-    def _offset(self, epoch: int) -> int:
-        generator = torch.Generator().manual_seed(self._seed * SEED_STRIDE + epoch)
-        return int(torch.randint(self._remainder + 1, (), generator=generator))
-
-
-class EvaluationStreams:
-    """The batches of an evaluation, in which each byte is predicted once.
-
-    The text is divided into `batch_size` streams of equal length, fewer where they would be shorter
-    than a segment, and each batch has the next segment of all; the last one may be shorter. What
-    remains at the end of the text, fewer bytes than there are streams, is asked for in whole
-    segments of one row, of the first of which not all is asked for again.
-
-    Args:
-        text: the split, uint8, (number of bytes,).
-        length: bytes in a segment.
-        batch_size: streams at most.
-        max_tokens: read about so many bytes only, from the beginning of every stream; None reads
-            all.
         place: of the text's first byte, see `StreamBatch.starts`.
     """
 
-    def __init__(
-        self,
-        text: Tensor,
-        *,
-        length: int,
-        batch_size: int,
-        max_tokens: int | None = None,
-        place: int = 0,
-    ) -> None:
+    def __init__(self, text: Tensor, *, length: int, place: int = 0) -> None:
         self._text = text
         self._length = length
         self._place = place
-        streams = max(1, min(batch_size, text.numel() // length))
-        self._stream_length = text.numel() // streams
-        self._starts = torch.arange(streams) * self._stream_length
-        self._read = self._stream_length
-        self._rest = text.numel() - streams * self._stream_length
-        if max_tokens is not None and max_tokens < text.numel():
-            wanted = max(1, max_tokens // (streams * length)) * length
-            self._read = min(wanted, self._stream_length)
-            self._rest = 0
 
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of bytes that one pass predicts."""
-        return self._starts.numel() * self._read + self._rest
+    def batch(self, starts: Tensor, length: int | None = None, known: int = 0) -> StreamBatch:
+        """Return the segments of the text whose first targets stand at some places.
 
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return -(-self._read // self._length) + -(-self._rest // self._length)
+        Args:
+            starts: int64, (batch,).
+            length: bytes in a segment; None is that of all.
+            known: so many targets at the beginning of each segment are not asked for.
+        """
+        positions = starts[:, None] + torch.arange(-1, length or self._length)
+        # The first byte of the text has none before it.
+        segments = self._text[positions.clamp(min=0)].long()
+        segments.masked_fill_(positions < 0, FIRST)
+        targets = segments[:, 1:].clone()
+        targets[:, :known] = IGNORED
+        return StreamBatch(segments[:, :-1], targets, starts + self._place)
 
-    def __iter__(self) -> Iterator[StreamBatch]:
-        """Yield the batches, every row in the order of the text."""
-        for done in range(0, self._read, self._length):
-            length = min(self._length, self._read - done)
-            yield _cut(self._text, self._starts + done, length, self._place)
-        yield from self._remainder()
+    def training(
+        self, *, batch_size: int, seed: int, batches_per_update: int = 1
+    ) -> TrainingBatches:
+        """Return the batches of a training run; the arguments are those of `Streams`.
 
-    def _remainder(self) -> Iterator[StreamBatch]:
-        num_segments = -(-self._rest // self._length)
-        known = num_segments * self._length - self._rest
-        for number in range(num_segments, 0, -1):
-            start = torch.tensor([self._text.numel() - number * self._length])
-            batch = _cut(self._text, start, self._length, self._place)
-            if number == num_segments:
-                batch.targets[:, :known] = IGNORED
-            yield batch
+        Raises:
+            InputError: the text is shorter than one update.
+        """
+        order = Streams(
+            self._text.numel(),
+            length=self._length,
+            batch_size=batch_size,
+            seed=seed,
+            batches_per_update=batches_per_update,
+        )
+        return TrainingBatches(
+            order, lambda starts, _: self.batch(starts), tokens_per_batch=batch_size * self._length
+        )
 
+    def evaluation(self, *, batch_size: int, max_tokens: int | None = None) -> EvaluationBatches:
+        """Return the batches of an evaluation, in which each byte is predicted once.
 
-def _cut(text: Tensor, starts: Tensor, length: int, place: int) -> StreamBatch:
-    """Return the segments of a text whose first targets stand at `starts`."""
-    positions = starts[:, None] + torch.arange(-1, length)
-    # The first byte of the text has none before it.
-    segments = text[positions.clamp(min=0)].long()
-    segments.masked_fill_(positions < 0, FIRST)
-    return StreamBatch(segments[:, :-1], segments[:, 1:].clone(), starts + place)
+        The text is divided into `batch_size` streams of equal length, fewer where they would be
+        shorter than a segment, and each batch has the next segment of all; the last one may be
+        shorter. What remains at the end of the text, fewer bytes than there are streams, is asked
+        for in whole segments of one row, of the first of which not all is asked for again.
+
+        Args:
+            batch_size: streams at most.
+            max_tokens: read about so many bytes only, from the beginning of every stream; None
+                reads all.
+        """
+        total, length = self._text.numel(), self._length
+        num_streams = max(1, min(batch_size, total // length))
+        whole = read = total // num_streams
+        rest = total - num_streams * whole
+        if max_tokens is not None and max_tokens < total:
+            read = min(max(1, max_tokens // (num_streams * length)) * length, whole)
+            rest = 0
+        starts = torch.arange(num_streams) * whole
+        parts = [(starts + done, min(length, read - done), 0) for done in range(0, read, length)]
+        for begin in range(total - -(-rest // length) * length, total, length):
+            known = max(0, total - rest - begin)
+            parts.append((torch.tensor([begin]), length, known))
+        return EvaluationBatches(parts, lambda part, _: self.batch(*part))
 
 
 def _mask(batch: StreamBatch) -> Tensor:

@@ -12,15 +12,15 @@ from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.lm_char.baselines import byte_metrics
 from powernorm.lab.tasks.lm_char.model import TransformerXL
 from powernorm.lab.tasks.lm_char.settings import CharacterSettings
-from powernorm.lab.tasks.lm_char.streams import EvaluationStreams, TrainingStreams
+from powernorm.lab.tasks.lm_char.streams import TextStreams
 from powernorm.lab.tasks.lm_char.texts import VOCABULARY_SIZE, EncodedBytes, load_bytes
-from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.batches import RowData, RunData
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, norm_options
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 from powernorm.runs import Baseline
 
 
-class CharacterData(RunData[CharacterSettings]):
+class CharacterData(RowData[CharacterSettings]):
     """Streams of bytes, in which each one is predicted from those before it.
 
     Args:
@@ -33,25 +33,14 @@ class CharacterData(RunData[CharacterSettings]):
     """
 
     def __init__(self, encoded: EncodedBytes, config: CharacterSettings, seed: int) -> None:
-        streams = TrainingStreams(
-            encoded.splits["train"],
-            length=config.data.sequence_length,
-            batch_size=config.data.batch_size,
-            seed=seed,
-            batches_per_update=config.optimizer.accumulation,
-        )
-        super().__init__(config, streams)
-        self._encoded = encoded
+        def streams(split: Split) -> TextStreams:
+            return TextStreams(
+                encoded.splits[split],
+                length=config.data.sequence_length,
+                place=encoded.start_of(split),
+            )
 
-    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationStreams:
-        """Return the batches of a split, whole or about `max_tokens` bytes of it."""
-        return EvaluationStreams(
-            self._encoded.splits[split],
-            length=self._config.data.sequence_length,
-            batch_size=self._config.data.evaluation_batch_size,
-            max_tokens=max_tokens,
-            place=self._encoded.start_of(split),
-        )
+        super().__init__(config, streams, seed)
 
     def from_loss(self, loss: float) -> dict[str, float]:
         """Return the bits per character, which is a byte, of a loss in nats."""

@@ -2,12 +2,12 @@
 
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.subwords import EncodedCorpus
-from powernorm.lab.tasks.mlm.masked_sentences import EvaluationSentences, TrainingSentences
+from powernorm.lab.tasks.mlm.masked_sentences import MaskedSentences
 from powernorm.lab.tasks.mlm.settings import MaskedLanguageModelSettings
-from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.batches import RowData
 
 
-class MaskedSentenceData(RunData[MaskedLanguageModelSettings]):
+class MaskedSentenceData(RowData[MaskedLanguageModelSettings]):
     """Padded sentences, in which masked tokens are predicted from all others.
 
     Args:
@@ -22,22 +22,11 @@ class MaskedSentenceData(RunData[MaskedLanguageModelSettings]):
     def __init__(
         self, encoded: EncodedCorpus, config: MaskedLanguageModelSettings, seed: int
     ) -> None:
-        sentences = TrainingSentences(
-            encoded.splits["train"].tokens,
-            mask_id=encoded.vocabulary_size,
-            length=config.data.sequence_length,
-            batch_size=config.data.batch_size,
-            seed=seed,
-        )
-        super().__init__(config, sentences)
-        self._encoded = encoded
+        def sentences(split: Split) -> MaskedSentences:
+            return MaskedSentences(
+                encoded.splits[split].tokens,
+                mask_id=encoded.vocabulary_size,
+                length=config.data.sequence_length,
+            )
 
-    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationSentences:
-        """Return the batches of a split, whole or about `max_tokens` of it."""
-        return EvaluationSentences(
-            self._encoded.splits[split].tokens,
-            mask_id=self._encoded.vocabulary_size,
-            length=self._config.data.sequence_length,
-            batch_size=self._config.data.evaluation_batch_size,
-            max_tokens=max_tokens,
-        )
+        super().__init__(config, sentences, seed)

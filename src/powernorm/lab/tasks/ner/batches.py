@@ -1,20 +1,16 @@
 """Padded batches of sentences in which every word is asked for its tag."""
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from powernorm.errors import InputError
 from powernorm.lab.data.batch import IGNORED
+from powernorm.lab.data.orders import Order, ShuffledByLength
+from powernorm.lab.data.rows import PaddedRows
 from powernorm.lab.tasks.ner.encoding import PADDING_ID, EncodedSentences
-
-SEED_STRIDE: Final = 1_000_003
-"""Between the orders of two seeds; an epoch more is one more."""
-BUCKET: Final = 32
-"""Batches' worth of shuffled rows that are sorted by length before they are cut into batches."""
 
 
 class SentenceBatch(NamedTuple):
@@ -114,34 +110,29 @@ def _stacked_characters(parts: Sequence[Tensor], length: int) -> Tensor:
     )
 
 
-class SentenceRows:
-    """Cuts batches out of a split by the numbers of its rows.
+class TaggedRows(PaddedRows):
+    """The sentences of a split with the tag of each word.
 
     Args:
         sentences: the split.
         has_characters: whether batches hold the words' characters.
     """
 
+    unit = "sentences"
+
     def __init__(self, sentences: EncodedSentences, *, has_characters: bool) -> None:
-        self.lengths = sentences.lengths
-        self._starts = self.lengths.cumsum(0) - self.lengths
+        super().__init__(sentences.lengths)
         self._sentences = sentences
         self._has_characters = has_characters
 
-    def __len__(self) -> int:
-        return self.lengths.numel()
+    def order(self, *, batch_size: int, seed: int) -> Order:
+        """Return the order of a training: sentences of about the same length together."""
+        return ShuffledByLength(self.lengths, batch_size=batch_size, seed=seed, unit=self.unit)
 
     def batch(self, rows: Tensor) -> SentenceBatch:
-        """Return rows as a batch.
-
-        Args:
-            rows: numbers of at least one row, int64, (batch,).
-        """
-        lengths = self.lengths[rows]
-        positions = torch.arange(int(lengths.max()))
-        padding = positions >= lengths[:, None]
-        places = (self._starts[rows][:, None] + positions).masked_fill(padding, 0)
-        num_words = int(lengths.sum())
+        """Return rows by number, padded to the longest."""
+        places, padding = self.places(rows)
+        num_words = int(self.lengths[rows].sum())
         return SentenceBatch(
             tokens=self._sentences.words[places].long().masked_fill(padding, PADDING_ID),
             characters=self._characters(places, padding) if self._has_characters else None,
@@ -157,102 +148,3 @@ class SentenceRows:
         found = found.masked_fill(padding[..., None], PADDING_ID)
         longest = int((found != PADDING_ID).any(dim=0).any(dim=0).sum())
         return found[..., : max(longest, 1)]
-
-
-class TrainingSentences:
-    """The batches of a training run, in an order that seed and position determine.
-
-    Each epoch shuffles the rows, sorts each `BUCKET` batches of them by length, so that little is
-    padded, cuts them into batches and shuffles these. What does not fill a batch waits for the
-    next epoch.
-
-    Args:
-        sentences: the train split.
-        batch_size: rows in a batch.
-        seed: of the order.
-        has_characters: whether batches hold the words' characters.
-
-    Raises:
-        InputError: there are fewer rows than a batch has.
-    """
-
-    def __init__(
-        self, sentences: EncodedSentences, *, batch_size: int, seed: int, has_characters: bool
-    ) -> None:
-        self._rows = SentenceRows(sentences, has_characters=has_characters)
-        if len(self._rows) < batch_size:
-            raise InputError(
-                f"The train split has {len(self._rows)} sentences, fewer than a batch of "
-                f"{batch_size}: lower data.batch_size."
-            )
-        self._batch_size = batch_size
-        self._seed = seed
-        self._epoch = -1
-        self._batches: Sequence[Tensor] = ()
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Return the number of batches after which the text begins anew."""
-        return len(self._rows) // self._batch_size
-
-    @property
-    def tokens_per_batch(self) -> float:
-        """Return the mean number of words in a batch."""
-        return float(self._rows.lengths.double().mean()) * self._batch_size
-
-    def batch(self, position: int) -> SentenceBatch:
-        """Return the batch at `position`, counted from the start of the run over all epochs."""
-        epoch, index = divmod(position, self.batches_per_epoch)
-        if epoch != self._epoch:
-            self._batches = self._shuffled(epoch)
-            self._epoch = epoch
-        return self._rows.batch(self._batches[index])
-
-    def _shuffled(self, epoch: int) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(self._seed * SEED_STRIDE + epoch)
-        order = torch.randperm(len(self._rows), generator=generator)
-        batches = [
-            batch
-            for bucket in order[: self.batches_per_epoch * self._batch_size].split(
-                BUCKET * self._batch_size
-            )
-            for batch in bucket[self._rows.lengths[bucket].argsort(stable=True)].split(
-                self._batch_size
-            )
-        ]
-        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
-
-
-class EvaluationSentences:
-    """The batches of an evaluation, in the order of the text.
-
-    Args:
-        sentences: the split.
-        batch_size: rows in a batch.
-        has_characters: whether batches hold the words' characters.
-        max_tokens: only about so many words, in evenly spaced rows.
-    """
-
-    def __init__(
-        self,
-        sentences: EncodedSentences,
-        *,
-        batch_size: int,
-        has_characters: bool,
-        max_tokens: int | None = None,
-    ) -> None:
-        self._rows = SentenceRows(sentences, has_characters=has_characters)
-        total = len(self._rows)
-        kept = total
-        if max_tokens is not None:
-            kept = min(total, max(1, max_tokens * total // int(self._rows.lengths.sum())))
-        self._chosen = torch.arange(kept) * total // kept
-        self._batch_size = batch_size
-
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return -(-self._chosen.numel() // self._batch_size)
-
-    def __iter__(self) -> Iterator[SentenceBatch]:
-        """Yield the batches."""
-        yield from map(self._rows.batch, self._chosen.split(self._batch_size))

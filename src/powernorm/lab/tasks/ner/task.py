@@ -12,7 +12,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.ner.baselines import entity_baselines
-from powernorm.lab.tasks.ner.batches import EvaluationSentences, TrainingSentences
+from powernorm.lab.tasks.ner.batches import TaggedRows
 from powernorm.lab.tasks.ner.corpora import EntityCorpus, load_entities
 from powernorm.lab.tasks.ner.encoding import (
     EncodedEntities,
@@ -25,7 +25,7 @@ from powernorm.lab.tasks.ner.settings import EntityDataSettings, EntitySettings
 from powernorm.lab.tasks.ner.span_scores import span_scores
 from powernorm.lab.tasks.ner.tag_schemes import legal_transitions, tags_of
 from powernorm.lab.tasks.ner.tag_sequences import TagSequences
-from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.batches import RowData, RunData
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 from powernorm.runs import Baseline
@@ -33,7 +33,7 @@ from powernorm.runs import Baseline
 _EXAMPLE_CHARACTERS: Final = 8
 
 
-class EntityData(RunData[EntitySettings]):
+class EntityData(RowData[EntitySettings]):
     """Padded sentences, in which the tag of every word is asked for.
 
     Args:
@@ -51,22 +51,11 @@ class EntityData(RunData[EntitySettings]):
     def __init__(self, encoded: EncodedEntities, config: EntitySettings, seed: int) -> None:
         _check_vectors(encoded, config)
         self._encoded = encoded
-        self._has_characters = config.model.character_features is not None
-        sentences = TrainingSentences(
-            encoded.splits["train"],
-            batch_size=config.data.batch_size,
-            seed=seed,
-            has_characters=self._has_characters,
-        )
-        super().__init__(config, sentences)
-
-    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationSentences:
-        """Return the batches of a split, whole or about `max_tokens` words of it."""
-        return EvaluationSentences(
-            self._encoded.splits[split],
-            batch_size=self._config.data.evaluation_batch_size,
-            has_characters=self._has_characters,
-            max_tokens=max_tokens,
+        has_characters = config.model.character_features is not None
+        super().__init__(
+            config,
+            lambda split: TaggedRows(encoded.splits[split], has_characters=has_characters),
+            seed,
         )
 
     def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:

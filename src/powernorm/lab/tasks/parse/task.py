@@ -17,11 +17,11 @@ from powernorm.lab.tasks.parse.attachment import attachment_scores, neighbour_sc
 from powernorm.lab.tasks.parse.configurations import NUM_LABELS, NUM_TAGS, NUM_WORDS
 from powernorm.lab.tasks.parse.embedded_linear import Places
 from powernorm.lab.tasks.parse.encoding import EncodedTreebank, encode_trees
-from powernorm.lab.tasks.parse.examples import EvaluationTransitions, TrainingTransitions
+from powernorm.lab.tasks.parse.examples import TransitionRows
 from powernorm.lab.tasks.parse.model import TransitionParser
 from powernorm.lab.tasks.parse.parsing import Parsed, parse
 from powernorm.lab.tasks.parse.settings import ParsingSettings
-from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.batches import RowData, RunData
 from powernorm.lab.training.norms import norm_factory
 from powernorm.lab.training.task import DataSummary, Scores, Sizes, Task, TaskModel
 from powernorm.runs import Baseline
@@ -31,7 +31,7 @@ COLUMNS: Final = (NUM_WORDS, NUM_TAGS, NUM_LABELS)
 _TABLE: Final = "layers.0.linear.tables.{}.weight"
 
 
-class ParsingData(RunData[ParsingSettings]):
+class ParsingData(RowData[ParsingSettings]):
     """Transitions of the trees that transitions can build; scores are of all trees.
 
     Args:
@@ -46,22 +46,13 @@ class ParsingData(RunData[ParsingSettings]):
     selection = "uas"
 
     def __init__(self, encoded: EncodedTreebank, config: ParsingSettings, seed: int) -> None:
-        transitions = TrainingTransitions(
-            encoded.gold["train"],
-            batch_size=config.data.batch_size,
-            seed=seed,
-            max_examples=config.data.max_examples,
-        )
-        super().__init__(config, transitions)
         self._encoded = encoded
 
-    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationTransitions:
-        """Return the gold transitions of a split, all or about `max_tokens` of them."""
-        return EvaluationTransitions(
-            self._encoded.gold[split],
-            batch_size=self._config.data.evaluation_batch_size,
-            max_examples=max_tokens,
-        )
+        def transitions(split: Split) -> TransitionRows:
+            kept = config.data.max_examples if split == "train" else None
+            return TransitionRows(encoded.gold[split], kept)
+
+        super().__init__(config, transitions, seed)
 
     def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
         """Return UAS and LAS of all trees of a split, in percent."""

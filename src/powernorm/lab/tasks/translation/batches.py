@@ -1,6 +1,6 @@
 """Batches of sentence pairs, as many at a time as a budget of tokens allows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.lab.data.batch import IGNORED
-from powernorm.lab.data.segments import SEED_STRIDE
+from powernorm.lab.data.batch import IGNORED, EvaluationBatches, TrainingBatches
+from powernorm.lab.data.orders import WithinBudget, spaced_by_tokens
 from powernorm.lab.data.subwords import END_ID
 from powernorm.lab.data.token_budget import LengthGroups
 from powernorm.lab.tasks.translation.token_lists import TokenLists
@@ -144,11 +144,17 @@ def padded_sources(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor |
     return TokenLists.from_lists(sentences).padded(torch.arange(len(sentences)))
 
 
-class TrainingPairs:
-    """The batches of a training run, in an order that seed and position alone determine.
+def training_pairs(
+    split: EncodedPairSplit,
+    *,
+    batch_tokens: int,
+    count_padding: bool,
+    seed: int,
+    batches_per_update: int,
+) -> TrainingBatches:
+    """Return the batches of a training run: pairs of like length, each in one batch an epoch.
 
-    Pairs of like length make a batch, each pair in one batch an epoch. Every epoch shuffles the
-    batches, and which of equally long pairs are together.
+    Every epoch shuffles the batches, and which of equally long pairs are together.
 
     Args:
         split: to train on.
@@ -160,83 +166,29 @@ class TrainingPairs:
     Raises:
         InputError: a pair has more than `batch_tokens` subwords.
     """
-
-    def __init__(
-        self,
-        split: EncodedPairSplit,
-        *,
-        batch_tokens: int,
-        count_padding: bool,
-        seed: int,
-        batches_per_update: int,
-    ) -> None:
-        longest = int(torch.maximum(split.source.lengths, split.target.lengths).max())
-        if longest > batch_tokens:
-            raise InputError(
-                f"data.batch_tokens={batch_tokens} is less than the {longest} subwords of the "
-                "longest training pair: raise it, or lower the greatest length of a pair."
-            )
-        self._split = split
-        self._groups = LengthGroups(
-            split.source.lengths,
-            split.target.lengths,
-            batch_tokens=batch_tokens,
-            count_padding=count_padding,
+    source_lengths, target_lengths = split.source.lengths, split.target.lengths
+    longest = int(torch.maximum(source_lengths, target_lengths).max())
+    if longest > batch_tokens:
+        raise InputError(
+            f"data.batch_tokens={batch_tokens} is less than the {longest} subwords of the "
+            "longest training pair: raise it, or lower the greatest length of a pair."
         )
-        self._seed = seed
-        self._batches_per_update = batches_per_update
-        self._batch_orders: dict[int, Tensor] = {}
-        self._pair_order: tuple[int, Tensor] = (-1, torch.empty(0))
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Return the number of batches after which the text begins anew."""
-        return len(self._groups)
-
-    @property
-    def tokens_per_batch(self) -> float:
-        """Return the mean number of positions in a batch that are no padding."""
-        total = int(self._split.source.lengths.sum() + self._split.target.lengths.sum())
-        return total / len(self._groups)
-
-    def batch(self, position: int) -> PairBatch:
-        """Return the batch at `position`, counted from the start of the run over all epochs."""
-        epoch, index = divmod(position, len(self._groups))
-        number = int(self._order_of_batches(epoch)[index])
-        first, last = self._groups.bounds[number : number + 2]
-        rows = self._order_of_pairs(epoch)[first:last]
-        return _batch(self._split, rows)._replace(loss_targets=self._share(position))
-
-    def _share(self, position: int) -> float:
-        """Return the targets of the update over its micro-batches."""
-        first = position - position % self._batches_per_update
-        total = 0
-        for place in range(first, first + self._batches_per_update):
-            epoch, index = divmod(place, len(self._groups))
-            total += int(self._groups.num_targets[self._order_of_batches(epoch)[index]])
-        return total / self._batches_per_update
-
-    def _order_of_batches(self, epoch: int) -> Tensor:
-        if epoch not in self._batch_orders:
-            # An update may begin in one epoch and end in a later one.
-            self._batch_orders = {
-                known: order
-                for known, order in self._batch_orders.items()
-                if abs(known - epoch) == 1
-            }
-            generator = _generator(self._seed, epoch)
-            self._batch_orders[epoch] = torch.randperm(len(self._groups), generator=generator)
-        return self._batch_orders[epoch]
-
-    def _order_of_pairs(self, epoch: int) -> Tensor:
-        if epoch != self._pair_order[0]:
-            generator = _generator(_PAIR_SEED + self._seed, epoch)
-            self._pair_order = epoch, self._groups.order(generator)
-        return self._pair_order[1]
+    groups = LengthGroups(
+        source_lengths, target_lengths, batch_tokens=batch_tokens, count_padding=count_padding
+    )
+    return TrainingBatches(
+        WithinBudget(groups, seed=seed, row_seed=_PAIR_SEED + seed),
+        lambda rows, _: _batch(split, rows),
+        tokens_per_batch=int(source_lengths.sum() + target_lengths.sum()) / len(groups),
+        num_targets=lambda rows: int(target_lengths[rows].sum()),
+        batches_per_update=batches_per_update,
+    )
 
 
-class EvaluationPairs:
-    """The batches of an evaluation, in which each pair is once; pairs of like length together.
+def evaluation_pairs(
+    split: EncodedPairSplit, *, batch_tokens: int, max_tokens: int | None = None
+) -> EvaluationBatches:
+    """Return the batches of an evaluation, in which each pair is once, short pairs first.
 
     Args:
         split: to evaluate on.
@@ -244,38 +196,15 @@ class EvaluationPairs:
             that is longer makes a batch of its own.
         max_tokens: read only so many pairs, evenly spaced, that they have about so many targets.
     """
-
-    def __init__(
-        self,
-        split: EncodedPairSplit,
-        *,
-        batch_tokens: int,
-        max_tokens: int | None = None,
-    ) -> None:
-        chosen = _spaced(split.target.lengths, max_tokens)
-        groups = LengthGroups(
-            split.source.lengths[chosen],
-            split.target.lengths[chosen],
-            batch_tokens=batch_tokens,
-            count_padding=True,
-        )
-        order = chosen[groups.order()]
-        bounds = zip(groups.bounds, groups.bounds[1:], strict=False)
-        self._split = split
-        self._rows = [order[first:last] for first, last in bounds]
-
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[PairBatch]:
-        """Yield the batches, short pairs first."""
-        for rows in self._rows:
-            yield _batch(self._split, rows)
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed * SEED_STRIDE + epoch)
+    chosen = spaced_by_tokens(split.target.lengths, max_tokens)
+    groups = LengthGroups(
+        split.source.lengths[chosen],
+        split.target.lengths[chosen],
+        batch_tokens=batch_tokens,
+        count_padding=True,
+    )
+    parts = [chosen[part] for part in groups.batches()]
+    return EvaluationBatches(parts, lambda rows, _: _batch(split, rows))
 
 
 def _batch(split: EncodedPairSplit, rows: Tensor) -> PairBatch:
@@ -291,14 +220,6 @@ def _batch(split: EncodedPairSplit, rows: Tensor) -> PairBatch:
         num_tokens=int(split.source.lengths[rows].sum()) + num_targets,
         num_targets=num_targets,
     )
-
-
-def _spaced(lengths: Tensor, max_tokens: int | None) -> Tensor:
-    """Return numbers of evenly spaced rows that have about `max_tokens` tokens."""
-    total = kept = lengths.numel()
-    if max_tokens is not None:
-        kept = min(total, max(1, max_tokens * total // int(lengths.sum())))
-    return torch.arange(kept) * total // kept
 
 
 def _stacked(

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from powernorm.lab.data.baselines import UnigramModel
+from powernorm.lab.data.batch import EvaluationBatches
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.engine.folders import write_json
-from powernorm.lab.tasks.translation.batches import EvaluationPairs, TrainingPairs
+from powernorm.lab.tasks.translation.batches import evaluation_pairs, training_pairs
 from powernorm.lab.tasks.translation.bleu import corpus_scores
 from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
 from powernorm.lab.tasks.translation.sentence_pairs import (
@@ -24,7 +25,7 @@ from powernorm.lab.tasks.translation.settings import TranslationDataSettings, Tr
 from powernorm.lab.tasks.translation.source_text import Tokenisation
 from powernorm.lab.tasks.translation.translating import translate_ids
 from powernorm.lab.tasks.translation.vocabulary_files import VOCABULARY_FILE, vocabulary_record
-from powernorm.lab.training.batches import EvaluationBatches, RunData
+from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, norm_options
 from powernorm.lab.training.task import DataSummary, Scores, Sizes, Task, TaskModel
 from powernorm.runs import TRANSLATION_METRICS, Baseline
@@ -47,7 +48,7 @@ class TranslationData(RunData[TranslationSettings]):
     """
 
     def __init__(self, encoded: EncodedPairs, config: TranslationSettings, seed: int) -> None:
-        pairs = TrainingPairs(
+        pairs = training_pairs(
             encoded.splits["train"],
             batch_tokens=config.data.batch_tokens,
             count_padding=config.data.count_padding,
@@ -59,7 +60,7 @@ class TranslationData(RunData[TranslationSettings]):
 
     def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
         """Return the batches of a split, whole or about `max_tokens` of it."""
-        return EvaluationPairs(
+        return evaluation_pairs(
             self._encoded.splits[split],
             batch_tokens=self._config.data.batch_tokens,
             max_tokens=max_tokens,

@@ -1,0 +1,259 @@
+"""The orders in which rows become batches; they know the numbers of rows and nothing else.
+
+Those of a training are pure functions of seed and position: any batch can be asked for at any time
+and is always the same, so that a run goes on exactly where it stopped, and nothing depends on the
+model or on the global random state.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.lab.data.token_budget import LengthGroups
+
+SEED_STRIDE: Final = 1_000_003
+"""Keeps the generators of (seed, epoch) apart for every plausible number of epochs."""
+BUCKET: Final = 32
+"""Batches' worth of shuffled rows that are sorted by length before they are cut into batches."""
+
+
+class Order(ABC):
+    """The rows of each training batch, drawn anew for every epoch.
+
+    Args:
+        batches_per_epoch: batches after which the rows begin anew.
+        seed: of the order.
+    """
+
+    def __init__(self, batches_per_epoch: int, seed: int) -> None:
+        self.batches_per_epoch = batches_per_epoch
+        self._seed = seed
+        self._epochs: dict[int, Sequence[Tensor] | Tensor] = {}
+
+    def at(self, position: int) -> Tensor:
+        """Return the numbers of the rows at `position`, counted from the start of the run."""
+        epoch, index = divmod(position, self.batches_per_epoch)
+        if epoch not in self._epochs:
+            # An update may begin in one epoch and end in the next one.
+            self._epochs = {
+                known: batches for known, batches in self._epochs.items() if abs(known - epoch) == 1
+            }
+            self._epochs[epoch] = self._drawn(epoch)
+        return self._epochs[epoch][index]
+
+    @abstractmethod
+    def _drawn(self, epoch: int) -> Sequence[Tensor] | Tensor:
+        """Return the rows of each batch of an epoch."""
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        return generator_of(self._seed, epoch)
+
+
+class Shuffled(Order):
+    """All rows in random order; what does not fill a batch waits for the next epoch.
+
+    Args:
+        num_rows: of the train split.
+        batch_size: rows in a batch.
+        seed: of the order.
+        unit: what a row is, in the plural.
+
+    Raises:
+        InputError: there are fewer rows than a batch has.
+    """
+
+    def __init__(self, num_rows: int, *, batch_size: int, seed: int, unit: str) -> None:
+        if num_rows < batch_size:
+            raise InputError(
+                f"The train split has {num_rows} {unit}, fewer than a batch of {batch_size}: "
+                "lower data.batch_size."
+            )
+        super().__init__(num_rows // batch_size, seed)
+        self._num_rows = num_rows
+        self._batch_size = batch_size
+
+    def _drawn(self, epoch: int) -> Sequence[Tensor] | Tensor:
+        return self._kept(self._generator(epoch)).view(-1, self._batch_size)
+
+    def _kept(self, generator: torch.Generator) -> Tensor:
+        order = torch.randperm(self._num_rows, generator=generator)
+        return order[: self.batches_per_epoch * self._batch_size]
+
+
+class ShuffledByLength(Shuffled):
+    """Rows in random order, but those of about the same length together, so that little is padded.
+
+    Of each epoch's shuffled rows every `BUCKET` batches are sorted by length and cut into batches,
+    which are shuffled.
+
+    Args:
+        lengths: of the rows, int64, (rows,).
+        batch_size: rows in a batch.
+        seed: of the order.
+        unit: what a row is, in the plural.
+
+    Raises:
+        InputError: there are fewer rows than a batch has.
+    """
+
+    def __init__(self, lengths: Tensor, *, batch_size: int, seed: int, unit: str) -> None:
+        super().__init__(len(lengths), batch_size=batch_size, seed=seed, unit=unit)
+        self._lengths = lengths
+
+    def _drawn(self, epoch: int) -> Tensor:
+        generator = self._generator(epoch)
+        buckets = self._kept(generator).split(BUCKET * self._batch_size)
+        order = torch.cat([b[self._lengths[b].argsort(stable=True)] for b in buckets])
+        batches = order.view(-1, self._batch_size)
+        return batches[torch.randperm(len(batches), generator=generator)]
+
+
+class WithinBudget(Order):
+    """Batches of about equally long rows, as many as a budget of tokens allows, in random order.
+
+    Which of equally long rows come together changes with every epoch, too; the sizes of the batches
+    do not.
+
+    Args:
+        groups: the batches.
+        seed: of the order of the batches.
+        row_seed: of that of the rows; None draws both from one generator.
+    """
+
+    def __init__(self, groups: LengthGroups, *, seed: int, row_seed: int | None = None) -> None:
+        super().__init__(len(groups), seed)
+        self._groups = groups
+        self._row_seed = row_seed
+
+    def _drawn(self, epoch: int) -> Sequence[Tensor]:
+        generator = self._generator(epoch)
+        own = generator if self._row_seed is None else generator_of(self._row_seed, epoch)
+        batches = self._groups.batches(own)
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+class Segments(Order):
+    """Where the segments of a stream begin: each epoch cuts it at another offset and shuffles them.
+
+    What does not fill a segment or an update waits for the next epoch, so that updates hold the
+    same segments however they are divided into batches.
+
+    Args:
+        num_tokens: of the stream.
+        length: tokens in a segment.
+        batch_size: segments in a batch.
+        seed: of the offsets and the shuffling.
+        batches_per_update: whole updates fill an epoch; batches do where the stream is too short
+            for one update.
+
+    Raises:
+        InputError: the stream is shorter than one batch.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int,
+        batches_per_update: int = 1,
+    ) -> None:
+        # One segment is kept in reserve, so that every offset below `length` leaves space for all.
+        self._num_segments = (num_tokens - length + 1) // length
+        if self._num_segments < batch_size:
+            raise InputError(
+                f"The train split has {num_tokens} tokens, fewer than a batch of {batch_size} "
+                f"segments of {length}: lower data.batch_size or data.sequence_length."
+            )
+        batches = self._num_segments // batch_size
+        super().__init__(batches - batches % batches_per_update or batches, seed)
+        self._length = length
+        self._batch_size = batch_size
+
+    def _drawn(self, epoch: int) -> Tensor:
+        generator = self._generator(epoch)
+        offset = torch.randint(self._length, (), generator=generator)
+        order = torch.randperm(self._num_segments, generator=generator)
+        kept = order[: self.batches_per_epoch * self._batch_size]
+        return offset + kept.view(-1, self._batch_size) * self._length
+
+
+class Streams(Order):
+    """Where the segments of a text begin whose rows go on from batch to batch.
+
+    The text is divided into as many streams of equal length as an update has rows, and each batch
+    has the next segment of its streams. The micro-batches of an update have streams of their own,
+    so that an update has the same tokens however it is divided. Each epoch begins all streams anew,
+    up to a remainder further on in the text, which seed and epoch determine: it is cut at other
+    places, and no token is always left out.
+
+    Args:
+        num_tokens: of the text.
+        length: tokens in a segment.
+        batch_size: streams, and rows, of a batch.
+        seed: of where the epochs begin.
+        batches_per_update: micro-batches of an update.
+
+    Raises:
+        InputError: the text is shorter than one update.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int,
+        batches_per_update: int = 1,
+    ) -> None:
+        self._num_rows = batch_size * batches_per_update
+        self._num_segments = num_tokens // (self._num_rows * length)
+        if not self._num_segments:
+            raise InputError(
+                f"The train split has {num_tokens} bytes, fewer than an update of "
+                f"{self._num_rows} segments of {length}: lower data.batch_size, "
+                "data.sequence_length or optimizer.accumulation."
+            )
+        super().__init__(self._num_segments * batches_per_update, seed)
+        self._remainder = num_tokens - self._num_segments * self._num_rows * length
+        self._length = length
+        self._batch_size = batch_size
+
+    def _drawn(self, epoch: int) -> Tensor:
+        offset = torch.randint(self._remainder + 1, (), generator=self._generator(epoch))
+        segments = torch.arange(self._num_segments)[:, None] * self._length
+        streams = torch.arange(self._num_rows) * (self._num_segments * self._length)
+        return (offset + segments + streams).view(-1, self._batch_size)
+
+
+def generator_of(seed: int, epoch: int) -> torch.Generator:
+    """Return the random numbers of an epoch."""
+    return torch.Generator().manual_seed(seed * SEED_STRIDE + epoch)
+
+
+def spaced(num_rows: int, wanted: int | None = None) -> Tensor:
+    """Return the numbers of about so many rows, evenly spaced; None is all.
+
+    Returns:
+        int64, (rows,), rising.
+    """
+    kept = num_rows if wanted is None else min(num_rows, wanted)
+    return torch.arange(kept) * num_rows // max(kept, 1)
+
+
+def spaced_by_tokens(lengths: Tensor, max_tokens: int | None) -> Tensor:
+    """Return the numbers of evenly spaced rows that have about so many tokens; None is all.
+
+    Args:
+        lengths: tokens of each row, int64, (rows,).
+        max_tokens: about so many, but one row at least.
+    """
+    if max_tokens is None or not len(lengths):
+        return spaced(len(lengths))
+    return spaced(len(lengths), max(1, max_tokens * len(lengths) // int(lengths.sum())))
