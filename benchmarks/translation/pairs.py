@@ -10,8 +10,8 @@ import torch
 from joeynmt_files import SOURCE, TARGET, write_pairs, write_vocabulary
 from shapes import Search, Shape
 
-from powernorm.lab.data.batch import TrainingBatches
-from powernorm.lab.tasks.translation.batches import EncodedPairSplit, PairBatch
+from powernorm.lab.data.batch import Batch, TrainingBatches
+from powernorm.lab.tasks.translation.batches import EncodedPairSplit, pair_batch
 from powernorm.lab.tasks.translation.batches import training_pairs as pairs_of
 from powernorm.lab.tasks.translation.sentence_pairs import (
     EncodedPairs,
@@ -60,23 +60,12 @@ def training_pairs(encoded: EncodedPairs, shape: Shape) -> TrainingBatches:
     )
 
 
-def test_batch(encoded: EncodedPairs, search: Search) -> PairBatch:
+def test_batch(encoded: EncodedPairs, search: Search) -> Batch:
     """The sentences that are translated, in their order, as one batch."""
     split = encoded.splits["test"]
     rows = torch.arange(len(split))
     assert len(rows) == search.num_sentences
-    source, source_mask = split.source.padded(rows)
-    targets, target_mask = split.target.padded(rows)
-    num_targets = int(split.target.lengths.sum())
-    return PairBatch(
-        source=source,
-        source_padding_mask=source_mask,
-        target=split.target.shifted(rows),
-        target_padding_mask=target_mask,
-        targets=targets if target_mask is None else targets.masked_fill(target_mask, -100),
-        num_tokens=int(split.source.lengths.sum()) + num_targets,
-        num_targets=num_targets,
-    )
+    return pair_batch(split, rows)
 
 
 def write_for_joeynmt(
@@ -94,7 +83,7 @@ def write_for_joeynmt(
     batches = training_pairs(encoded, shape)
     chosen = [batches.batch(position) for position in range(num_batches)]
     write_pairs(folder, "batched", (pair for batch in chosen for pair in _pairs_of_batch(batch)))
-    return [len(batch.source) for batch in chosen]
+    return [len(batch.named["source"]) for batch in chosen]
 
 
 def _pairs_of_split(split: EncodedPairSplit) -> Iterable[tuple[list[int], list[int]]]:
@@ -102,7 +91,7 @@ def _pairs_of_split(split: EncodedPairSplit) -> Iterable[tuple[list[int], list[i
         yield split.source.row(row)[:-1].tolist(), split.target.row(row)[:-1].tolist()
 
 
-def _pairs_of_batch(batch: PairBatch) -> Iterable[tuple[list[int], list[int]]]:
+def _pairs_of_batch(batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
     # No subword has the number of the end mark, which is also what padding is filled with.
-    for source, targets in zip(batch.source.tolist(), batch.targets.tolist(), strict=True):
+    for source, targets in zip(batch.named["source"].tolist(), batch.targets.tolist(), strict=True):
         yield [token for token in source if token > 0], [token for token in targets if token > 0]

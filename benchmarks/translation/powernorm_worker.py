@@ -191,7 +191,9 @@ def decode(job: dict[str, Any]) -> dict[str, Any]:
             max_length_factor=0.0,
             max_length_offset=length,
         )
-        found = beam_search(model, batch.source, batch.source_padding_mask, options)
+        found = beam_search(
+            model, batch.named["source"], batch.named.get("source_padding_mask"), options
+        )
         return [list(hypotheses[0].tokens) for hypotheses in found]
 
     translate(job["warmup_length"])

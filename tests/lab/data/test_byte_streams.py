@@ -5,11 +5,9 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.lab.data.batch import IGNORED, TrainingBatches
+from powernorm.lab.data.batch import IGNORED, NOWHERE, Batch, TrainingBatches
 from powernorm.lab.tasks.lm_char.streams import (
     FIRST,
-    NOWHERE,
-    StreamBatch,
     TextStreams,
 )
 
@@ -29,22 +27,19 @@ def test_rows_go_on_where_they_ended() -> None:
     assert per_epoch == 1000 // (4 * 7) == 35
     for position in range(per_epoch - 1):
         one, following = streams.batch(position), streams.batch(position + 1)
-        assert one.starts is not None
-        assert following.starts is not None
-        assert torch.equal(following.starts, one.starts + 7)
-        assert torch.equal(following.tokens[:, 0], one.targets[:, -1])
-        assert torch.equal(one.tokens[:, 1:], one.targets[:, :-1])
+        assert torch.equal(following.named["starts"], one.named["starts"] + 7)
+        assert torch.equal(following.named["tokens"][:, 0], one.targets[:, -1])
+        assert torch.equal(one.named["tokens"][:, 1:], one.targets[:, :-1])
 
 
 def test_targets_stand_where_the_batch_says() -> None:
     streams = training(place=5000)
     for position in (0, 1, 34, 35, 100):
         batch = streams.batch(position)
-        assert batch.starts is not None
-        for row, start in enumerate((batch.starts - 5000).tolist()):
+        for row, start in enumerate((batch.named["starts"] - 5000).tolist()):
             assert torch.equal(batch.targets[row], TEXT[start : start + 7].long())
             before = TEXT[start - 1].item() if start else FIRST
-            assert batch.tokens[row, 0] == before
+            assert batch.named["tokens"][row, 0] == before
 
 
 def test_batches_are_functions_of_seed_and_position() -> None:
@@ -54,10 +49,13 @@ def test_batches_are_functions_of_seed_and_position() -> None:
     streams = training()
     for position in reversed(range(80)):
         again = streams.batch(position)
-        assert torch.equal(again.tokens, forwards[position].tokens)
+        assert torch.equal(again.named["tokens"], forwards[position].named["tokens"])
     assert torch.equal(torch.get_rng_state(), before)
     other = [training(seed=1).batch(position) for position in (0, 35, 70)]
-    same = [torch.equal(forwards[35 * i].tokens, batch.tokens) for i, batch in enumerate(other)]
+    same = [
+        torch.equal(forwards[35 * i].named["tokens"], batch.named["tokens"])
+        for i, batch in enumerate(other)
+    ]
     assert not all(same)
 
 
@@ -67,8 +65,7 @@ def test_epochs_are_cut_elsewhere_and_show_no_byte_twice() -> None:
     for epoch in range(8):
         seen = torch.zeros(1000, dtype=torch.long)
         for position in range(35 * epoch, 35 * (epoch + 1)):
-            starts = streams.batch(position).starts
-            assert starts is not None
+            starts = streams.batch(position).named["starts"]
             places = starts[:, None] + torch.arange(7)
             seen.view(-1).index_add_(0, places.flatten(), torch.ones_like(places.flatten()))
         assert int(seen.sum()) == 35 * 28
@@ -85,8 +82,8 @@ def test_an_update_has_the_same_bytes_however_it_is_divided(parts: int) -> None:
     divided = training(batch_size=8 // parts, batches_per_update=parts)
     assert divided.batches_per_epoch == parts * whole.batches_per_epoch
     for update in range(2 * whole.batches_per_epoch + 3):
-        cut = [divided.batch(parts * update + part).tokens for part in range(parts)]
-        assert torch.equal(torch.cat(cut), whole.batch(update).tokens)
+        cut = [divided.batch(parts * update + part).named["tokens"] for part in range(parts)]
+        assert torch.equal(torch.cat(cut), whole.batch(update).named["tokens"])
 
 
 @pytest.mark.parametrize("num_bytes", range(28, 60, 3))
@@ -94,8 +91,7 @@ def test_every_offset_stays_inside_the_text(num_bytes: int) -> None:
     text = torch.arange(num_bytes, dtype=torch.uint8)
     for position in range(12):
         batch = training(text=text).batch(position)
-        assert batch.starts is not None
-        assert int(batch.starts.max()) + 7 <= num_bytes
+        assert int(batch.named["starts"].max()) + 7 <= num_bytes
 
 
 def test_too_short_a_text_is_named() -> None:
@@ -111,25 +107,21 @@ def test_evaluation_asks_for_every_byte_once(num_bytes: int, batch_size: int) ->
     assert len(batches) == len(streams)
     asked = torch.zeros(num_bytes, dtype=torch.long)
     for batch in batches:
-        assert batch.starts is not None
-        assert batch.padding_mask is None
-        places = batch.starts[:, None] + torch.arange(batch.targets.shape[1])
+        assert "padding_mask" not in batch.named
+        places = batch.named["starts"][:, None] + torch.arange(batch.targets.shape[1])
         counted = batch.targets != IGNORED
         asked.index_add_(0, places[counted], torch.ones_like(places[counted]))
         assert torch.equal(batch.targets[counted], TEXT[places[counted]].long())
     assert asked.eq(1).all()
     assert num_bytes == sum(batch.num_targets for batch in batches)
-    assert batches[0].tokens[0, 0] == FIRST
+    assert batches[0].named["tokens"][0, 0] == FIRST
 
 
 def test_evaluation_goes_on_too() -> None:
     batches = list(TextStreams(TEXT, length=7, place=10_000).evaluation(batch_size=3))
-    starts = [batch.starts for batch in batches]
-    assert starts[0] is not None
+    starts = [batch.named["starts"] for batch in batches]
     assert starts[0].tolist() == [10_000, 10_333, 10_666]
     for number, (one, following) in enumerate(pairwise(starts[:-1])):
-        assert one is not None
-        assert following is not None
         assert torch.equal(following, one + 7), number
     # 333 is no multiple of 7; one byte of 1,000 remains.
     assert [batch.targets.shape for batch in batches[-2:]] == [(3, 4), (1, 7)]
@@ -148,13 +140,12 @@ def test_part_of_an_evaluation(num_bytes: int, max_tokens: int) -> None:
     assert 0 < num_asked <= max(max_tokens, 4 * 7)
     if max_tokens >= num_bytes:
         assert num_asked == num_bytes
-    starts = batches[0].starts
-    assert starts is not None
+    starts = batches[0].named["starts"]
     assert starts[0] == 0, "of every stream its beginning, so that they go on"
 
 
-def batch() -> StreamBatch:
-    found: StreamBatch = training().batch(3)
+def batch() -> Batch:
+    found: Batch = training().batch(3)
     return found
 
 
@@ -164,42 +155,34 @@ def test_processes_keep_their_rows(size: int) -> None:
     parts = [whole.shard(rank, size) for rank in range(size)]
     assert sum(part.num_targets for part in parts) == whole.num_targets == 28
     for rank, part in enumerate(parts):
-        assert torch.equal(part.tokens, whole.tokens[rank::size])
-        assert whole.starts is not None
-        assert part.starts is not None
-        assert torch.equal(part.starts, whole.starts[rank::size])
+        assert torch.equal(part.named["tokens"], whole.named["tokens"][rank::size])
+        assert torch.equal(part.named["starts"], whole.named["starts"][rank::size])
         assert part.loss_targets == 28 / size
 
 
 def test_a_process_without_rows_has_padding() -> None:
     part = batch().shard(4, 5)
     assert part.num_tokens == part.num_targets == 0
-    assert part.starts is not None
-    assert part.starts.tolist() == [NOWHERE]
-    assert part.padding_mask is not None
-    assert part.padding_mask.all()
+    assert part.named["starts"].tolist() == [NOWHERE]
+    assert part.named["padding_mask"].all()
 
 
 def test_inputs_and_devices() -> None:
     whole = batch()
     assert set(whole.inputs()) == {"tokens", "starts"}
-    assert whole._replace(starts=None).inputs().keys() == {"tokens"}
     moved = whole.to(torch.device("meta"))
-    assert moved.tokens.device.type == moved.targets.device.type == "meta"
-    assert moved.starts is not None
-    assert moved.starts.device.type == "cpu", "its values are looked at in every step"
+    assert moved.named["tokens"].device.type == moved.targets.device.type == "meta"
+    assert moved.named["starts"].device.type == "cpu", "its values are looked at in every step"
     masked = whole.shard(4, 5).to(torch.device("meta"))
-    assert masked.padding_mask is not None
-    assert masked.padding_mask.device.type == "meta"
+    assert masked.named["padding_mask"].device.type == "meta"
 
 
 def test_joined_rows_ask_for_no_memory() -> None:
     batches = list(TextStreams(TEXT, length=7).evaluation(batch_size=3))
     joined = batches[0].joined_with(batches[1:])
-    assert joined.starts is None
+    assert joined.named.keys() == {"tokens", "padding_mask"}
     assert joined.num_targets == 1000
-    assert joined.padding_mask is not None
     assert joined.num_tokens == sum(batch.num_tokens for batch in batches)
     even = batches[0].joined_with(batches[1:3])
-    assert even.padding_mask is None
-    assert torch.equal(even.tokens[3:6], batches[1].tokens)
+    assert even.named.keys() == {"tokens"}
+    assert torch.equal(even.named["tokens"][3:6], batches[1].named["tokens"])

@@ -25,9 +25,11 @@ def stream(lengths: list[int]) -> Tensor:
 
 def restored(batch: Batch) -> list[list[int]]:
     """The rows without padding and with their masked tokens back."""
-    assert batch.padding_mask is not None
-    whole = torch.where(batch.targets == IGNORED, batch.tokens, batch.targets)
-    return [row[~padding].tolist() for row, padding in zip(whole, batch.padding_mask, strict=True)]
+    whole = torch.where(batch.targets == IGNORED, batch.named["tokens"], batch.targets)
+    return [
+        row[~padding].tolist()
+        for row, padding in zip(whole, batch.named["padding_mask"], strict=True)
+    ]
 
 
 @settings(max_examples=50)
@@ -59,13 +61,12 @@ def test_masked_positions_are_asked_for_and_no_others() -> None:
     asked, tokens = 0, 0
     for position in range(data.batches_per_epoch):
         batch = data.batch(position)
-        assert batch.padding_mask is not None
-        is_masked = batch.tokens == MASK
+        is_masked = batch.named["tokens"] == MASK
         assert torch.equal(is_masked, batch.targets != IGNORED)
-        assert not bool((is_masked & batch.padding_mask).any())
+        assert not bool((is_masked & batch.named["padding_mask"]).any())
         assert bool(is_masked.any(dim=1).all())
         assert batch.num_targets == int(is_masked.sum())
-        assert batch.num_tokens == int((~batch.padding_mask).sum())
+        assert batch.num_tokens == int((~batch.named["padding_mask"]).sum())
         asked, tokens = asked + batch.num_targets, tokens + batch.num_tokens
     # 15 %, and one in rows that would have none.
     assert 0.15 < asked / tokens < 0.3
@@ -84,13 +85,13 @@ def test_training_order_and_masks_depend_on_seed_and_position_alone() -> None:
         return data.batch(position)
 
     first = batch(0, 5)
-    assert torch.equal(first.tokens, batch(0, 5).tokens)
+    assert torch.equal(first.named["tokens"], batch(0, 5).named["tokens"])
     assert torch.equal(first.targets, batch(0, 5).targets)
     assert restored(first) != restored(batch(1, 5))
     # The same rows come again in another epoch, under other masks.
     data = MaskedSentences(stream([40]), mask_id=MASK, length=40).training(batch_size=1, seed=0)
     assert restored(data.batch(0)) == restored(data.batch(1))
-    assert not torch.equal(data.batch(0).tokens, data.batch(1).tokens)
+    assert not torch.equal(data.batch(0).named["tokens"], data.batch(1).named["tokens"])
 
 
 def test_an_epoch_has_each_row_at_most_once_and_an_even_batch_size_all() -> None:

@@ -4,13 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powernorm.errors import InputError
-from powernorm.lab.data.batch import IGNORED, TrainingBatches
+from powernorm.lab.data.batch import IGNORED, Batch, TrainingBatches
 from powernorm.lab.data.subwords import END_ID
 from powernorm.lab.tasks.translation.batches import (
     EncodedPairSplit,
-    PairBatch,
     evaluation_pairs,
-    joined_pairs,
     padded_sources,
     training_pairs,
 )
@@ -37,31 +35,31 @@ def training(sizes: Sizes, **changes: int) -> TrainingBatches:
     return training_pairs(split(sizes), count_padding=count_padding, **arguments)
 
 
-def numbers(batch: PairBatch) -> list[int]:
+def numbers(batch: Batch) -> list[int]:
     """Which pairs of the split the rows are."""
-    return [number - 1 for number in batch.source[:, 0].tolist() if number != END_ID]
+    return [number - 1 for number in batch.named["source"][:, 0].tolist() if number != END_ID]
 
 
-def check(batch: PairBatch, sizes: Sizes) -> None:
+def check(batch: Batch, sizes: Sizes) -> None:
     """Compare every position with what the row's pair says should be there."""
     found = numbers(batch)
     assert batch.num_targets == sum(sizes[number][1] + 1 for number in found)
     assert batch.num_tokens == sum(sum(sizes[number]) + 2 for number in found)
-    masks = batch.source_padding_mask, batch.target_padding_mask
+    masks = [batch.named.get(f"{side}_padding_mask") for side in ("source", "target")]
     source_mask, target_mask = (
         torch.zeros_like(ids, dtype=torch.bool) if mask is None else mask
-        for mask, ids in zip(masks, (batch.source, batch.target), strict=True)
+        for mask, ids in zip(masks, (batch.named["source"], batch.named["target"]), strict=True)
     )
     assert all(mask is None or mask.any() for mask in masks)
-    assert batch.target.shape == batch.targets.shape == target_mask.shape
-    assert batch.source.shape == source_mask.shape
+    assert batch.named["target"].shape == batch.targets.shape == target_mask.shape
+    assert batch.named["source"].shape == source_mask.shape
     assert (batch.targets[target_mask] == IGNORED).all()
-    assert not batch.source[source_mask].any()
-    assert not batch.target[target_mask].any()
+    assert not batch.named["source"][source_mask].any()
+    assert not batch.named["target"][target_mask].any()
     for row, number in enumerate(found):
         source, target = ([number + 1] * size for size in sizes[number])
-        assert batch.source[row][~source_mask[row]].tolist() == [*source, END_ID]
-        assert batch.target[row][~target_mask[row]].tolist() == [END_ID, *target]
+        assert batch.named["source"][row][~source_mask[row]].tolist() == [*source, END_ID]
+        assert batch.named["target"][row][~target_mask[row]].tolist() == [END_ID, *target]
         assert batch.targets[row][~target_mask[row]].tolist() == [*target, END_ID]
 
 
@@ -107,11 +105,9 @@ def test_losses_over_loss_targets_are_the_mean_of_an_update(
 
 def test_a_rank_without_rows_gets_one_of_padding() -> None:
     batch = training([(3, 3)], batches_per_update=2).batch(0).shard(1, 2)
-    assert batch.source.shape == batch.target.shape == (1, 1)
-    assert batch.source_padding_mask is not None
-    assert batch.target_padding_mask is not None
-    assert batch.source_padding_mask.all()
-    assert batch.target_padding_mask.all()
+    assert batch.named["source"].shape == batch.named["target"].shape == (1, 1)
+    assert batch.named["source_padding_mask"].all()
+    assert batch.named["target_padding_mask"].all()
     assert batch.targets.tolist() == [[IGNORED]]
     assert (batch.num_tokens, batch.num_targets) == (0, 0)
     assert batch.loss_targets == 8 / 4
@@ -124,7 +120,7 @@ def test_batches_are_the_same_in_each_epoch_but_for_their_order() -> None:
     data = training(SOME)
     size = data.batches_per_epoch
     epochs = [[data.batch(epoch * size + index) for index in range(size)] for epoch in (0, 1)]
-    shapes = [sorted((*b.source.shape, b.num_targets) for b in epoch) for epoch in epochs]
+    shapes = [sorted((*b.named["source"].shape, b.num_targets) for b in epoch) for epoch in epochs]
     assert shapes[0] == shapes[1]
     orders = [[b.num_targets for b in epoch] for epoch in epochs]
     assert orders[0] != orders[1]
@@ -161,13 +157,15 @@ def test_evaluation_has_every_pair_once(sizes: Sizes, batch_tokens: int, num_ran
     data = evaluation_pairs(split(sizes), batch_tokens=batch_tokens)
     batches = list(data)
     assert len(batches) == len(data)
-    longest = [max(batch.source.shape[1], batch.target.shape[1]) for batch in batches]
+    longest = [
+        max(batch.named["source"].shape[1], batch.named["target"].shape[1]) for batch in batches
+    ]
     assert longest == sorted(longest)
     seen: list[int] = []
     for batch in batches:
         assert batch.loss_targets is None
-        size = max(batch.source.numel(), batch.target.numel())
-        assert size <= batch_tokens or len(batch.source) == 1
+        size = max(batch.named["source"].numel(), batch.named["target"].numel())
+        assert size <= batch_tokens or len(batch.named["source"]) == 1
         parts = [batch.shard(rank, num_ranks) for rank in range(num_ranks)]
         for part in parts:
             check(part, sizes)
@@ -182,7 +180,7 @@ def test_evaluation_of_a_part_is_evenly_spaced() -> None:
     assert sorted(n for batch in data for n in numbers(batch)) == list(range(0, 100, 5))
     for max_tokens, num_pairs in ((1, 1), (999, 100), (None, 100)):
         data = evaluation_pairs(split(sizes), batch_tokens=30, max_tokens=max_tokens)
-        assert sum(len(batch.source) for batch in data) == num_pairs
+        assert sum(len(batch.named["source"]) for batch in data) == num_pairs
 
 
 def test_inputs_leave_out_masks_without_padding() -> None:
@@ -200,12 +198,12 @@ def test_inputs_leave_out_masks_without_padding() -> None:
 def test_joined_batches_hold_all_rows(sizes: Sizes) -> None:
     data = training(sizes, batches_per_update=2)
     parts = [data.batch(position) for position in range(data.batches_per_epoch)]
-    whole = joined_pairs(parts)
+    whole = parts[0].joined_with(parts[1:])
     check(whole, sizes)
     assert sorted(numbers(whole)) == list(range(len(sizes)))
     assert whole.loss_targets == sum(part.loss_targets or 0 for part in parts)
-    lone = evaluation_pairs(split(sizes), batch_tokens=9)
-    assert joined_pairs(list(lone)).loss_targets is None
+    lone, *others = evaluation_pairs(split(sizes), batch_tokens=9)
+    assert lone.joined_with(others).loss_targets is None
 
 
 def test_sources_alone() -> None:

@@ -17,20 +17,20 @@ def training(seed: int = 0, **changes: int) -> TrainingBatches:
 
 def test_targets_are_the_next_tokens_of_contiguous_segments() -> None:
     batch = training().batch(3)
-    assert batch.tokens.shape == batch.targets.shape == (4, 7)
-    assert torch.equal(batch.targets, batch.tokens + 1)
-    assert torch.equal(batch.tokens[:, 1:], batch.tokens[:, :-1] + 1)
+    assert batch.named["tokens"].shape == batch.targets.shape == (4, 7)
+    assert torch.equal(batch.targets, batch.named["tokens"] + 1)
+    assert torch.equal(batch.named["tokens"][:, 1:], batch.named["tokens"][:, :-1] + 1)
 
 
 def test_order_depends_on_seed_and_position_alone() -> None:
     forwards = training(seed=3)
-    in_order = [forwards.batch(i).tokens for i in range(90)]
+    in_order = [forwards.batch(i).named["tokens"] for i in range(90)]
     backwards = training(seed=3)
     torch.manual_seed(99)
     for i in reversed(range(90)):
         torch.rand(1)
-        assert torch.equal(backwards.batch(i).tokens, in_order[i])
-    assert not torch.equal(training(seed=4).batch(0).tokens, in_order[0])
+        assert torch.equal(backwards.batch(i).named["tokens"], in_order[i])
+    assert not torch.equal(training(seed=4).batch(0).named["tokens"], in_order[0])
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
@@ -40,14 +40,16 @@ def test_an_update_holds_the_same_segments_however_it_is_divided(parts: int) -> 
     divided = training(batch_size=8 // parts, batches_per_update=parts)
     assert divided.batches_per_epoch == parts * whole.batches_per_epoch
     for update in range(3 * whole.batches_per_epoch):
-        cut = [divided.batch(parts * update + part).tokens for part in range(parts)]
-        assert torch.equal(torch.cat(cut), whole.batch(update).tokens)
+        cut = [divided.batch(parts * update + part).named["tokens"] for part in range(parts)]
+        assert torch.equal(torch.cat(cut), whole.batch(update).named["tokens"])
 
 
 def test_updates_may_be_longer_than_the_text() -> None:
     long = training(batch_size=64, batches_per_update=16)
     assert long.batches_per_epoch == training(batch_size=64).batches_per_epoch == 2
-    assert torch.equal(long.batch(5).tokens, training(batch_size=64).batch(5).tokens)
+    assert torch.equal(
+        long.batch(5).named["tokens"], training(batch_size=64).batch(5).named["tokens"]
+    )
 
 
 def test_batches_leave_the_global_random_state_alone() -> None:
@@ -88,7 +90,7 @@ def test_evaluation_predicts_every_token_once_in_order(num_tokens: int) -> None:
     assert len(batches) == len(segments)
     targets = torch.cat([batch.targets.flatten() for batch in batches])
     assert torch.equal(targets, TOKENS[:num_tokens].long())
-    assert batches[0].tokens[0, 0] == END_ID
+    assert batches[0].named["tokens"][0, 0] == END_ID
 
 
 def test_part_of_an_evaluation_is_spread_over_the_text() -> None:

@@ -43,8 +43,7 @@ SMALL = treebank(
 
 
 def words_and_tags(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    assert batch.padding_mask is not None
-    rows = zip(batch.tokens, batch.targets, ~batch.padding_mask, strict=True)
+    rows = zip(batch.named["tokens"], batch.targets, ~batch.named["padding_mask"], strict=True)
     return [(words[kept].tolist(), tags[kept].tolist()) for words, tags, kept in rows]
 
 
@@ -151,10 +150,9 @@ def test_evaluation_asks_for_every_word_once_with_its_own_tag(
     assert [tag for _, row in rows for tag in row] == [w + sum(lengths) for w in words]
     assert all(1 <= len(row) <= length for row, _ in rows)
     for batch in batches:
-        assert batch.padding_mask is not None
-        assert torch.equal(batch.targets == IGNORED, batch.padding_mask)
-        assert bool((batch.tokens[batch.padding_mask] == END_ID).all())
-        assert batch.num_tokens == batch.num_targets == int((~batch.padding_mask).sum())
+        assert torch.equal(batch.targets == IGNORED, batch.named["padding_mask"])
+        assert bool((batch.named["tokens"][batch.named["padding_mask"]] == END_ID).all())
+        assert batch.num_tokens == batch.num_targets == int((~batch.named["padding_mask"]).sum())
 
 
 def test_training_order_depends_on_seed_and_position_alone() -> None:

@@ -80,7 +80,7 @@ def test_evaluation_goes_on_with_the_memory(runs: Path) -> None:
     def losses(*, remembering: bool) -> list[float]:
         found = []
         for batch in batches:
-            inputs = batch.inputs() if remembering else {"tokens": batch.tokens}
+            inputs = batch.inputs() if remembering else {"tokens": batch.named["tokens"]}
             logits = trained.model(**inputs)
             mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
             found.append(float(mean))

@@ -90,7 +90,7 @@ def test_scores_are_those_of_whole_sentences(names: Path) -> None:
     model = build(config).eval()
     found: list[int] = []
     for batch in data.evaluation("test"):
-        for tags in model.decode(model(**batch.inputs()), batch.padding_mask):
+        for tags in model.decode(model(**batch.inputs()), batch.named["padding_mask"]):
             found += tags
     sentences = encoded.corpus.sentences["test"]
     gold, predicted, at = [], [], 0

@@ -10,9 +10,9 @@ from minimised import training_losses
 from tiny_training import Configure
 from torch import Tensor
 
+from powernorm.lab.data.batch import Batch
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.data.readers import read_corpus
-from powernorm.lab.data.segments import Batch
 from powernorm.lab.data.subwords import EncodedCorpus, encode_corpus
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.training import (
@@ -43,7 +43,7 @@ def module(encoded: EncodedCorpus, config: ComparisonSettings, norm: str = "ln")
 
 def cross_entropy_sum(model: torch.nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(
-        model(batch.tokens).flatten(0, 1), batch.targets.flatten(), reduction="sum"
+        model(batch.named["tokens"]).flatten(0, 1), batch.targets.flatten(), reduction="sum"
     )
 
 
@@ -135,8 +135,8 @@ def test_an_update_holds_the_same_tokens_however_it_is_divided(
     )
     updates, micro_batches = (LanguageModelData(encoded, c, 0).segments for c in (whole, parts))
     later = 2 * updates.batches_per_epoch + 1
-    cut = [micro_batches.batch(4 * later + part).tokens for part in range(4)]
-    assert torch.equal(torch.cat(cut), updates.batch(later).tokens)
+    cut = [micro_batches.batch(4 * later + part).named["tokens"] for part in range(4)]
+    assert torch.equal(torch.cat(cut), updates.batch(later).named["tokens"])
 
 
 def test_penalty_changes_the_gradient_noticeably(
@@ -161,7 +161,7 @@ def test_label_smoothing_is_minimised_but_not_logged(
     batch = LanguageModelData(encoded, config, 0).segments.batch(0)
     lightning = module(encoded, config)
     got = lightning.training_step(batch, 0)
-    logits = lightning.model(batch.tokens).flatten(0, 1)
+    logits = lightning.model(batch.named["tokens"]).flatten(0, 1)
     log_p = logits.log_softmax(-1)
     plain = -log_p.gather(1, batch.targets.flatten()[:, None]).mean().detach()
     assert float(got["cross_entropy"]) == pytest.approx(float(plain), rel=1e-5)
@@ -173,10 +173,10 @@ def test_all_norms_get_the_same_batches(configure: Configure, encoded: EncodedCo
     config = configure()
     first, second = (LanguageModelData(encoded, config, 3).train_dataloader() for _ in range(2))
     for one, two in zip(first, second, strict=True):
-        assert torch.equal(one.tokens, two.tokens)
+        assert torch.equal(one.named["tokens"], two.named["tokens"])
     third = LanguageModelData(encoded, config, 4).train_dataloader()
-    assert not torch.equal(next(iter(third)).tokens, next(iter(LanguageModelData(
-        encoded, config, 3).train_dataloader())).tokens)  # fmt: skip
+    assert not torch.equal(next(iter(third)).named["tokens"], next(iter(LanguageModelData(
+        encoded, config, 3).train_dataloader())).named["tokens"])  # fmt: skip
 
 
 def test_loader_goes_on_where_its_state_was_taken(
@@ -187,7 +187,7 @@ def test_loader_goes_on_where_its_state_was_taken(
     def loader() -> RunLoader:
         return LanguageModelData(encoded, config, 0).train_dataloader()
 
-    whole = [batch.tokens for batch in loader()]
+    whole = [batch.named["tokens"] for batch in loader()]
     assert len(whole) == len(loader()) == 12 * 3
     stopped = loader()
     batches = iter(stopped)
@@ -196,7 +196,7 @@ def test_loader_goes_on_where_its_state_was_taken(
     state = stopped.state_dict()
     other = loader()
     other.load_state_dict(state)
-    rest = [batch.tokens for batch in other]
+    rest = [batch.named["tokens"] for batch in other]
     assert len(rest) == len(whole) - 10
     assert all(torch.equal(a, b) for a, b in zip(rest, whole[10:], strict=True))
 

@@ -48,19 +48,19 @@ def test_padding_has_no_say_in_a_tagger(configure: Configure) -> None:
         replace(config, data=replace(config.data, path="turkish", vocabulary_size=300))
     )
     batch = task_of(config).data(encoded, config, 0).segments.batch(0)
-    padding = batch.padding_mask
+    padding = batch.named["padding_mask"]
     assert padding is not None
     assert bool(padding.any())
     for norm in ("ln", "bn"):
         model = task_of(config).build(config, norm, (encoded.vocabulary_size,), seed=0).train()
         before = model(**batch.inputs())[~padding]
-        other = batch.tokens.masked_fill(padding, 7)
+        other = batch.named["tokens"].masked_fill(padding, 7)
         torch.testing.assert_close(model(other, padding)[~padding], before)
         # Neither has how much of it there is: the rows alone, one by one, in evaluation.
         model.eval()
         whole = model(**batch.inputs())
         for row, kept in enumerate(~padding):
-            alone = model(batch.tokens[row : row + 1, kept])[0]
+            alone = model(batch.named["tokens"][row : row + 1, kept])[0]
             torch.testing.assert_close(whole[row, kept], alone, atol=1e-5, rtol=1e-4)
 
 

@@ -70,7 +70,7 @@ def test_the_masked_loss_is_the_mean_over_targets_plus_the_penalty(configure: Co
     found = training_losses(TaskModule(model, config, data), batch)
 
     other = task_of(config).build(config, "rbn", (size,), seed=0).train()
-    logits = other(batch.tokens, batch.padding_mask).detach()
+    logits = other(batch.named["tokens"], batch.named["padding_mask"]).detach()
     asked = batch.targets != IGNORED
     plain = F.cross_entropy(logits[asked], batch.targets[asked])
     added = penalty(other, reduction="token_sum").detach()
@@ -83,11 +83,11 @@ def test_padding_has_no_say_in_a_masked_language_model(configure: Configure) -> 
     config = masked(configure, norms=("bn",), dropout=0.0)
     encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
     batch = task_of(config).data(encoded, config, 0).segments.batch(0)
-    padding = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    padding = torch.zeros_like(batch.named["tokens"], dtype=torch.bool)
     padding[::2, -3:] = True
     model = task_of(config).build(config, "bn", (encoded.vocabulary_size + 1,), seed=0).train()
-    before = model(batch.tokens, padding)[~padding]
-    after = model(batch.tokens.masked_fill(padding, 7), padding)[~padding]
+    before = model(batch.named["tokens"], padding)[~padding]
+    after = model(batch.named["tokens"].masked_fill(padding, 7), padding)[~padding]
     torch.testing.assert_close(after, before)
 
 
@@ -114,7 +114,7 @@ def test_a_trained_model_knows_its_batches(configure: Configure, tmp_path: Path)
     assert {"tokens", "padding_mask"} == set(batches[0])
     encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
     expected = task_of(config).data(encoded, config, 3).segments.batch(2)
-    assert torch.equal(batches[2]["tokens"], expected.tokens)
+    assert torch.equal(batches[2]["tokens"], expected.named["tokens"])
     loss = evaluate(
         trained.model,
         run_data(trained.settings).evaluation("test"),

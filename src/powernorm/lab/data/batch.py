@@ -1,7 +1,7 @@
-"""What a model of text is trained and evaluated on: tokens, targets, and where padding is."""
+"""What a model is trained and evaluated on: rows, what it shall say of them, where padding is."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,132 +11,152 @@ from powernorm.lab.data.orders import Order
 
 IGNORED: Final = -100
 """The target of positions that are no part of the loss, as in torch's cross entropy."""
-
-
-class AnyBatch(Protocol):
-    """What the training of every task asks a batch for."""
-
-    @property
-    def targets(self) -> Tensor:
-        """Return what the model shall say, int64; `IGNORED` where nothing is asked."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of positions that are no padding."""
-        ...
-
-    @property
-    def num_targets(self) -> int:
-        """Return the number of positions that are asked for."""
-        ...
-
-    @property
-    def loss_targets(self) -> float | None:
-        """Return what the summed loss is divided by; None is `num_targets`."""
-        ...
-
-    def inputs(self) -> dict[str, Tensor]:
-        """Return the keyword arguments of the model's forward."""
-        ...
-
-    def to(self, device: torch.device) -> Self:
-        """Return the batch on a device."""
-        ...
-
-    def shard(self, rank: int, size: int) -> Self:
-        """Return the rows of one of `size` processes."""
-        ...
-
-    def joined_with(self, others: Sequence[Self]) -> Self:
-        """Return one batch of all rows."""
-        ...
+MASK: Final = "padding_mask"
+"""Name among the inputs of the mask of `tokens`, bool, (rows, length), True = padding."""
+STARTS: Final = "starts"
+"""Name among the inputs of where in the text each row begins, int64, (rows,): a model with a memory
+goes on where rows follow on those of an earlier batch. It stays on the CPU, for its values are
+looked at."""
+NOWHERE: Final = -1
+"""Where a row of padding begins."""
+_MASKED: Final = {
+    MASK: "tokens",
+    "source_padding_mask": "source",
+    "target_padding_mask": "target",
+}
+"""The inputs with positions, by the names of their masks; a mask is left out without padding."""
+_TRIMMED: Final = {"source_padding_mask", "target_padding_mask"}
+"""Those whose inputs a process cuts to the longest of its own rows: sentence pairs' batches are
+measured in tokens, so that what one process has may be much shorter than the longest."""
 
 
 class Batch(NamedTuple):
-    """Sequences and, at every position, what the model shall say there."""
+    """Rows, and what the model shall say of each row or at every position."""
 
-    tokens: Tensor
-    """int64, (batch, length)."""
+    named: Mapping[str, Tensor]
+    """Keyword arguments of the model's forward; the first dimension is that of the rows."""
     targets: Tensor
-    """int64, (batch, length); `IGNORED` where nothing is asked."""
-    padding_mask: Tensor | None
-    """bool, (batch, length), True = padding; None without padding."""
+    """int64, (rows,) or (rows, length); `IGNORED` where nothing is asked."""
     num_tokens: int
-    """Positions that are no padding."""
+    """What the norms count: positions that are no padding, or rows."""
     num_targets: int
-    """Positions that are asked for."""
+    """Rows or positions that are asked for."""
     loss_targets: float | None = None
     """What the summed loss is divided by; None is `num_targets`. A process that has a part of the
-    batch divides by its share of all, so that the mean over processes is that over the batch."""
+    batch divides by its share of all, so that the mean over processes is that over the batch, and a
+    micro-batch by the mean of its update."""
+    logged_targets: float | None = None
+    """What the loss that is logged is divided by; None is the same."""
 
     def inputs(self) -> dict[str, Tensor]:
         """Return the keyword arguments of the model's forward."""
-        if self.padding_mask is None:
-            return {"tokens": self.tokens}
-        return {"tokens": self.tokens, "padding_mask": self.padding_mask}
+        return dict(self.named)
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
-        mask = None if self.padding_mask is None else self.padding_mask.to(device)
-        return self._replace(
-            tokens=self.tokens.to(device), targets=self.targets.to(device), padding_mask=mask
-        )
+        moved = {
+            name: value if name == STARTS else value.to(device)
+            for name, value in self.named.items()
+        }
+        return self._replace(named=moved, targets=self.targets.to(device))
 
     def shard(self, rank: int, size: int) -> "Batch":
         """Return the rows of one of `size` processes: those from `rank` in steps of `size`.
 
-        A process without rows gets one of padding alone, so that it calls every layer, and every
-        exchange of statistics, as often as the others.
+        A process without rows gets one of padding alone, or the first one with nothing asked where
+        rows have no positions, so that it calls every layer, and every exchange of statistics, as
+        often as the others.
         """
+        is_empty = len(self.targets) <= rank
+        rows = slice(0, 1) if is_empty else slice(rank, None, size)
+        named = {name: value[rows] for name, value in self.named.items()}
+        targets = self.targets[rows]
+        if is_empty:
+            targets = torch.full_like(targets, IGNORED)
+            masks = {
+                mask: torch.ones_like(named[name], dtype=torch.bool)
+                for mask, name in _MASKED.items()
+                if name in named
+            }
+            if masks:
+                named = {name: torch.zeros_like(value) for name, value in named.items()} | masks
+            if STARTS in named:
+                named[STARTS] = torch.full_like(named[STARTS], NOWHERE)
+        for mask in _TRIMMED & named.keys():
+            width = max(1, int((~named[mask]).sum(1).max()))
+            for name in (_MASKED[mask], mask):
+                named[name] = named[name][:, :width]
+            if _MASKED[mask] == "target":
+                targets = targets[:, :width]
+            if not named[mask].any():
+                del named[mask]
+        num_targets = int((targets != IGNORED).sum())
         return Batch(
-            tokens=_rows(self.tokens, rank, size, 0),
-            targets=(targets := _rows(self.targets, rank, size, IGNORED)),
-            padding_mask=(mask := _mask_rows(self.tokens, self.padding_mask, rank, size)),
-            num_tokens=int((~mask).sum()) if mask is not None else targets.numel(),
-            num_targets=int((targets != IGNORED).sum()),
+            named=named,
+            targets=targets,
+            num_tokens=_num_tokens(named, num_targets),
+            num_targets=num_targets,
             loss_targets=(self.loss_targets or self.num_targets) / size,
+            logged_targets=None if self.logged_targets is None else self.logged_targets / size,
         )
 
     def joined_with(self, others: Sequence["Batch"]) -> "Batch":
-        """Return one batch of all rows, padded to the longest."""
-        return joined([self, *others])
+        """Return one batch of all rows, padded to the longest, which asks for no memory.
+
+        Where batches that follow one another become rows of one, none can see the one before.
+        """
+        parts = [self, *others]
+        named = {
+            name: _stacked([part.named[name] for part in parts], 0)
+            for name in self.named
+            if name not in {*_MASKED, STARTS}
+        }
+        for mask, name in _MASKED.items():
+            is_padded = any(
+                mask in part.named or part.named[name].shape[1] < named[name].shape[1]
+                for part in parts
+                if name in named
+            )
+            if is_padded:
+                named[mask] = _stacked([_mask(part.named, mask) for part in parts], True)
+        return Batch(
+            named=named,
+            targets=_stacked([part.targets for part in parts], IGNORED),
+            num_tokens=sum(part.num_tokens for part in parts),
+            num_targets=sum(part.num_targets for part in parts),
+            loss_targets=_sum([part.loss_targets for part in parts]),
+            logged_targets=_sum([part.logged_targets for part in parts]),
+        )
 
 
-def _rows(values: Tensor, rank: int, size: int, filling: int) -> Tensor:
-    own = values[rank::size]
-    return own if len(own) else torch.full_like(values[:1], filling)
+def _num_tokens(named: Mapping[str, Tensor], num_rows: int) -> int:
+    """Count the positions that are no padding, or rows where there are none."""
+    masks = [mask for mask, name in _MASKED.items() if name in named]
+    return sum(int((~_mask(named, mask)).sum()) for mask in masks) if masks else num_rows
 
 
-def _mask_rows(tokens: Tensor, mask: Tensor | None, rank: int, size: int) -> Tensor | None:
-    if len(tokens) <= rank:
-        return torch.ones_like(tokens[:1], dtype=torch.bool)
-    return None if mask is None else mask[rank::size]
+def _mask(named: Mapping[str, Tensor], mask: str) -> Tensor:
+    if mask in named:
+        return named[mask]
+    return torch.zeros_like(named[_MASKED[mask]], dtype=torch.bool)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Return one batch of all rows, padded to the longest."""
-    length = max(batch.tokens.shape[1] for batch in batches)
-    padded = any(
-        batch.padding_mask is not None or batch.tokens.shape[1] < length for batch in batches
-    )
-    masks = [
-        torch.zeros_like(batch.tokens, dtype=torch.bool)
-        if batch.padding_mask is None
-        else batch.padding_mask
-        for batch in batches
-    ]
-    return Batch(
-        tokens=_stacked([batch.tokens for batch in batches], length, 0),
-        targets=_stacked([batch.targets for batch in batches], length, IGNORED),
-        padding_mask=_stacked(masks, length, True) if padded else None,
-        num_tokens=sum(batch.num_tokens for batch in batches),
-        num_targets=sum(batch.num_targets for batch in batches),
-    )
+def _stacked(parts: Sequence[Tensor], filling: int) -> Tensor:
+    """Put rows below one another, every other dimension filled up to the longest."""
+    shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+    return torch.cat([_widened(part, shape, filling) for part in parts])
 
 
-def _stacked(parts: Sequence[Tensor], length: int, filling: int) -> Tensor:
-    return torch.cat([F.pad(part, (0, length - part.shape[1]), value=filling) for part in parts])
+def _widened(part: Tensor, shape: Sequence[int], filling: int) -> Tensor:
+    missing = [size - own for size, own in zip(shape[1:], part.shape[1:], strict=True)]
+    # `pad` counts the dimensions from the last one on.
+    widths = [width for number in reversed(missing) for width in (0, number)]
+    return F.pad(part, widths, value=filling)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 class TrainingBatches:
@@ -155,7 +175,7 @@ class TrainingBatches:
     def __init__(
         self,
         order: Order,
-        batch_of: Callable[[Tensor, int], Any],
+        batch_of: Callable[[Tensor, int], Batch],
         *,
         tokens_per_batch: float,
         num_targets: Callable[[Tensor], int] | None = None,
@@ -169,7 +189,7 @@ class TrainingBatches:
         self._num_targets = num_targets
         self._batches_per_update = batches_per_update
 
-    def batch(self, position: int) -> Any:
+    def batch(self, position: int) -> Batch:
         """Return the batch at `position`, counted from the start of the run over all epochs."""
         batch = self._batch_of(self._order.at(position), position)
         size = self._batches_per_update
@@ -189,7 +209,7 @@ class EvaluationBatches:
     """
 
     def __init__(
-        self, parts: "Sequence[Any] | EvaluationBatches", batch_of: Callable[[Any, int], Any]
+        self, parts: "Sequence[Any] | EvaluationBatches", batch_of: Callable[[Any, int], Batch]
     ) -> None:
         self._parts = parts
         self._batch_of = batch_of
@@ -198,7 +218,7 @@ class EvaluationBatches:
         """Return the number of batches."""
         return len(self._parts)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         """Yield the batches."""
         for number, part in enumerate(self._parts):
             yield self._batch_of(part, number)

@@ -1,12 +1,12 @@
 """The rows of a split, and the batches of a training and of an evaluation that are made of them."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from powernorm.lab.data.batch import EvaluationBatches, TrainingBatches
+from powernorm.lab.data.batch import Batch, EvaluationBatches, TrainingBatches
 from powernorm.lab.data.orders import Order, Shuffled, spaced_by_tokens
 from powernorm.lab.data.subwords import END_ID
 
@@ -29,19 +29,19 @@ class Rows(ABC):
         return len(self.lengths)
 
     @abstractmethod
-    def batch(self, rows: Tensor) -> Any:
+    def batch(self, rows: Tensor) -> Batch:
         """Return rows as a batch, padded to the longest.
 
         Args:
             rows: numbers of at least one row, int64, (batch,).
         """
 
-    def training_batch(self, rows: Tensor, seed: int, position: int) -> Any:
+    def training_batch(self, rows: Tensor, seed: int, position: int) -> Batch:
         """Return the batch of a training, which may be changed at random."""
         del seed, position
         return self.batch(rows)
 
-    def evaluation_batch(self, rows: Tensor, number: int) -> Any:
+    def evaluation_batch(self, rows: Tensor, number: int) -> Batch:
         """Return the batch of an evaluation, always the same."""
         del number
         return self.batch(rows)
@@ -62,7 +62,7 @@ class Rows(ABC):
         Args:
             batch_size: rows in a batch.
             seed: of the order, and of what is changed at random.
-            batches_per_update: micro-batches over which the gradient is summed.
+            batches_per_update: micro-batches over which the gradient is summed; they count alike.
 
         Raises:
             InputError: there are fewer rows than a batch has.

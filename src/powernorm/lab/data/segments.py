@@ -31,7 +31,7 @@ class TextSegments:
         length = min(self._length, self._num_tokens - int(starts[-1]))
         segments = self._stream[starts[:, None] + torch.arange(length + 1)].long()
         tokens, targets = segments[:, :-1], segments[:, 1:]
-        return Batch(tokens, targets, None, tokens.numel(), targets.numel())
+        return Batch({"tokens": tokens}, targets, tokens.numel(), targets.numel())
 
     def training(
         self, *, batch_size: int, seed: int, batches_per_update: int = 1

@@ -14,7 +14,7 @@ from powernorm.diagnosis.evaluation import evaluate_statistics
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Progress
 from powernorm.inspection.modules import batch_layers
-from powernorm.lab.data.batch import AnyBatch
+from powernorm.lab.data.batch import Batch
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.trained_models import TrainedModel, load_trained, run_config, run_text
@@ -97,7 +97,7 @@ def _evaluation(
     )
 
 
-def _joined(batches: list[Any], count: int) -> list[AnyBatch]:
+def _joined(batches: list[Any], count: int) -> list[Batch]:
     return [
         batches[first].joined_with(batches[first + 1 : first + count])
         for first in range(0, len(batches), count)
@@ -109,7 +109,7 @@ def _features(model: Any, inputs: Mapping[str, Any]) -> object:
     return model.features(**inputs)
 
 
-def _loss(model: nn.Module, batch: AnyBatch) -> tuple[Tensor, int]:
+def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     with torch.no_grad():
         total = outputs_nll(model, model(**batch.inputs()), batch.targets)
     return total / max(batch.num_targets, 1), batch.num_targets

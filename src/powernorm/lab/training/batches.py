@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from powernorm.lab.data.batch import EvaluationBatches, TrainingBatches
+from powernorm.lab.data.batch import Batch, EvaluationBatches, TrainingBatches
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.engine.processes import num_processes, rank
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -16,7 +16,7 @@ from powernorm.lab.settings.comparison import ComparisonSettings
 Settings = TypeVar("Settings", bound=ComparisonSettings)
 
 
-def own_part(batch: Any) -> Any:
+def own_part(batch: Batch) -> Batch:
     """Return the rows of this process; the batch itself where it is alone."""
     size = num_processes()
     return batch if size == 1 else batch.shard(rank(), size)
@@ -65,7 +65,7 @@ class RunLoader:
         """Return the number of micro-batches of the whole run."""
         return self._num_batches
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         """Yield the micro-batches that are still to come, of each the rows of this process."""
         while self._position < self._num_batches:
             batch = own_part(self.segments.batch(self._position))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.integrations.lightning import PenaltyCallback
-from powernorm.lab.data.batch import AnyBatch
+from powernorm.lab.data.batch import Batch
 from powernorm.lab.engine.processes import num_processes, summed
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.training import OptimizerSettings
@@ -19,7 +19,7 @@ from powernorm.lab.training.schedules import rate_factor
 from powernorm.lab.training.sharding import shard_weights
 
 
-def loss_tokens(batch: AnyBatch) -> float:
+def loss_tokens(batch: Batch) -> float:
     """Return what the summed loss of a batch is divided by.
 
     Of one of several processes: its share of all targets, which may be below 1.
@@ -70,7 +70,7 @@ class TaskModule(pl.LightningModule):
         if self._config.training.strategy == "fsdp2" and num_processes() > 1:
             shard_weights(self.model, self.device_mesh)
 
-    def training_step(self, batch: AnyBatch, batch_idx: int) -> dict[str, Tensor]:
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return `loss`, which is minimised, and `cross_entropy`, which is logged."""
         del batch_idx
         outputs = self.model(**batch.inputs())
@@ -80,7 +80,7 @@ class TaskModule(pl.LightningModule):
         return {
             "loss": minimised / tokens,
             # Some minimise a mean over sentences and report one over words.
-            "cross_entropy": plain / getattr(batch, "logged_targets", tokens),
+            "cross_entropy": plain / (batch.logged_targets or tokens),
         }
 
     def on_validation_epoch_start(self) -> None:
@@ -88,7 +88,7 @@ class TaskModule(pl.LightningModule):
         self._valid_nll = torch.zeros((), device=self.device)
         self._valid_tokens = 0
 
-    def validation_step(self, batch: AnyBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add a batch to the sums."""
         del batch_idx
         self._valid_nll += outputs_nll(self.model, self.model(**batch.inputs()), batch.targets)

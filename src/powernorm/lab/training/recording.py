@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from powernorm.diagnosis import NormRow
-from powernorm.lab.data.batch import AnyBatch
+from powernorm.lab.data.batch import Batch
 from powernorm.lab.engine.events import Listener, StepsDone, Validated
 from powernorm.lab.engine.logs import CsvLog, MergedLog
 from powernorm.lab.engine.processes import gather, is_main, num_processes, rank, summed
@@ -129,7 +129,7 @@ class Recorder(pl.Callback):
         self._norms_csv = CsvLog(self._folder / NORMS_FILE, NORMS_COLUMNS, step)
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: AnyBatch, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         """Start the clock."""
         del trainer, pl_module, batch, batch_idx
@@ -147,7 +147,7 @@ class Recorder(pl.Callback):
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
         outputs: Any,
-        batch: AnyBatch,
+        batch: Batch,
         batch_idx: int,
     ) -> None:
         """Gather the loss; write a row where one is due."""

@@ -19,7 +19,7 @@ from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
 from powernorm.integrations.lightning import LossScaleFollower, NormCallback
-from powernorm.lab.data.batch import AnyBatch
+from powernorm.lab.data.batch import Batch
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.engine.averaging import AVERAGE, Snapshots, write_weights
 from powernorm.lab.engine.events import RunScored, RunStarted
@@ -349,7 +349,7 @@ class RunTrainer:
         tid = training_inference_discrepancy(self.model, batches, forward_features).summary()
         return tid if tid is not None and _is_finite(tid) else None
 
-    def _first_batches(self, num_batches: int) -> list[AnyBatch]:
+    def _first_batches(self, num_batches: int) -> list[Batch]:
         """Return training batches, in every process those of all."""
         segments = self.data.segments
         return [segments.batch(i).to(self.device) for i in range(num_batches)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from powernorm.errors import InputError
+from powernorm.lab.data.batch import Batch
 from powernorm.lab.data.corpus import SPLITS
-from powernorm.lab.data.examples import Examples
 from powernorm.lab.tasks.classify.baselines import text_baselines
 from powernorm.lab.tasks.classify.batches import TextRows
 from powernorm.lab.tasks.classify.encoded_texts import (
@@ -47,7 +47,7 @@ def encoded_split(lengths: list[int]) -> EncodedTextSplit:
     return EncodedTextSplit(numbers.repeat_interleave(sizes).int(), sizes, numbers % 3)
 
 
-def rows_of(batch: Examples) -> list[int]:
+def rows_of(batch: Batch) -> list[int]:
     """The numbers of the texts in a batch of such a split, after a check of what it holds."""
     tokens, padding = batch.named["tokens"], batch.named["padding_mask"]
     assert tokens.shape == padding.shape

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powernorm.errors import InputError
-from powernorm.lab.data.batch import IGNORED
+from powernorm.lab.data.batch import IGNORED, Batch
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.tasks.ner.batches import (
-    SentenceBatch,
     TaggedRows,
 )
 from powernorm.lab.tasks.ner.columns import TaggedSentence
@@ -120,28 +119,25 @@ def test_batches_hold_their_rows_and_nothing_else() -> None:
     encoded = encode()
     rows = TaggedRows(encoded.splits["train"], has_characters=True)
     batch = rows.batch(torch.tensor([1, 2]))
-    assert batch.tokens.shape == batch.targets.shape == (2, 6)
-    assert batch.padding_mask.tolist() == [[False] * 6, [False] + [True] * 5]
+    assert batch.named["tokens"].shape == batch.targets.shape == (2, 6)
+    assert batch.named["padding_mask"].tolist() == [[False] * 6, [False] + [True] * 5]
     assert (batch.num_tokens, batch.num_targets, batch.loss_targets) == (7, 7, 2.0)
     assert batch.logged_targets == 7
-    assert batch.tokens[1].tolist() == [NUM_MARKS + 2, *[PADDING_ID] * 5]
+    assert batch.named["tokens"][1].tolist() == [NUM_MARKS + 2, *[PADDING_ID] * 5]
     assert batch.targets[1].tolist() == [0, *[IGNORED] * 5]
-    assert batch.characters is not None
-    assert batch.characters.shape == (2, 6, len("Blackburn"))
+    assert batch.named["characters"].shape == (2, 6, len("Blackburn"))
     # No wider than its own longest word.
-    assert rows.batch(torch.tensor([2, 3])).characters.shape == (2, 3, len("and"))  # type: ignore[union-attr]
+    assert rows.batch(torch.tensor([2, 3])).named["characters"].shape == (2, 3, len("and"))
     assert set(batch.inputs()) == {"tokens", "padding_mask", "characters"}
     plain = TaggedRows(encoded.splits["train"], has_characters=False).batch(torch.tensor([0]))
     assert set(plain.inputs()) == {"tokens", "padding_mask"}
 
 
-def check_equal(ours: SentenceBatch, theirs: SentenceBatch) -> None:
-    for left, right in zip(ours, theirs, strict=True):
-        if isinstance(left, torch.Tensor):
-            assert isinstance(right, torch.Tensor)
-            assert torch.equal(left, right)
-        else:
-            assert left == right
+def check_equal(ours: Batch, theirs: Batch) -> None:
+    assert ours.named.keys() == theirs.named.keys()
+    assert all(torch.equal(value, theirs.named[name]) for name, value in ours.named.items())
+    assert torch.equal(ours.targets, theirs.targets)
+    assert ours[2:] == theirs[2:]
 
 
 @given(st.integers(1, 5))
@@ -154,10 +150,10 @@ def test_parts_of_processes_are_the_batch(size: int) -> None:
     assert all(part.logged_targets == pytest.approx(12 / size) for part in parts)
     for rank, part in enumerate(parts):
         if rank < 3:
-            assert torch.equal(part.tokens, whole.tokens[rank::size])
+            assert torch.equal(part.named["tokens"], whole.named["tokens"][rank::size])
         else:
             assert part.num_tokens == 0
-            assert part.padding_mask.all()
+            assert part.named["padding_mask"].all()
             assert (part.targets == IGNORED).all()
     check_equal(whole.to(torch.device("cpu")), whole)
 
@@ -172,24 +168,24 @@ def test_every_epoch_reads_every_row_in_another_order() -> None:
     toy = corpus(*[sentence(" ".join(["a"] * (1 + i % 7)), ("X", 0, 1)) for i in range(203)])
     split = encode(toy).splits["train"]
 
-    def epoch(number: int, seed: int = 0) -> list[SentenceBatch]:
+    def epoch(number: int, seed: int = 0) -> list[Batch]:
         batches = TaggedRows(split, has_characters=False).training(batch_size=4, seed=seed)
         assert batches.batches_per_epoch == 50
         assert batches.tokens_per_batch == pytest.approx(4 * split.words.numel() / 203)
         return [batches.batch(number * 50 + position) for position in range(50)]
 
     first = epoch(0)
-    lengths = torch.cat([(~batch.padding_mask).sum(1) for batch in first])
+    lengths = torch.cat([(~batch.named["padding_mask"]).sum(1) for batch in first])
     # All but the three that fill no batch, most of them beside others of their length.
     assert lengths.numel() == 200
-    padding = sum(int(batch.padding_mask.sum()) for batch in first)
+    padding = sum(int(batch.named["padding_mask"].sum()) for batch in first)
     assert padding < 0.1 * lengths.sum()
-    assert [b.tokens.shape[1] for b in first] != sorted(b.tokens.shape[1] for b in first)
     for again, batch in zip(epoch(0), first, strict=True):
         check_equal(again, batch)
-    shapes = [batch.tokens.shape[1] for batch in first]
-    assert shapes != [batch.tokens.shape[1] for batch in epoch(1)]
-    assert shapes != [batch.tokens.shape[1] for batch in epoch(0, seed=1)]
+    shapes = [batch.named["tokens"].shape[1] for batch in first]
+    assert shapes != sorted(shapes)
+    assert shapes != [batch.named["tokens"].shape[1] for batch in epoch(1)]
+    assert shapes != [batch.named["tokens"].shape[1] for batch in epoch(0, seed=1)]
     with pytest.raises(InputError, match="203 sentences, fewer than a batch of 300"):
         TaggedRows(split, has_characters=False).training(batch_size=300, seed=0)
 
@@ -199,7 +195,9 @@ def test_evaluation_reads_a_split_in_its_order() -> None:
     for split in SPLITS:
         part = encoded.splits[split]
         batches = TaggedRows(part, has_characters=False).evaluation(batch_size=4)
-        words = torch.cat([batch.tokens[~batch.padding_mask] for batch in batches])
+        words = torch.cat(
+            [batch.named["tokens"][~batch.named["padding_mask"]] for batch in batches]
+        )
         assert torch.equal(words, part.words.long())
         assert len(batches) == len(list(batches))
     some = TaggedRows(encoded.splits["train"], has_characters=False).evaluation(

@@ -4,11 +4,9 @@ from typing import Final
 
 from torch import Tensor
 
-from powernorm.lab.data.batch import EvaluationBatches, TrainingBatches
-from powernorm.lab.data.examples import Examples
-from powernorm.lab.data.orders import Order, WithinBudget, spaced_by_tokens
+from powernorm.lab.data.batch import MASK, Batch, EvaluationBatches, TrainingBatches
+from powernorm.lab.data.orders import LengthGroups, Order, WithinBudget, spaced_by_tokens
 from powernorm.lab.data.rows import PaddedRows
-from powernorm.lab.data.token_budget import LengthGroups
 from powernorm.lab.tasks.classify.encoded_texts import EncodedTextSplit
 
 PADDING_ID: Final = 0
@@ -33,12 +31,12 @@ class TextRows(PaddedRows):
         self._split = split
         self._batch_tokens = batch_tokens
 
-    def batch(self, rows: Tensor) -> Examples:
+    def batch(self, rows: Tensor) -> Batch:
         """Return texts by number, padded to the longest."""
         places, padding = self.places(rows)
         words = self._split.words[places].long().masked_fill_(padding, PADDING_ID)
-        return Examples(
-            named={"tokens": words, "padding_mask": padding},
+        return Batch(
+            named={"tokens": words, MASK: padding},
             targets=self._split.labels[rows],
             num_tokens=int(self.lengths[rows].sum()),
             num_targets=rows.numel(),

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from powernorm.lab.data.batch import Batch
 from powernorm.lab.data.corpus import Split
-from powernorm.lab.data.examples import Examples
 from powernorm.lab.data.orders import generator_of
 from powernorm.lab.data.rows import Rows
 from powernorm.lab.tasks.image.encoded_images import EncodedImages
@@ -39,21 +39,21 @@ class ImageRows(Rows):
         self._augmentation = augmentation
         super().__init__(torch.ones_like(self._images.labels))
 
-    def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> Examples:
+    def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> Batch:
         """Return images by number, changed at random where there is a generator."""
         chosen = self._images.part(rows)
         pixels = normalised(chosen.pixels, self._encoded)
         if generator is not None:
             pixels = augmented(pixels, generator, mirror=self._encoded.images.can_be_mirrored)
         num_images = len(rows)
-        return Examples(
+        return Batch(
             named={PIXELS: pixels},
             targets=chosen.labels,
             num_tokens=num_images,
             num_targets=num_images,
         )
 
-    def training_batch(self, rows: Tensor, seed: int, position: int) -> Examples:
+    def training_batch(self, rows: Tensor, seed: int, position: int) -> Batch:
         """Return images that seed and position change."""
         if not self._augmentation:
             return self.batch(rows)

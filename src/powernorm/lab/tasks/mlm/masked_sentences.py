@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from powernorm.lab.data.batch import IGNORED, Batch
+from powernorm.lab.data.batch import IGNORED, MASK, Batch
 from powernorm.lab.data.orders import SEED_STRIDE
 from powernorm.lab.data.rows import DocumentRows
 from powernorm.lab.data.subwords import END_ID
@@ -41,9 +41,8 @@ class MaskedSentences(DocumentRows):
         whole = self._tokens[places].long().masked_fill(padding, END_ID)
         masked = _masked(padding, mask_seed)
         return Batch(
-            tokens=whole.masked_fill(masked, self._mask_id),
+            named={"tokens": whole.masked_fill(masked, self._mask_id), MASK: padding},
             targets=whole.masked_fill(~masked, IGNORED),
-            padding_mask=padding,
             num_tokens=int((~padding).sum()),
             num_targets=int(masked.sum()),
         )

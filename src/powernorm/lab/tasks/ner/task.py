@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.lab.data.batch import MASK
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.ner.baselines import entity_baselines
@@ -66,7 +67,7 @@ class EntityData(RowData[EntitySettings]):
         rows: list[list[str]] = []
         for batch in self.evaluation(split):
             moved = batch.to(device)
-            decoded = model.decode(model(**moved.inputs()), moved.padding_mask)
+            decoded = model.decode(model(**moved.inputs()), moved.named[MASK])
             rows += [[names[tag] for tag in tags] for tags in decoded]
         # Where a sentence was cut, its gold entities are still whole.
         gold = [

@@ -5,8 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from powernorm.lab.data.batch import IGNORED
-from powernorm.lab.data.examples import Examples
+from powernorm.lab.data.batch import IGNORED, Batch
 from powernorm.lab.data.orders import spaced
 from powernorm.lab.data.rows import Rows
 from powernorm.lab.tasks.parse.gold import GoldTransitions
@@ -30,11 +29,11 @@ class TransitionRows(Rows):
         self._chosen = spaced(len(gold), max_examples)
         super().__init__(torch.ones_like(self._chosen))
 
-    def batch(self, rows: Tensor) -> Examples:
+    def batch(self, rows: Tensor) -> Batch:
         """Return transitions by number."""
         chosen = self._chosen[rows]
         targets = self._gold.targets[chosen]
-        return Examples(
+        return Batch(
             named={STATES: self._gold.states[chosen].long()},
             targets=targets,
             num_tokens=len(rows),

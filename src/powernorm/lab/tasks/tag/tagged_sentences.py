@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from powernorm.lab.data.batch import IGNORED, Batch
+from powernorm.lab.data.batch import IGNORED, MASK, Batch
 from powernorm.lab.data.rows import DocumentRows
 from powernorm.lab.data.subwords import END_ID
 
@@ -26,9 +26,11 @@ class TaggedSentences(DocumentRows):
         places, padding = self.places(rows)
         num_tokens = int((~padding).sum())
         return Batch(
-            tokens=self._words[places].long().masked_fill(padding, END_ID),
+            named={
+                "tokens": self._words[places].long().masked_fill(padding, END_ID),
+                MASK: padding,
+            },
             targets=self._tags[places].long().masked_fill(padding, IGNORED),
-            padding_mask=padding,
             num_tokens=num_tokens,
             num_targets=num_tokens,
         )

@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.lab.data.batch import IGNORED, EvaluationBatches, TrainingBatches
-from powernorm.lab.data.orders import WithinBudget, spaced_by_tokens
-from powernorm.lab.data.subwords import END_ID
-from powernorm.lab.data.token_budget import LengthGroups
+from powernorm.lab.data.batch import IGNORED, Batch, EvaluationBatches, TrainingBatches
+from powernorm.lab.data.orders import LengthGroups, WithinBudget, spaced_by_tokens
 from powernorm.lab.tasks.translation.token_lists import TokenLists
 
 _PAIR_SEED: Final = 1 << 20
@@ -29,110 +26,6 @@ class EncodedPairSplit:
     def __len__(self) -> int:
         """Return the number of pairs."""
         return len(self.source)
-
-
-class PairBatch(NamedTuple):
-    """Sentences, their translations one position late, and what the model shall say there."""
-
-    source: Tensor
-    """int64, (batch, source length): each sentence with its end mark."""
-    source_padding_mask: Tensor | None
-    """bool, of the same shape, True = padding; None without padding."""
-    target: Tensor
-    """int64, (batch, target length): the end mark, then the translation."""
-    target_padding_mask: Tensor | None
-    """bool, of the same shape, True = padding; None without padding."""
-    targets: Tensor
-    """int64, of the same shape: the translation, then the end mark; `IGNORED` at padding."""
-    num_tokens: int
-    """Positions of both sides that are no padding."""
-    num_targets: int
-    """Positions that are asked for."""
-    loss_targets: float | None = None
-    """What the summed loss is divided by, so that the mean over the micro-batches of an update is
-    that over the update's targets; None is `num_targets`."""
-
-    def inputs(self) -> dict[str, Tensor]:
-        """Return the keyword arguments of the model's forward."""
-        inputs = {"source": self.source, "target": self.target}
-        if self.source_padding_mask is not None:
-            inputs["source_padding_mask"] = self.source_padding_mask
-        if self.target_padding_mask is not None:
-            inputs["target_padding_mask"] = self.target_padding_mask
-        return inputs
-
-    def to(self, device: torch.device) -> "PairBatch":
-        """Return the batch on a device."""
-        source_mask, target_mask = self.source_padding_mask, self.target_padding_mask
-        return self._replace(
-            source=self.source.to(device),
-            source_padding_mask=None if source_mask is None else source_mask.to(device),
-            target=self.target.to(device),
-            target_padding_mask=None if target_mask is None else target_mask.to(device),
-            targets=self.targets.to(device),
-        )
-
-    def shard(self, rank: int, size: int) -> "PairBatch":
-        """Return the rows of one of `size` processes: those from `rank` in steps of `size`.
-
-        A process without rows gets one of padding alone, so that it calls every layer, and every
-        exchange of statistics, as often as the others. Losses divided by `loss_targets` have the
-        same mean over all processes as that of the batch.
-        """
-        source, source_mask = _rows(self.source, self.source_padding_mask, rank, size)
-        target, target_mask = _rows(self.target, self.target_padding_mask, rank, size)
-        targets = self.targets[rank::size, : target.shape[1]]
-        if not len(targets):
-            targets = torch.full_like(target, IGNORED)
-        num_targets = int((targets != IGNORED).sum())
-        num_sources = source.numel() - (0 if source_mask is None else int(source_mask.sum()))
-        return PairBatch(
-            source=source,
-            source_padding_mask=source_mask,
-            target=target,
-            target_padding_mask=target_mask,
-            targets=targets,
-            num_tokens=num_sources + num_targets,
-            num_targets=num_targets,
-            loss_targets=(self.loss_targets or self.num_targets) / size,
-        )
-
-    def joined_with(self, others: Sequence["PairBatch"]) -> "PairBatch":
-        """Return one batch of all rows, padded to the longest."""
-        return joined_pairs([self, *others])
-
-
-def _rows(ids: Tensor, mask: Tensor | None, rank: int, size: int) -> tuple[Tensor, Tensor | None]:
-    """Return some rows, no wider than they need, and their padding."""
-    if len(ids) <= rank:
-        return torch.full_like(ids[:1, :1], END_ID), torch.ones_like(ids[:1, :1], dtype=torch.bool)
-    if mask is None:
-        return ids[rank::size], None
-    own = mask[rank::size]
-    width = int((~own).sum(1).max())
-    own = own[:, :width]
-    return ids[rank::size, :width], own if own.any() else None
-
-
-def joined_pairs(batches: Sequence[PairBatch]) -> PairBatch:
-    """Return one batch of all rows, padded to the longest."""
-    shares = [batch.loss_targets for batch in batches if batch.loss_targets is not None]
-    source, source_mask = _stacked(
-        [batch.source for batch in batches], [batch.source_padding_mask for batch in batches]
-    )
-    target, target_mask = _stacked(
-        [batch.target for batch in batches], [batch.target_padding_mask for batch in batches]
-    )
-    return PairBatch(
-        source=source,
-        source_padding_mask=source_mask,
-        target=target,
-        target_padding_mask=target_mask,
-        targets=_widened([batch.targets for batch in batches], target.shape[1], IGNORED),
-        num_tokens=sum(batch.num_tokens for batch in batches),
-        num_targets=sum(batch.num_targets for batch in batches),
-        loss_targets=sum(shares) if len(shares) == len(batches) else None,
-    )
 
 
 def padded_sources(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
@@ -178,7 +71,7 @@ def training_pairs(
     )
     return TrainingBatches(
         WithinBudget(groups, seed=seed, row_seed=_PAIR_SEED + seed),
-        lambda rows, _: _batch(split, rows),
+        lambda rows, _: pair_batch(split, rows),
         tokens_per_batch=int(source_lengths.sum() + target_lengths.sum()) / len(groups),
         num_targets=lambda rows: int(target_lengths[rows].sum()),
         batches_per_update=batches_per_update,
@@ -204,35 +97,26 @@ def evaluation_pairs(
         count_padding=True,
     )
     parts = [chosen[part] for part in groups.batches()]
-    return EvaluationBatches(parts, lambda rows, _: _batch(split, rows))
+    return EvaluationBatches(parts, lambda rows, _: pair_batch(split, rows))
 
 
-def _batch(split: EncodedPairSplit, rows: Tensor) -> PairBatch:
+def pair_batch(split: EncodedPairSplit, rows: Tensor) -> Batch:
+    """Return pairs by number: the source, the translation one position late, and what to say.
+
+    The model reads each source with its end mark and, of each translation, the end mark first; its
+    targets are the translation and then the end mark. A side without padding has no mask.
+    """
     source, source_mask = split.source.padded(rows)
     targets, target_mask = split.target.padded(rows)
     num_targets = int(split.target.lengths[rows].sum())
-    return PairBatch(
-        source=source,
-        source_padding_mask=source_mask,
-        target=split.target.shifted(rows),
-        target_padding_mask=target_mask,
+    named = {"source": source, "target": split.target.shifted(rows)}
+    if source_mask is not None:
+        named["source_padding_mask"] = source_mask
+    if target_mask is not None:
+        named["target_padding_mask"] = target_mask
+    return Batch(
+        named=named,
         targets=targets if target_mask is None else targets.masked_fill_(target_mask, IGNORED),
         num_tokens=int(split.source.lengths[rows].sum()) + num_targets,
         num_targets=num_targets,
     )
-
-
-def _stacked(
-    parts: Sequence[Tensor], masks: Sequence[Tensor | None]
-) -> tuple[Tensor, Tensor | None]:
-    length = max(part.shape[1] for part in parts)
-    whole = [
-        torch.zeros_like(part, dtype=torch.bool) if mask is None else mask
-        for part, mask in zip(parts, masks, strict=True)
-    ]
-    mask = _widened(whole, length, True)
-    return _widened(parts, length, END_ID), mask if mask.any() else None
-
-
-def _widened(parts: Sequence[Tensor], length: int, filling: int) -> Tensor:
-    return torch.cat([F.pad(part, (0, length - part.shape[1]), value=filling) for part in parts])

@@ -2,15 +2,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from powernorm.lab.data.batch import IGNORED
-from powernorm.lab.data.examples import Examples
+from powernorm.lab.data.batch import IGNORED, Batch
 
 
-def texts(lengths: list[int], width: int | None = None) -> Examples:
+def texts(lengths: list[int], width: int | None = None) -> Batch:
     width = width or max(lengths)
     padding = torch.arange(width) >= torch.tensor(lengths)[:, None]
     tokens = torch.arange(len(lengths) * width).reshape(len(lengths), width)
-    return Examples(
+    return Batch(
         named={"tokens": tokens.masked_fill(padding, 0), "padding_mask": padding},
         targets=torch.arange(len(lengths)),
         num_tokens=sum(lengths),
@@ -18,13 +17,13 @@ def texts(lengths: list[int], width: int | None = None) -> Examples:
     )
 
 
-def images(number: int) -> Examples:
+def images(number: int) -> Batch:
     pixels = torch.rand(number, 1, 4, 4)
-    return Examples({"pixels": pixels}, torch.arange(number), number, number)
+    return Batch({"pixels": pixels}, torch.arange(number), number, number)
 
 
 @pytest.mark.parametrize("batch", [texts([3, 1, 4, 2, 2]), images(5)])
-def test_parts_of_processes_are_the_whole(batch: Examples) -> None:
+def test_parts_of_processes_are_the_whole(batch: Batch) -> None:
     parts = [batch.shard(rank, 2) for rank in range(2)]
     assert sum(part.num_tokens for part in parts) == batch.num_tokens
     assert sum(part.num_targets for part in parts) == batch.num_targets
@@ -36,7 +35,7 @@ def test_parts_of_processes_are_the_whole(batch: Examples) -> None:
 
 
 @pytest.mark.parametrize("batch", [texts([3]), images(1)])
-def test_a_process_without_rows_is_asked_nothing(batch: Examples) -> None:
+def test_a_process_without_rows_is_asked_nothing(batch: Batch) -> None:
     part = batch.shard(1, 2)
     assert part.targets.tolist() == [IGNORED]
     assert (part.num_tokens, part.num_targets, part.loss_targets) == (0, 0, 0.5)

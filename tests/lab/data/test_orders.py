@@ -1,8 +1,17 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powernorm.lab.data.token_budget import LengthGroups
+from powernorm.lab.data.orders import (
+    LengthGroups,
+    Order,
+    Segments,
+    Shuffled,
+    ShuffledByLength,
+    Streams,
+    WithinBudget,
+)
 
 PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=40)
 
@@ -61,3 +70,31 @@ def test_shuffling_is_even() -> None:
     generators = [torch.Generator().manual_seed(seed) for seed in range(300)]
     firsts = [int(torch.cat(found.batches(generator))[1]) for generator in generators]
     assert all(25 <= firsts.count(number) <= 80 for number in range(6))
+
+
+LENGTHS = torch.tensor([3, 1, 2, 2, 3, 1, 2, 1, 3, 2])
+GROUPS = LengthGroups(LENGTHS, LENGTHS, batch_tokens=6, count_padding=True)
+
+
+@pytest.mark.parametrize(
+    ("order", "second", "of_next_epoch"),
+    [
+        (Shuffled(10, batch_size=3, seed=3, unit="rows"), [1, 2, 8], [1, 9, 5]),
+        (ShuffledByLength(LENGTHS, batch_size=3, seed=3, unit="rows"), [4, 0, 8], [4, 8, 0]),
+        (WithinBudget(GROUPS, seed=3), [5, 1, 7], [8, 0]),
+        (WithinBudget(GROUPS, seed=3, row_seed=9), [2, 8], [8, 0]),
+        (Segments(100, length=7, batch_size=3, seed=3), [41, 13, 6], [90, 62, 48]),
+        (
+            Streams(100, length=7, batch_size=3, seed=3, batches_per_update=2),
+            [58, 72, 86],
+            [8, 22, 36],
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Order) else "",
+)
+def test_orders_are_those_of_runs_that_are_stored(
+    order: Order, second: list[int], of_next_epoch: list[int]
+) -> None:
+    """A run that was interrupted would go on with other batches than it began with."""
+    assert order.at(order.batches_per_epoch).tolist() == of_next_epoch
+    assert order.at(1).tolist() == second
