@@ -72,24 +72,8 @@ class Batch(NamedTuple):
         named = {name: value[rows] for name, value in self.named.items()}
         targets = self.targets[rows]
         if is_empty:
-            targets = torch.full_like(targets, IGNORED)
-            masks = {
-                mask: torch.ones_like(named[name], dtype=torch.bool)
-                for mask, name in _MASKED.items()
-                if name in named
-            }
-            if masks:
-                named = {name: torch.zeros_like(value) for name, value in named.items()} | masks
-            if STARTS in named:
-                named[STARTS] = torch.full_like(named[STARTS], NOWHERE)
-        for mask in _TRIMMED & named.keys():
-            width = max(1, int((~named[mask]).sum(1).max()))
-            for name in (_MASKED[mask], mask):
-                named[name] = named[name][:, :width]
-            if _MASKED[mask] == "target":
-                targets = targets[:, :width]
-            if not named[mask].any():
-                del named[mask]
+            named, targets = _all_padding(named), torch.full_like(targets, IGNORED)
+        named, targets = _trimmed(named, targets)
         num_targets = int((targets != IGNORED).sum())
         return Batch(
             named=named,
@@ -127,6 +111,33 @@ class Batch(NamedTuple):
             loss_targets=_sum([part.loss_targets for part in parts]),
             logged_targets=_sum([part.logged_targets for part in parts]),
         )
+
+
+def _all_padding(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return rows of the same sizes that are padding; the same rows where they have no mask."""
+    masks = {
+        mask: torch.ones_like(named[name], dtype=torch.bool)
+        for mask, name in _MASKED.items()
+        if name in named
+    }
+    if not masks:
+        return dict(named)
+    starts = {name: torch.full_like(named[name], NOWHERE) for name in named.keys() & {STARTS}}
+    return {name: torch.zeros_like(value) for name, value in named.items()} | masks | starts
+
+
+def _trimmed(named: Mapping[str, Tensor], targets: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Cut the inputs that are to be cut to their longest rows, and the targets with theirs."""
+    cut = dict(named)
+    for mask in _TRIMMED & named.keys():
+        width = max(1, int((~named[mask]).sum(1).max()))
+        for name in (_MASKED[mask], mask):
+            cut[name] = named[name][:, :width]
+        if _MASKED[mask] == "target":
+            targets = targets[:, :width]
+        if not cut[mask].any():
+            del cut[mask]
+    return cut, targets
 
 
 def _num_tokens(named: Mapping[str, Tensor], num_rows: int) -> int:
