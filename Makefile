@@ -25,7 +25,7 @@ ifneq ($(TORCH),)
 	$(PIP) --constraint constraints.txt uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend $(TORCH) --constraint constraints.txt torch
 endif
-	$(PIP) --constraint constraints.txt --editable '.[train,hf,export,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[train,hf,lightning,export,dev]'
 	# torchvision's wheels ask for another build of torch, and timm uses its Python part alone. In a
 	# folder of its own (tests/surgery/foreign_models.py): where other libraries see it, they fail.
 	$(PIP) --constraint constraints.txt --no-deps --upgrade --target $(VENV)/foreign timm torchvision

@@ -14,7 +14,7 @@ multiprocessing.set_forkserver_preload(
     [
         *("torch", "torch.distributed", "torch.multiprocessing", "torch._dynamo"),
         "torch.distributed.tensor.parallel",
-        *("lightning.pytorch", "matplotlib.figure", "scipy.stats", "torchmetrics"),
+        *("torch.utils.tensorboard", "matplotlib.figure", "scipy.stats", "torchmetrics"),
         *(
             "powernorm.cli.commands",
             "powernorm.lab.tasks.registry",

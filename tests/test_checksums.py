@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.checksums import seal_archive, seal_of
+from powernorm.checksums import save_sealed, seal_archive, seal_of
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import read_cached, write_cached
 from powernorm.lab.data.corpus import Corpus
 from powernorm.lab.data.subwords import encode_corpus
 from powernorm.lab.engine.averaging import read_weights, write_weights
-from powernorm.lab.training.checkpoints import DirectFiles, read_checkpoint
+from powernorm.lab.training.checkpoints import CONTENT, read_checkpoint
 
 NUM_DAMAGES = 400
 
@@ -30,7 +30,7 @@ def weights() -> dict[str, Tensor]:
 
 
 def checkpoint() -> dict[str, Any]:
-    return {"state_dict": weights(), "global_step": 7, "loops": {}, "note": "x" * 50}
+    return {**dict.fromkeys(CONTENT), "weights": weights(), "step": 7, "note": "x" * 50}
 
 
 def model() -> nn.Module:
@@ -41,7 +41,7 @@ def model() -> nn.Module:
 
 
 def write_checkpoint(path: Path) -> None:
-    DirectFiles().save_checkpoint(checkpoint(), path)
+    save_sealed(checkpoint(), path)
 
 
 def write_folded(path: Path) -> None:
@@ -131,8 +131,10 @@ def test_every_bit_of_the_checksum_itself_counts(tmp_path: Path) -> None:
 
 def test_files_from_before_there_were_checksums_are_read(tmp_path: Path) -> None:
     """The runs and folded models of a user's disk."""
-    torch.save(checkpoint(), tmp_path / "last.ckpt")
-    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 7
+    of_then = {"state_dict": {"model.w": torch.ones(2)}, "global_step": 7, "loops": {}}
+    torch.save(of_then, tmp_path / "last.ckpt")
+    found = read_checkpoint(tmp_path / "last.ckpt")
+    assert (found["step"], found["weights"].keys()) == (7, {"w"})
     some = {"weight": weights()["weight"]}
     save_file(some, tmp_path / "step-4.safetensors", {"tied": "weight"})
     assert read_weights(tmp_path / "step-4.safetensors").keys() == {"weight", "tied"}
@@ -157,7 +159,7 @@ def test_files_from_before_there_were_checksums_are_read(tmp_path: Path) -> None
 def test_other_programs_read_sealed_files(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "last.ckpt")
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert torch.equal(content["state_dict"]["weight"], weights()["weight"])
+    assert torch.equal(content["weights"]["weight"], weights()["weight"])
     with zipfile.ZipFile(tmp_path / "last.ckpt") as archive:
         assert archive.comment.startswith(b"powernorm sha256 ")
         assert archive.testzip() is None

@@ -219,15 +219,18 @@ def test_a_reader_that_has_enough_ends_it_quietly(trained: Path, tmp_path: Path)
 FAULT = """
 import os, signal
 if os.environ.get("RANK") == "1" and os.environ.get("FAULT"):
-    import powernorm.lab.training.module as modeling
-    real = modeling.TaskModule.training_step
+    import powernorm.lab.training.losses as losses
+    real = losses.TrainingLoss.forward
+    number = 0
 
-    def step(self, batch, batch_idx):
-        if batch_idx == 9:
+    def forward(self, batch):
+        global number
+        number += 1
+        if number == 10:
             exec(os.environ["FAULT"])
-        return real(self, batch, batch_idx)
+        return real(self, batch)
 
-    modeling.TaskModule.training_step = step
+    losses.TrainingLoss.forward = forward
 """
 
 
@@ -276,7 +279,7 @@ def test_a_lost_process_ends_all(pairs: Path, tmp_path: Path) -> None:
     assert said.endswith("--out runs --devices 2 --resume")
     assert len([line for line in err.splitlines() if line.startswith("error")]) == 1
     content = tmp_path / "runs" / "pn-pre-seed0" / "checkpoints" / "last.ckpt"
-    assert torch.load(content, weights_only=True)["global_step"] == 8
+    assert torch.load(content, weights_only=True)["step"] == 8
 
 
 @pytest.mark.parametrize(

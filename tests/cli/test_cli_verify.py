@@ -15,9 +15,9 @@ from lab.report.synthetic import write_comparison
 from powernorm.cli.verify import Findings, check_files
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import write_cached
-from powernorm.lab.engine.averaging import write_weights
+from powernorm.lab.engine.averaging import Snapshots, write_weights
 from powernorm.lab.tasks.translation.store import found_or_made
-from powernorm.lab.training.checkpoints import DirectFiles
+from powernorm.lab.training.checkpoints import CONTENT, Checkpoints
 
 RUN = "bn-pre-seed0"
 CHECKPOINTS = f"demo/{RUN}/checkpoints"
@@ -39,8 +39,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoints = folder / CHECKPOINTS
     checkpoints.mkdir()
     weights = {"weight": torch.linspace(0, 1, 20)}
-    content = {"state_dict": weights, "global_step": 3, "loops": {}}
-    DirectFiles().save_checkpoint(content, checkpoints / "last.ckpt")
+    content = {**dict.fromkeys(CONTENT), "weights": weights, "step": 3}
+    Checkpoints(checkpoints, Snapshots(checkpoints, 0), None).save(content)
     write_weights(checkpoints / "average.safetensors", weights)
     (checkpoints / ".last.ckpt").write_bytes(b"half of a chec")
     model = nn.Sequential(library.BatchNorm(4), nn.Linear(4, 3, bias=False))

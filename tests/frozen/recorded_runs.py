@@ -81,9 +81,9 @@ def losses(folder: Path) -> list[dict[str, str]]:
 
 def buffers(folder: Path) -> dict[str, list[float]]:
     """The running statistics in a run's last checkpoint, by name."""
-    weights = read_checkpoint(folder / CHECKPOINTS_FOLDER / LAST)["state_dict"]
+    weights = read_checkpoint(folder / CHECKPOINTS_FOLDER / LAST)["weights"]
     return {
-        name: weights[name].flatten().tolist()
+        f"model.{name}": weights[name].flatten().tolist()
         for name in sorted(weights)
         if name.rpartition(".")[2].startswith(("running_", "num_"))
     }

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 CALLS = [
     ("transformers", "hf", "import powernorm.integrations.huggingface"),
-    ("lightning", "train", "import powernorm.integrations.lightning"),
+    ("lightning", "lightning", "import powernorm.integrations.lightning"),
     (
         "transformers",
         "hf",

@@ -9,7 +9,6 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
         *(
             "filelock",
             "jinja2",
-            "lightning",
             "markupsafe",
             "matplotlib",
             "pandas",
@@ -23,6 +22,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
         *("seqeval", "tensorboard", "tokenizers", "torchcrf", "torchmetrics", "typer"),
     ),
     "hf": ("accelerate", "datasets", "transformers"),
+    "lightning": ("lightning",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
 }
 """Packages of each extra, by their import names."""

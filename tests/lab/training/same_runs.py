@@ -14,15 +14,16 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """The same logs, weights, optimiser, averages and translations, if any, to the bit."""
+    """The same logs, weights, optimizer, averages and translations, if any, to the bit."""
     for name in ("metrics.csv", "norms.csv"):
         assert rows(one / name) == rows(other / name), name
     contents = [
         torch.load(part / "checkpoints/last.ckpt", weights_only=True) for part in (one, other)
     ]
-    for key in ("state_dict", "optimizer_states", "lr_schedulers", "loops", "MixedPrecision"):
+    for key in ("step", "weights", "optimizer", "scaler", "memory", "is_over"):
         first, second = (content.get(key) for content in contents)
         torch.testing.assert_close(first, second, rtol=0, atol=0, msg=key)
+    assert torch.equal(*(content["random"][0]["torch"] for content in contents))
     names = [{path.name for path in (part / "checkpoints").iterdir()} for part in (one, other)]
     assert names[0] == names[1]
     for name in names[0]:

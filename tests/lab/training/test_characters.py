@@ -22,7 +22,7 @@ from powernorm.lab.tasks.lm_char.model import TransformerXL
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
 from powernorm.lab.tasks.trained_models import load_trained
-from powernorm.lab.training import running
+from powernorm.lab.training import loop
 
 NUM_STEPS = 40
 
@@ -102,7 +102,7 @@ def fail_at(step: int) -> Callable[[Event], None]:
 
 def memory_of(folder: Path) -> Any:
     content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
-    return content["callbacks"]["StreamState"]["lanes"]
+    return content["memory"]
 
 
 def interrupted(config: ComparisonSettings, folder: Path) -> tuple[Path, Path]:
@@ -138,7 +138,7 @@ def test_without_the_memory_it_would_not(stream: Path, tmp_path: Path) -> None:
     class Nothing:
         """No model is an instance of it."""
 
-    with patch.object(running, "Remembering", Nothing):
+    with patch.object(loop, "Remembering", Nothing):
         whole, parts = interrupted(config, tmp_path)
     before, after = rows(whole / "metrics.csv"), rows(parts / "metrics.csv")
     assert before[:8] == after[:8]

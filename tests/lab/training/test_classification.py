@@ -17,7 +17,6 @@ from powernorm.lab.tasks.comparison import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
 from powernorm.lab.tasks.trained_models import load_trained, run_text, training_batches
-from powernorm.lab.training.module import TaskModule
 from powernorm.norms import NORMS, penalty
 
 
@@ -185,18 +184,16 @@ def test_all_texts_of_an_accumulated_update_count_alike(
     assert len(set(sizes)) > 1
     assert [batch.loss_targets for batch in batches] == [pytest.approx(sum(sizes) / 3)] * 3
     task = task_of(config)
-    module, other = (
-        TaskModule(task.build(config, norm, task.sizes(encoded), 0), config, data) for _ in range(2)
-    )
+    model, other = (task.build(config, norm, task.sizes(encoded), 0) for _ in range(2))
     mean, total = 0.0, 0.0
     for batch in batches:
-        step = training_losses(module, batch)["loss"]
+        step = training_losses(model, batch)["loss"]
         step.backward()
         mean += float(step.detach()) / 3
-        outputs = other.model(**batch.inputs())
+        outputs = other(**batch.inputs())
         loss = F.cross_entropy(outputs, batch.targets, reduction="sum")
         if norm == "rbn":
-            loss = loss + penalty(other.model, "token_sum")
+            loss = loss + penalty(other, "token_sum")
         loss.backward()  # moves the running statistics, of which penalties are made
         total += float(loss.detach())
     assert mean == pytest.approx(total / sum(sizes), rel=1e-5)

@@ -174,7 +174,7 @@ def test_the_penalty_is_trained_with(configure: Configure, tmp_path: Path) -> No
 def test_learning_rates_on_record_are_those_of_the_schedule(
     whole: tuple[ComparisonSettings, Path],
 ) -> None:
-    from powernorm.lab.training.schedules import rate_factor
+    from powernorm.lab.training.optimization import rate_factor
 
     config, out = whole
     for row in rows(out / "ln-pre-seed0" / "metrics.csv"):
@@ -251,12 +251,12 @@ def test_resumed_weights_and_statistics_are_equal_to_the_bit(
         torch.load(tmp_path / name / "pn-pre-seed0/checkpoints/last.ckpt", weights_only=True)
         for name in ("whole", "parts")
     )
-    for key, value in whole["state_dict"].items():
-        assert torch.equal(value, parts["state_dict"][key]), key
-    assert any("running_gradient_moment" in key for key in whole["state_dict"])
+    for key, value in whole["weights"].items():
+        assert torch.equal(value, parts["weights"][key]), key
+    assert any("running_gradient_moment" in key for key in whole["weights"])
     for one, two in zip(
-        whole["optimizer_states"][0]["state"].values(),
-        parts["optimizer_states"][0]["state"].values(),
+        whole["optimizer"]["state"].values(),
+        parts["optimizer"]["state"].values(),
         strict=True,
     ):
         assert all(torch.equal(one[key], two[key]) for key in one)
@@ -548,7 +548,7 @@ def test_number_of_threads_is_set_for_the_comparison_only(
     assert torch.get_num_threads() == before
 
 
-def test_user_sees_nothing_of_lightning_and_keeps_random_state(
+def test_user_sees_no_warning_and_keeps_random_state(
     configure: Configure, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(3)

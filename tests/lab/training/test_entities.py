@@ -21,7 +21,6 @@ from powernorm.lab.tasks.ner.task import EntityData
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
 from powernorm.lab.tasks.trained_models import load_trained, run_text, training_batches
-from powernorm.lab.training.module import TaskModule
 from powernorm.norms import penalty
 from surgery.static_models import left_of
 
@@ -73,8 +72,7 @@ def test_the_loss_is_a_mean_over_sentences_and_reported_over_words(names: Path) 
     config = tiny_entities(names, norm_options={"rbn": {"mean_penalty": 10.0}})
     data = task_of(config).data(encoded_of(config), config, 0)
     batch = data.segments.batch(0)
-    module = TaskModule(build(config, "rbn").train(), config, data)
-    found = training_losses(module, batch)
+    found = training_losses(build(config, "rbn").train(), batch)
     other = build(config, "rbn").train()
     nll = other.nll(other(**batch.inputs()), batch.targets).detach()
     added = penalty(other, reduction="token_sum").detach()

@@ -1,8 +1,9 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,12 +20,13 @@ from powernorm.lab.settings.training import (
     OptimizerSettings,
     SmoothedTrainingSettings,
 )
+from powernorm.lab.tasks.comparison import compare
 from powernorm.lab.tasks.lm.batches import LanguageModelData
 from powernorm.lab.tasks.registry import task_of
-from powernorm.lab.training.batches import RunLoader
+from powernorm.lab.training import loop, optimization
 from powernorm.lab.training.evaluation import evaluate, word_perplexity
-from powernorm.lab.training.module import TaskModule, build_optimizer, penalty_callback
-from powernorm.lab.training.quietness import quiet_lightning
+from powernorm.lab.training.losses import TrainingLoss
+from powernorm.lab.training.optimization import build_optimizer
 from powernorm.norms import RegularizedBatchNorm
 
 SIZE = 300
@@ -36,9 +38,8 @@ def encoded(text: Path) -> EncodedCorpus:
     return encode_corpus(read_corpus(text), SIZE)
 
 
-def module(encoded: EncodedCorpus, config: ComparisonSettings, norm: str = "ln") -> TaskModule:
-    model = task_of(config).build(config, norm, (SIZE,), seed=0)
-    return TaskModule(model, config, LanguageModelData(encoded, config, 0))
+def built(config: ComparisonSettings, norm: str = "ln") -> Any:
+    return task_of(config).build(config, norm, (SIZE,), seed=0)
 
 
 def cross_entropy_sum(model: torch.nn.Module, batch: Batch) -> Tensor:
@@ -51,64 +52,48 @@ def test_loss_is_mean_cross_entropy_plus_penalty_over_tokens(
     configure: Configure, encoded: EncodedCorpus
 ) -> None:
     config = configure(norm_options={"rbn": PENALTIES}, dropout=0.0)
-    lightning = module(encoded, config, "rbn")
+    model = built(config, "rbn")
     batch = LanguageModelData(encoded, config, 0).segments.batch(0)
-    got = training_losses(lightning, batch)
-    layers = [m for m in lightning.model.modules() if isinstance(m, RegularizedBatchNorm)]
+    got = training_losses(model, batch)
+    layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm)]
     assert len(layers) == 3
     num_tokens = batch.targets.numel()
     penalties = sum(float(layer.penalty().detach()) for layer in layers)
     assert penalties > 1
     # A second model, because the first one's running statistics have moved.
-    plain = cross_entropy_sum(module(encoded, config, "rbn").model, batch).detach() / num_tokens
+    plain = cross_entropy_sum(built(config, "rbn"), batch).detach() / num_tokens
     assert float(got["cross_entropy"]) == pytest.approx(float(plain), rel=1e-6)
     assert float(got["loss"].detach()) == pytest.approx(
         float(plain) + penalties / num_tokens, rel=1e-6
     )
 
 
-class GradientKeeper(pl.Callback):
-    """Keeps the gradients of the first update."""
-
-    def __init__(self) -> None:
-        self.gradients: list[Tensor] = []
-
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        del trainer, optimizer
-        if not self.gradients:
-            self.gradients = [p.grad.clone() for p in pl_module.parameters() if p.grad is not None]
-
-
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_an_update_sees_the_penalty_once(
-    configure: Configure, encoded: EncodedCorpus, accumulation: int
+    configure: Configure, tmp_path: Path, accumulation: int
 ) -> None:
-    """(Σ cross entropies + Σ penalties) / tokens of the update, through Lightning itself."""
+    """(Σ cross entropies + Σ penalties) / tokens of the update, in a run."""
     config = configure(
+        norms=("rbn",),
         norm_options={"rbn": PENALTIES},
         dropout=0.0,
         optimizer=OptimizerSettings(accumulation=accumulation),
-        training=SmoothedTrainingSettings(max_steps=1),
+        training=SmoothedTrainingSettings(max_steps=1, tid_batches=0),
     )
-    keeper = GradientKeeper()
-    with quiet_lightning():
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            max_steps=1,
-            accumulate_grad_batches=accumulation,
-            callbacks=[keeper, penalty_callback()],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            limit_val_batches=0,
-        )
-        data = LanguageModelData(encoded, config, 0)
-        trainer.fit(module(encoded, config, "rbn"), datamodule=data)
+    gradients: list[Tensor] = []
+    real = optimization.optimized
 
-    model = task_of(config).build(config, "rbn", (SIZE,), seed=0)
+    def keep(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+        """What is clipped, before it is."""
+        gradients.extend(p.grad.clone() for p in real(optimizer) if p.grad is not None)
+        return real(optimizer)
+
+    with patch.object(loop, "optimized", keep):
+        compare(config, tmp_path)
+
+    encoded = task_of(config).encode(config)
+    model = task_of(config).build(config, "rbn", (encoded.vocabulary_size,), seed=0)
+    groups = build_optimizer(model, config.optimizer)
     layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm)]
     total, num_tokens = torch.zeros(()), 0
     segments = LanguageModelData(encoded, config, 0).segments
@@ -118,9 +103,9 @@ def test_an_update_sees_the_penalty_once(
         loss = loss + sum(layer.penalty() for layer in layers)
         loss.backward()
         total, num_tokens = total + loss.detach(), num_tokens + batch.targets.numel()
-    expected = [p.grad / num_tokens for p in model.parameters() if p.grad is not None]
-    assert len(keeper.gradients) == len(expected)
-    for got, wanted in zip(keeper.gradients, expected, strict=True):
+    expected = [p.grad / num_tokens for p in real(groups) if p.grad is not None]
+    assert len(gradients) == len(expected)
+    for got, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-7)
 
 
@@ -146,57 +131,55 @@ def test_penalty_changes_the_gradient_noticeably(
     gradients = []
     for options in (PENALTIES, {"mean_penalty": 0.0, "var_penalty": 0.0}):
         config = configure(norm_options={"rbn": options}, dropout=0.0)
-        lightning = module(encoded, config, "rbn")
+        model = built(config, "rbn")
         batch = LanguageModelData(encoded, config, 0).segments.batch(0)
-        training_losses(lightning, batch)["loss"].backward()
-        gradients.append(lightning.model.embedding.weight.grad)
+        training_losses(model, batch)["loss"].backward()
+        gradients.append(model.embedding.weight.grad)
     assert gradients[0] is not None
     assert not torch.allclose(gradients[0], gradients[1], rtol=1e-2)
 
 
-def test_label_smoothing_is_minimised_but_not_logged(
+def test_label_smoothing_is_minimized_but_not_logged(
     configure: Configure, encoded: EncodedCorpus
 ) -> None:
     config = configure(training=SmoothedTrainingSettings(label_smoothing=0.2), dropout=0.0)
     batch = LanguageModelData(encoded, config, 0).segments.batch(0)
-    lightning = module(encoded, config)
-    got = lightning.training_step(batch, 0)
-    logits = lightning.model(batch.named["tokens"]).flatten(0, 1)
+    model = built(config)
+    got = TrainingLoss(model, config.label_smoothing)(batch)
+    logits = model(batch.named["tokens"]).flatten(0, 1)
     log_p = logits.log_softmax(-1)
     plain = -log_p.gather(1, batch.targets.flatten()[:, None]).mean().detach()
-    assert float(got["cross_entropy"]) == pytest.approx(float(plain), rel=1e-5)
+    assert float(got.cross_entropy) == pytest.approx(float(plain), rel=1e-5)
     smooth = (0.8 * plain - 0.2 * log_p.mean()).detach()
-    assert float(got["loss"].detach()) == pytest.approx(float(smooth), rel=1e-5)
+    assert float(got.minimized.detach()) == pytest.approx(float(smooth), rel=1e-5)
+
+
+CPU = torch.device("cpu")
 
 
 def test_all_norms_get_the_same_batches(configure: Configure, encoded: EncodedCorpus) -> None:
     config = configure()
-    first, second = (LanguageModelData(encoded, config, 3).train_dataloader() for _ in range(2))
+    first, second = (LanguageModelData(encoded, config, 3).training(CPU) for _ in range(2))
     for one, two in zip(first, second, strict=True):
         assert torch.equal(one.named["tokens"], two.named["tokens"])
-    third = LanguageModelData(encoded, config, 4).train_dataloader()
-    assert not torch.equal(next(iter(third)).named["tokens"], next(iter(LanguageModelData(
-        encoded, config, 3).train_dataloader())).named["tokens"])  # fmt: skip
+    other = next(iter(LanguageModelData(encoded, config, 4).training(CPU)))
+    assert not torch.equal(other.named["tokens"], next(iter(first)).named["tokens"])
 
 
-def test_loader_goes_on_where_its_state_was_taken(
-    configure: Configure, encoded: EncodedCorpus
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_of_a_run_that_goes_on(
+    configure: Configure, encoded: EncodedCorpus, num_workers: int
 ) -> None:
-    config = configure(optimizer=OptimizerSettings(accumulation=3))
-
-    def loader() -> RunLoader:
-        return LanguageModelData(encoded, config, 0).train_dataloader()
-
-    whole = [batch.named["tokens"] for batch in loader()]
-    assert len(whole) == len(loader()) == 12 * 3
-    stopped = loader()
-    batches = iter(stopped)
-    for _ in range(10):
-        next(batches)
-    state = stopped.state_dict()
-    other = loader()
-    other.load_state_dict(state)
-    rest = [batch.named["tokens"] for batch in other]
+    """They are those that were still to come, whoever prepares them, and draw nothing."""
+    config = configure(
+        optimizer=OptimizerSettings(accumulation=3),
+        training=SmoothedTrainingSettings(max_steps=12, num_workers=num_workers),
+    )
+    data = LanguageModelData(encoded, config, 0)
+    whole = [data.segments.batch(position).named["tokens"] for position in range(12 * 3)]
+    before = torch.get_rng_state()
+    rest = [batch.named["tokens"] for batch in data.training(CPU, 10)]
+    assert torch.equal(torch.get_rng_state(), before)
     assert len(rest) == len(whole) - 10
     assert all(torch.equal(a, b) for a, b in zip(rest, whole[10:], strict=True))
 

@@ -14,7 +14,6 @@ from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.tasks.translation.sentence_pairs import EncodedPairs
 from powernorm.lab.tasks.translation.task import TranslationTask
 from powernorm.lab.training.losses import smoothed_cross_entropy
-from powernorm.lab.training.module import TaskModule
 from powernorm.norms import RegularizedBatchNorm
 
 PENALTIES = {"mean_penalty": 30.0, "var_penalty": 20.0}
@@ -99,13 +98,10 @@ def test_losses_of_an_update_add_up_to_the_mean_over_its_tokens(
     pairs = task.data(encoded, config, 0).segments
     batches = [pairs.batch(position) for position in range(3)]
     assert len({batch.num_targets for batch in batches}) > 1
-    module = TaskModule(
-        task.build(config, norm, task.sizes(encoded), 0), config, task.data(encoded, config, 0)
-    )
-    other = task.build(config, norm, task.sizes(encoded), 0)
+    model, other = (task.build(config, norm, task.sizes(encoded), 0) for _ in range(2))
     losses, cross_entropies, total, plain, penalties, num_tokens = [], [], 0.0, 0.0, 0.0, 0
     for batch in batches:
-        got = training_losses(module, batch)
+        got = training_losses(model, batch, SMOOTHING)
         got["loss"].backward()
         losses.append(float(got["loss"].detach()))
         cross_entropies.append(float(got["cross_entropy"]))

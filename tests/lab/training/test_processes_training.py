@@ -22,7 +22,7 @@ from powernorm.lab.tasks.comparison import compare
 from powernorm.lab.tasks.trained_models import load_trained, run_config
 from powernorm.lab.tasks.translation.model import TranslationModel
 from powernorm.lab.tasks.translation.translating import translate_ids
-from powernorm.lab.training.module import TaskModule
+from powernorm.lab.training.losses import Losses, TrainingLoss
 from powernorm.runs import RunResult
 from sharing import made_once
 
@@ -51,21 +51,24 @@ class StoppedError(Exception):
 
 
 def run_job(job: Job, out: Path) -> dict[str, Any]:
-    real = TaskModule.training_step
+    real = TrainingLoss.forward
+    num_batches = 0
     second = dist.is_initialized() and dist.get_rank() == 1
 
-    def step(self: TaskModule, batch: Any, batch_idx: int) -> Any:
+    def forward(self: TrainingLoss, batch: Any) -> Losses:
+        nonlocal num_batches
+        batch_idx, num_batches = num_batches, num_batches + 1
         if job.stop is not None and batch_idx >= job.stop:
             raise StoppedError
-        losses = real(self, batch, batch_idx)
+        losses = real(self, batch)
         is_poisoned = job.poison is not None and (
             batch_idx == job.poison if job.poisons_once else batch_idx >= job.poison
         )
         if is_poisoned and second:
-            return {name: loss * float("nan") for name, loss in losses.items()}
+            return Losses(*(loss * float("nan") for loss in losses))
         return losses
 
-    with patch.object(TaskModule, "training_step", step):
+    with patch.object(TrainingLoss, "forward", forward):
         try:
             (run,) = compare(job.config, out / job.name, resume=job.resumes)["runs"]
         except StoppedError:
@@ -163,7 +166,8 @@ def jobs(pairs: Path, text: Path) -> dict[str, Job]:
         dropped = translation(pairs, "pn", training={"strategy": strategy, "log_every": 2})
         made.append(Job(f"whole-{strategy}", dropped))
         made.append(Job(f"parts-{strategy}", dropped, stop=STOPPED_AT))
-    made.append(Job("two-to-one", even(translation(pairs, "pn")), stop=STOPPED_AT))
+        plain = plain_job(f"pn-{strategy}", pairs)
+        made.append(replace(plain, name=f"two-to-one-{strategy}", stop=STOPPED_AT))
     return {job.name: job for job in made}
 
 
@@ -177,7 +181,7 @@ def two(
     def make(out: Path) -> list[dict[str, Any]]:
         every = [*jobs.values()]
         # A run of one process goes on in two.
-        job = Job("one-to-two", jobs["two-to-one"].config, stop=STOPPED_AT)
+        job = Job("one-to-two", jobs["two-to-one-ddp"].config, stop=STOPPED_AT)
         assert run_job(job, out)["status"] == "failed"
         every.append(replace(job, stop=None, resumes=True))
         parts = ("parts-ddp", "parts-fsdp2")
@@ -307,8 +311,8 @@ def test_an_overflow_in_one_process_is_skipped_by_all(
     assert first[f"{name} False"]["status"] == second[f"{name} False"]["status"] == "finished"
     folder = the_run(out / name)
     content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
-    assert content["MixedPrecision"]["scale"] == 2.0**15
-    assert all(tensor.isfinite().all() for tensor in content["state_dict"].values())
+    assert content["scaler"]["scale"] == 2.0**15
+    assert all(tensor.isfinite().all() for tensor in content["weights"].values())
     losses = [float(row["train_loss"]) for row in rows(folder)]
     assert [math.isfinite(loss) for loss in losses] == [step != 2 for step in range(6)]
     assert losses[-1] < losses[0]
@@ -327,7 +331,8 @@ def test_two_processes_go_on_exactly(two: tuple[Path, list[dict[str, Any]]], str
     states = [
         torch.load(part / "checkpoints/last.ckpt", weights_only=True) for part in (whole, parts)
     ]
-    torch.testing.assert_close(states[0]["state_dict"], states[1]["state_dict"], rtol=0, atol=0)
+    for part in ("weights", "optimizer"):
+        torch.testing.assert_close(states[0][part], states[1][part], rtol=0, atol=0)
     assert rows(parts)[-1]["step"] == "6"
 
 
@@ -337,11 +342,12 @@ def test_another_number_of_processes_goes_on(
     """Without dropout as if nothing had happened; ν of PowerNorm is in units of the loss."""
     out, (first, _) = two
     whole = the_run(out / "pn-ddp")
-    assert first["two-to-one False"]["status"] == "stopped"
-    shutil.copytree(out / "two-to-one", tmp_path / "two-to-one")
-    job = replace(jobs["two-to-one"], stop=None, resumes=True)
-    assert run_job(job, tmp_path)["status"] == "finished"
-    assert_close_runs(the_run(tmp_path / "two-to-one"), whole)
+    for name in ("two-to-one-ddp", "two-to-one-fsdp2"):
+        assert first[f"{name} False"]["status"] == "stopped"
+        shutil.copytree(out / name, tmp_path / name)
+        job = replace(jobs[name], stop=None, resumes=True)
+        assert run_job(job, tmp_path)["status"] == "finished"
+        assert_close_runs(the_run(tmp_path / name), whole)
     assert first["one-to-two True"]["status"] == "finished"
     assert_close_runs(the_run(out / "one-to-two"), whole)
 

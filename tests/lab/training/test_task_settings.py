@@ -13,8 +13,7 @@ from powernorm.lab.tasks import TASKS as NAMES
 from powernorm.lab.tasks.registry import TASKS
 from powernorm.lab.tasks.settings import SETTINGS
 from powernorm.lab.training.losses import outputs_nll, training_losses
-from powernorm.lab.training.module import build_optimizer
-from powernorm.lab.training.schedules import rate_factor
+from powernorm.lab.training.optimization import build_optimizer, rate_factor
 
 OTHERS = {
     "data.languages": "de-en",

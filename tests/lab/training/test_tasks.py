@@ -21,7 +21,6 @@ from powernorm.lab.tasks.settings import settings_from
 from powernorm.lab.tasks.trained_models import load_trained, run_data, training_batches
 from powernorm.lab.training.checkpoints import EARLY, read_checkpoint
 from powernorm.lab.training.evaluation import evaluate
-from powernorm.lab.training.module import TaskModule
 from powernorm.norms import penalty
 
 
@@ -67,7 +66,7 @@ def test_the_masked_loss_is_the_mean_over_targets_plus_the_penalty(configure: Co
     batch = data.segments.batch(0)
     size = encoded.vocabulary_size + task_of(config).num_extra_tokens
     model = task_of(config).build(config, "rbn", (size,), seed=0).train()
-    found = training_losses(TaskModule(model, config, data), batch)
+    found = training_losses(model, batch)
 
     other = task_of(config).build(config, "rbn", (size,), seed=0).train()
     logits = other(batch.named["tokens"], batch.named["padding_mask"]).detach()
@@ -132,7 +131,7 @@ def test_the_early_checkpoint_is_of_its_update(configure: Configure, tmp_path: P
     assert early_step(config) == 5
     compare(config, tmp_path / "long")
     early = tmp_path / "long" / "bn-pre-seed0" / "checkpoints" / EARLY
-    assert read_checkpoint(early)["global_step"] == 5
+    assert read_checkpoint(early)["step"] == 5
     model = load_trained(early).model
     # Every batch of the first five updates, and none after them, went through.
     (layer, *_) = batch_layers(model).values()
@@ -144,7 +143,7 @@ def test_accumulated_updates_count_once(configure: Configure, tmp_path: Path) ->
     config = configure(norms=("bn",), training=EARLY_TRAINING, optimizer=optimizer)
     compare(config, tmp_path)
     early = tmp_path / "bn-pre-seed0" / "checkpoints" / EARLY
-    assert read_checkpoint(early)["global_step"] == 5
+    assert read_checkpoint(early)["step"] == 5
     (layer, *_) = batch_layers(load_trained(early).model).values()
     assert int(layer.num_batches_tracked) == 10
 

@@ -12,7 +12,7 @@ from powernorm.errors import InputError
 from powernorm.lab.settings.training import ScheduleSettings
 from powernorm.lab.tasks.comparison import compare
 from powernorm.lab.tasks.trained_models import load_trained
-from powernorm.lab.training.schedules import rate_factor
+from powernorm.lab.training.optimization import rate_factor
 from powernorm.norms import BatchNorm
 
 

@@ -127,6 +127,12 @@ class TrainingSettings:
     those that a norm trains by always are."""
     recalibration_batches: Positive = 50
     """Training batches from which they are re-estimated."""
+    compile: bool = False
+    """Whether `torch.compile` makes kernels of the layers for the training: some minutes at first,
+    then faster steps on a GPU."""
+    num_workers: NotNegative | None = None
+    """Processes that prepare batches ahead; none is 2 beside a GPU and 0 on a CPU, whose cores
+    train."""
     strategy: Strategy = "ddp"
     """How several processes share the work: every one has the whole model (`ddp`), or a part of
     each weight (`fsdp2`)."""

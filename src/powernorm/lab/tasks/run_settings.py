@@ -6,7 +6,7 @@ from powernorm.lab.engine.environment import environment
 from powernorm.lab.settings.comparison import ComparisonSettings, options_of, to_json
 from powernorm.lab.settings.variants import chosen_norms, description
 
-PACKAGES: Final = ("powernorm", "torch", "lightning", "tokenizers", "sacrebleu")
+PACKAGES: Final = ("powernorm", "torch", "tokenizers", "sacrebleu")
 
 
 def run_settings(

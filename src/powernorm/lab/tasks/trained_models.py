@@ -16,7 +16,7 @@ from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.settings import settings_from
 from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS
 from powernorm.lab.training.batches import RunData
-from powernorm.lab.training.checkpoints import BEST, EARLY, model_weights, read_checkpoint
+from powernorm.lab.training.checkpoints import BEST, EARLY, read_checkpoint
 from powernorm.lab.training.task import Sizes, TaskModel
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE
 from powernorm.surgery import load_folded
@@ -103,7 +103,7 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
     if checkpoint.suffix == ".safetensors":
         return read_weights(checkpoint), step_of(checkpoint)
     content = read_checkpoint(checkpoint)
-    return model_weights(content), int(content["global_step"])
+    return content["weights"], int(content["step"])
 
 
 def load_folded_run(path: Path) -> TrainedModel:

@@ -1,25 +1,23 @@
-"""The Lightning side of the data: loaders that know where they are."""
+"""The batches of a run, prepared ahead of the device that computes on them."""
 
+import multiprocessing
+import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-import lightning.pytorch as pl
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
+from powernorm.errors import InputError
 from powernorm.lab.data.batch import Batch, EvaluationBatches, TrainingBatches
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.engine.processes import num_processes, rank
+from powernorm.lab.engine.stopping import SIGNALS
 from powernorm.lab.settings.comparison import ComparisonSettings
 
 Settings = TypeVar("Settings", bound=ComparisonSettings)
-
-
-def own_part(batch: Batch) -> Batch:
-    """Return the rows of this process; the batch itself where it is alone."""
-    size = num_processes()
-    return batch if size == 1 else batch.shard(rank(), size)
 
 
 def own_evaluation(batches: EvaluationBatches) -> EvaluationBatches:
@@ -28,7 +26,10 @@ def own_evaluation(batches: EvaluationBatches) -> EvaluationBatches:
     All processes have the same number of batches, some perhaps without rows: divided weights are
     gathered at every call of a layer.
     """
-    return EvaluationBatches(batches, lambda batch, _: own_part(batch))
+    size = num_processes()
+    if size == 1:
+        return batches
+    return EvaluationBatches(batches, lambda batch, _: batch.shard(rank(), size))
 
 
 class BatchSource(Protocol):
@@ -45,43 +46,51 @@ class BatchSource(Protocol):
         ...
 
 
-class RunLoader:
-    """All micro-batches of a run as one pass, which can go on from any of them.
+class _OwnBatches(Dataset[Batch]):
+    """The micro-batches of a run by position, of each the rows of this process."""
 
-    To Lightning the whole run is one epoch: where the text begins anew is the business of
-    `TrainingBatches`, and a checkpoint in the middle of an epoch is no special case.
+    def __init__(self, segments: TrainingBatches) -> None:
+        self._segments = segments
+        # Asked here, for a worker belongs to no group of processes.
+        self._rank, self._size = rank(), num_processes()
+
+    def __getitem__(self, position: int) -> Batch:
+        batch = self._segments.batch(position)
+        return batch if self._size == 1 else batch.shard(self._rank, self._size)
+
+
+def num_loader_workers(wanted: int | None, device: torch.device) -> int:
+    """Return the number of processes that prepare batches while others are computed on.
 
     Args:
-        segments: the batches by position.
-        num_batches: micro-batches of the whole run.
+        wanted: of the settings; None is two beside a GPU and none on a CPU, whose cores train.
+        device: that trains.
+
+    Raises:
+        InputError: some are wanted where processes cannot be forked.
     """
-
-    def __init__(self, segments: TrainingBatches, num_batches: int) -> None:
-        self.segments = segments
-        self._num_batches = num_batches
-        self._position = 0
-
-    def __len__(self) -> int:
-        """Return the number of micro-batches of the whole run."""
-        return self._num_batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield the micro-batches that are still to come, of each the rows of this process."""
-        while self._position < self._num_batches:
-            batch = own_part(self.segments.batch(self._position))
-            self._position += 1
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the position, for the checkpoint."""
-        return {"position": self._position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on after the checkpoint's position."""
-        self._position = state["position"]
+    can_fork = "fork" in multiprocessing.get_all_start_methods()
+    if wanted and not can_fork:
+        raise InputError(
+            f"training.num_workers={wanted}, but this system cannot fork processes: use 0 or none."
+        )
+    if wanted is None:
+        return 2 if device.type == "cuda" and can_fork else 0
+    return wanted
 
 
-class RunData(pl.LightningDataModule, ABC, Generic[Settings]):
+def _leave_signals(worker: int) -> None:
+    """Let the process that trains decide what a scheduler's signal ends."""
+    del worker
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+class RunData(ABC, Generic[Settings]):
     """The batches of one run, the same for every norm of that seed.
 
     Args:
@@ -93,18 +102,33 @@ class RunData(pl.LightningDataModule, ABC, Generic[Settings]):
     """Which of the scores chooses the best checkpoint, higher is better; None is the loss."""
 
     def __init__(self, config: Settings, segments: TrainingBatches) -> None:
-        super().__init__()
         self._config = config
         self.segments = segments
 
-    def train_dataloader(self) -> RunLoader:
-        """Return the micro-batches of the run."""
-        config = self._config
-        return RunLoader(self.segments, config.training.max_steps * config.optimizer.accumulation)
+    def training(self, device: torch.device, first: int = 0) -> DataLoader[Batch]:
+        """Return the micro-batches of the run from a position on, in workers ahead of the device.
 
-    def val_dataloader(self) -> EvaluationBatches:
-        """Return this process's share of what is read of the valid split during the run."""
-        return own_evaluation(self.validation())
+        Args:
+            device: that they go to; for a GPU they are in pinned memory.
+            first: number of micro-batches that were trained on already.
+
+        Raises:
+            InputError: workers are asked for and not to be had.
+        """
+        config = self._config
+        number = num_loader_workers(config.training.num_workers, device)
+        return DataLoader(
+            _OwnBatches(self.segments),
+            batch_size=None,
+            sampler=range(first, config.training.max_steps * config.optimizer.accumulation),
+            num_workers=number,
+            collate_fn=_unchanged,
+            pin_memory=device.type == "cuda",
+            multiprocessing_context="fork" if number else None,
+            worker_init_fn=_leave_signals,
+            # Its own, or each loader would take a random number from the training.
+            generator=torch.Generator(),
+        )
 
     def validation(self) -> EvaluationBatches:
         """Return the part of the valid split that is read during the run."""

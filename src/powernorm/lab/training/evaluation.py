@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from powernorm.diagnosis import evaluation_gap
-from powernorm.lab.data.batch import EvaluationBatches
+from powernorm.lab.data.batch import Batch, EvaluationBatches
 from powernorm.lab.engine.processes import summed
+from powernorm.lab.engine.watching import evaluating
 from powernorm.lab.training.losses import outputs_nll
 
 GAP_BATCHES: Final = 8
@@ -46,26 +47,37 @@ def word_perplexity(loss: float, words_per_token: float) -> float:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Iterable[Any], *, words_per_token: float, device: torch.device
+    model: nn.Module, batches: Iterable[Batch], *, words_per_token: float, device: torch.device
 ) -> Likelihood:
     """Return the likelihood of all batches of all processes in evaluation mode, in float32.
 
     The model's mode is as before afterwards.
     """
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating({"model": model}):
         # float64: a split has too many tokens for a float32 sum.
-        nll = torch.zeros((), dtype=_sum_dtype(device), device=device)
-        num_tokens = 0
-        for batch in batches:
-            moved = batch.to(device)
-            nll += outputs_nll(model, model(**moved.inputs()), moved.targets)
-            num_tokens += batch.num_targets
-    finally:
-        model.train(was_training)
-    total, number = summed([float(nll), float(num_tokens)])
+        total, number = summed_nll(model, batches, device, _sum_dtype(device))
     return Likelihood(total, round(number), words_per_token)
+
+
+def summed_nll(
+    model: nn.Module, batches: Iterable[Batch], device: torch.device, dtype: torch.dtype
+) -> tuple[float, float]:
+    """Return the nats of all batches of all processes, and the number of their targets.
+
+    Args:
+        model: in evaluation mode.
+        batches: of this process.
+        device: of the model.
+        dtype: of the sum.
+    """
+    nll = torch.zeros((), dtype=dtype, device=device)
+    num_targets = 0
+    for batch in batches:
+        moved = batch.to(device)
+        nll += outputs_nll(model, model(**moved.inputs()), moved.targets)
+        num_targets += batch.num_targets
+    total, number = summed([float(nll), float(num_targets)])
+    return total, number
 
 
 def gap_cells(
@@ -78,9 +90,7 @@ def gap_cells(
     if batches is None:
         return {}
     chosen = [batch.to(device) for batch in _spaced(batches, GAP_BATCHES)]
-    # Lightning validates in inference mode, where buffers cannot be told from their copies.
-    with torch.inference_mode(False):
-        gap = evaluation_gap(model, chosen, _mean_nll)
+    gap = evaluation_gap(model, chosen, _mean_nll)
     if gap is None:
         return {}
     return {"gap_running_loss": gap.running_loss, "gap_batch_loss": gap.batch_loss}
@@ -102,5 +112,5 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _sum_dtype(device: torch.device) -> Any:
+def _sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64

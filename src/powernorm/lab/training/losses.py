@@ -1,12 +1,13 @@
 """What outputs cost: cross entropy with label smoothing, or the likelihood of the model itself."""
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powernorm.lab.data.batch import IGNORED
+from powernorm.integrations.trainers import process_penalty
+from powernorm.lab.data.batch import IGNORED, Batch
 
 
 @runtime_checkable
@@ -18,10 +19,63 @@ class OwnLikelihood(Protocol):
         ...
 
 
+class Losses(NamedTuple):
+    """What a micro-batch costs."""
+
+    minimized: Tensor
+    """0-d, with a graph; of one of several processes, its share of all targets."""
+    cross_entropy: Tensor
+    """0-d, without a graph: what is logged."""
+
+
+class TrainingLoss(nn.Module):
+    """The losses of a model per target, as a module, for processes to average its gradients.
+
+    Where batches say by `loss_targets` what to divide by, the mean over the micro-batches of an
+    update, and over processes, is (Σ cross entropies) / (targets of the update), also where they
+    have unequal numbers of targets.
+
+    Args:
+        model: gives logits, or what its own `nll` takes.
+        smoothing: of the labels.
+        compile: whether `torch.compile` makes kernels of the model's forward and backward. What
+            else calls the model, such as a validation, calls it as it is.
+    """
+
+    def __init__(self, model: nn.Module, smoothing: float, *, compile: bool = False) -> None:  # noqa: A002
+        super().__init__()
+        self.model = model
+        self._smoothing = smoothing
+        # Not as a module, which would register every parameter a second time.
+        self.__dict__["_call"] = torch.compile(model) if compile else model
+
+    def forward(self, batch: Batch) -> Losses:
+        """Return the losses of a batch."""
+        outputs = self.__dict__["_call"](**batch.inputs())
+        minimized, plain = training_losses(self.model, outputs, batch.targets, self._smoothing)
+        tokens = loss_tokens(batch)
+        # Some minimize a mean over sentences and report one over words.
+        return Losses(minimized / tokens, plain / (batch.logged_targets or tokens))
+
+
+def loss_tokens(batch: Batch) -> float:
+    """Return what the summed loss of a batch is divided by.
+
+    Of one of several processes: its share of all targets, which may be below 1.
+    """
+    return batch.num_targets if batch.loss_targets is None else batch.loss_targets
+
+
+def batch_penalty(model: nn.Module, batch: Batch) -> Tensor | None:
+    """Return what the penalty of RBN layers adds to the loss of a batch after its forward."""
+    # A tensor: no number of tokens is below 1, but the share of one process may be.
+    return process_penalty(model, "mean", torch.tensor(loss_tokens(batch)))
+
+
 def training_losses(
     model: nn.Module, outputs: Tensor, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed loss that is minimised and the plain one, which has no graph.
+    """Return the summed loss that is minimized and the plain one, which has no graph.
 
     Args:
         model: gave the outputs.
@@ -66,7 +120,7 @@ def token_nll(logits: Tensor, targets: Tensor) -> Tensor:
 def smoothed_cross_entropy(
     logits: Tensor, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed loss that is minimised and the plain cross entropy, which has no graph.
+    """Return the summed loss that is minimized and the plain cross entropy, which has no graph.
 
     With smoothing ε the target distribution is (1 - ε) on the target and ε spread over the whole
     vocabulary (Szegedy et al. 2016; torch's definition).

@@ -2,30 +2,29 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
 
-from powernorm.diagnosis import NormRow
+from powernorm.integrations.trainers import log_entries
 from powernorm.lab.data.batch import Batch
 from powernorm.lab.engine.events import Listener, StepsDone, Validated
 from powernorm.lab.engine.logs import CsvLog, MergedLog
 from powernorm.lab.engine.processes import gather, is_main, num_processes, rank, summed
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.training.batches import RunData
-from powernorm.lab.training.evaluation import finite_or_none, gap_cells
-from powernorm.lab.training.module import TaskModule
 from powernorm.lab.training.throughput import Throughput
 from powernorm.runs import METRICS_COLUMNS, METRICS_FILE, NORMS_COLUMNS, NORMS_FILE
 
+TENSORBOARD_FOLDER: Final = "tensorboard"
 
-class Recorder(pl.Callback):
+
+class Recorder:
     """Fills metrics.csv, norms.csv and TensorBoard, tells the listener and keeps the run's history.
 
     A run whose loss was NaN or infinite at every micro-batch between two rows of the log is
@@ -64,9 +63,9 @@ class Recorder(pl.Callback):
         self._csv: CsvLog | None = None
         self._norms_csv: CsvLog | None = None
         self._log: MergedLog | None = None
+        self._board: SummaryWriter | None = None
         self._losses: list[Tensor] = []
         self._tokens_per_second: float | None = None
-        self._learning_rate = 0.0
         self.valid_losses: list[float] = []
         """Of every validation of the run so far, earlier sittings included."""
         self.valid_scores: list[float] = []
@@ -118,132 +117,135 @@ class Recorder(pl.Callback):
         self.valid_scores = list(state_dict.get("valid_scores", []))
         self._throughput.examples = state_dict.get("measured_examples", 0)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open the logs; a run that goes on keeps the rows up to its checkpoint."""
-        del pl_module
+    def open(self, step: int) -> None:
+        """Open the logs; a run that goes on keeps the rows up to its checkpoint.
+
+        Args:
+            step: number of updates that are done.
+        """
         if not is_main():
             return
-        step = trainer.global_step or None
-        self._csv = CsvLog(self._folder / METRICS_FILE, METRICS_COLUMNS, step)
+        kept = step or None
+        self._csv = CsvLog(self._folder / METRICS_FILE, METRICS_COLUMNS, kept)
         self._log = MergedLog(self._csv)
-        self._norms_csv = CsvLog(self._folder / NORMS_FILE, NORMS_COLUMNS, step)
+        self._norms_csv = CsvLog(self._folder / NORMS_FILE, NORMS_COLUMNS, kept)
+        self._board = SummaryWriter(str(self._folder / TENSORBOARD_FOLDER), purge_step=kept)
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
+    def begin_batch(self) -> None:
         """Start the clock."""
-        del trainer, pl_module, batch, batch_idx
         self._throughput.begin_batch()
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Note the rate of this update; the schedule moves on before the row is written."""
-        del trainer, pl_module
-        self._learning_rate = optimizer.param_groups[0]["lr"]
+    def end_batch(self, batch: Batch, loss: Tensor) -> None:
+        """Gather the loss of a micro-batch.
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Gather the loss; write a row where one is due."""
-        del pl_module
+        Args:
+            batch: of this process.
+            loss: that is logged, 0-d; it is read from the device when a row is due.
+        """
         self._throughput.end_batch(batch.num_tokens, len(batch.targets))
-        self._losses.append(outputs["cross_entropy"])
-        if (batch_idx + 1) % self._config.optimizer.accumulation:
-            return
-        settings = self._config.training
-        is_last = trainer.global_step >= settings.max_steps
-        if trainer.global_step % settings.log_every == 0 or is_last:
-            self._write_training(trainer, batch_idx)
-        if is_last:
-            # Lightning validates before it obeys, so that the last weights are always measured.
-            trainer.should_stop = True
+        self._losses.append(loss)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def pause(self) -> None:
         """Stop the clock."""
-        del trainer, pl_module
         self._throughput.pause()
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the validation and tell the listener."""
-        assert isinstance(pl_module, TaskModule)
-        loss, perplexity = pl_module.valid_loss, pl_module.valid_perplexity
+    def record_update(self, step: int, learning_rate: float) -> None:
+        """Write a row where one is due after an update.
+
+        Args:
+            step: number of updates that are done.
+            learning_rate: of this one.
+        """
+        settings = self._config.training
+        if step % settings.log_every and step < settings.max_steps:
+            return
+        losses = torch.stack([loss.to(self._losses[-1].device) for loss in self._losses])
+        self._losses.clear()
+        total, num_finite = summed([float(losses.mean()), float(losses.isfinite().sum())])
+        loss = total / num_processes()
+        last_batch = step * self._config.optimizer.accumulation - 1
+        epoch = last_batch // self._batches_per_epoch
+        cells = {"epoch": epoch, "learning_rate": learning_rate, "train_loss": loss}
+        self._write(step, cells)
+        self._listener(StepsDone(self._norm, self._seed, step, loss))
+        self.is_nonfinite = not math.isfinite(loss) and not num_finite
+
+    def record_validation(
+        self,
+        step: int,
+        loss: float,
+        perplexity: float,
+        score: float | None,
+        gap: Mapping[str, float],
+    ) -> None:
+        """Write a validation and tell the listener.
+
+        Args:
+            step: number of updates that are done.
+            loss: nats per token.
+            perplexity: per word.
+            score: by which the best checkpoint is chosen; None where that is the loss.
+            gap: cells that compare running with batch statistics.
+        """
         self.valid_losses.append(loss)
         cells = {"valid_loss": loss, "valid_perplexity": perplexity}
-        score = None
-        if pl_module.valid_score is not None and self._data.selection is not None:
-            self.valid_scores.append(pl_module.valid_score)
-            cells["valid_score"] = pl_module.valid_score
-            score = (self._data.selection, pl_module.valid_score)
-        # The same batches in every process: those of this one alone are fewer in some.
-        cells |= gap_cells(pl_module.model, self._data.validation(), pl_module.device)
-        self._write(trainer, trainer.global_step, cells)
+        named = None
+        if score is not None and self._data.selection is not None:
+            self.valid_scores.append(score)
+            cells["valid_score"] = score
+            named = (self._data.selection, score)
+        self._write(step, cells | dict(gap))
         if self._log is not None:
             self._log.flush()
-        step = trainer.global_step
-        self._listener(Validated(self._norm, self._seed, step, loss, perplexity, score))
+        self._listener(Validated(self._norm, self._seed, step, loss, perplexity, named))
 
-    def record_norms(self, rows: Sequence[NormRow]) -> None:
-        """Append what was seen of the norms to norms.csv."""
+    @property
+    def validations_since_best(self) -> int:
+        """Return the number of validations after the best one; 0 where the latest is the best."""
+        losses = self.valid_losses
+        if self._data.selection is not None:
+            losses = [-score for score in self.valid_scores]
+        best, waited = math.inf, 0
+        for loss in losses:
+            # NaN is no better than anything.
+            best, waited = (loss, 0) if loss < best else (best, waited + 1)
+        return waited
+
+    def record_norm(self, row: Mapping[str, Any]) -> None:
+        """Append what was seen of a norm in an update to norms.csv."""
         if self._norms_csv is not None:
-            for row in rows:
-                self._norms_csv.write(row)
+            self._norms_csv.write(row)
+            self._show(row["step"], log_entries([row]))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Close the logs and count the tokens of all processes."""
-        del trainer, pl_module
+    def summarize_speed(self) -> None:
+        """Add up the tokens and examples of all processes; every one of them calls it."""
         self._throughput.pause()
         speed, rows = self._throughput.tokens_per_second, self._throughput.examples_per_second
         total, total_rows = summed([speed or 0.0, rows or 0.0])
         self._tokens_per_second = total if speed is not None else None
         self._examples_per_second = total_rows if rows is not None else None
-        self._close()
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
+    def close(self) -> None:
         """Close the logs with what there is."""
-        del trainer, pl_module, exception
-        self._close()
+        self._throughput.pause()
+        with ExitStack() as closing:  # also where the last row cannot be written
+            for file in (self._csv, self._norms_csv, self._board):
+                if file is not None:
+                    closing.callback(file.close)
+            log, self._log = self._log, None
+            self._csv = self._norms_csv = self._board = None
+            if log is not None:
+                log.flush()
 
-    def _write_training(self, trainer: pl.Trainer, batch_idx: int) -> None:
-        losses = torch.stack([loss.to(self._losses[-1].device) for loss in self._losses])
-        self._losses.clear()
-        total, num_finite = summed([float(losses.mean()), float(losses.isfinite().sum())])
-        loss = total / num_processes()
-        step = trainer.global_step
-        cells = {
-            "epoch": batch_idx // self._batches_per_epoch,
-            "learning_rate": self._learning_rate,
-            "train_loss": loss,
-        }
-        self._write(trainer, step, cells)
-        self._listener(StepsDone(self._norm, self._seed, step, loss))
-        if not math.isfinite(loss) and not num_finite:
-            self.is_nonfinite = True
-            trainer.should_stop = True
-
-    def _write(self, trainer: pl.Trainer, step: int, cells: Mapping[str, float]) -> None:
+    def _write(self, step: int, cells: Mapping[str, float]) -> None:
         tokens = round(step * self._tokens_per_update)
         position = {"tokens": tokens, "seconds": round(self.seconds, 3)}
         if self._log is not None:
             self._log.add(step, {**position, **cells})
-        shown = {name: value for name, value in cells.items() if finite_or_none(value) is not None}
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.log_metrics(shown, step)
+        self._show(step, cells)
 
-    def _close(self) -> None:
-        self._throughput.pause()
-        with ExitStack() as closing:  # also where the last row cannot be written
-            for file in (self._csv, self._norms_csv):
-                if file is not None:
-                    closing.callback(file.close)
-            log, self._log, self._csv, self._norms_csv = self._log, None, None, None
-            if log is not None:
-                log.flush()
+    def _show(self, step: int, cells: Mapping[str, float]) -> None:
+        if self._board is not None:
+            for name, value in cells.items():
+                if math.isfinite(value):
+                    self._board.add_scalar(name, value, step)

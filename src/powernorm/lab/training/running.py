@@ -1,55 +1,35 @@
 """One run: a norm and a seed, trained, evaluated and diagnosed in a folder of its own."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.plugins import MixedPrecision, Precision
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
 
 from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
-from powernorm.integrations.lightning import LossScaleFollower, NormCallback
 from powernorm.lab.data.batch import Batch
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.engine.averaging import AVERAGE, Snapshots, write_weights
 from powernorm.lab.engine.events import RunScored, RunStarted
 from powernorm.lab.engine.folders import LAST, write_json, write_rows
-from powernorm.lab.engine.processes import (
-    is_main,
-    num_local_processes,
-    num_processes,
-    on_main,
-    rank,
-)
+from powernorm.lab.engine.processes import is_main, num_processes, on_main, rank
 from powernorm.lab.engine.run import Run
-from powernorm.lab.settings.comparison import ComparisonSettings, early_step
+from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.training.batches import own_evaluation
 from powernorm.lab.training.checkpoints import (
     BEST,
     Checkpoints,
-    DirectFiles,
-    RandomState,
     check_weights,
-    model_weights,
     read_checkpoint,
 )
-from powernorm.lab.training.cluster import RunningProcesses
 from powernorm.lab.training.evaluation import evaluate, finite_or_none
-from powernorm.lab.training.module import TaskModule, penalty_callback
-from powernorm.lab.training.quietness import quiet_lightning, raised_interrupts
+from powernorm.lab.training.loop import TrainingLoop
 from powernorm.lab.training.recording import Recorder
 from powernorm.lab.training.scales import norm_scales
-from powernorm.lab.training.stream_state import Remembering, StreamState
 from powernorm.lab.training.task import Scores, Task, TaskModel
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
@@ -62,7 +42,6 @@ from powernorm.runs import (
 )
 from powernorm.surgery import calibrate
 
-TENSORBOARD_FOLDER = "tensorboard"
 METRICS = ("valid_perplexity", "test_perplexity", "valid_loss", "test_loss")
 EVALUATED: Final[tuple[Split, ...]] = ("valid", "test")
 SEED_STRIDE = 7919
@@ -93,7 +72,6 @@ class RunTrainer:
         loss = self._unigram["valid_loss"]
         self._unigram_loss = math.inf if loss is None else loss
         self.model = self._build()
-        self.module = TaskModule(self.model, config, self.data)
         self.recorder = Recorder(run.folder, config, run.label, run.seed, self.data, run.listener)
         folder = run.folder / CHECKPOINTS_FOLDER
         self._num_parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -149,98 +127,26 @@ class RunTrainer:
 
     def _train(self) -> None:
         run = self.run
-        training = self.config.training
-        last = run.folder / CHECKPOINTS_FOLDER / LAST
+        folder = run.folder / CHECKPOINTS_FOLDER
+        last = folder / LAST
         first_step = on_main(lambda: self._step_of(last)) if last.exists() else 0
+        max_steps = self.config.training.max_steps
         self._listener(
-            RunStarted(run.label, run.seed, run.index, run.num_runs, training.max_steps, first_step)
+            RunStarted(run.label, run.seed, run.index, run.num_runs, max_steps, first_step)
         )
-        with quiet_lightning(), raised_interrupts(), self._watched_norms() as watching:
-            torch.manual_seed(run.seed + SEED_STRIDE * rank())
-            trainer = self._trainer(first_step, watching)
-            try:
-                trainer.fit(
-                    self.module,
-                    datamodule=self.data,
-                    ckpt_path=last if first_step else None,
-                    weights_only=True,
-                )
-            finally:
-                run.stop.defer(until_asked=False)
-            self.num_steps = trainer.global_step
+        torch.manual_seed(run.seed + SEED_STRIDE * rank())
+        checkpoints = Checkpoints(folder, self._snapshots, run.lease)
+        loop = TrainingLoop(run, self.model, self.data, self.recorder, checkpoints)
+        if first_step:
+            loop.load_state(read_checkpoint(last))
+        loop.train()
+        self.num_steps = loop.step
 
     def _step_of(self, checkpoint: Path) -> int:
         """Return the updates of a checkpoint of this model."""
         content = read_checkpoint(checkpoint)
-        check_weights(checkpoint, model_weights(content), self.model)
-        return int(content["global_step"])
-
-    @contextmanager
-    def _watched_norms(self) -> Iterator[list[pl.Callback]]:
-        """Give the callback that watches the norms, if they are watched, while the run trains."""
-        every = self.config.training.monitor_every
-        if not every:
-            yield []
-            return
-        callback = NormCallback(
-            every,
-            model=self.model,
-            on_rows=self.recorder.record_norms,
-            # Each process goes back from so many times its part of the loss of all.
-            loss_scale=num_processes(),
-        )
-        try:
-            yield [callback]
-        finally:
-            callback.detach()
-
-    def _trainer(self, first_step: int, watching: list[pl.Callback]) -> pl.Trainer:
-        config = self.config
-        precision = _precision_plugin(config, self.device)
-        return pl.Trainer(
-            accelerator="gpu" if self.device.type == "cuda" else "cpu",
-            **_placement(config, precision),
-            logger=TensorBoardLogger(
-                self.run.folder,
-                name=TENSORBOARD_FOLDER,
-                version="",
-                purge_step=first_step or None,
-            ),
-            callbacks=self._callbacks(precision, watching),
-            max_steps=config.training.max_steps,
-            max_epochs=1,
-            val_check_interval=config.training.validate_every * config.optimizer.accumulation,
-            check_val_every_n_epoch=None,
-            accumulate_grad_batches=config.optimizer.accumulation,
-            gradient_clip_val=config.optimizer.clip_norm,
-            num_sanity_val_steps=0,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-
-    def _callbacks(self, precision: Precision, watching: list[pl.Callback]) -> list[pl.Callback]:
-        run, config = self.run, self.config
-        callbacks: list[pl.Callback] = [RandomState(), self.recorder, *watching]
-        callbacks.append(penalty_callback())
-        if isinstance(self.model, Remembering):
-            callbacks.append(StreamState(self.model))
-        scaler = precision.scaler if isinstance(precision, MixedPrecision) else None
-        callbacks.append(LossScaleFollower(self.model, scaler))
-        if config.training.patience is not None:
-            # A loss that is not finite is the recorder's business, which marks the run.
-            watched = "valid_loss" if self.data.selection is None else "badness"
-            callbacks.append(
-                EarlyStopping(watched, patience=config.training.patience, check_finite=False)
-            )
-        checkpoints = Checkpoints(
-            run.folder / CHECKPOINTS_FOLDER,
-            self._snapshots,
-            run.lease,
-            run.stop,
-            early_step=early_step(config),
-        )
-        return [*callbacks, checkpoints]
+        check_weights(checkpoint, content["weights"], self.model)
+        return int(content["step"])
 
     def _build(self) -> TaskModel:
         run = self.run
@@ -277,7 +183,7 @@ class RunTrainer:
             return self._load_average()
         name = BEST if status == "finished" else LAST
         path = self.run.folder / CHECKPOINTS_FOLDER / name
-        self._load(path, on_main(lambda: model_weights(read_checkpoint(path))))
+        self._load(path, on_main(lambda: read_checkpoint(path)["weights"]))
         return f"{'best' if name == BEST else 'last'} checkpoint"
 
     def _load_average(self) -> str:
@@ -380,37 +286,6 @@ def choose_device(config: ComparisonSettings) -> torch.device:
             "training.accelerator=gpu, but torch finds no CUDA device: use auto or cpu."
         )
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _placement(config: ComparisonSettings, precision: Precision) -> dict[str, Any]:
-    """Return what Lightning has to know about the processes."""
-    if num_processes() == 1:
-        return {"devices": 1, "plugins": [precision, DirectFiles()]}
-    strategy: Strategy = (
-        # Statistics that processes share are equal in all; those of one alone shall stay its own.
-        DDPStrategy(broadcast_buffers=False)
-        if config.training.strategy == "ddp"
-        else ModelParallelStrategy(
-            data_parallel_size=num_processes(),
-            tensor_parallel_size=1,
-            save_distributed_checkpoint=False,
-        )
-    )
-    return {
-        "devices": num_local_processes(),
-        "num_nodes": num_processes() // num_local_processes(),
-        "strategy": strategy,
-        "plugins": [precision, RunningProcesses(), DirectFiles()],
-    }
-
-
-def _precision_plugin(config: ComparisonSettings, device: torch.device) -> Precision:
-    if config.training.precision == "bfloat16":
-        return MixedPrecision("bf16-mixed", device.type)
-    if config.training.precision == "float16":
-        # Handed over as an object: from the name, Lightning quietly makes bfloat16 of it on a CPU.
-        return MixedPrecision("16-mixed", device.type, torch.amp.GradScaler(device.type))
-    return Precision()
 
 
 def _is_finite(tid: TID) -> bool:
