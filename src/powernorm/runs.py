@@ -320,6 +320,24 @@ class PaperRecord(TypedDict):
     """The norms that the paper compares this one with; without it LayerNorm."""
 
 
+class ChangeRecord(TypedDict):
+    """A setting that is not as in a preset."""
+
+    here: NotRequired[Any]
+    """Its value in the comparison; absent where that is the default."""
+    preset: NotRequired[Any]
+    """Its value in the preset; absent where that is the default."""
+
+
+class ChangesRecord(TypedDict):
+    """The settings that are not as in the preset that a comparison stands for."""
+
+    preset: str
+    """Its name: of a paper's experiment, or of the comparison's own."""
+    settings: dict[str, ChangeRecord]
+    """By dotted name, as `--set` takes it; of those that bear on what the comparison comes to."""
+
+
 class Goal(TypedDict):
     """What a comparison is about."""
 
@@ -377,8 +395,11 @@ class ComparisonHead(TypedDict):
     paper: NotRequired[list[PaperRecord]]
     """What the papers print for this recipe, also for norms that were not run."""
     reduced: NotRequired[str]
-    """How the run is smaller than what the paper did, for recipes that stand for a paper's, and
-    what has to be known of runs with a remark."""
+    """What has to be known beside a paper's numbers, in words: for which preset it stands, whether
+    the data are the paper's, and what a remark of its runs means. In older files the changes end
+    it, in words."""
+    changes: NotRequired[ChangesRecord]
+    """Absent where every setting is the preset's."""
 
 
 class ComparisonResults(ComparisonHead):

@@ -64,7 +64,7 @@ def fluctuation(
     ),
 ) -> None:
     """Draw how far batch statistics lie from the running ones in models of unlike tasks."""
-    from powernorm.lab.report.fluctuation import draw_fluctuation
+    from powernorm.lab.report.pictures import draw_fluctuation
 
     _check_suffix(out)
     named = {}
@@ -93,7 +93,7 @@ def curves(
     ),
 ) -> None:
     """Draw training and validation loss side by side, mean and range of the seeds of each norm."""
-    from powernorm.lab.report.loss_curves import draw_loss_curves
+    from powernorm.lab.report.pictures import draw_loss_curves
 
     _check_suffix(out)
     chosen = [name.strip() for name in norms.split(",") if name.strip()]

@@ -3,6 +3,7 @@
 import pytest
 
 from powernorm.lab.recipes import (
+    changes_of,
     measure_of,
     named_recipe,
     paper_records,
@@ -59,11 +60,11 @@ def test_numbers_are_those_of_the_enwiki8_column(placement: str) -> None:
 
 
 def test_what_is_said_where_it_differs() -> None:
-    assert reduced_note(recipe(TASK, "enwik8-xu2019")) is None
-    shorter = override(recipe(TASK, "enwik8-xu2019"), ["training.max_steps=1000"])
-    note = reduced_note(shorter)
-    assert note is not None
-    assert "training.max_steps" in note
+    config = recipe(TASK, "enwik8-xu2019")
+    assert (reduced_note(config), changes_of(config)) == (None, None)
+    changes = changes_of(override(config, ["training.max_steps=1000"]))
+    assert changes is not None
+    assert list(changes["settings"]) == ["training.max_steps"]
 
 
 @pytest.mark.parametrize("preset", paths_of("lm-char"))

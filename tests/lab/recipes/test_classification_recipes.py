@@ -8,7 +8,7 @@ import pytest
 from powernorm.errors import InputError
 from powernorm.lab.recipes import named_recipe, paths_of, recipe
 from powernorm.lab.recipes.checks import check_choice
-from powernorm.lab.recipes.differences import reduced_note
+from powernorm.lab.recipes.differences import changes_of, reduced_note
 from powernorm.lab.recipes.papers import measure_of, paper_records
 from powernorm.lab.settings.comparison import ComparisonSettings, options_of
 from powernorm.lab.settings.variants import lines_of
@@ -144,7 +144,9 @@ def test_what_is_not_the_papers_is_said() -> None:
     assert "training half" in imdb
     changed = of("rt-xu2019")
     changed = replace(changed, training=replace(changed.training, max_steps=50))
-    assert "training.max_steps 50 in place of" in str(reduced_note(changed))
+    changes = changes_of(changed)
+    assert changes is not None
+    assert changes["settings"]["training.max_steps"]["here"] == 50
     assert reduced_note(of("demo")) is None
 
 

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lab.data.official_images import write_mnist
-from powernorm.lab.recipes import differences, paths_of, recipe, reduced_note
+from powernorm.lab.recipes import changes_of, differences, paths_of, recipe, reduced_note
 from powernorm.lab.recipes.studies import study_config
 from powernorm.lab.settings.comparison import Study
 from powernorm.lab.settings.overrides import override
@@ -24,28 +25,41 @@ def note_of(preset: str, *assignments: str, task: str = "translation") -> str:
     return note
 
 
+def settings_of(preset: str, *assignments: str, task: str = "translation") -> dict[str, Any]:
+    """Here and in the preset; what is absent has its default."""
+    changes = changes_of(override(recipe(task, preset), assignments))
+    return {} if changes is None else {**changes["settings"]}
+
+
 @pytest.mark.parametrize("preset", EXPERIMENTS)
 def test_unchanged_experiment_is_not_reduced(preset: str) -> None:
     config = recipe("translation", preset)
-    assert reduced_note(config) is None
+    assert (reduced_note(config), changes_of(config)) == (None, None)
     same_folder = f"data.path=./{config.data.path}/"
     harmless = [same_folder, "seeds=0,1", "training.num_threads=2", "training.log_every=7"]
-    assert reduced_note(override(config, harmless)) is None
+    config = override(config, harmless)
+    assert (reduced_note(config), changes_of(config)) == (None, None)
 
 
 def test_changed_experiment_says_what_was_changed() -> None:
-    note = note_of(
-        "iwslt14-wang2022-pre",
-        "training.max_steps=500",
-        "norm_options.rbn.mean_penalty=0.5",
-        "norm_options.mabn.window=3",  # which is not among the norms
-        "norm_options.ln.bias=false",
+    config = override(
+        recipe("translation", "iwslt14-wang2022-pre"),
+        [
+            "training.max_steps=500",
+            "norm_options.rbn.mean_penalty=0.5",
+            "norm_options.mabn.window=3",  # which is not among the norms
+            "norm_options.ln.bias=false",
+        ],
     )
-    assert note == (
-        "Against the preset iwslt14-wang2022-pre: training.max_steps 500 in place of 66000, "
-        "norm_options.rbn.mean_penalty 0.5 in place of 0.1, "
-        "norm_options.ln.bias False in place of its default."
-    )
+    assert reduced_note(config) is None
+    assert changes_of(config) == {
+        "preset": "iwslt14-wang2022-pre",
+        "settings": {
+            "training.max_steps": {"here": 500, "preset": 66000},
+            "norm_options.rbn.mean_penalty": {"here": 0.5, "preset": 0.1},
+            "norm_options.ln.bias": {"here": False},
+        },
+    }
 
 
 @pytest.mark.parametrize(
@@ -128,10 +142,12 @@ def test_presets_of_the_verses_say_so_of_the_verses(preset: str) -> None:
 def test_reduced_verses_say_how() -> None:
     note = note_of("verses-reduced")
     assert note.startswith("A reduced verses-small. The papers' numbers are of IWSLT14")
-    assert "model.num_features 128 in place of 512" in note
+    assert "in place of" not in note
+    changed = settings_of("verses-reduced")
+    assert changed["model.num_features"] == {"here": 128, "preset": 512}
     # By these the run is validated, and its best checkpoint chosen.
-    assert "training.validation_tokens 32768 in place of None" in note
-    assert "in place of" not in note_of("verses-small")
+    assert changed["training.validation_tokens"] == {"here": 32768, "preset": None}
+    assert settings_of("verses-small") == {}
 
 
 @pytest.mark.parametrize(
@@ -150,16 +166,18 @@ def test_language_model_says_that_it_is_another_one(path: str, words: str) -> No
 
 
 def test_size_of_a_batch_matters() -> None:
-    assert "data.batch_size 60 in place of 120" in note_of("full", "data.batch_size=60", task="lm")
+    changed = settings_of("full", "data.batch_size=60", task="lm")
+    assert changed["data.batch_size"] == {"here": 60, "preset": 120}
 
 
 def test_settings_of_the_other_placement_are_named() -> None:
-    note = note_of("verses-small", "model.placement=post", "model.final_norm_warmup=none")
+    moved = ("verses-small", "model.placement=post", "model.final_norm_warmup=none")
+    note = note_of(*moved)
     assert (
         "optimizer.learning_rate 0.0015, norm_options.rbn.mean_penalty 0.1 and "
         "norm_options.rbn.var_penalty 0.01 are those of pre-norm."
     ) in note
-    assert "model.placement post in place of pre" in note
+    assert settings_of(*moved)["model.placement"] == {"here": "post", "preset": "pre"}
     # Wang et al. 2022 have both.
     assert "Shen et al. 2020 have pre-norm only: no number of theirs is of post-norm." in note
     assert "Wang et al." not in note
@@ -203,31 +221,35 @@ def test_paper_without_the_placement_is_named(preset: str, paper: str) -> None:
 
 
 def test_changed_preset_without_a_papers_numbers_says_so() -> None:
-    assert reduced_note(recipe("image", "demo")) is None
-    note = note_of("demo", "training.max_steps=20", "norms=bn", "seeds=1,2", task="image")
-    assert note == "Against the preset demo: training.max_steps 20 in place of 1720."
+    assert changes_of(recipe("image", "demo")) is None
+    chosen = ["training.max_steps=20", "norms=bn", "seeds=1,2"]
+    config = override(recipe("image", "demo"), chosen)
+    assert reduced_note(config) is None
+    changed = {"training.max_steps": {"here": 20, "preset": 1720}}
+    assert changes_of(config) == {"preset": "demo", "settings": changed}
 
 
 def test_changed_study_says_so() -> None:
-    assert reduced_note(study_config("lm", "lowest-layers", "smoke")) is None
+    assert changes_of(study_config("lm", "lowest-layers", "smoke")) is None
     chosen = ["model.num_layers=3", "norms=bn"]
-    assert reduced_note(study_config("lm", "lowest-layers", "smoke", chosen)) == (
-        "Against the preset smoke: model.num_layers 3 in place of 2."
-    )
+    changed = {"model.num_layers": {"here": 3, "preset": 2}}
+    assert changes_of(study_config("lm", "lowest-layers", "smoke", chosen)) == {
+        "preset": "smoke",
+        "settings": changed,
+    }
 
 
 def test_nothing_is_said_of_a_study_of_the_users_own() -> None:
     config = replace(recipe("lm", "smoke"), study=Study("mine", "Mine", "nobody"))
-    assert reduced_note(config) is None
+    assert (reduced_note(config), changes_of(config)) == (None, None)
 
 
 def test_changes_of_a_variants_norm_are_named() -> None:
     preset = ("iwslt14-xu2019", "norm_options.adanorm.scale=3")
-    assert "norm_options.adanorm.scale 3 in place of 2" in note_of(*preset)
-    changed = override(recipe("translation", preset[0]), [preset[1], "norms=detach-mean"])
-    assert reduced_note(changed) is None
-    changed = override(changed, ["norm_options.detach.eps=1e-3"])
-    assert "norm_options.detach.eps 0.001" in str(reduced_note(changed))
+    assert settings_of(*preset) == {"norm_options.adanorm.scale": {"here": 3, "preset": 2}}
+    assert settings_of(*preset, "norms=detach-mean") == {}
+    others = settings_of(*preset, "norms=detach-mean", "norm_options.detach.eps=1e-3")
+    assert others == {"norm_options.detach.eps": {"here": 0.001}}
 
 
 def test_a_stand_in_is_one_for_its_own_data() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from powernorm.errors import InputError
-from powernorm.lab.recipes import paper_records, paths_of, recipe, reduced_note
+from powernorm.lab.recipes import changes_of, paper_records, paths_of, recipe, reduced_note
 from powernorm.lab.recipes.checks import check_choice
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.settings.overrides import override
@@ -86,11 +86,13 @@ def test_columns_of_wang_et_al(preset: str, expected: list[float]) -> None:
 
 
 def test_the_reduced_preset_says_what_it_lacks() -> None:
-    note = reduced_note(recipe("ner", "conll-reduced"))
+    config = recipe("ner", "conll-reduced")
+    note, changes = reduced_note(config), changes_of(config)
     assert note is not None
+    assert changes is not None
     assert note.startswith("A reduced conll-wang2022-pre. Without data.vectors there are no pre")
-    assert "model.num_features 128 in place of 1792" in note
-    own = override(recipe("ner", "conll-reduced"), ["data.path=mine"])
+    assert changes["settings"]["model.num_features"] == {"here": 128, "preset": 1792}
+    own = override(config, ["data.path=mine"])
     assert "The data are mine; whether they are CoNLL-2003 is not known" in str(reduced_note(own))
 
 

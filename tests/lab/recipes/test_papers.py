@@ -7,6 +7,7 @@ import pytest
 
 from powernorm.errors import InputError
 from powernorm.lab.recipes import (
+    changes_of,
     measure_of,
     named_recipe,
     paper_records,
@@ -39,6 +40,8 @@ def test_records_can_stand_in_results(task: str, preset: str) -> None:
     assert bool(records) == (is_experiment and (task, preset) not in FIGURES_ONLY)
     if not is_experiment:
         assert reduced_note(config) is None
+    changes = changes_of(config)
+    assert (changes and changes["preset"]) == named_recipe(task, preset).about.stands_for
 
 
 def test_records_of_a_preset() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from powernorm.lab.recipes import paper_records, paths_of, recipe, reduced_note
+from powernorm.lab.recipes import changes_of, paper_records, paths_of, recipe, reduced_note
 from powernorm.lab.recipes.papers import measure_of
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.norms import NORMS
@@ -56,10 +56,12 @@ def test_column_of_xu_et_al() -> None:
 def test_petrogold_says_that_it_is_not_penn_treebank() -> None:
     config = recipe("parse", "petrogold")
     assert uas(config) == uas(recipe("parse", "ptb-xu2019"))
-    note = reduced_note(config)
+    note, changes = reduced_note(config), changes_of(config)
     assert note is not None
+    assert changes is not None
     assert note.startswith("A reduced ptb-xu2019. The paper's numbers are of Penn Treebank, these ")
-    assert "training.max_steps 3410 in place of 18500" in note
+    assert changes["preset"] == "ptb-xu2019"
+    assert changes["settings"]["training.max_steps"] == {"here": 3410, "preset": 18500}
     assert reduced_note(recipe("parse", "demo")) is None
 
 

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from powernorm.errors import InputError
-from powernorm.lab.recipes import check_choice, named_recipe, paper_records, recipe, reduced_note
+from powernorm.lab.recipes import (
+    changes_of,
+    check_choice,
+    named_recipe,
+    paper_records,
+    recipe,
+    reduced_note,
+)
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.tasks.comparison import check_norms
 
@@ -90,10 +97,13 @@ def test_note_says_that_the_model_is_masked(preset: str) -> None:
     assert "over subwords, and perplexity is per word" in note
     assert "an embedded one, not the Penn Treebank" in note
     assert "its perplexity is that of no language model" not in note
-    seeing = str(reduced_note(override(config, ["model.sees_future=true", "norms=ln,bn"])))
+    config = override(config, ["model.sees_future=true", "norms=ln,bn"])
+    seeing = str(reduced_note(config))
     assert seeing.startswith("ln and bn: without the causal mask")
     assert "its perplexity is that of no language model" in seeing
-    assert "model.sees_future True in place of False" in seeing
+    changes = changes_of(config)
+    assert changes is not None
+    assert changes["settings"] == {"model.sees_future": {"here": True, "preset": False}}
 
 
 def test_other_placement_is_another_preset(tmp_path: Path) -> None:

@@ -4,9 +4,13 @@ import csv
 import json
 import math
 import random
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from powernorm.lab.report import print_comparison, read_comparison
 from powernorm.runs import (
     METRICS_COLUMNS,
     METRICS_FILE,
@@ -207,3 +211,11 @@ def _write_rows(path: Path, columns: tuple[str, ...], rows: list[dict[str, objec
         writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def printed(folder: Path, width: int, *, terminal: bool = True) -> str:
+    """What a terminal of this width shows of a comparison."""
+    stream = StringIO()
+    console = Console(file=stream, width=width, force_terminal=terminal, color_system=None)
+    print_comparison(console, read_comparison(folder))
+    return stream.getvalue()

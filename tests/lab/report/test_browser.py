@@ -52,7 +52,7 @@ function sorted(page) {
 }
 // What the page says under the pointer at the end of the first line of the first figure.
 function hovered(page, view) {
-  const svg = page.querySelector('#curves svg[data-frames]');
+  const svg = page.querySelector('#curves svg[data-frames], #tid svg[data-rows]');
   if (svg === null) return null;
   const line = svg.querySelector('g[data-name] > path');
   const end = line.getPointAtLength(line.getTotalLength()).matrixTransform(svg.getScreenCTM());
@@ -203,8 +203,7 @@ def test_every_figure_of_a_diagnosis_is_seen(measured: dict[str, Any], width: in
         "batch-sizes": 2,
         "evaluation": 1,
         "spectra": 3,
-        # Three of five; the others unfold.
-        "scales": 3,
+        "scales": 1,
         "notes": 0,
     }
     assert [sections[name]["tables"] for name in ("layers", "evaluation")] == [1, 1]
@@ -269,6 +268,17 @@ def test_a_line_says_its_value_under_the_pointer(
         last = list(csv.DictReader(stream))[-1]
     assert float(found[1]) == pytest.approx(float(last["train_loss"]), rel=0.01)
     assert float(found[2]) == pytest.approx(float(last["tokens"]), rel=0.01)
+
+
+def test_a_layer_says_its_name_under_the_pointer(measured: dict[str, Any]) -> None:
+    """The axis has room for a part of it only."""
+    name, text, shown, _ = measured["diagnosis-1280"]["hovered"]
+    assert (name, shown) == ("mean + deviation", True)
+    layer = bert_diagnosis()["layers"][-1]
+    found = re.fullmatch(rf"{re.escape(layer['layer'])}, mean \+ deviation: ([\d.]+)", text)
+    assert found is not None, text
+    total = 100 * (layer["mean_tid"] + layer["var_tid"])
+    assert float(found[1]) == pytest.approx(total, rel=0.01)
 
 
 def test_first_diagnosis_of_a_comparison_is_open(measured: dict[str, Any]) -> None:

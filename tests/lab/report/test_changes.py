@@ -1,52 +1,112 @@
-"""Settings that are not the preset's, marked where they stand."""
+"""Settings that are not the preset's: a table of their own, and marked where they stand."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lab.report.synthetic import write_comparison
-from powernorm.lab.report import write_report
-from powernorm.lab.report.changes import changes_of
+from lab.report.synthetic import printed, write_comparison
+from powernorm.errors import InputError
+from powernorm.lab.report import read_comparison, write_report
+from powernorm.lab.report.formats import read_changes
+from powernorm.lab.report.results_document import results_document
 from powernorm.runs import RESULTS_FILE
 
-NOTE = (
-    "A reduced big. The text is an embedded one, not the Penn Treebank. Against the preset big: "
-    "model.num_layers 3 in place of 6, optimizer.clip_norm 0.1 in place of None, "
+NOTE = "A reduced big. The text is an embedded one, not the Penn Treebank."
+SENTENCE = (
+    f"{NOTE} Against the preset big: model.num_layers 3 in place of 6, "
+    "optimizer.clip_norm 0.1 in place of None, "
     "norm_options.pn.groups 4 in place of its default, optimizer.betas (0.9, 0.98) in place of "
     "(0.9, 0.999)."
 )
+CHANGES = {
+    "preset": "big",
+    "settings": {
+        "model.num_layers": {"here": 3, "preset": 6},
+        "optimizer.clip_norm": {"here": 0.1, "preset": None},
+        "norm_options.pn.groups": {"here": 4},
+        "optimizer.betas": {"here": [0.9, 0.98], "preset": [0.9, 0.999]},
+    },
+}
+OLD = {"reduced": SENTENCE}
+NEW = {"reduced": NOTE, "changes": CHANGES}
 
 
-def test_each_setting_has_both_values() -> None:
-    found = changes_of(NOTE)
-    assert found.note == "A reduced big. The text is an embedded one, not the Penn Treebank."
-    assert (found.preset, found.settings) == (
-        "big",
+def write(folder: Path, said: dict[str, Any]) -> Path:
+    """A comparison whose results say this of the preset."""
+    write_comparison(folder, norms=("ln",), seeds=(0,))
+    path = folder / RESULTS_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    return folder
+
+
+def test_older_words_have_both_values_of_each_setting() -> None:
+    note, changes = read_changes(SENTENCE)
+    assert (note, changes) == (
+        NOTE,
         {
-            "model.num_layers": ("3", "6"),
-            "optimizer.clip_norm": ("0.1", "None"),
-            "norm_options.pn.groups": ("4", "its default"),
-            "optimizer.betas": ("(0.9, 0.98)", "(0.9, 0.999)"),
+            "preset": "big",
+            "settings": {
+                "model.num_layers": {"here": "3", "preset": "6"},
+                "optimizer.clip_norm": {"here": "0.1", "preset": "None"},
+                "norm_options.pn.groups": {"here": "4", "preset": "its default"},
+                "optimizer.betas": {"here": "(0.9, 0.98)", "preset": "(0.9, 0.999)"},
+            },
         },
     )
 
 
 @pytest.mark.parametrize("text", ["", "A reduced big.", "Against the preset big: other words."])
 def test_other_notes_stay_as_they_are(text: str) -> None:
-    assert (changes_of(text).note, changes_of(text).settings) == (text, {})
+    assert read_changes(text) == (text, None)
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_their_rows_are_marked(tmp_path: Path) -> None:
-    folder = write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,))
-    written = json.loads((folder / RESULTS_FILE).read_text())
-    (folder / RESULTS_FILE).write_text(json.dumps(written | {"reduced": NOTE}))
-    page = write_report(folder).read_text(encoding="utf-8")
+@pytest.mark.parametrize("said", [OLD, NEW], ids=["old", "new"])
+def test_page_marks_and_lists_them(tmp_path: Path, said: dict[str, Any]) -> None:
+    page = write_report(write(tmp_path / "demo", said)).read_text(encoding="utf-8")
     settings = page[page.index('id="settings"') :]
     assert settings.count('<tr class="changed">') == 1
     assert "3 (preset: 6)" in settings
     assert "Marked: not as in the preset big" in settings
     results = page[page.index('id="results"') : page.index('id="curves"')]
+    assert f'<p class="reduced">{NOTE}</p>' in results
     assert "clip_norm</th><td>0.1</td><td>None</td>" in results
+    assert "groups</th><td>4</td><td>its default</td>" in results
+    assert "optimizer.clip\\_norm &amp; 0.1 &amp; None" in results
     assert "in place of" not in page
+
+
+@pytest.mark.parametrize("said", [OLD, NEW], ids=["old", "new"])
+def test_terminal_and_markdown_list_them(tmp_path: Path, said: dict[str, Any]) -> None:
+    folder = write(tmp_path / "demo", said)
+    shown = printed(folder, 100)
+    assert NOTE in shown
+    assert "4 settings differ from the preset big:" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["setting", "here", "big"] in lines
+    assert ["model.num_layers", "3", "6"] in lines
+    page = results_document([folder])
+    assert "4 settings differ from the preset big, as listed below." in page
+    assert "| model.num_layers | 3 | 6 |" in page
+    assert "| norm_options.pn.groups | 4 | its default |" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([], "changes is [], expected an object"),
+        ({"preset": "big"}, "changes.settings is missing"),
+        ({"preset": 1, "settings": {}}, "changes.preset is 1, expected a string"),
+        (
+            {"preset": "big", "settings": {"seeds": 3}},
+            "changes.settings.seeds is 3, expected an object",
+        ),
+    ],
+)
+def test_damaged_changes_are_named(tmp_path: Path, changes: Any, words: str) -> None:
+    folder = write(tmp_path / "demo", {"changes": changes})
+    with pytest.raises(InputError) as caught:
+        read_comparison(folder)
+    assert words in str(caught.value)

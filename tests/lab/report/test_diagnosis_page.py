@@ -7,7 +7,6 @@ import pytest
 
 from lab.report.synthetic_diagnoses import (
     BERT_LAYERS,
-    SCALED_LAYERS,
     bert_diagnosis,
     small_diagnosis,
     write_diagnosis,
@@ -98,8 +97,8 @@ def test_copies_as_markdown_and_latex(elements: Elements) -> None:
 
 
 def test_figures(elements: Elements) -> None:
-    # TID, padding; two of batch sizes; evaluation; spectrum, κ, λ; a scatter a layer.
-    assert len(elements.all("svg")) == 2 + 2 + 1 + 3 + len(SCALED_LAYERS)
+    # TID, padding; two of batch sizes; evaluation; spectrum, κ, λ; scatters.
+    assert len(elements.all("svg")) == 2 + 2 + 1 + 3 + 1
     assert any("5.00 % (bn)" in text for text in elements.texts)
 
 

@@ -32,10 +32,9 @@ def test_legends_fit_into_the_figure(count: int) -> None:
         names = [f"{dice.choice(NAMES)}{index}" for index in range(count)]
         entries = {legend_label(name): Line2D([], []) for name in names}
         with figure(4) as drawn:
-            columns = legend_columns(names)
-            shown = draw_legend(drawn, entries, columns)
+            shown = draw_legend(drawn, entries)
             drawn.draw_without_rendering()
-            assert shown.get_window_extent().width <= WIDTH * drawn.dpi, (names, columns)
+            assert shown.get_window_extent().width <= WIDTH * drawn.dpi, names
 
 
 def test_legend_of_twelve_short_names_has_several_columns() -> None:

@@ -63,9 +63,30 @@ def test_notes_that_name_options_of_their_norms_are_put_together(tmp_path: Path)
         (folder / RESULTS_FILE).write_text(json.dumps(results))
     (together,) = joined(map(read_comparison, parts))
     assert len(together.paper) == 1
+    assert together.reduced == "Small."
+    assert together.changes == {
+        "preset": "full",
+        "settings": {
+            "model.num_layers": {"here": "3", "preset": "6"},
+            "norm_options.ln.eps": {"here": "1", "preset": "2"},
+            "norm_options.bn.momentum": {"here": "0.05", "preset": "0.1"},
+        },
+    }
+
+
+def test_a_sentence_of_two_notes_is_said_once(tmp_path: Path) -> None:
+    parts = [part(tmp_path / "a", ("ln",), (0,)), part(tmp_path / "b", ("bn",), (0,))]
+    notes = (
+        "A reduced big. Shen et al. 2020 have pre-norm only.",
+        "bn: without the mask. A reduced big. Shen et al. 2020 have pre-norm only.",
+    )
+    for folder, note in zip(parts, notes, strict=True):
+        results = json.loads((folder / RESULTS_FILE).read_text())
+        (folder / RESULTS_FILE).write_text(json.dumps(results | {"reduced": note}))
+    (together,) = joined(map(read_comparison, parts))
+    assert together.changes is None
     assert together.reduced == (
-        f"{start}, norm_options.bn.momentum 0.05 in place of 0.1, norm_options.ln.eps 1 in place "
-        "of 2."
+        "A reduced big. Shen et al. 2020 have pre-norm only. bn: without the mask."
     )
 
 

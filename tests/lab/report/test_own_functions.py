@@ -27,8 +27,8 @@ from powernorm.lab.report.columns import MAX_METRICS, columns_of
 from powernorm.lab.report.comparison_tables import cells, markdown_table, run_cells, table_of
 from powernorm.lab.report.figures import MAX_CURVES, learning_curves, own_columns
 from powernorm.lab.report.joining import joined
-from powernorm.lab.report.loss_curves import draw_loss_curves
 from powernorm.lab.report.numerals import printable
+from powernorm.lab.report.pictures import draw_loss_curves
 from powernorm.lab.report.results_document import results_document
 from powernorm.lab.report.run_columns import run_columns_of
 from powernorm.lab.report.summary import best_rows

@@ -12,7 +12,7 @@ from lab.report.synthetic import write_comparison
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison
 from powernorm.lab.report.comparison_tables import headline
-from powernorm.lab.report.fluctuation import draw_fluctuation
+from powernorm.lab.report.pictures import draw_fluctuation
 from powernorm.lab.report.results_document import BEGIN, END, results_document, write_results
 from powernorm.runs import RESULTS_FILE
 

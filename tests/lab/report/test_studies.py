@@ -14,9 +14,9 @@ from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
 from powernorm.lab.report.drawing import line_style
 from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
+from powernorm.lab.report.scatters import scales
 from powernorm.lab.report.studies import study_contents
 from powernorm.lab.report.study_figures import layernorm_parts, lowest_layers
-from powernorm.lab.report.study_scatters import scales
 from powernorm.lab.report.study_values import Range, metric, over_time, points_of
 from powernorm.runs import METRICS_FILE
 
@@ -315,6 +315,9 @@ def test_layernorm_parts(tmp_path: Path) -> None:
     for word in ("Do γ and β overfit?", "training loss", "validation loss", "NaN/diverged"):
         assert word in words
     assert "diverged (some seeds)" in words
+    # Both figures of dots say whose value it is under the pointer.
+    assert shown.count("data-rows") == 2
+    assert 'data-name="validation loss"' in shown
 
 
 def test_scales(tmp_path: Path) -> None:
@@ -334,7 +337,7 @@ def test_scales(tmp_path: Path) -> None:
     words = texts(shown)
     caption = next(word for word in words if word.startswith("pn, seed 0"))
     assert "80.00 % of the features" in caption
-    assert "1 features whose γ or deviation is 0 are left out." in caption
+    assert "Left out: 1 feature whose γ or deviation is 0." in caption
 
 
 LEMMA = "by Lemma 2 of Shen et al. 2020 makes the loss smoother with PowerNormV"
@@ -373,15 +376,15 @@ def test_deep_models_show_some_of_their_layers(
     )
     titles: list[str] = []
     monkeypatch.setattr(
-        "powernorm.lab.report.study_scatters._draw_layer",
-        lambda _axes, layer, _name: titles.append(layer["layer"]),
+        "powernorm.lab.report.scatters._draw_layer",
+        lambda _axes, _pairs, name: titles.append(name),
     )
     comparison = read_comparison(folder)
     assert comparison.study is not None
     (figure,) = scales(comparison, comparison.study)
     assert len(titles) == 12
     assert len(set(titles)) == 12
-    assert (titles[0], titles[-1]) == ("layers.0.x", "layers.96.x")
+    assert (titles[0], titles[-1]) == ("layers.0", "layers.96")
     assert "Of 97 layers 12 are drawn" in figure.caption
     assert "51.55 % of the features" in figure.caption
 

@@ -1,18 +1,9 @@
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from powernorm.lab.report import print_comparison, read_comparison
+from lab.report.synthetic import printed
 from powernorm.lab.report.columns import COLUMNS
-
-
-def printed(folder: Path, width: int, *, terminal: bool = True) -> str:
-    stream = StringIO()
-    console = Console(file=stream, width=width, force_terminal=terminal, color_system=None)
-    print_comparison(console, read_comparison(folder))
-    return stream.getvalue()
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

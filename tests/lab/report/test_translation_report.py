@@ -3,14 +3,12 @@
 import json
 import re
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from lab.report.synthetic import write_comparison
+from lab.report.synthetic import printed, write_comparison
 from lab.report.synthetic_translations import (
     AVERAGE,
     LOWERED,
@@ -25,7 +23,6 @@ from lab.report.test_page import Elements
 from powernorm.errors import InputError
 from powernorm.lab.report import (
     Comparison,
-    print_comparison,
     read_comparison,
     render_page,
     summarize,
@@ -34,7 +31,7 @@ from powernorm.lab.report import (
 from powernorm.lab.report.columns import columns_of
 from powernorm.lab.report.comparison_tables import cells, markdown_table, run_cells, table_of
 from powernorm.lab.report.measures import goal_of
-from powernorm.lab.report.paper_tables import paper_lines
+from powernorm.lab.report.paper_tables import paper_table
 from powernorm.lab.report.records import Translation
 from powernorm.lab.report.run_columns import run_columns_of
 from powernorm.lab.report.scoring import scored_weights, signatures
@@ -167,7 +164,7 @@ def test_scored_weights(comparison: Comparison) -> None:
 
 def test_paper_and_measured(comparison: Comparison) -> None:
     dataset, lowered = "IWSLT14 De-En", "BLEU lower-case"
-    assert paper_lines(comparison) == [
+    assert paper_table(comparison).lines == [
         ["ln", "pre", f"35.5 ({SOURCE}); 35.25 ({OTHER})", "22.50 ± 1.00 (3 seeds)",
          lowered, dataset],
         ["bn", "pre", f"34.4 ({SOURCE})", "21.00 ± 1.41 (2 of 3 seeds)", lowered, dataset],
@@ -186,17 +183,17 @@ def test_measured_without_a_finished_run_says_why(
     comparison: Comparison, status: str, text: str
 ) -> None:
     runs = [replace(run, status=status) if run.norm == "bn" else run for run in comparison.runs]
-    assert paper_lines(replace(comparison, runs=runs))[1][3] == text
+    assert paper_table(replace(comparison, runs=runs)).lines[1][3] == text
 
 
 def test_measured_of_one_seed(comparison: Comparison) -> None:
     one = replace(comparison, runs=comparison.runs[:1])
-    assert paper_lines(one)[0][3] == "21.50 (1 seed)"
+    assert paper_table(one).lines[0][3] == "21.50 (1 seed)"
 
 
 def test_papers_perplexities(comparison: Comparison) -> None:
     record = comparison.paper[0] | {"metric": "test_perplexity", "value": float("inf")}
-    line = paper_lines(replace(comparison, paper=[record]))[0]
+    line = paper_table(replace(comparison, paper=[record])).lines[0]
     assert (line[2], line[4]) == (f"∞ ({SOURCE})", "test perplexity")
 
 
@@ -357,15 +354,6 @@ def test_everything_new_is_escaped(tmp_path: Path) -> None:
     assert Elements(page).all("script") == [{}]
     assert page.count("<script") == 1
     assert page.count("&lt;script&gt;") >= 8
-
-
-def printed(folder: Path, width: int) -> str:
-    stream = StringIO()
-    print_comparison(
-        Console(file=stream, width=width, color_system=None, force_terminal=True),
-        read_comparison(folder),
-    )
-    return stream.getvalue()
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

@@ -5,7 +5,7 @@
 """
 
 from powernorm.lab.recipes.checks import check_choice, chosen
-from powernorm.lab.recipes.differences import reduced_note
+from powernorm.lab.recipes.differences import changes_of, reduced_note
 from powernorm.lab.recipes.files import (
     Recipe,
     find_recipe,
@@ -19,6 +19,7 @@ from powernorm.lab.settings.comparison import ComparisonSettings
 
 __all__ = [
     "Recipe",
+    "changes_of",
     "check_choice",
     "chosen",
     "find_recipe",

@@ -1,7 +1,7 @@
 """How a comparison differs from what the papers did whose numbers stand beside it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,9 +12,10 @@ from powernorm.lab.recipes.files import Recipe, named_recipe, paths_of
 from powernorm.lab.recipes.paper_results import PaperResult
 from powernorm.lab.recipes.papers import recipe_of
 from powernorm.lab.recipes.studies import STUDIES, study_config
-from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.comparison import ComparisonSettings, to_json
 from powernorm.lab.settings.variants import chosen_norms, lines_of
 from powernorm.lab.tasks.translation.verses import VERSES
+from powernorm.runs import ChangeRecord, ChangesRecord
 
 _VERSES: Final = (
     "The papers' numbers are of {dataset}, these of the embedded verses: compare the norms' "
@@ -68,17 +69,72 @@ _PLACED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 
 def reduced_note(config: ComparisonSettings, recipe: Recipe | None = None) -> str | None:
-    """Return in words how a comparison differs from the one that it stands for.
+    """Return in words what has to be known of a comparison beside a paper's numbers.
 
-    That is a paper's experiment, and its own preset where no paper's numbers stand beside it. None
-    where nothing differs. Whether it sees the future is said of every comparison.
+    None where nothing has. Whether it sees the future is said of every comparison.
 
     Args:
         config: of the comparison.
         recipe: it was made of; None means the one of its name.
     """
     own = recipe or recipe_of(config)
-    return " ".join([*_about_future(config), *_about_paper(config, own)]) or None
+    return " ".join([*_about_future(config), *_about_recipe(config, own)]) or None
+
+
+def changes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> ChangesRecord | None:
+    """Return the settings that are not as in the preset that a comparison stands for.
+
+    That is a paper's experiment, and its own preset where it is no smaller one of these. None where
+    nothing differs.
+
+    Args:
+        config: of the comparison.
+        recipe: it was made of; None means the one of its name.
+    """
+    found = _reference(config, recipe or recipe_of(config))
+    if found is None:
+        return None
+    preset, reference = found
+    here, there = _settings(config), _settings(reference)
+    absent = object()
+    changed = [
+        key
+        for key in dict.fromkeys([*here, *there])
+        if here.get(key, absent) != there.get(key, absent) and _matters(key, config)
+    ]
+    if not changed:
+        return None
+    return ChangesRecord(
+        preset=preset, settings={key: _change(key, here, there) for key in changed}
+    )
+
+
+def _change(key: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> ChangeRecord:
+    """What is not said has its default."""
+    change = ChangeRecord()
+    if key in here:
+        change["here"] = here[key]
+    if key in there:
+        change["preset"] = there[key]
+    return change
+
+
+def _reference(
+    config: ComparisonSettings, recipe: Recipe | None
+) -> tuple[str, ComparisonSettings] | None:
+    """Return name and settings of what a comparison stands for."""
+    if config.study is not None:
+        if config.study.name not in STUDIES:
+            return None
+        own = study_config(config.task, config.study.name, config.preset)
+        # What is varied follows from the other settings.
+        return config.preset, replace(own, variants=config.variants)
+    if recipe is None:
+        return None
+    stands_for = recipe.about.stands_for
+    if stands_for is not None:
+        return stands_for, named_recipe(config.task, stands_for).settings
+    return recipe.name, recipe.settings
 
 
 def _about_future(config: ComparisonSettings) -> list[str]:
@@ -88,45 +144,20 @@ def _about_future(config: ComparisonSettings) -> list[str]:
     return [_FUTURE.format(runs=_listed(marked))] if marked else []
 
 
-def _about_paper(config: ComparisonSettings, recipe: Recipe | None) -> list[str]:
-    """Return how it differs from a paper's experiment, a sentence each."""
-    if recipe is None or not recipe.results or config.study is not None:
-        return _about_making(config, recipe)
-    about = recipe.about
-    reference, target = recipe.settings, recipe.name
-    parts = []
-    if about.stands_for is not None:
-        target = about.stands_for
-        reference = named_recipe(config.task, target).settings
-        parts.append(f"A reduced {target}.")
-    parts += filter(None, [about.note])
-    parts += _about_data(config, recipe)
-    parts += _about_placement(config, recipe)
-    changes = _changes(config, reference)
-    if changes:
-        parts.append(f"Against the preset {target}: {', '.join(changes)}.")
-    return parts
-
-
-def _about_making(config: ComparisonSettings, recipe: Recipe | None) -> list[str]:
-    """Return the note of a preset beside which no number stands, and what is not as it has it."""
-    parts: list[str] = []
-    own: ComparisonSettings
-    if config.study is not None:
-        if config.study.name not in STUDIES:
-            return []
-        own = study_config(config.task, config.study.name, config.preset)
-    elif recipe is not None:
-        own, about = recipe.settings, recipe.about
-        data_note = about.data_note if config.data.path == own.data.path else None
-        parts = list(filter(None, [about.note or data_note]))
-    else:
+def _about_recipe(config: ComparisonSettings, recipe: Recipe | None) -> list[str]:
+    """Return what a recipe says of itself, and what of its data and placement is not as in it."""
+    if recipe is None or config.study is not None:
         return []
-    # What is varied follows from the other settings.
-    changes = _changes(replace(config, variants=own.variants), own)
+    about = recipe.about
+    if not recipe.results:
+        has_own_data = config.data.path == recipe.settings.data.path
+        return list(filter(None, [about.note or (about.data_note if has_own_data else None)]))
+    stand_in = [f"A reduced {about.stands_for}."] if about.stands_for else []
     return [
-        *parts,
-        *([f"Against the preset {config.preset}: {', '.join(changes)}."] if changes else []),
+        *stand_in,
+        *filter(None, [about.note]),
+        *_about_data(config, recipe),
+        *_about_placement(config, recipe),
     ]
 
 
@@ -142,7 +173,7 @@ def _about_placement(config: ComparisonSettings, recipe: Recipe) -> list[str]:
     placement, other = own.placement, config.placement
     ours, theirs = _settings(config), _settings(own)
     kept = [
-        f"{key} {_word(ours[key])}"
+        f"{key} {ours[key]:g}"
         for key in _PLACED.get(config.task, ())
         if key in ours and ours[key] == theirs.get(key) and _matters(key, config)
     ]
@@ -205,18 +236,6 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _changes(config: ComparisonSettings, reference: ComparisonSettings) -> list[str]:
-    """Settings that are not the reference's, in words: `model.num_layers 3 in place of 6`."""
-    ours, theirs = _settings(config), _settings(reference)
-    absent = object()
-    return [
-        f"{key} {_word(ours.get(key, 'its default'))} in place of "
-        f"{_word(theirs.get(key, 'its default'))}"
-        for key in dict.fromkeys([*ours, *theirs])
-        if ours.get(key, absent) != theirs.get(key, absent) and _matters(key, config)
-    ]
-
-
 def _matters(key: str, config: ComparisonSettings) -> bool:
     section, _, rest = key.partition(".")
     if section == "norm_options":
@@ -225,24 +244,14 @@ def _matters(key: str, config: ComparisonSettings) -> bool:
 
 
 def _settings(config: ComparisonSettings) -> dict[str, Any]:
-    return dict(_flat(config, ""))
+    """Return the values by dotted key, as `--set` names them; variants by their labels."""
+    labels = [variant.label for variant in config.variants]
+    return dict(_flat(to_json(config) | {"variants": labels}, ""))
 
 
-def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Values by dotted key, as `--set` names them; variants by their labels."""
-    if is_dataclass(value):
-        pairs = [(item.name, getattr(value, item.name)) for item in fields(value)]
-    else:
-        pairs = list(value.items())
-    for name, item in pairs:
-        key = f"{prefix}{name}"
-        if name == "variants":
-            yield key, tuple(variant.label for variant in item)
-        elif isinstance(item, Mapping) or is_dataclass(item):
-            yield from _flat(item, f"{key}.")
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield key, item
-
-
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+            yield f"{prefix}{name}", value

@@ -1,46 +1,61 @@
-"""Settings that are not the preset's, out of the words in which results say so."""
+"""Settings that are not as in the preset that a comparison stands for."""
 
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
-_SENTENCE: Final = re.compile(r"Against the preset (?P<preset>\S+): (?P<changes>.+)\.\Z", re.DOTALL)
-_SETTING: Final = r"(?:[a-z_]+(?:\.[\w:-]+)+|placement|variants)"
-_CHANGE: Final = re.compile(
-    rf"(?P<name>{_SETTING}) (?P<here>.+?) in place of (?P<there>.+?)(?=, {_SETTING} |\Z)", re.DOTALL
-)
+from markupsafe import Markup
+
+from powernorm.lab.report.numerals import counted, printable, setting_text
+from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.tables import Table, copies
+from powernorm.lab.report.templates import part
+from powernorm.runs import ChangesRecord
+
+_DEFAULT: Final = "its default"
 
 
-@dataclass(frozen=True)
-class Changes:
-    """How a comparison differs from the one that it stands for.
+def changes_sentence(changes: ChangesRecord) -> str:
+    """How many they are.
 
-    Attributes:
-        note: what else is said of it.
-        preset: name of the other's preset; empty where no setting differs.
-        settings: by name, the value here and the preset's.
+    >>> changes_sentence({"preset": "big", "settings": {"data.path": {"here": "sotu"}}})
+    '1 setting differs from the preset big'
     """
+    count = len(changes["settings"])
+    verb = "differs" if count == 1 else "differ"
+    return f"{counted(count, 'setting')} {verb} from the preset {printable(changes['preset'])}"
 
-    note: str
-    preset: str
-    settings: dict[str, tuple[str, str]]
+
+def changes_table(changes: ChangesRecord) -> Table:
+    """One row a setting: what it is here, and what in the preset."""
+    here, there = (_values(changes, side) for side in ("here", "preset"))
+    lines = [[printable(name), here[name], there[name]] for name in changes["settings"]]
+    return Table(["setting", "here", printable(changes["preset"])], [False] * 3, lines)
 
 
-def changes_of(reduced: str) -> Changes:
-    """Take the note of a comparison apart.
+def preset_values(changes: ChangesRecord | None) -> dict[str, str]:
+    """The preset's values of the settings that are others here."""
+    return {} if changes is None else _values(changes, "preset")
 
-    >>> changes_of("A reduced big. Against the preset big: model.num_layers 3 in place of 6.")
-    Changes(note='A reduced big.', preset='big', settings={'model.num_layers': ('3', '6')})
-    >>> changes_of("The text is an embedded one.").settings
-    {}
-    """
-    sentence = _SENTENCE.search(reduced)
-    if sentence is None:
-        return Changes(reduced, "", {})
-    found = {
-        match["name"]: (match["here"], match["there"])
-        for match in _CHANGE.finditer(sentence["changes"])
+
+def _values(changes: ChangesRecord, side: str) -> dict[str, str]:
+    # A TypedDict takes literal keys only.
+    found: Mapping[str, Mapping[str, object]] = {**changes["settings"]}
+    return {
+        name: setting_text(change[side]) if side in change else _DEFAULT
+        for name, change in found.items()
     }
-    if not found:
-        return Changes(reduced, "", {})
-    return Changes(reduced[: sentence.start()].strip(), sentence["preset"], found)
+
+
+def difference_note(comparison: Comparison) -> list[Markup]:
+    """How the comparison differs from what it stands for; it may, with no number to stand beside.
+
+    Such are the papers' presets where they have no number of this placement.
+    """
+    parts = []
+    if comparison.reduced:
+        parts.append(part("paragraph", comparison.reduced, kind="reduced"))
+    if comparison.changes is not None:
+        table = changes_table(comparison.changes)
+        title = f"Not as in the preset {comparison.changes['preset']}"
+        parts += [table.html(title, f"{title}."), copies(table)]
+    return parts

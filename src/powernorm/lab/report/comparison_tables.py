@@ -158,7 +158,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
-            yield f"{prefix}{key}", ", ".join(map(str, value))
         else:
-            yield f"{prefix}{key}", str(value)
+            yield f"{prefix}{key}", numerals.setting_text(value)

@@ -4,19 +4,16 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, cast
 
-from powernorm.lab.report import curves, numerals, profiles
+from powernorm.lab.report import curves, numerals, profiles, scatters
 from powernorm.lab.report.curves import Series
 from powernorm.lab.report.figures import DrawnFigure
-from powernorm.lab.report.heatmaps import short_name
+from powernorm.lab.report.layer_names import short_names
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.profiles import Profile
-from powernorm.runs import BatchSizeRow, DiagnosisRecord, ScaleRecord
+from powernorm.runs import BatchSizeRow, DiagnosisRecord
 
 MAX_LINES: Final = 8
 """Layers that have a line each; of more, the average and the last are drawn."""
-
-MAX_POINTS: Final = 256
-"""Features in a scatter; of more, every second, third … is drawn."""
 
 _TIDS: Final[Mapping[str, str]] = {
     "mean_tid": "mean (BatchNorm)",
@@ -182,10 +179,8 @@ def batch_sizes(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
 def _lines_of_layers(rows: Sequence[BatchSizeRow], layers: Sequence[str], key: str) -> list[Series]:
     return [
         line
-        for layer in layers
-        for line in _line(
-            short_name(layer, layers), [row for row in rows if row["layer"] == layer], key
-        )
+        for layer, name in zip(layers, short_names(layers), strict=True)
+        for line in _line(name, [row for row in rows if row["layer"] == layer], key)
     ]
 
 
@@ -237,33 +232,14 @@ def spectra(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
 
 
 def scales(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
-    """γ of each feature against the batch's deviation there (Shen et al. 2020, App. B.1)."""
-    return [
-        DrawnFigure(_scatter(one, f"{prefix}scale-{index}"), _scatter_caption(one))
-        for index, one in enumerate(record["scales"])
-        if one["weight"]
-    ]
-
-
-def _scatter(one: ScaleRecord, prefix: str) -> Any:
-    every = -(-len(one["weight"]) // MAX_POINTS)
-    layer = printable(one["layer"])
-    return profiles.draw_scatter(
-        one["deviation"][::every],
-        one["weight"][::every],
-        title=layer if len(layer) <= 40 else "…" + layer[-39:],
-        x_label="deviation of the feature",
-        y_label="γ",
-        prefix=prefix,
-        description=f"γ against the deviation of each feature in {layer}",
+    """|γ| of each feature against the deviation there (Shen et al. 2020, App. B.1)."""
+    return scatters.draw_scales(
+        record["scales"],
+        lead="A point a feature",
+        below="|γ| is at most the deviation",
+        owner=printable(record["model"]),
+        prefix=f"{prefix}scales",
     )
-
-
-def _scatter_caption(one: ScaleRecord) -> str:
-    features = len(one["weight"])
-    every = -(-features // MAX_POINTS)
-    thinned = "" if every == 1 else f", every {every}. of {features} drawn"
-    return f"A point a feature{thinned}."
 
 
 def evaluation(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:

@@ -20,9 +20,6 @@ from powernorm.runs import DiagnosisRecord
 MAX_DRAWN: Final = 12
 """Runs whose diagnosis has its figures on the page of a comparison: each has about ten."""
 
-_SHOWN_SCALES: Final = 3
-"""Scatters that are in sight; the other layers' unfold."""
-
 
 def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> Iterator[SectionParts]:
     """What a diagnosis has to show; a section without contents is left out.
@@ -86,26 +83,11 @@ def _spectra(record: DiagnosisRecord, prefix: str) -> list[Markup]:
 
 def _scales(record: DiagnosisRecord, prefix: str) -> list[Markup]:
     drawn = diagnosis_figures.scales(record, prefix)
-    if not drawn:
-        return []
-    places = range(len(drawn))
-    middle = len(drawn) // 2
-    in_sight = {0, middle, len(drawn) - 1} if len(drawn) > _SHOWN_SCALES else set(places)
-    contents = [
-        part(
-            "paragraph",
-            "γ of each feature against the deviation of the layer's input there (Shen et al. "
-            "2020, App. B.1).",
-            kind="soft",
-        ),
-        part("gallery", [drawn[place] for place in places if place in in_sight]),
-    ]
-    others = [drawn[place] for place in places if place not in in_sight]
-    if others:
-        contents.append(
-            part("folded", f"The other {len(others)} layers", [part("gallery", others)])
-        )
-    return contents
+    words = (
+        "γ of each feature against the deviation of the layer's input there (Shen et al. 2020, "
+        "App. B.1)."
+    )
+    return [part("paragraph", words, kind="soft"), part("gallery", drawn)] if drawn else []
 
 
 def _notes(notes: Sequence[str]) -> list[Markup]:

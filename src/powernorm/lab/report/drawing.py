@@ -3,7 +3,7 @@
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from io import StringIO
@@ -15,16 +15,20 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
+from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
 
+from powernorm.lab.report.magnitudes import logarithmic_limits
 from powernorm.lab.report.numerals import NOTHING, printable
 from powernorm.lab.report.style import SERIES
 
@@ -72,6 +76,9 @@ _FONTS: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans
 _SVG: Final = "{http://www.w3.org/2000/svg}"
 _HREF: Final = "{http://www.w3.org/1999/xlink}href"
 _REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
+
+NO_NUMBER: Final = "#9a9a9a"
+"""Gray on light and on dark pages."""
 
 WIDTH: Final = 4.1
 """Inches; small enough that text stays readable on a phone, where a figure fills the width."""
@@ -123,6 +130,37 @@ def plain_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     axes.set_ylabel(y_label)
     axes.grid(visible=True, linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def paint(
+    axes: Axes,
+    table: NDArray[np.float64],
+    scale: Normalize,
+    extent: tuple[float, float, float, float] | None = None,
+) -> None:
+    """A map of numbers, gray where there is none.
+
+    Args:
+        axes: the frame.
+        table: by row, from the top where the extent says so and else from the bottom, and column.
+        scale: from number to color.
+        extent: left, right, bottom and top; None for one unit a cell, centered on whole numbers.
+    """
+    axes.imshow(
+        np.ma.masked_invalid(table),
+        norm=scale,
+        cmap=colormaps["cividis"].with_extremes(bad=NO_NUMBER),
+        aspect="auto",
+        interpolation="nearest",
+        origin="lower" if extent is None else "upper",
+        extent=extent,
+    )
+
+
+def name_rows(axes: Axes, names: Sequence[str], size: float) -> None:
+    """Rows from top to bottom, each with its name at the left."""
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), names, fontsize=size)
 
 
 def legend_columns(labels: Sequence[str]) -> int:
@@ -189,21 +227,36 @@ def _text_width(text: str, size: float = _LEGEND_SIZE, weight: str = "normal") -
     return float(width)
 
 
-def draw_legend(drawn: Figure, entries: Mapping[str, Artist], columns: int) -> Legend:
-    """A legend below the frames.
+def legend_height(labels: Sequence[str]) -> float:
+    """The inches that a legend of these names takes."""
+    return 0.22 * -(-len(labels) // legend_columns(labels))
 
-    Args:
-        drawn: the figure.
-        entries: lines by `legend_label`.
-        columns: of `legend_columns`.
-    """
+
+def legend_entries(frames: Iterable[Axes]) -> dict[str, Artist]:
+    """One line a label, over several frames."""
+    entries: dict[str, Artist] = {}
+    for axes in frames:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    return entries
+
+
+def draw_legend(drawn: Figure, entries: Mapping[str, Artist]) -> Legend:
+    """A legend below the frames, of lines by `legend_label`."""
     return drawn.legend(
         entries.values(),
         entries.keys(),
         loc="outside lower center",
-        ncols=columns,
+        ncols=legend_columns(list(entries)),
         **_LEGEND_STYLE,
     )
+
+
+def logarithmic_scale(axis: XAxis | YAxis, values: Sequence[float], room: float) -> None:
+    """A logarithmic axis that begins and ends so many times beyond the values, all above 0."""
+    limits = logarithmic_limits(values, room)
+    axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": limits})
+    logarithmic_ticks(axis, *limits)
 
 
 def logarithmic_ticks(axis: XAxis | YAxis, low: float, high: float) -> None:
@@ -243,7 +296,9 @@ def hover_name(name: str) -> str:
     return _HOVER + printable(name)
 
 
-def inline_svg(drawn: Figure, prefix: str, description: str, unit: str = "") -> Markup:
+def inline_svg(
+    drawn: Figure, prefix: str, description: str, unit: str = "", rows: Sequence[str] = ()
+) -> Markup:
     """The figure as an `<svg>` element.
 
     Args:
@@ -251,6 +306,7 @@ def inline_svg(drawn: Figure, prefix: str, description: str, unit: str = "") -> 
         prefix: put in front of every id, so that figures of one page do not clash.
         description: what a reader who cannot see the figure is told.
         unit: of the x axes, for the values under the pointer; empty where there are none.
+        rows: names of the rows of figures that have rows in place of a y axis.
     """
     stream = StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -268,6 +324,8 @@ def inline_svg(drawn: Figure, prefix: str, description: str, unit: str = "") -> 
     root.attrib["aria-label"] = description
     if unit:
         root.attrib |= {"data-frames": json.dumps(list(map(_frame, drawn.axes))), "data-unit": unit}
+    if rows:
+        root.attrib["data-rows"] = json.dumps(list(map(printable, rows)))
     root.attrib["style"] = f"stroke-linejoin: round; stroke-linecap: butt; font-family: {_FONTS}"
     return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=True))
 

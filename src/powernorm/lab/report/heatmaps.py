@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from powernorm.lab.report.drawing import figure, inline_svg
+from powernorm.lab.report.drawing import figure, inline_svg, name_rows, paint
+from powernorm.lab.report.layer_names import short_names
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import NormSample, Run
 
@@ -21,7 +21,6 @@ MAX_COLUMNS: Final = 120
 """Columns of a heat map; longer logs are averaged in blocks of steps."""
 
 _KINDS: Final = {"mean_tid": "mean", "var_tid": "variance"}
-_LABEL_LENGTH: Final = 28
 
 
 def kinds_of(run: Run) -> list[str]:
@@ -93,17 +92,10 @@ def _draw_panel(
     alone: bool,
 ) -> None:
     table, steps = _table(samples, layers, kind)
-    colours = colormaps["cividis"].with_extremes(bad="#9a9a9a")
-    axes.imshow(
-        np.ma.masked_invalid(table),
-        norm=scale,
-        cmap=colours,
-        aspect="auto",
-        interpolation="nearest",
-        extent=(steps[0], max(steps[1], steps[0] + 1), len(layers) - 0.5, -0.5),
-    )
+    ends = steps[0], max(steps[1], steps[0] + 1)
+    paint(axes, table, scale, (*ends, len(layers) - 0.5, -0.5))
     axes.set_title("quadratic mean" if alone else _KINDS[kind], loc="left", fontweight="bold")
-    axes.set_yticks(range(len(layers)), [short_name(layer, layers) for layer in layers], fontsize=7)
+    name_rows(axes, short_names(layers), size=7)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
@@ -127,38 +119,3 @@ def _table(
     with np.errstate(invalid="ignore"):
         mean = np.where(entries > 0, total / np.maximum(entries, 1), np.nan)
     return mean, (steps[0], steps[-1])
-
-
-def short_name(layer: str, layers: Sequence[str]) -> str:
-    """The layer's name without what says nothing, cut to the room that there is.
-
-    That is what all names share in front and behind, and a last part `norm`.
-    """
-    parts = [name.split(".") for name in layers]
-    whole = layer.split(".")
-    ahead = min(_num_shared(parts), len(whole) - 1)
-    behind = _num_shared([list(reversed(names)) for names in parts]) if len(layers) > 1 else 0
-    end = max(len(whole) - behind, ahead + 1)
-    if whole[ahead].isdigit():
-        # A number says too little without its noun.
-        ahead = max(ahead - 1, 0)
-    own = whole[ahead:end]
-    if len(own) > 1 and own[-1] == "norm":
-        own.pop()
-    name = printable(".".join(own))
-    if len(name) <= _LABEL_LENGTH:
-        return name
-    # The end tells layers apart; whole parts are left out where that suffices.
-    while len(own) > 1 and len(printable(".".join(own))) >= _LABEL_LENGTH:
-        own.pop(0)
-    return "…" + printable(".".join(own))[1 - _LABEL_LENGTH :]
-
-
-def _num_shared(names: Sequence[Sequence[str]]) -> int:
-    """How many parts all names begin with."""
-    shared = 0
-    for column in zip(*names, strict=False):
-        if len(set(column)) > 1:
-            break
-        shared += 1
-    return shared

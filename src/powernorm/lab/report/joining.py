@@ -1,16 +1,20 @@
 """One comparison out of several folders: its seeds or norms were trained side by side."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm.lab.report.records import Comparison
+from powernorm.runs import ChangesRecord
 
 _DIVIDED: Final = frozenset({"norms", "seeds", "norm_options", "variants", "date"})
 """Settings that may differ: what the folders divide among them, and the day."""
 _BY_NAME: Final = ("norm_options", "variants")
 """Of these a name that two folders have must mean the same."""
+_SENTENCES: Final = re.compile(r"(?<=\.) (?=[A-Z])")
+"""Between two sentences; the name of a paper has a small letter or a number behind its period."""
 
 
 def joined(comparisons: Iterable[Comparison]) -> list[Comparison]:
@@ -72,15 +76,21 @@ def _join(parts: Sequence[Comparison]) -> Comparison:
         runs=[run for part in parts for run in part.runs],
         paper=next((part.paper for part in parts if part.paper), ()),
         reduced=_merged_notes([part.reduced for part in parts]),
+        changes=_merged_changes([part.changes for part in parts if part.changes is not None]),
     )
 
 
 def _merged_notes(notes: Sequence[str]) -> str:
-    """The longest note with what others say besides: each names the options of its own norms."""
-    whole = max(notes, key=len).rstrip(".")
-    pieces = [piece for note in notes for piece in note.rstrip(".").split(", ")]
-    more = [piece for piece in dict.fromkeys(pieces) if piece not in whole]
-    return ", ".join([whole, *more]) + ("." if whole else "")
+    """Every sentence once: some name their own norms."""
+    return " ".join(dict.fromkeys(part for note in notes for part in _SENTENCES.split(note)))
+
+
+def _merged_changes(changes: Sequence[ChangesRecord]) -> ChangesRecord | None:
+    """Of the same preset: each names the options of its own norms."""
+    if not changes:
+        return None
+    settings = {name: change for one in changes for name, change in one["settings"].items()}
+    return ChangesRecord(preset=changes[0]["preset"], settings=settings)
 
 
 def _check_divided(parts: Sequence[Comparison]) -> None:

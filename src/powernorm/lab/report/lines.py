@@ -7,7 +7,6 @@ from math import isfinite, log, nan
 from typing import Final
 
 from markupsafe import Markup
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
@@ -16,14 +15,16 @@ from powernorm.lab.report.drawing import (
     figure,
     hover_name,
     inline_svg,
-    legend_columns,
+    legend_entries,
+    legend_height,
     legend_label,
     line_style,
+    logarithmic_scale,
     logarithmic_ticks,
     plain_axes,
     reference_style,
 )
-from powernorm.lab.report.magnitudes import bounded, linear_limits, logarithmic_limits
+from powernorm.lab.report.magnitudes import bounded, linear_limits
 from powernorm.lab.report.numerals import printable
 
 MAX_TICKS: Final = 8
@@ -115,29 +116,19 @@ def draw_panels(
         description: for readers who cannot see the figure.
     """
     labels = list(dict.fromkeys(band.label for panel in panels for band in panel.bands))
-    columns = legend_columns(labels)
     # The titles of several frames with one line each say what that is.
     is_named = len(panels) == 1 or any(len(panel.bands) > 1 for panel in panels)
-    rows = -(-len(labels) // columns) if is_named else 0
+    legend = legend_height(labels) if is_named else 0
     panel_height = 2.7 if len(panels) == 1 else 1.9
-    with figure(0.4 + panel_height * len(panels) + 0.22 * rows) as drawn:
+    with figure(0.4 + panel_height * len(panels) + legend) as drawn:
         frames = list(drawn.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0])
         for axes, panel in zip(frames, panels, strict=True):
             draw_panel(axes, panel)
         frames[-1].set_xlabel(x_label)
         scale_x(frames[-1], panels, logarithmic=logarithmic_x)
-        if rows:
-            draw_legend(drawn, legend_entries(frames), columns)
+        if legend:
+            draw_legend(drawn, legend_entries(frames))
         return inline_svg(drawn, prefix, description, unit=x_label)
-
-
-def legend_entries(frames: Iterable[Axes]) -> dict[str, Artist]:
-    """Return one line a label, over several frames."""
-    entries: dict[str, Artist] = {}
-    for axes in frames:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    return entries
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
@@ -222,9 +213,7 @@ def _far(panel: Panel, values: Sequence[float]) -> dict[str, bool]:
 def _scale_y(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
     positive = [value for value in values if value > 0]
     if panel.logarithmic and positive:
-        axes.set_yscale("log")
-        axes.set_ylim(*logarithmic_limits(positive, 1.15))
-        logarithmic_ticks(axes.yaxis, *axes.get_ylim())
+        logarithmic_scale(axes.yaxis, positive, 1.15)
     elif values:
         axes.set_ylim(*linear_limits(values, 0.07, 0.1 * abs(values[0]) or 0.1))
 

@@ -24,6 +24,8 @@ from powernorm.runs import (
     RESULTS_FILE,
     SCALES_FILE,
     TID,
+    ChangeRecord,
+    ChangesRecord,
     FunctionRecord,
     Goal,
     PaperRecord,
@@ -206,9 +208,19 @@ def _read_results(path: Path) -> Comparison:
         function=_function(results),
         paper=_paper(results),
         reduced=_text(results, "reduced"),
+        changes=_changes(results),
         baselines=[BaselineRow(row.text("name"), _metrics(row)) for row in baselines],
         runs=runs,
     )
+
+
+def _changes(results: JsonObject) -> ChangesRecord | None:
+    if "changes" not in results.values:
+        return None
+    row = results.child("changes")
+    preset, rows = row.text("preset"), row.child("settings")
+    settings = {name: cast(ChangeRecord, rows.mapping(name)) for name in rows.values}
+    return ChangesRecord(preset=preset, settings=settings) if settings else None
 
 
 def _text(row: JsonObject, key: str) -> str:

@@ -41,6 +41,17 @@ def printable(text: str) -> str:
     )
 
 
+def setting_text(value: object) -> str:
+    """A setting as `--set` takes it.
+
+    >>> setting_text(0.1), setting_text([0.9, 0.98]), setting_text([]), setting_text(None)
+    ('0.1', '0.9, 0.98', '–', 'None')
+    """
+    if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+        return ", ".join(map(str, value)) or NOTHING
+    return str(value)
+
+
 def decimals_for(value: float) -> int:
     """How many decimals show a quantity of this size in about four digits.
 

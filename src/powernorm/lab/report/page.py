@@ -7,7 +7,7 @@ from typing import Final
 from markupsafe import Markup
 
 from powernorm.lab.report import figures
-from powernorm.lab.report.changes import changes_of
+from powernorm.lab.report.changes import difference_note, preset_values
 from powernorm.lab.report.columns import MAX_METRICS, columns_of, metric_text
 from powernorm.lab.report.comparison_tables import (
     glossary,
@@ -23,7 +23,7 @@ from powernorm.lab.report.document import Article, SectionParts, document, write
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import counted, printable
-from powernorm.lab.report.paper_tables import difference_note, paper_contents
+from powernorm.lab.report.paper_tables import paper_contents
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scoring_notes
 from powernorm.lab.report.studies import study_contents
@@ -220,11 +220,9 @@ def _settings(comparison: Comparison) -> list[Markup]:
         if settings.get(key) is not None
     }
     rest = {key: value for key, value in settings.items() if key not in environment}
-    changes = changes_of(comparison.reduced)
-    preset = {name: value for name, (_, value) in changes.settings.items()}
-    if preset:
-        title += f". Marked: not as in the preset {changes.preset}"
-    parts = [settings_table(rest, title, preset)]
+    if comparison.changes is not None:
+        title += f". Marked: not as in the preset {comparison.changes['preset']}"
+    parts = [settings_table(rest, title, preset_values(comparison.changes))]
     if comparison.function is not None:
         parts.insert(0, settings_table(comparison.function, "Training function"))
     if environment:

@@ -8,24 +8,15 @@ from typing import Final
 from markupsafe import Markup
 
 from powernorm.lab.report import numerals
-from powernorm.lab.report.changes import changes_of
+from powernorm.lab.report.changes import difference_note
 from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.lab.report.summary import spread_of
 from powernorm.lab.report.tables import Table, copies
-from powernorm.lab.report.templates import part
 from powernorm.runs import PaperRecord
 
-HEADINGS: Final[Sequence[tuple[str, bool]]] = (
-    ("norm", False),
-    ("placement", False),
-    ("paper", False),
-    ("measured", True),
-    ("measure", False),
-    ("paper's data", False),
-)
-"""Each with whether its column is of numbers."""
+HEADINGS: Final = ("norm", "placement", "paper", "measured", "measure", "paper's data")
 
 NOT_RUN: Final = "not run"
 
@@ -45,14 +36,19 @@ class _Key:
     metric: str
 
 
-def paper_lines(comparison: Comparison) -> list[list[str]]:
-    """The rows under `HEADINGS`, in the order of the papers' numbers."""
+def paper_table(comparison: Comparison) -> Table:
+    """The papers' numbers in their order, beside what was measured."""
+    is_number = [heading == "measured" for heading in HEADINGS]
+    return Table(HEADINGS, is_number, list(_lines(comparison)), wide="paper")
+
+
+def _lines(comparison: Comparison) -> Iterator[list[str]]:
     rows: dict[_Key, list[PaperRecord]] = {}
     for record in comparison.paper:
         key = _Key(record["norm"], record["placement"], record["dataset"], record["metric"])
         rows.setdefault(key, []).append(record)
-    return [
-        [
+    for key, records in rows.items():
+        yield [
             printable(key.norm),
             key.placement,
             "; ".join(printed_with_source(record, comparison.paper) for record in records),
@@ -60,8 +56,6 @@ def paper_lines(comparison: Comparison) -> list[list[str]]:
             printable(heading_of(key.metric)),
             printable(key.dataset),
         ]
-        for key, records in rows.items()
-    ]
 
 
 def printed_with_source(record: PaperRecord, beside: Iterable[PaperRecord]) -> str:
@@ -120,30 +114,5 @@ def paper_contents(comparison: Comparison) -> list[Markup]:
     """The section's contents; empty for a recipe beside which no paper stands."""
     if not comparison.paper:
         return []
-    return list(_contents(comparison))
-
-
-def difference_note(comparison: Comparison) -> list[Markup]:
-    """How the comparison differs from what it stands for; it may, with no number to stand beside.
-
-    Such are the papers' presets where they have no number of this placement.
-    """
-    changes = changes_of(comparison.reduced)
-    parts = []
-    if changes.note:
-        parts.append(part("paragraph", changes.note, kind="reduced"))
-    if changes.settings:
-        title = f"Not as in the preset {changes.preset}"
-        lines = [[name, *values] for name, values in changes.settings.items()]
-        table = Table(["setting", "here", changes.preset], [False] * 3, lines)
-        parts.append(table.html(title, f"{title}."))
-    return parts
-
-
-def _contents(comparison: Comparison) -> Iterator[Markup]:
-    yield from difference_note(comparison)
-    names = [name for name, _ in HEADINGS]
-    numeric = [is_number for _, is_number in HEADINGS]
-    table = Table(names, numeric, paper_lines(comparison), wide="paper")
-    yield table.html("Paper and measured", CAPTION)
-    yield copies(table)
+    table = paper_table(comparison)
+    return [*difference_note(comparison), table.html("Paper and measured", CAPTION), copies(table)]

@@ -9,19 +9,20 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from powernorm.lab.report.drawing import (
+    draw_legend,
     figure,
+    hover_name,
     inline_svg,
+    legend_entries,
+    legend_height,
+    legend_label,
     line_style,
-    logarithmic_ticks,
+    logarithmic_scale,
+    name_rows,
     plain_axes,
     reference_style,
 )
-from powernorm.lab.report.heatmaps import short_name
-from powernorm.lab.report.magnitudes import logarithmic_limits
-from powernorm.lab.report.numerals import printable
-
-MAX_NAMES: Final = 60
-"""Layers that are named on the axis; of more, every second, third … is."""
+from powernorm.lab.report.layer_names import short_names
 
 _MARKERS: Final = ("o", "s", "^", "D")
 
@@ -66,85 +67,33 @@ def draw_profiles(
     values = [value for line in profiles for value in line.positive if isfinite(value)]
     if not values:
         return None
-    with figure(1.15 + 0.17 * max(len(layers), 4) + 0.22 * -(-len(profiles) // 2)) as drawn:
+    shown = [limit for limit in limits if limit > 0]
+    legend = legend_height([line.label for line in profiles]) if len(profiles) > 1 else 0
+    with figure(1.15 + 0.17 * max(len(layers), 4) + legend) as drawn:
         axes = drawn.subplots()
         plain_axes(axes, title, x_label, "")
         for index, line in enumerate(profiles):
-            colour, dashes = line_style(index)
-            axes.plot(
-                line.positive,
-                range(len(layers)),
-                color=colour,
-                linestyle=dashes,
-                linewidth=1.0,
-                marker=_MARKERS[index % len(_MARKERS)],
-                markersize=3.5,
-                label=printable(line.label),
-            )
-        shown = [limit for limit in limits if limit > 0]
-        colour, reference = reference_style()
+            _draw_line(axes, index, line)
+        color, dashes = reference_style()
         for limit in shown:
-            axes.axvline(limit, color=colour, linestyle=reference, linewidth=1)
-        _frame(axes, layers, [*values, *shown])
-        if len(profiles) > 1:
-            drawn.legend(
-                *axes.get_legend_handles_labels(),
-                loc="outside lower center",
-                ncols=2,
-                handlelength=2.2,
-                columnspacing=1.2,
-            )
-        return inline_svg(drawn, prefix, description)
+            axes.axvline(limit, color=color, linestyle=dashes, linewidth=1)
+        name_rows(axes, short_names(layers), size=7)
+        logarithmic_scale(axes.xaxis, [*values, *shown], 1.3)
+        if legend:
+            draw_legend(drawn, legend_entries([axes]))
+        return inline_svg(drawn, prefix, description, unit=x_label, rows=layers)
 
 
-def _frame(axes: Axes, layers: Sequence[str], values: Sequence[float]) -> None:
-    every = -(-len(layers) // MAX_NAMES)
-    axes.set_ylim(len(layers) - 0.5, -0.5)
-    axes.set_yticks(
-        range(0, len(layers), every),
-        [short_name(layer, layers) for layer in layers[::every]],
-        fontsize=7,
+def _draw_line(axes: Axes, index: int, line: Profile) -> None:
+    color, dashes = line_style(index)
+    axes.plot(
+        line.positive,
+        range(len(line.values)),
+        color=color,
+        linestyle=dashes,
+        linewidth=1.0,
+        marker=_MARKERS[index % len(_MARKERS)],
+        markersize=3.5,
+        label=legend_label(line.label),
+        gid=hover_name(line.label),
     )
-    axes.set_xscale("log")
-    axes.set_xlim(*logarithmic_limits(values, 1.3))
-    logarithmic_ticks(axes.xaxis, *axes.get_xlim())
-
-
-def draw_scatter(
-    x: Sequence[float],
-    y: Sequence[float],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str,
-    prefix: str,
-    description: str,
-) -> Markup:
-    """Points with a logarithmic x axis.
-
-    Args:
-        x: positions; those not above 0 are left out.
-        y: values.
-        title: of the frame.
-        x_label: quantity and unit.
-        y_label: quantity and unit.
-        prefix: of the ids in the SVG.
-        description: for readers who cannot see the figure.
-    """
-    points = [(a, b) for a, b in zip(x, y, strict=True) if a > 0 and isfinite(a) and isfinite(b)]
-    with figure(2.9) as drawn:
-        axes = drawn.subplots()
-        plain_axes(axes, title, x_label, y_label)
-        axes.scatter(
-            [a for a, _ in points],
-            [b for _, b in points],
-            s=7,
-            linewidths=0,
-            alpha=0.6,
-            color=line_style(0)[0],
-        )
-        if points:
-            axes.set_xscale("log")
-            axes.set_xlim(*logarithmic_limits([a for a, _ in points], 1.1))
-            logarithmic_ticks(axes.xaxis, *axes.get_xlim())
-        return inline_svg(drawn, prefix, description)

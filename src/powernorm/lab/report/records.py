@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 from powernorm.lab.report.measures import MAIN, MEASURES, PERPLEXITY, Measure, goal_of, own_measure
 from powernorm.runs import (
     TID,
+    ChangesRecord,
     DiagnosisRecord,
     FunctionRecord,
     Goal,
@@ -146,7 +147,8 @@ class Comparison:
         goal: the metric that the comparison is about, and which way is better.
         function: the training function of a user that was run; None for a built-in task.
         paper: what papers print for its recipe.
-        reduced: how it is smaller than what a paper did; empty where that is not so.
+        reduced: what has to be known beside a paper's numbers; empty where nothing has.
+        changes: settings that are not as in the preset it stands for; None where all are.
     """
 
     folder: Path
@@ -164,6 +166,7 @@ class Comparison:
     function: FunctionRecord | None = None
     paper: Sequence[PaperRecord] = ()
     reduced: str = ""
+    changes: ChangesRecord | None = None
 
     @property
     def where(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm.lab.report import numerals
+from powernorm.lab.report.changes import changes_sentence, changes_table
 from powernorm.lab.report.claims import WORDS, Claim, claims
 from powernorm.lab.report.columns import better_way, columns_of
 from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial
@@ -123,6 +124,9 @@ def _section(comparison: Comparison) -> str:
         parts.append(
             Table(_CLAIM_HEADINGS, _CLAIM_NUMERIC, list(map(_claim_line, measured))).markdown()
         )
+    if comparison.changes is not None:
+        parts.append("\nSettings, ours and the preset's:\n")
+        parts.append(changes_table(comparison.changes).markdown())
     return "\n".join(parts)
 
 
@@ -150,10 +154,13 @@ def _facts(comparison: Comparison) -> str:
         *_data(comparison.data),
         *_environment(comparison.settings),
     ]
-    if comparison.reduced:
-        about = "Not as in the paper: " if comparison.paper and comparison.study is None else ""
-        sentences.append(f"{about}{escaped(comparison.reduced)}")
-    return " ".join(sentences)
+    about = "Not as in the paper: " if comparison.paper and comparison.study is None else ""
+    notes = [escaped(comparison.reduced)] if comparison.reduced else []
+    if comparison.changes is not None:
+        notes.append(f"{escaped(changes_sentence(comparison.changes))}, as listed below.")
+    if notes:
+        notes[0] = about + notes[0]
+    return " ".join([*sentences, *notes])
 
 
 def _function(comparison: Comparison) -> Iterator[str]:

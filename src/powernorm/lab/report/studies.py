@@ -6,7 +6,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from powernorm.lab.report import study_figures, study_grids, study_scatters
+from powernorm.lab.report import scatters, study_figures, study_grids
 from powernorm.lab.report.figures import DrawnFigure
 from powernorm.lab.report.numerals import STATUS_WORDS
 from powernorm.lab.report.records import Comparison
@@ -21,7 +21,7 @@ FIGURES: Final[Mapping[str, StudyFigures]] = MappingProxyType(
         "lowest-layers": study_figures.lowest_layers,
         "penalties": study_grids.penalties,
         "alphas": study_grids.alphas,
-        "scales": study_scatters.scales,
+        "scales": scatters.scales,
         "layernorm-parts": study_figures.layernorm_parts,
     }
 )

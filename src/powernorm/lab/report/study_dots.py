@@ -8,7 +8,19 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from powernorm.lab.report.drawing import figure, fitting, inline_svg, line_style, plain_axes
+from powernorm.lab.report.drawing import (
+    NO_NUMBER,
+    draw_legend,
+    figure,
+    fitting,
+    hover_name,
+    inline_svg,
+    legend_entries,
+    legend_height,
+    line_style,
+    name_rows,
+    plain_axes,
+)
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.study_values import Range
 
@@ -51,31 +63,28 @@ def draw_dots(
         prefix: of the ids in the SVG.
         description: for readers who cannot see the figure.
     """
-    with figure(1.0 + 0.27 * max(len(rows), 3) + 0.22 * (len(quantities) > 1)) as drawn:
+    legend = legend_height(quantities) if len(quantities) > 1 else 0
+    with figure(1.0 + 0.27 * max(len(rows), 3) + legend) as drawn:
         axes = drawn.subplots()
         plain_axes(axes, title, x_label, "")
         axes.grid(visible=False, axis="y")
         for place, row in enumerate(rows):
             _draw_row(axes, place, row, quantities)
-        axes.set_yticks(
-            range(len(rows)), [fitting(printable(row.name), NAME_ROOM, 9) for row in rows]
-        )
-        axes.set_ylim(len(rows) - 0.5, -0.5)
+        names = [fitting(printable(row.name), NAME_ROOM, 9) for row in rows]
+        name_rows(axes, names, size=9)
         axes.margins(x=0.08)
         for place, row in enumerate(rows):
             _write_note(axes, place, row)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        if len(quantities) > 1:
-            handles, labels = axes.get_legend_handles_labels()
-            entries = dict(zip(labels, handles, strict=True))
-            drawn.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=5)
-        return inline_svg(drawn, prefix, description)
+        if legend:
+            draw_legend(drawn, legend_entries([axes]))
+        return inline_svg(drawn, prefix, description, unit=x_label, rows=names)
 
 
 def _draw_row(axes: Axes, place: int, row: DotRow, quantities: Sequence[str]) -> None:
     known = [value.mean for value in row.values if value is not None]
     if len(known) > 1:
-        axes.plot([min(known), max(known)], [place] * 2, color="#9a9a9a", linewidth=1.5, zorder=1)
+        axes.plot([min(known), max(known)], [place] * 2, color=NO_NUMBER, linewidth=1.5, zorder=1)
     for index, (value, quantity) in enumerate(zip(row.values, quantities, strict=True)):
         if value is None:
             continue
@@ -87,13 +96,15 @@ def _draw_row(axes: Axes, place: int, row: DotRow, quantities: Sequence[str]) ->
             color=colour,
             marker=_MARKERS[index % len(_MARKERS)],
             markersize=6,
-            linestyle="",
+            # Not a line of no kind: that would have no point under the pointer.
+            linewidth=0,
             label=quantity,
+            gid=hover_name(quantity),
         )
 
 
 def _write_note(axes: Axes, place: int, row: DotRow) -> None:
-    """In the half of the row that has no dot."""
+    """In the half of the row that has no dot, and above the middle: a long one passes the dot."""
     if row.note:
         known = [value.mean for value in row.values if value is not None]
         is_right = bool(known) and sum(known) / len(known) > sum(axes.get_xlim()) / 2
@@ -101,8 +112,10 @@ def _write_note(axes: Axes, place: int, row: DotRow) -> None:
             printable(row.note),
             (0.01 if is_right else 0.99, place),
             xycoords=("axes fraction", "data"),
+            xytext=(0, 3 if known else 0),
+            textcoords="offset points",
             horizontalalignment="left" if is_right else "right",
-            verticalalignment="center",
-            fontsize=9,
+            verticalalignment="baseline" if known else "center",
+            fontsize=8,
             fontweight="bold",
         )

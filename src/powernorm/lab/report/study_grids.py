@@ -7,12 +7,11 @@ from typing import Final
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
-from powernorm.lab.report.drawing import figure, inline_svg, plain_axes
+from powernorm.lab.report.drawing import figure, inline_svg, paint, plain_axes
 from powernorm.lab.report.figures import DrawnFigure
 from powernorm.lab.report.numerals import number, printable
 from powernorm.lab.report.records import Comparison
@@ -114,14 +113,7 @@ def _paint(
     for point in points:
         if point.value is not None:
             table[rows.index(point.y or 0.0), columns.index(point.x or 0.0)] = point.value.mean
-    axes.imshow(
-        np.ma.masked_invalid(table),
-        norm=scale,
-        cmap=colormaps["cividis"].with_extremes(bad="#9a9a9a"),
-        aspect="auto",
-        interpolation="nearest",
-        origin="lower",
-    )
+    paint(axes, table, scale)
 
 
 def _write(

@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from powernorm.lab.report import tables
+from powernorm.lab.report.changes import changes_sentence, changes_table
 from powernorm.lab.report.columns import MAX_METRICS, Column, columns_of
 from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial, cells, headline
 from powernorm.lab.report.conclusion import conclusion
 from powernorm.lab.report.numerals import NOTHING, counted, printable
-from powernorm.lab.report.paper_tables import HEADINGS, paper_lines
+from powernorm.lab.report.paper_tables import paper_table
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scored_weights, signatures
 from powernorm.lab.report.summary import SummaryRow, best_rows, summarize
@@ -56,8 +58,12 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             console.print(Text(note))
     if comparison.reduced:
         console.print(Text(printable(comparison.reduced)))
+    if comparison.changes is not None:
+        console.print(Text(f"{changes_sentence(comparison.changes)}:"))
+        console.print(_plain_table(changes_table(comparison.changes)))
     if comparison.paper:
-        _print_paper(console, comparison)
+        console.print(Text("paper and measured", style="bold"))
+        console.print(_plain_table(paper_table(comparison)))
 
 
 def _left_out(comparison: Comparison) -> str:
@@ -67,24 +73,22 @@ def _left_out(comparison: Comparison) -> str:
     return f"{counted(number, 'more metric')}: in {RESULTS_FILE} and {REPORT_FILE}."
 
 
-def _print_paper(console: Console, comparison: Comparison) -> None:
-    """What the papers print, beside what was measured."""
-    table = Table(
-        title=Text("paper and measured"), title_justify="left", title_style="bold", box=SIMPLE_HEAD
-    )
-    lines = paper_lines(comparison)
-    longest = max(cell_len(line[0]) for line in lines)
-    for index, (heading, numeric) in enumerate(HEADINGS):
+def _plain_table(texts: tables.Table) -> Table:
+    """A table beside the results."""
+    table = Table(box=SIMPLE_HEAD)
+    longest = max(cell_len(line[0]) for line in texts.lines)
+    columns = zip(texts.headings, texts.numeric, strict=True)
+    for index, (heading, is_number) in enumerate(columns):
         table.add_column(
             Text(heading),
-            justify="right" if numeric else "left",
+            justify="right" if is_number else "left",
             overflow="fold",
             # A name breaks only where it would leave no room for the rest.
             width=max(longest, cell_len(heading)) if not index and longest <= _MAX_NAME else None,
         )
-    for line in lines:
+    for line in texts.lines:
         table.add_row(*map(Text, line))
-    console.print(table)
+    return table
 
 
 def _fitting_parts(

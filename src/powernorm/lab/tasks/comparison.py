@@ -27,7 +27,13 @@ from powernorm.lab.tasks.run_settings import comparison_settings, run_settings
 from powernorm.lab.tasks.settings import upgraded_run
 from powernorm.lab.training.norms import norm_options
 from powernorm.lab.training.running import RunTrainer, choose_device
-from powernorm.runs import Baseline, ComparisonResults, FunctionRecord, PaperRecord
+from powernorm.runs import (
+    Baseline,
+    ChangesRecord,
+    ComparisonResults,
+    FunctionRecord,
+    PaperRecord,
+)
 
 __all__ = ["OVER", "Notes", "check_norms", "compare"]
 
@@ -45,7 +51,9 @@ class Notes:
     paper: Sequence[PaperRecord] = ()
     """What the papers print."""
     reduced: str | None = None
-    """How it is smaller than what a paper did."""
+    """What has to be known beside a paper's numbers."""
+    changes: ChangesRecord | None = None
+    """Which settings are not as in the preset that it stands for."""
 
 
 def compare(
@@ -236,6 +244,8 @@ def _head(config: ComparisonSettings, notes: Notes) -> dict[str, Any]:
         head["paper"] = list(notes.paper)
     if notes.reduced is not None:
         head["reduced"] = notes.reduced
+    if notes.changes is not None:
+        head["changes"] = notes.changes
     return head
 
 

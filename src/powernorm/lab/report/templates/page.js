@@ -110,7 +110,10 @@
     if (!frame) return "";
     const across = onAxis((x - frame.left) / (frame.right - frame.left), frame.x);
     const up = onAxis((frame.bottom - y) / (frame.bottom - frame.top), frame.y);
-    return `${point.name}: ${short(up)} at ${short(across)} ${svg.dataset.unit}`;
+    const rows = JSON.parse(svg.dataset.rows ?? "[]");
+    return rows.length
+      ? `${rows[Math.round(up)]}, ${point.name}: ${short(across)}`
+      : `${point.name}: ${short(up)} at ${short(across)} ${svg.dataset.unit}`;
   };
 
   const show = event => {

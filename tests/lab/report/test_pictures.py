@@ -8,8 +8,8 @@ import pytest
 from synthetic import write_comparison
 
 from powernorm.errors import InputError
-from powernorm.lab.report import loss_curves
-from powernorm.lab.report.loss_curves import draw_loss_curves
+from powernorm.lab.report import pictures
+from powernorm.lab.report.pictures import draw_loss_curves
 from powernorm.runs import METRICS_FILE
 
 
@@ -42,9 +42,9 @@ def test_the_same_twice(folder: Path, tmp_path: Path) -> None:
 def test_a_line_is_the_mean_of_the_seeds(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_curves, "_BLOCKS", 1)
+    monkeypatch.setattr(pictures, "_BLOCKS", 1)
     drawn = {}
-    monkeypatch.setattr(loss_curves, "save", lambda figure, out: drawn.update(f=figure) or out)
+    monkeypatch.setattr(pictures, "_save", lambda figure, out: drawn.update(f=figure) or out)
     draw_loss_curves(folder, tmp_path / "a.svg", ["ln"])
     (line,) = drawn["f"].axes[1].lines
     wanted = []
@@ -86,6 +86,6 @@ def test_a_loss_that_falls_far_has_a_logarithmic_axis(
     header = "step,epoch,tokens,seconds,learning_rate,train_loss,valid_loss,valid_perplexity"
     metrics.write_text(f"{header}\n1,0,8,1,0.1,1.0,1.0,2\n2,0,16,2,0.1,{last},0.9,2\n")
     drawn = {}
-    monkeypatch.setattr(loss_curves, "save", lambda figure, out: drawn.update(f=figure) or out)
+    monkeypatch.setattr(pictures, "_save", lambda figure, out: drawn.update(f=figure) or out)
     draw_loss_curves(folder, tmp_path / "a.svg")
     assert [axes.get_yscale() for axes in drawn["f"].axes] == [scale, "linear"]

@@ -1,6 +1,6 @@
 import pytest
 
-from powernorm.lab.report.heatmaps import short_name
+from powernorm.lab.report.layer_names import short_names
 
 BERT = [
     "bert.embeddings.LayerNorm",
@@ -24,4 +24,4 @@ BERT = [
     ],
 )
 def test_short_names_say_what_differs(layers: list[str], names: list[str]) -> None:
-    assert [short_name(layer, layers) for layer in layers] == names
+    assert short_names(layers) == names
