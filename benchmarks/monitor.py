@@ -28,6 +28,7 @@ import powernorm
 from powernorm.cli.machine import ALLOCATOR
 from powernorm.diagnosis import NormMonitor
 from powernorm.lab.bench.steps import TranslationModel, make_batch
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import build_norm
 
@@ -48,7 +49,10 @@ def factory(norm: str) -> Callable[[int], nn.Module]:
 def demo(norm: str, device: torch.device) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
     """The language model of `powernorm compare lm --preset demo`, about."""
     model = LanguageModel(
-        2000, lambda c: factory(norm)(c), max_length=64, num_layers=2, dropout=0.1
+        2000,
+        lambda c: factory(norm)(c),
+        TransformerShape(num_layers=2, dropout=0.1),
+        max_length=64,
     ).to(device)
     tokens = torch.randint(2000, (16, 65), device=device)
 
@@ -75,11 +79,8 @@ def wide(norm: str, device: torch.device) -> tuple[nn.Module, Callable[[nn.Modul
     model = LanguageModel(
         10_000,
         lambda c: factory(norm)(c),
+        TransformerShape(num_features=768, num_layers=12, num_heads=12, feedforward_features=3072),
         max_length=256,
-        num_features=768,
-        num_layers=12,
-        num_heads=12,
-        feedforward_features=3072,
     ).to(device)
     tokens = torch.randint(10_000, (32, 257), device=device)
 

@@ -211,7 +211,7 @@ def test_a_damaged_entry_is_made_anew(
     corpus = Corpus(
         name="mine",
         source="a test",
-        licence="",
+        license="",
         documents=dict.fromkeys(("train", "valid", "test"), ("no man is an island",) * 3),
         line_ends_count=False,
     )

@@ -11,7 +11,7 @@ from joeynmt_files import SOURCE, TARGET, write_pairs, write_vocabulary
 from shapes import Search, Shape
 
 from powernorm.lab.data.batch import Batch, TrainingBatches
-from powernorm.lab.tasks.translation.batches import EncodedPairSplit, pair_batch
+from powernorm.lab.tasks.translation.batches import pair_batch
 from powernorm.lab.tasks.translation.batches import training_pairs as pairs_of
 from powernorm.lab.tasks.translation.sentence_pairs import (
     EncodedPairs,
@@ -19,6 +19,7 @@ from powernorm.lab.tasks.translation.sentence_pairs import (
     encode_pairs,
     load_pairs,
 )
+from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit
 
 TRAINING_SEED = 0
 NUM_VALID = 8
@@ -28,7 +29,7 @@ NUM_VALID = 8
 def write_text(folder: Path, search: Search) -> None:
     """The verses as text: all for training, few for what comes after the timed updates."""
     folder.mkdir(parents=True, exist_ok=True)
-    verses = load_pairs("verses", f"{SOURCE}-{TARGET}", tokenised=False)
+    verses = load_pairs("verses", f"{SOURCE}-{TARGET}", tokenized=False)
     test = list(verses.pairs("test"))
     spaced = [test[i * len(test) // search.num_sentences] for i in range(search.num_sentences)]
     _write(folder, "train", verses.pairs("train"))
@@ -44,7 +45,7 @@ def _write(folder: Path, split: str, pairs: Iterable[tuple[str, str]]) -> None:
 
 def open_pairs(folder: Path, shape: Shape) -> EncodedPairs:
     """The text over its subwords; from the cache but for the first time."""
-    corpus = load_pairs(str(folder), f"{SOURCE}-{TARGET}", tokenised=False)
+    corpus = load_pairs(str(folder), f"{SOURCE}-{TARGET}", tokenized=False)
     options = PairOptions(vocabulary_size=shape.vocabulary_size, max_length=shape.max_length)
     return encode_pairs(corpus, options)
 

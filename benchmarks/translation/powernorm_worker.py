@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from clocks import Reading, elapsed, read_clocks
 from pairs import TRAINING_SEED, open_pairs, test_batch, training_pairs
+from powernorm.lab.training.optimization import build_optimizer
 from shapes import SHAPES, Search, Shape
 
 from powernorm.lab.data.batch import TrainingBatches
 from powernorm.lab.data.subwords import END_ID
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.settings.training import OptimizerSettings
 from powernorm.lab.tasks.translation.beam_search import BeamSearch, beam_search
 from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
 from powernorm.lab.training.losses import smoothed_cross_entropy
-from powernorm.lab.training.module import build_optimizer
 from powernorm.norms import build_norm
 
 
@@ -36,12 +37,15 @@ def build_model(shape: Shape, vocabulary_size: int) -> TranslationModel:
         vocabulary_size,
         NormPlaces.everywhere(norm),
         norm,
-        num_features=shape.num_features,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        feedforward_features=shape.feedforward_features,
-        dropout=shape.dropout,
-        attention_dropout=shape.dropout,
+        TransformerShape(
+            num_features=shape.num_features,
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            feedforward_features=shape.feedforward_features,
+            dropout=shape.dropout,
+            attention_dropout=shape.dropout,
+            activation="relu",
+        ),
     )
 
 
@@ -50,7 +54,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def train_loop(job: dict[str, Any]) -> dict[str, Any]:
-    """Model, batches, loss and optimiser of this library, without its trainer."""
+    """Model, batches, loss and optimizer of this library, without its trainer."""
     shape = SHAPES[job["shape"]]
     encoded = open_pairs(Path(job["data"]), shape)
     batches = training_pairs(encoded, shape)

@@ -84,7 +84,7 @@ def test_the_list_names_everything(tmp_path: Path, wheel: Path) -> None:
     joined = " ".join(text.split())
     for entry in SETS.values():
         assert entry.name in joined
-        assert entry.licence in joined
+        assert entry.license in joined
         assert entry.source in joined
         if entry.home == "own":
             assert entry.usage in joined
@@ -287,17 +287,17 @@ def test_wrong_use_is_refused(
     assert sets_in(tmp_path) == []
 
 
-def test_the_catalogue_holds_what_the_readers_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_catalog_holds_what_the_readers_know(monkeypatch: pytest.MonkeyPatch) -> None:
     # Only what is said about them is looked at.
     monkeypatch.setattr(treebanks, "parse_conllu", lambda *_: [])
     assert {*IMAGE_SETS, *TEXT_SETS, *ENTITY_SETS} <= SETS.keys()
     embedded = [entry for entry in SETS.values() if entry.home == "embedded"]
     assert {*EMBEDDED, *TREEBANKS, VERSES} <= {entry.name for entry in embedded}
     for name in EMBEDDED:
-        assert SETS[name].licence == embedded_corpus(name).licence
+        assert SETS[name].license == embedded_corpus(name).license
         assert SETS[name].source in embedded_corpus(name).source
     for name in TREEBANKS:
-        assert SETS[name].licence == load_treebank(name).licence
+        assert SETS[name].license == load_treebank(name).license
         assert SETS[name].source in load_treebank(name).source
     for entry in embedded:
         assert all(path.is_file() for path in places(entry.name)), entry.name
@@ -307,11 +307,11 @@ def test_the_page_names_every_data_set() -> None:
     page = " ".join((Path(__file__).parents[2] / "docs" / "data.md").read_text().split())
     for entry in SETS.values():
         assert f"| `{entry.name}` |" in page
-        assert entry.licence in page
+        assert entry.license in page
         assert entry.wheel is None or entry.wheel.requirement in page
 
 
-def test_every_sum_of_the_catalogue_is_one() -> None:
+def test_every_sum_of_the_catalog_is_one() -> None:
     for entry in SETS.values():
         assert (entry.wheel is not None) == (entry.home == "fetched")
         if entry.wheel:

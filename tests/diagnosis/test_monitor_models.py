@@ -17,6 +17,7 @@ import powernorm
 from diagnosis.models import Masked, batches
 from norms.processes import run_processes
 from powernorm.diagnosis import NormMonitor, NormRow
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import BatchNorm, build_norm
 from surgery.foreign_models import FAMILIES, PADDED
@@ -89,10 +90,8 @@ def language_model(norm: str) -> LanguageModel:
     return LanguageModel(
         30,
         lambda features: build_norm(norm, features),
+        TransformerShape(num_features=16, num_heads=2, feedforward_features=32),
         max_length=8,
-        num_features=16,
-        num_heads=2,
-        feedforward_features=32,
     )
 
 

@@ -337,12 +337,13 @@ def images() -> Tensor:
 
 def language_model(norm: str = "ln") -> nn.Module:
     import powernorm
+    from powernorm.lab.models.choices import TransformerShape
     from powernorm.lab.models.language_model import LanguageModel
 
+    shape = TransformerShape(num_features=WIDTH, num_layers=2, num_heads=2, feedforward_features=16)
     return LanguageModel(
-        VOCABULARY, lambda features: powernorm.build_norm(norm, features), max_length=32,
-        num_features=WIDTH, num_layers=2, num_heads=2, feedforward_features=16,
-    )  # fmt: skip
+        VOCABULARY, lambda features: powernorm.build_norm(norm, features), shape, max_length=32
+    )
 
 
 def _family(

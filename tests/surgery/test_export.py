@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import powernorm
 from covering import some_default
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import Norm
 from powernorm.surgery import FoldReport
@@ -41,10 +42,17 @@ NORMS = (
 def post_norm_language_model() -> tuple[nn.Module, Inputs]:
     def build() -> nn.Module:
         return LanguageModel(
-            foreign_models.VOCABULARY, lambda features: powernorm.build_norm("ln", features),
-            max_length=32, num_features=8, num_layers=2, num_heads=2, feedforward_features=16,
-            placement="post",
-        )  # fmt: skip
+            foreign_models.VOCABULARY,
+            lambda features: powernorm.build_norm("ln", features),
+            TransformerShape(
+                num_features=8,
+                num_layers=2,
+                num_heads=2,
+                feedforward_features=16,
+                placement="post",
+            ),
+            max_length=32,
+        )
 
     return foreign_models.seeded(build), {"tokens": foreign_models.plain_tokens()}
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.errors import InputError
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import Norm
 from powernorm.surgery.structure import FeatureAffine, FoldedNorm
@@ -91,10 +92,14 @@ def deep(kind: str, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
     placement = "pre" if kind.endswith("pre") else "post"
     if kind.startswith("lm"):
-        model: nn.Module = LanguageModel(
-            50, lambda c: powernorm.BatchNorm(c), max_length=16, num_features=64, num_layers=12,
-            num_heads=4, feedforward_features=128, placement=placement,
-        )  # fmt: skip
+        shape = TransformerShape(
+            num_features=64,
+            num_layers=12,
+            num_heads=4,
+            feedforward_features=128,
+            placement=placement,
+        )
+        model: nn.Module = LanguageModel(50, powernorm.BatchNorm, shape, max_length=16)
         inputs: dict[str, Any] = {"tokens": torch.randint(50, (4, 16))}
     else:
         layer = nn.TransformerEncoderLayer(

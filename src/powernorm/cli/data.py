@@ -82,7 +82,7 @@ def _table(title: str, entries: "Sequence[DataSet]") -> "Table":
     table = Table.grid(padding=(0, 2, 0, 0))
     table.title, table.title_justify, table.title_style = Text(title), "left", "bold"
     for entry in entries:
-        lines = [(_what(entry), ""), (f"licence: {entry.licence}; from {entry.source}", "dim")]
+        lines = [(_what(entry), ""), (f"license: {entry.license}; from {entry.source}", "dim")]
         if entry.usage != f"--data {entry.name}":
             lines.append((entry.usage, "dim"))
         table.add_row(
@@ -111,7 +111,7 @@ def _facts(entry: "DataSet") -> dict[str, object]:
         "tasks": list(entry.tasks),
         "summary": entry.summary,
         "amount": entry.amount,
-        "licence": entry.licence,
+        "license": entry.license,
         "source": entry.source,
         "usage": entry.usage,
         # Null: only the user knows whether it is on the disk.

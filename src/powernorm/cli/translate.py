@@ -42,7 +42,7 @@ def translate(
         bool,
         typer.Option(
             "--tokens",
-            help="Of a model of tokenised text: take and give tokens; else text is split by Moses' "
+            help="Of a model of tokenized text: take and give tokens; else text is split by Moses' "
             "rules, and put together again.",
         ),
     ] = False,

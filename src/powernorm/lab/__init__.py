@@ -42,7 +42,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from powernorm.lab.comparing import compare
-    from powernorm.lab.data.sentences import embedded_sentences
+    from powernorm.lab.data.embedded import embedded_sentences
     from powernorm.lab.engine.progress import ComparisonProgress
     from powernorm.lab.engine.run import Run
     from powernorm.lab.engine.state import saved_states
@@ -68,7 +68,7 @@ else:
         "TrainingSettings": "settings.training",
         "Variant": "settings.comparison",
         "compare": "comparing",
-        "embedded_sentences": "data.sentences",
+        "embedded_sentences": "data.embedded",
         "load_trained": "tasks.trained_models",
         "override": "settings.overrides",
         "read_comparison": "report",

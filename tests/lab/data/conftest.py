@@ -4,8 +4,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_cache(own_cache: Path) -> Path:
     """Every test starts with an empty cache, which is not the user's."""
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("POWERNORM_CACHE", str(folder))
-    return folder
+    return own_cache

@@ -67,7 +67,7 @@ def make_entry(
         tasks=("lm",),
         summary="a small text",
         amount="550 lines",
-        licence="none stated" if rights else "CC0 1.0",
+        license="none stated" if rights else "CC0 1.0",
         source="PyPI fakeset 1.0",
         usage=f"--data {name}",
         wheel=Wheel(**(facts | changes)),  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def make_pip(folder: Path, body: str) -> Path:
 
 
 def run_with_fakes(wheel: Path) -> None:
-    """The command line over a catalogue that has two fakes, in a process of its own."""
+    """The command line over a catalog that has two fakes, in a process of its own."""
     entries = [make_entry(wheel), make_entry(wheel, "unclear", "Somebody may own this text.")]
     known = dict(catalogue.SETS) | {entry.name: entry for entry in entries}
     catalogue.SETS = known  # type: ignore[misc]

@@ -14,7 +14,7 @@ def test_embedded_corpus_has_the_documented_split() -> None:
     assert "HOUSE OF REPRESENTATIVES" in corpus.documents["valid"][0].upper()
     assert corpus.num_words("valid") == 89_266
     assert corpus.num_words("test") == 86_056
-    assert corpus.licence
+    assert corpus.license
 
 
 def test_split_by_position_keeps_order_and_loses_nothing() -> None:

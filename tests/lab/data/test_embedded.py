@@ -19,7 +19,7 @@ def test_splits_have_the_documented_sizes_and_share_no_document(name: str) -> No
     corpus = embedded_corpus(name)
     assert tuple(len(corpus.documents[split]) for split in SPLITS) == NUM_DOCUMENTS[name]
     assert all(document.strip() for split in SPLITS for document in corpus.documents[split])
-    assert corpus.licence
+    assert corpus.license
     assert corpus.source
 
 

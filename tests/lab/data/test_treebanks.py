@@ -25,7 +25,7 @@ def test_embedded_treebanks_have_the_documented_sizes(name: str) -> None:
     ids = [sentence.comments["sent_id"] for sentence in sentences]
     assert len(set(ids)) == len(ids)
     assert all(word.tag != "_" for sentence in sentences for word in sentence.words)
-    assert bank.licence
+    assert bank.license
     assert "PyPI" in bank.source
 
 

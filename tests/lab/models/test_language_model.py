@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.lab.models.choices import Placement
+from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import NORMS, BatchStatisticsNorm, build_norm
 
@@ -23,13 +23,15 @@ def build(
     return LanguageModel(
         VOCABULARY,
         make,
+        TransformerShape(
+            num_features=FEATURES,
+            num_layers=2,
+            num_heads=2,
+            feedforward_features=12,
+            placement=placement,
+            dropout=dropout,
+        ),
         max_length=LENGTH,
-        num_features=FEATURES,
-        num_layers=2,
-        num_heads=2,
-        feedforward_features=12,
-        placement=placement,
-        dropout=dropout,
         seed=seed,
     )
 
@@ -148,7 +150,10 @@ def test_every_norm_receives_the_padding_mask() -> None:
             return x
 
     model = LanguageModel(
-        VOCABULARY, lambda _: Spy(), max_length=LENGTH, num_features=FEATURES, num_heads=2
+        VOCABULARY,
+        lambda _: Spy(),
+        TransformerShape(num_features=FEATURES, num_heads=2),
+        max_length=LENGTH,
     )
     mask = torch.zeros(2, LENGTH, dtype=torch.bool)
     model(tokens(batch=2), mask)
@@ -160,7 +165,7 @@ def test_bad_shapes_are_named() -> None:
     with pytest.raises(InputError, match="sequence of 10 tokens is longer than max_length=9"):
         build("ln")(torch.zeros(1, LENGTH + 1, dtype=torch.long))
     with pytest.raises(InputError, match="num_heads=3 does not divide num_features=8"):
-        LanguageModel(5, nn.LayerNorm, max_length=4, num_features=8, num_heads=3)
+        LanguageModel(5, nn.LayerNorm, TransformerShape(num_features=8, num_heads=3), max_length=4)
 
 
 def test_dropout_is_active_in_training_only() -> None:
@@ -174,9 +179,8 @@ def test_factory_may_carry_options() -> None:
     model = LanguageModel(
         VOCABULARY,
         partial(build_norm, "pn", groups=2, warmup_steps=3),
+        TransformerShape(num_features=FEATURES, num_heads=2),
         max_length=LENGTH,
-        num_features=FEATURES,
-        num_heads=2,
     )
     assert model.final_norm is not None
     assert model.final_norm.warmup_steps == 3

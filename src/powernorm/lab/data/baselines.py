@@ -1,6 +1,6 @@
 """Counts as models: what a network has to beat.
 
-Unigram and interpolated bigram over subwords, and the tags of a word without its neighbours.
+Unigram and interpolated bigram over subwords, and the tags of a word without its neighbors.
 """
 
 import math
@@ -35,7 +35,7 @@ class BigramModel:
     """p(w | v) = weight · count(v w) / count(v) + (1 - weight) · p(w).
 
     After a `v` that never occurred in training, p(w) stands alone. The weight is the one that
-    makes the valid split most likely, found by expectation maximisation; the likelihood is concave
+    makes the valid split most likely, found by expectation maximization; the likelihood is concave
     in it, so there is no other maximum.
 
     Args:
@@ -79,7 +79,7 @@ class BigramModel:
 
 
 class WordTagModel:
-    """p(tag | word) = (count(word, tag) + p(tag)) / (count(word) + 1), blind to the neighbours.
+    """p(tag | word) = (count(word, tag) + p(tag)) / (count(word) + 1), blind to the neighbors.
 
     Args:
         words: the train split, int64, (num_words,).

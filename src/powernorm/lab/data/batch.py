@@ -19,15 +19,6 @@ goes on where rows follow on those of an earlier batch. It stays on the CPU, for
 looked at."""
 NOWHERE: Final = -1
 """Where a row of padding begins."""
-_MASKED: Final = {
-    MASK: "tokens",
-    "source_padding_mask": "source",
-    "target_padding_mask": "target",
-}
-"""The inputs with positions, by the names of their masks; a mask is left out without padding."""
-_TRIMMED: Final = {"source_padding_mask", "target_padding_mask"}
-"""Those whose inputs a process cuts to the longest of its own rows: sentence pairs' batches are
-measured in tokens, so that what one process has may be much shorter than the longest."""
 
 
 class Batch(NamedTuple):
@@ -47,6 +38,22 @@ class Batch(NamedTuple):
     micro-batch by the mean of its update."""
     logged_targets: float | None = None
     """What the loss that is logged is divided by; None is the same."""
+    positional: tuple[str, ...] = ("tokens",)
+    """The inputs with positions, (rows, length), as far as there are any. The mask of `tokens` is
+    `padding_mask`, that of another one is its name and `_padding_mask`; a mask of nothing may be
+    left out."""
+    is_cut: bool = False
+    """Whether a process cuts these inputs and the targets to the longest of its own rows: where
+    batches are measured in tokens, what one process has may be much shorter than the longest."""
+
+    @property
+    def _masks(self) -> dict[str, str]:
+        """Return the names of the inputs with positions that there are, by those of their masks."""
+        return {
+            MASK if name == "tokens" else f"{name}_{MASK}": name
+            for name in self.positional
+            if name in self.named
+        }
 
     def inputs(self) -> dict[str, Tensor]:
         """Return the keyword arguments of the model's forward."""
@@ -72,13 +79,14 @@ class Batch(NamedTuple):
         named = {name: value[rows] for name, value in self.named.items()}
         targets = self.targets[rows]
         if is_empty:
-            named, targets = _all_padding(named), torch.full_like(targets, IGNORED)
-        named, targets = _trimmed(named, targets)
+            named, targets = self._all_padding(named), torch.full_like(targets, IGNORED)
+        if self.is_cut:
+            named, targets = self._cut(named), _trimmed(targets, targets == IGNORED)
         num_targets = int((targets != IGNORED).sum())
-        return Batch(
+        return self._replace(
             named=named,
             targets=targets,
-            num_tokens=_num_tokens(named, num_targets),
+            num_tokens=self._num_tokens(named, num_targets),
             num_targets=num_targets,
             loss_targets=(self.loss_targets or self.num_targets) / size,
             logged_targets=None if self.logged_targets is None else self.logged_targets / size,
@@ -93,17 +101,16 @@ class Batch(NamedTuple):
         named = {
             name: _stacked([part.named[name] for part in parts], 0)
             for name in self.named
-            if name not in {*_MASKED, STARTS}
+            if name not in {*self._masks, STARTS}
         }
-        for mask, name in _MASKED.items():
+        for mask, name in self._masks.items():
             is_padded = any(
                 mask in part.named or part.named[name].shape[1] < named[name].shape[1]
                 for part in parts
-                if name in named
             )
             if is_padded:
-                named[mask] = _stacked([_mask(part.named, mask) for part in parts], True)
-        return Batch(
+                named[mask] = _stacked([_mask(part.named, mask, name) for part in parts], True)
+        return self._replace(
             named=named,
             targets=_stacked([part.targets for part in parts], IGNORED),
             num_tokens=sum(part.num_tokens for part in parts),
@@ -112,44 +119,40 @@ class Batch(NamedTuple):
             logged_targets=_sum([part.logged_targets for part in parts]),
         )
 
+    def _all_padding(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return rows of the same sizes that are padding; the same rows where they have no mask."""
+        masks = {
+            mask: torch.ones_like(named[name], dtype=torch.bool)
+            for mask, name in self._masks.items()
+        }
+        if not masks:
+            return dict(named)
+        starts = {name: torch.full_like(named[name], NOWHERE) for name in named.keys() & {STARTS}}
+        return {name: torch.zeros_like(value) for name, value in named.items()} | masks | starts
 
-def _all_padding(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return rows of the same sizes that are padding; the same rows where they have no mask."""
-    masks = {
-        mask: torch.ones_like(named[name], dtype=torch.bool)
-        for mask, name in _MASKED.items()
-        if name in named
-    }
-    if not masks:
-        return dict(named)
-    starts = {name: torch.full_like(named[name], NOWHERE) for name in named.keys() & {STARTS}}
-    return {name: torch.zeros_like(value) for name, value in named.items()} | masks | starts
+    def _cut(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the inputs cut to their longest rows, without masks of nothing."""
+        cut = dict(named)
+        for mask, name in self._masks.items():
+            if mask in named:
+                cut[name], cut[mask] = (_trimmed(named[part], named[mask]) for part in (name, mask))
+                if not cut[mask].any():
+                    del cut[mask]
+        return cut
 
-
-def _trimmed(named: Mapping[str, Tensor], targets: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Cut the inputs that are to be cut to their longest rows, and the targets with theirs."""
-    cut = dict(named)
-    for mask in _TRIMMED & named.keys():
-        width = max(1, int((~named[mask]).sum(1).max()))
-        for name in (_MASKED[mask], mask):
-            cut[name] = named[name][:, :width]
-        if _MASKED[mask] == "target":
-            targets = targets[:, :width]
-        if not cut[mask].any():
-            del cut[mask]
-    return cut, targets
-
-
-def _num_tokens(named: Mapping[str, Tensor], num_rows: int) -> int:
-    """Count the positions that are no padding, or rows where there are none."""
-    masks = [mask for mask, name in _MASKED.items() if name in named]
-    return sum(int((~_mask(named, mask)).sum()) for mask in masks) if masks else num_rows
+    def _num_tokens(self, named: Mapping[str, Tensor], num_rows: int) -> int:
+        """Count the positions that are no padding, or rows where there are none."""
+        counts = [int((~_mask(named, *names)).sum()) for names in self._masks.items()]
+        return sum(counts) if counts else num_rows
 
 
-def _mask(named: Mapping[str, Tensor], mask: str) -> Tensor:
-    if mask in named:
-        return named[mask]
-    return torch.zeros_like(named[_MASKED[mask]], dtype=torch.bool)
+def _trimmed(values: Tensor, padding: Tensor) -> Tensor:
+    """Return rows without the columns behind the last one that is no padding, but for the first."""
+    return values[:, : max(1, int((~padding).sum(1).max()))]
+
+
+def _mask(named: Mapping[str, Tensor], mask: str, name: str) -> Tensor:
+    return named[mask] if mask in named else torch.zeros_like(named[name], dtype=torch.bool)
 
 
 def _stacked(parts: Sequence[Tensor], filling: int) -> Tensor:

@@ -87,7 +87,7 @@ def write_atomically(path: Path, *parts: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines(parts)
-        # mkstemp keeps the file to its owner; others shall read it as they do its neighbours.
+        # mkstemp keeps the file to its owner; others shall read it as they do its neighbors.
         mask = os.umask(0)
         os.umask(mask)
         Path(temporary).chmod(0o666 & ~mask)

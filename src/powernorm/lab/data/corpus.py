@@ -21,14 +21,14 @@ class Corpus:
 
     A *word* is a token between white space, and perplexities are per word. Where `line_ends_count`
     is set (the official Penn Treebank and WikiText files), each document is one line of an already
-    tokenised file, and its end counts as one more word, `<eos>`, which is the convention of the
+    tokenized file, and its end counts as one more word, `<eos>`, which is the convention of the
     field (82,430 words in Penn Treebank's test). Otherwise the end of a document is predicted, so
     that its cost is in the likelihood, but it does not count as a word.
     """
 
     name: str
     source: str
-    licence: str
+    license: str
     documents: Mapping[Split, tuple[str, ...]]
     line_ends_count: bool
 

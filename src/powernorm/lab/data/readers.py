@@ -26,7 +26,7 @@ OFFICIAL_NAME: Final = re.compile(
 )
 CHARACTER_NAME: Final = "char"
 """Mikolov's archive holds `ptb.char.train.txt` beside the word-level files of the same text."""
-USER_LICENCE: Final = "the user's own data"
+USER_LICENSE: Final = "the user's own data"
 
 
 def load_corpus(source: str | None) -> Corpus:
@@ -98,7 +98,7 @@ def _read_official(folder: Path, name: str) -> Corpus:
         # every break is a counted word.
         lines = read_text(_official_file(folder, name, split)).split("\n")
         documents[split] = tuple(lines if lines[-1] else lines[:-1])
-    return Corpus(name or folder.resolve().name, str(folder), USER_LICENCE, documents, True)
+    return Corpus(name or folder.resolve().name, str(folder), USER_LICENSE, documents, True)
 
 
 def _official_file(folder: Path, name: str, split: Split) -> Path:
@@ -128,7 +128,7 @@ def _read_plain(name: str, source: str, texts: list[str]) -> Corpus:
             f"{source} has {len(units)} lines of text: at least {SPLIT_PERIOD} are needed to set "
             "some aside for validation and test."
         )
-    return Corpus(name, source, USER_LICENCE, split_by_position(units), False)
+    return Corpus(name, source, USER_LICENSE, split_by_position(units), False)
 
 
 def read_text(path: Path) -> str:

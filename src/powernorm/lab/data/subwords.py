@@ -54,7 +54,7 @@ class EncodedCorpus:
 def encode_corpus(corpus: Corpus, vocabulary_size: int) -> EncodedCorpus:
     """Train byte-pair subwords on the train split and encode all splits, or find both cached.
 
-    Words are joined by single spaces: which white space stood between them is not modelled. Every
+    Words are joined by single spaces: which white space stood between them is not modeled. Every
     string can be encoded, since each byte is a subword. A small text may yield fewer subwords than
     asked for.
 
@@ -126,7 +126,7 @@ def _encoded(corpus: Corpus, streams: dict[Split | str, Tensor], key: str) -> En
 
 def _train(corpus: Corpus, vocabulary_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    # Official files are tokenised already (`<unk>`, `n't`): only white space may part their words.
+    # Official files are tokenized already (`<unk>`, `n't`): only white space may part their words.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=True, use_regex=not corpus.line_ends_count
     )
@@ -140,7 +140,7 @@ def _train(corpus: Corpus, vocabulary_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_normalised(corpus.documents["train"]), trainer)
+    tokenizer.train_from_iterator(_normalized(corpus.documents["train"]), trainer)
     # A text that happens to contain "<eos>" is encoded letter by letter, not as the end mark.
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -148,7 +148,7 @@ def _train(corpus: Corpus, vocabulary_size: int) -> Tokenizer:
 
 def _encode(tokenizer: Tokenizer, corpus: Corpus, split: Split) -> Tensor:
     # In portions: the encodings of 100 million words at once would not fit into memory.
-    documents = _normalised(corpus.documents[split])
+    documents = _normalized(corpus.documents[split])
     return torch.cat([_stream(tokenizer, part) for part in _portions(documents, PORTION)])
 
 
@@ -165,7 +165,7 @@ def _portions(documents: Iterator[str], size: int) -> Iterator[list[str]]:
         yield portion
 
 
-def _normalised(documents: Sequence[str]) -> Iterator[str]:
+def _normalized(documents: Sequence[str]) -> Iterator[str]:
     return (" ".join(document.split()) for document in documents)
 
 

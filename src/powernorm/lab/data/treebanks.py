@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from powernorm.errors import InputError
 from powernorm.lab.data.conllu import Sentence, parse_conllu
 from powernorm.lab.data.corpus import SPLITS, Split
-from powernorm.lab.data.readers import USER_LICENCE, read_text
+from powernorm.lab.data.readers import USER_LICENSE, read_text
 
 PERIOD: Final = 10
 VALID_REMAINDER: Final = 8
@@ -39,14 +39,14 @@ class Treebank:
 
     name: str
     source: str
-    licence: str
+    license: str
     sentences: Mapping[Split, tuple[Sentence, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Embedded:
     source: str
-    licence: str
+    license: str
     packed: tuple[str, ...]
     """Files, one after the other."""
     group: Callable[[list[Sentence]], list[list[Sentence]]]
@@ -80,7 +80,7 @@ def _embedded(name: str) -> Treebank:
     entry = _TREEBANKS[name]
     sentences = [sentence for packed in entry.packed for sentence in _unpacked(packed)]
     parts = _split(entry.group(sentences))
-    return Treebank(name, entry.source, entry.licence, parts)
+    return Treebank(name, entry.source, entry.license, parts)
 
 
 def _unpacked(packed: str) -> list[Sentence]:
@@ -124,7 +124,7 @@ def _read(path: Path) -> Treebank:
             f"{path} has {len(sentences)} sentences: at least {PERIOD} are needed to set some "
             "aside for validation and test."
         )
-    return Treebank(path.stem, str(path), USER_LICENCE, _split(_one_by_one(sentences)))
+    return Treebank(path.stem, str(path), USER_LICENSE, _split(_one_by_one(sentences)))
 
 
 def _read_folder(folder: Path) -> Treebank:
@@ -156,7 +156,7 @@ def _read_official(folder: Path, name: str) -> Treebank:
     sentences = {
         split: tuple(parse_conllu(read_text(path), str(path))) for split, (path,) in found.items()
     }
-    return Treebank(name or folder.resolve().name, str(folder), USER_LICENCE, sentences)
+    return Treebank(name or folder.resolve().name, str(folder), USER_LICENSE, sentences)
 
 
 _TREEBANKS: Final[Mapping[str, _Embedded]] = MappingProxyType(

@@ -1,5 +1,6 @@
-"""The exclusive choices of an architecture, by name."""
+"""The exclusive choices of an architecture, by name, and the shape of a Transformer."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 Placement = Literal["pre", "post"]
@@ -9,22 +10,35 @@ the last layer), or `post`, after the residual sum."""
 Activation = Literal["gelu", "relu", "cube"]
 """The non-linearity between linear maps; `cube`, x³, is that of Chen and Manning (2014)."""
 
-Architecture = Literal["plain", "tensorized", "convnet", "resnet20", "resnet18"]
-"""Which model a task trains: a language model with the usual attention or that of Ma et al. (2019);
-a classifier of images, convolutional or residual."""
-
-Pooling = Literal["mean", "max", "cls"]
-"""How one vector is made of a text's positions: their mean, their maximum, or that of a mark in
-front."""
-
-SharedEmbeddings = Literal["all", "target", "none"]
-"""Which tables of a translation model are one: those of source, target and output; those of target
-and output; none."""
-
 Initialization = Literal["xavier", "kaiming"]
 """How linear maps begin: uniform after Glorot and Bengio (2010), or after He et al. (2015) as
 torch's own linear layers do."""
 
-LengthNormalization = Literal["power", "wu2016"]
-"""What the log-probability of a hypothesis of n tokens is divided by: n^α, or ((5 + n) / 6)^α
-(Wu et al. 2016, eq. 14)."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerShape:
+    """What the layers of a Transformer have in common, and how it begins."""
+
+    num_features: int = 128
+    """C, the size of the features between the layers."""
+    num_layers: int = 2
+    """Layers, of an encoder and a decoder those of the encoder."""
+    num_heads: int = 4
+    """Heads of each attention; they divide `num_features`."""
+    feedforward_features: int = 512
+    """Size inside the feed-forward networks."""
+    placement: Placement = "pre"
+    """Where the norms stand."""
+    activation: Activation = "gelu"
+    """Of the feed-forward networks."""
+    dropout: float = 0.0
+    """Of the embeddings and of what every sub-layer adds, in training."""
+    attention_dropout: float = 0.0
+    """Of the attention weights, in training."""
+    activation_dropout: float | None = None
+    """After the activations, in training; None is `dropout`."""
+    initialization: Initialization = "xavier"
+    """How the linear maps begin."""
+    num_norm_layers: int | None = None
+    """Lowest layers whose norms are those that are compared; None is all. Those of the layers above
+    are made by `upper_norm`, and so is the final norm, which belongs to the highest layer."""

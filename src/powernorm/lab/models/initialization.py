@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,16 @@ from powernorm.lab.models.choices import Initialization
 from powernorm.norms import Norm
 
 
-def initialise(
+@runtime_checkable
+class DrawsWeights(Protocol):
+    """A module with weights of its own, outside of linear maps and embeddings."""
+
+    def draw_weights(self, generator: torch.Generator) -> None:
+        """Draw these weights anew."""
+        ...
+
+
+def initialize(
     model: nn.Module, seed: int, initialization: Initialization = "xavier"
 ) -> torch.Generator:
     """Draw the weights of every Linear and Embedding of the model anew.
@@ -20,7 +30,7 @@ def initialise(
     same weights. Linear: uniform after Glorot and Bengio (2010), bias 0 (`xavier`); or weight and
     bias uniform within 1 / √inputs, as torch's own linear layers begin (`kaiming`). Embedding:
     normal with variance 1 / features, which gives logits of variance 1 when it is tied to a
-    normalised output.
+    normalized output. After these, what a module draws by itself (`DrawsWeights`).
 
     Returns:
         The generator, for what is still to be drawn.
@@ -28,9 +38,12 @@ def initialise(
     generator = torch.Generator().manual_seed(seed)
     for module in outside_norms(model):
         if isinstance(module, nn.Linear):
-            _initialise_linear(module, initialization, generator)
+            _initialize_linear(module, initialization, generator)
         elif isinstance(module, nn.Embedding):
-            initialise_table(module.weight, generator)
+            initialize_table(module.weight, generator)
+    for module in outside_norms(model):
+        if isinstance(module, DrawsWeights):
+            module.draw_weights(generator)
     return generator
 
 
@@ -41,12 +54,12 @@ def outside_norms(model: nn.Module) -> Iterator[nn.Module]:
     return (module for module in model.modules() if module not in inside)
 
 
-def initialise_table(table: Tensor, generator: torch.Generator) -> None:
+def initialize_table(table: Tensor, generator: torch.Generator) -> None:
     """Draw an embedding's table, or an output's, (vocabulary, features)."""
     nn.init.normal_(table, std=1 / math.sqrt(table.shape[1]), generator=generator)
 
 
-def _initialise_linear(
+def _initialize_linear(
     linear: nn.Linear, initialization: Initialization, generator: torch.Generator
 ) -> None:
     if initialization == "xavier":

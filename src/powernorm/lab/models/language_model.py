@@ -1,17 +1,22 @@
 """A Transformer language model, causal or masked, whose norms come from a factory."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.lab.models.choices import Activation, Placement
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.dropout import Dropout
-from powernorm.lab.models.initialization import initialise
-from powernorm.lab.models.layers import AttentionLayer, NormFactory, TransformerLayer
-from powernorm.lab.models.norm_places import norms_by_layer
-from powernorm.lab.models.tensorized_attention import TensorizedAttention, TensorizedShape
+from powernorm.lab.models.initialization import initialize
+from powernorm.lab.models.layers import (
+    AttentionLayer,
+    NormFactory,
+    TransformerLayer,
+    final_norm,
+    norms_by_layer,
+)
 
 
 class LanguageModel(nn.Module):
@@ -22,26 +27,19 @@ class LanguageModel(nn.Module):
     no output depends on a later token, whatever the norm; in training, statistics over the batch
     do carry information between positions.
 
-    With `tensorized` the layers are those of the Tensorized Transformer, which knows positions by
-    their distances alone: there is no embedding of positions.
+    With an `attention` of its own, such as that of the Tensorized Transformer, which knows
+    positions by their distances alone, there is no embedding of positions.
 
     Args:
         vocabulary_size: number of tokens.
         norm: makes every norm of the model, or of its lowest layers.
+        shape: of its layers.
         max_length: longest sequence.
-        num_features: size of the features.
-        num_layers: number of layers.
-        num_heads: heads of each attention; a tensorized one has one.
-        feedforward_features: size inside the feed-forward networks.
-        placement: where the norms stand.
-        activation: of the feed-forward networks.
-        dropout: of the embedding and in the layers, in training.
         seed: of the initial weights, which are the same for every norm.
-        num_norm_layers: lowest layers whose norms are made by `norm`; None is all of them. The
-            final norm belongs to the highest layer.
-        upper_norm: makes the norms above these layers.
+        upper_norm: makes the norms above the lowest layers.
         causal: whether a position sees earlier ones only; a masked language model sees all.
-        tensorized: makes the attentions tensorized ones of this shape; None leaves the usual ones.
+        attention: makes the attention of each layer, whose forward takes `(x, padding_mask=…)`;
+            None is the usual one.
 
     Shape:
         - tokens: int64, (batch, length) with length ≤ max_length
@@ -49,76 +47,44 @@ class LanguageModel(nn.Module):
         - output: logits, (batch, length, vocabulary_size)
 
     Raises:
-        InputError: `num_heads` does not divide `num_features`, a sequence is too long, or
-            tensorized attention shall not be causal: there is `sees_future` for that.
+        InputError: `num_heads` does not divide `num_features`, a sequence is too long, or there is
+            an `attention` that `causal=False` would mean nothing to.
     """
 
     def __init__(
         self,
         vocabulary_size: int,
         norm: NormFactory,
+        shape: TransformerShape,
         *,
         max_length: int,
-        num_features: int = 128,
-        num_layers: int = 2,
-        num_heads: int = 4,
-        feedforward_features: int = 512,
-        placement: Placement = "pre",
-        activation: Activation = "gelu",
-        dropout: float = 0.0,
         seed: int = 0,
-        num_norm_layers: int | None = None,
         upper_norm: NormFactory | None = None,
         causal: bool = True,
-        tensorized: TensorizedShape | None = None,
+        attention: Callable[[], nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        if tensorized is not None and not causal:
+        if attention is not None and not causal:
             raise InputError(
-                "causal=False: the tensorized attention has no mask of padding, which a masked "
-                "language model needs; leave out causal or tensorized."
+                "causal=False means nothing to an attention of its own, which decides by itself "
+                "what it sees: leave out causal or attention"
             )
-        norms = norms_by_layer(norm, num_layers, num_norm_layers, upper_norm)
+        norms = norms_by_layer(norm, shape, upper_norm)
         self.max_length = max_length
-        self.embedding_scale = math.sqrt(num_features)
-        self.embedding = nn.Embedding(vocabulary_size, num_features)
-        self.positions = None if tensorized else nn.Embedding(max_length, num_features)
-        self.dropout = Dropout(dropout)
+        self.embedding_scale = math.sqrt(shape.num_features)
+        self.embedding = nn.Embedding(vocabulary_size, shape.num_features)
+        self.positions = None if attention else nn.Embedding(max_length, shape.num_features)
+        self.dropout = Dropout(shape.dropout)
 
         def layer(layer_norm: NormFactory) -> nn.Module:
-            if tensorized is not None:
-                return AttentionLayer(
-                    TensorizedAttention(
-                        num_features,
-                        tensorized.head_features,
-                        max_length,
-                        sees_future=tensorized.sees_future,
-                    ),
-                    num_features,
-                    feedforward_features,
-                    layer_norm,
-                    placement=placement,
-                    activation=activation,
-                    dropout=dropout,
-                )
-            return TransformerLayer(
-                num_features,
-                num_heads,
-                feedforward_features,
-                layer_norm,
-                placement=placement,
-                activation=activation,
-                dropout=dropout,
-                causal=causal,
-            )
+            if attention is not None:
+                return AttentionLayer(attention(), shape, layer_norm)
+            return TransformerLayer(shape, layer_norm, causal=causal)
 
         self.layers = nn.ModuleList(layer(layer_norm) for layer_norm in norms)
-        self.final_norm = norms[-1](num_features) if placement == "pre" else None
-        generator = initialise(self, seed)
-        for module in self.modules():
-            if isinstance(module, TensorizedAttention):
-                module.draw(generator)
-        self.head = nn.Linear(num_features, vocabulary_size, bias=False)
+        self.final_norm = final_norm(shape, norms[-1])
+        initialize(self, seed, shape.initialization)
+        self.head = nn.Linear(shape.num_features, vocabulary_size, bias=False)
         self.head.weight = self.embedding.weight
         self.register_load_state_dict_pre_hook(_tie_head)  # type: ignore[no-untyped-call]
 

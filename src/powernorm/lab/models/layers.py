@@ -1,15 +1,18 @@
 """The parts of a Transformer layer: feed-forward network, residual sub-layer, both together."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import TypeVar
 
 from torch import Tensor, nn
 
+from powernorm.errors import InputError
 from powernorm.lab.models.attention import MultiHeadAttention
-from powernorm.lab.models.choices import Activation, Placement
+from powernorm.lab.models.choices import Activation, Placement, TransformerShape
 from powernorm.lab.models.dropout import Dropout
 
 NormFactory = Callable[[int], nn.Module]
 """Makes the norm of a number of features, whose forward takes `(x, padding_mask)`."""
+Norms = TypeVar("Norms")
 
 
 class Cube(nn.Module):
@@ -72,13 +75,13 @@ class Residual(nn.Module):
     ) -> Tensor:
         """Apply `sublayer` inside the frame; x: (batch, length, features)."""
         if self.placement == "pre":
-            branch: Tensor = self.dropout(sublayer(self._normalised(x, padding_mask)))
+            branch: Tensor = self.dropout(sublayer(self._normalized(x, padding_mask)))
             return x + branch
-        return self._normalised(x + self.dropout(sublayer(x)), padding_mask)
+        return self._normalized(x + self.dropout(sublayer(x)), padding_mask)
 
-    def _normalised(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        normalised: Tensor = self.norm(x, padding_mask)
-        return normalised
+    def _normalized(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        normalized: Tensor = self.norm(x, padding_mask)
+        return normalized
 
 
 class SubLayers(nn.Module):
@@ -86,41 +89,24 @@ class SubLayers(nn.Module):
 
     Args:
         attention: of positions to each other.
-        num_features: size of the features.
-        feedforward_features: size inside the feed-forward network.
+        shape: of the layers.
         norm: makes the norms.
-        placement: where the norms stand.
-        activation: of the feed-forward network.
-        dropout: after both sub-layers, in training.
-        activation_dropout: after the activation, in training; None is `dropout`.
         feedforward_norm: makes the norm of the feed-forward network; None is `norm`.
     """
 
     def __init__(
         self,
         attention: nn.Module,
-        num_features: int,
-        feedforward_features: int,
+        shape: TransformerShape,
         norm: NormFactory,
         *,
-        placement: Placement,
-        activation: Activation,
-        dropout: float = 0.0,
-        activation_dropout: float | None = None,
         feedforward_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
         self.attention = attention
-        self.attention_frame = Residual(num_features, norm, placement=placement, dropout=dropout)
-        self.feedforward = FeedForward(
-            num_features,
-            feedforward_features,
-            activation=activation,
-            dropout=dropout if activation_dropout is None else activation_dropout,
-        )
-        self.feedforward_frame = Residual(
-            num_features, feedforward_norm or norm, placement=placement, dropout=dropout
-        )
+        self.attention_frame = residual(shape, norm)
+        self.feedforward = feedforward(shape)
+        self.feedforward_frame = residual(shape, feedforward_norm or norm)
 
     def _through(
         self, x: Tensor, attend: Callable[[Tensor], Tensor], padding_mask: Tensor | None
@@ -147,56 +133,64 @@ class TransformerLayer(AttentionLayer):
     """The layer with the usual attention of several heads.
 
     Args:
-        num_features: size of the features.
-        num_heads: heads of the attention.
-        feedforward_features: size inside the feed-forward network.
+        shape: of the layers.
         norm: makes the norms.
-        placement: where the norms stand.
-        activation: of the feed-forward network.
-        dropout: after both sub-layers, in training.
         causal: a position sees no later one.
-        attention_dropout: of the attention weights, in training.
-        activation_dropout: after the activation, in training; None is `dropout`.
         feedforward_norm: makes the norm of the feed-forward network; None is `norm`.
     """
 
     def __init__(
         self,
-        num_features: int,
-        num_heads: int,
-        feedforward_features: int,
+        shape: TransformerShape,
         norm: NormFactory,
         *,
-        placement: Placement = "pre",
-        activation: Activation = "gelu",
-        dropout: float = 0.0,
         causal: bool = False,
-        attention_dropout: float = 0.0,
-        activation_dropout: float | None = None,
         feedforward_norm: NormFactory | None = None,
     ) -> None:
-        super().__init__(
-            MultiHeadAttention(num_features, num_heads, dropout=attention_dropout, causal=causal),
-            num_features,
-            feedforward_features,
-            norm,
-            placement=placement,
-            activation=activation,
-            dropout=dropout,
-            activation_dropout=activation_dropout,
-            feedforward_norm=feedforward_norm,
+        attention = MultiHeadAttention(
+            shape.num_features, shape.num_heads, dropout=shape.attention_dropout, causal=causal
         )
+        super().__init__(attention, shape, norm, feedforward_norm=feedforward_norm)
 
 
-class LayerStack(nn.Module):
-    """The layers of an encoder or a decoder, and the norm after the last of them.
+def residual(shape: TransformerShape, norm: NormFactory) -> Residual:
+    """Return the frame of a sub-layer."""
+    return Residual(shape.num_features, norm, placement=shape.placement, dropout=shape.dropout)
+
+
+def feedforward(shape: TransformerShape) -> FeedForward:
+    """Return the feed-forward network of a layer."""
+    dropout = shape.dropout if shape.activation_dropout is None else shape.activation_dropout
+    return FeedForward(
+        shape.num_features,
+        shape.feedforward_features,
+        activation=shape.activation,
+        dropout=dropout,
+    )
+
+
+def final_norm(shape: TransformerShape, norm: NormFactory) -> nn.Module | None:
+    """Return the norm after the last layer, which there is with placement `pre`."""
+    return norm(shape.num_features) if shape.placement == "pre" else None
+
+
+def norms_by_layer(norms: Norms, shape: TransformerShape, upper: Norms | None) -> list[Norms]:
+    """Return what makes the norms of each layer, the lowest first.
 
     Args:
-        layers: the lowest first.
-        norm: after them, with placement `pre`.
-    """
+        norms: of the `num_norm_layers` lowest layers.
+        shape: has the numbers of layers.
+        upper: of the layers above them.
 
-    def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.norm = norm
+    Raises:
+        InputError: there are no such layers, or nothing for those above them.
+    """
+    num_layers, lowest = shape.num_layers, shape.num_norm_layers
+    if lowest is None or lowest == num_layers:
+        return [norms] * num_layers
+    if upper is None or not 0 <= lowest <= num_layers:
+        raise InputError(
+            f"num_norm_layers={lowest} of num_layers={num_layers} layers: give 0 to "
+            f"{num_layers}, and with upper_norm what makes the norms above them."
+        )
+    return [norms] * lowest + [upper] * (num_layers - lowest)

@@ -1,6 +1,13 @@
 """What the sections `model` of the tasks are made of."""
 
-from powernorm.lab.models.choices import Activation, Placement
+from dataclasses import fields
+
+from powernorm.lab.models.choices import (
+    Activation,
+    Initialization,
+    Placement,
+    TransformerShape,
+)
 from powernorm.lab.settings.section import FractionBelowOne, NotNegative, Positive, refuse, section
 
 
@@ -41,6 +48,12 @@ class TransformerSettings(ModelSettings):
         """Return the one number of features that the model has norms of."""
         return (self.num_features,)
 
+    @property
+    def shape(self) -> TransformerShape:
+        """Return what the model's layers are made of: the settings that have its names."""
+        names = [item.name for item in fields(TransformerShape) if hasattr(self, item.name)]
+        return TransformerShape(**{name: getattr(self, name) for name in names})
+
     def __post_init__(self) -> None:
         if self.num_norm_layers is not None and self.num_norm_layers > self.num_layers:
             raise refuse(
@@ -58,3 +71,15 @@ class TransformerSettings(ModelSettings):
                 self.num_heads,
                 f"does not divide model.num_features={self.num_features}: choose a divisor",
             )
+
+
+@section("model")
+class DetailedTransformerSettings(TransformerSettings):
+    """The shape of a Transformer with dropouts of its parts, and how it begins."""
+
+    attention_dropout: FractionBelowOne = 0.0
+    """Of the attention weights."""
+    activation_dropout: FractionBelowOne | None = None
+    """After the activation of the feed-forward networks; none is `dropout`."""
+    initialization: Initialization = "xavier"
+    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""

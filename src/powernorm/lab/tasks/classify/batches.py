@@ -1,13 +1,18 @@
-"""Padded batches of texts, each with its class."""
+"""Padded texts, each with its class, as the batches of a run."""
 
-from typing import Final
+from typing import ClassVar, Final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
 
 from powernorm.lab.data.batch import MASK, Batch, EvaluationBatches, TrainingBatches
+from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.orders import LengthGroups, Order, WithinBudget, spaced_by_tokens
 from powernorm.lab.data.rows import PaddedRows
-from powernorm.lab.tasks.classify.encoded_texts import EncodedTextSplit
+from powernorm.lab.tasks.classify.encoded_texts import EncodedTexts, EncodedTextSplit
+from powernorm.lab.tasks.classify.settings import ClassificationSettings
+from powernorm.lab.training.batches import RowData
 
 PADDING_ID: Final = 0
 
@@ -78,3 +83,34 @@ class TextRows(PaddedRows):
 
 def _groups(lengths: Tensor, batch_tokens: int) -> LengthGroups:
     return LengthGroups(lengths, lengths, batch_tokens=batch_tokens, count_padding=True)
+
+
+class ClassifiedTextData(RowData[ClassificationSettings]):
+    """Padded texts, each with its class.
+
+    Args:
+        encoded: the texts over the ids of words and classes.
+        config: lengths, sizes and number of steps.
+        seed: of the order of the texts.
+
+    Raises:
+        InputError: the train split has fewer texts than a batch.
+    """
+
+    selection: ClassVar[str | None] = "accuracy"
+
+    def __init__(self, encoded: EncodedTexts, config: ClassificationSettings, seed: int) -> None:
+        self._encoded = encoded
+        super().__init__(
+            config,
+            lambda split: TextRows(encoded.splits[split], batch_tokens=config.data.batch_tokens),
+            seed,
+        )
+
+    def scores(self, split: Split, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """Return the percentage of texts whose class is right."""
+        accuracy = MulticlassAccuracy(len(self._encoded.labels), average="micro").to(device)
+        for batch in self.evaluation(split):
+            moved = batch.to(device)
+            accuracy.update(model(**moved.inputs()), moved.targets)
+        return {"accuracy": 100 * float(accuracy.compute())}

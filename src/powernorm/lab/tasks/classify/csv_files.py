@@ -19,11 +19,11 @@ from typing import Final
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.lines import read_lines
-from powernorm.lab.data.readers import USER_LICENCE
+from powernorm.lab.data.readers import USER_LICENSE
 from powernorm.lab.tasks.classify.columns import Columns, Places
 from powernorm.lab.tasks.classify.labeled_texts import (
-    LabelledText,
-    LabelledTexts,
+    LabeledText,
+    LabeledTexts,
     Read,
     with_drawn_valid,
 )
@@ -42,7 +42,7 @@ _WHOLE_CELL: Final = re.compile(r'(?:"[^"]*(?:""[^"]*)*"|(?!")[^,\r\n]*),')
 """As Python's strict reader takes one, with the comma that ends it."""
 
 
-def read_csv(folder: Path, columns: Columns) -> LabelledTexts:
+def read_csv(folder: Path, columns: Columns) -> LabeledTexts:
     """Read `train.csv` and `test.csv`; without a `valid.csv` that split is drawn out of train.
 
     Raises:
@@ -60,7 +60,7 @@ def read_csv(folder: Path, columns: Columns) -> LabelledTexts:
     valid = folder / CSV_FILES["valid"]
     if valid.exists():
         splits = {"train": train, "valid": partial(read, valid), "test": test}
-    return LabelledTexts(folder.resolve().name, str(folder), USER_LICENCE, splits, names)
+    return LabeledTexts(folder.resolve().name, str(folder), USER_LICENSE, splits, names)
 
 
 def _class_names(path: Path) -> tuple[str, ...] | None:
@@ -135,7 +135,7 @@ def _damaged_cell(row: str, first: int) -> tuple[int, int, bool]:
     return first + row.count("\n", 0, place), column, row.startswith('"', place)
 
 
-def read_csv_file(path: Path, columns: Columns) -> LabelledTexts:
+def read_csv_file(path: Path, columns: Columns) -> LabeledTexts:
     """Read one file and divide it at random in the proportions of RT.
 
     Raises:
@@ -144,7 +144,7 @@ def read_csv_file(path: Path, columns: Columns) -> LabelledTexts:
     return divided_texts(path, _rows(path, None, columns))
 
 
-def _rows(path: Path, names: tuple[str, ...] | None, columns: Columns) -> Iterator[LabelledText]:
+def _rows(path: Path, names: tuple[str, ...] | None, columns: Columns) -> Iterator[LabeledText]:
     places: Places | None = None
     for number, (line, row) in enumerate(csv_rows(path)):
         if number == 0 and (places := columns.found_in(row, path)) is not None:
@@ -158,7 +158,7 @@ def _rows(path: Path, names: tuple[str, ...] | None, columns: Columns) -> Iterat
             column = 1 if places is None else places.label + 1
             raise InputError(f"{path}, line {line}, column {column}: no class; expected its name")
         text = text.replace("\\n", " ").replace("\n", " ")
-        yield LabelledText(label, text, path, line)
+        yield LabeledText(label, text, path, line)
 
 
 def _label(cell: str, names: tuple[str, ...] | None, place: str) -> str:

@@ -1,9 +1,10 @@
 """Texts as numbers: the ids of their words, and that of their class."""
 
 import hashlib
+import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,8 +14,52 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_key
 from powernorm.lab.data.corpus import SPLITS, Split
-from powernorm.lab.tasks.classify.labeled_texts import LabelledText, LabelledTexts
-from powernorm.lab.tasks.classify.words import UNKNOWN_ID, Vocabulary, words_of
+from powernorm.lab.tasks.classify.labeled_texts import LabeledText, LabeledTexts
+
+UNKNOWN_ID: Final = 1
+"""Of a word that the vocabulary does not have; 0 stands at padding."""
+NUM_MARKS: Final = 2
+_WORD: Final = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+|[^\w\s]")
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case.
+
+    A word is a run of letters, digits and underscores; every other sign is one of its own. English
+    contractions are cut where the Penn Treebank cuts them, so that texts which come as tokens (RT,
+    SST-5) and others are treated alike.
+
+    >>> words_of("It isn't Jackson's best-known film.")
+    ['it', 'is', "n't", 'jackson', "'s", 'best', '-', 'known', 'film', '.']
+    """
+    return _WORD.findall(text.lower())
+
+
+class Vocabulary:
+    """The ids of words: the most frequent ones first, equally frequent ones by the alphabet.
+
+    Args:
+        counts: how often each word occurs in the train split.
+        size: number of ids at most, padding and the unknown word included.
+    """
+
+    def __init__(self, counts: Counter[str], size: int) -> None:
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))[: size - NUM_MARKS]
+        self._ids = {word: index for index, word in enumerate(ranked, start=NUM_MARKS)}
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return len(self._ids) + NUM_MARKS
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Return the words in the order of their ids."""
+        return list(self._ids)
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Return the ids of words."""
+        return [self._ids.get(word, UNKNOWN_ID) for word in words]
+
 
 _FORMAT: Final = 1
 
@@ -56,7 +101,7 @@ class EncodedTextSplit:
 class EncodedTexts:
     """A data set over the ids of its words and classes."""
 
-    texts: LabelledTexts
+    texts: LabeledTexts
     splits: Mapping[Split, EncodedTextSplit]
     num_cut: Mapping[Split, int]
     """Texts of which only the beginning is encoded."""
@@ -68,7 +113,7 @@ class EncodedTexts:
 
 
 def encode_texts(
-    texts: LabelledTexts,
+    texts: LabeledTexts,
     *,
     vocabulary_size: int,
     max_length: int,
@@ -95,7 +140,7 @@ def encode_texts(
 
 
 def encode_texts_by(
-    texts: LabelledTexts, other: LabelledTexts, *, vocabulary_size: int, max_length: int
+    texts: LabeledTexts, other: LabeledTexts, *, vocabulary_size: int, max_length: int
 ) -> EncodedTexts:
     """Encode a data set with the words and classes of another, which a model was trained with.
 
@@ -106,7 +151,7 @@ def encode_texts_by(
     return _encoded(texts, Vocabulary(counts, vocabulary_size), labels, max_length, None)
 
 
-def _counted(texts: LabelledTexts) -> tuple[Counter[str], tuple[str, ...]]:
+def _counted(texts: LabeledTexts) -> tuple[Counter[str], tuple[str, ...]]:
     """Return how often the words of the train split occur, and the classes."""
     counts: Counter[str] = Counter()
     found: set[str] = set()
@@ -123,7 +168,7 @@ def _counted(texts: LabelledTexts) -> tuple[Counter[str], tuple[str, ...]]:
 
 
 def _encoded(
-    texts: LabelledTexts,
+    texts: LabeledTexts,
     vocabulary: Vocabulary,
     labels: tuple[str, ...],
     max_length: int,
@@ -147,7 +192,7 @@ def _encoded(
 
 
 def _numbered(
-    texts: LabelledTexts,
+    texts: LabeledTexts,
     split: Split,
     vocabulary: Vocabulary,
     labels: tuple[str, ...],
@@ -173,7 +218,7 @@ def _numbered(
     return encoded, num_cut
 
 
-def _known(rows: Iterator[LabelledText], ids: Mapping[str, int]) -> Iterator[LabelledText]:
+def _known(rows: Iterator[LabeledText], ids: Mapping[str, int]) -> Iterator[LabeledText]:
     for row in rows:
         if row.label not in ids:
             shown = ", ".join(list(ids)[:20])

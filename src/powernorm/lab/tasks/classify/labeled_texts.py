@@ -20,7 +20,7 @@ LEAST: Final = 20
 _SEED: Final = 0
 
 
-class LabelledText(NamedTuple):
+class LabeledText(NamedTuple):
     """One text, its class, and where it was read."""
 
     label: str
@@ -35,12 +35,12 @@ class LabelledText(NamedTuple):
         return f"{self.path}, line {self.line}"
 
 
-Read = Callable[[], Iterator[LabelledText]]
+Read = Callable[[], Iterator[LabeledText]]
 """Goes through texts, from the beginning at each call."""
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledTexts:
+class LabeledTexts:
     """A data set; nothing of it is kept in memory that need not be.
 
     Its readers raise `InputError` where a file is damaged, while they go through it.
@@ -48,7 +48,7 @@ class LabelledTexts:
 
     name: str
     source: str
-    licence: str
+    license: str
     read: Mapping[Split, Read]
     labels: tuple[str, ...] | None = None
     """The classes in their order; None are those of the train split in the order of the
@@ -56,7 +56,7 @@ class LabelledTexts:
 
 
 def shuffled_parts(
-    texts: Iterable[LabelledText], *, valid: float = RT_VALID, test: float = RT_TEST
+    texts: Iterable[LabeledText], *, valid: float = RT_VALID, test: float = RT_TEST
 ) -> dict[Split, Read]:
     """Divide texts at random, always in the same way.
 
@@ -76,7 +76,7 @@ def shuffled_parts(
     }
 
 
-def reading(rows: Sequence[LabelledText]) -> Read:
+def reading(rows: Sequence[LabeledText]) -> Read:
     """Return what goes through texts that are in memory."""
     return partial(iter, rows)
 
@@ -93,7 +93,7 @@ def with_drawn_valid(train: Read, test: Read) -> dict[Split, Read]:
     }
 
 
-def _drawn(texts: Iterator[LabelledText], *, is_valid: bool) -> Iterator[LabelledText]:
+def _drawn(texts: Iterator[LabeledText], *, is_valid: bool) -> Iterator[LabeledText]:
     draw = random.Random(_SEED)
     for text in texts:
         if (draw.random() < VALID_OF_TRAIN) == is_valid:

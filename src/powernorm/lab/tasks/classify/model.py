@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.lab.models.choices import Activation, Initialization, Placement, Pooling
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.dropout import Dropout
-from powernorm.lab.models.initialization import initialise
-from powernorm.lab.models.layers import NormFactory, TransformerLayer
-from powernorm.lab.models.norm_places import norms_by_layer
+from powernorm.lab.models.initialization import initialize
+from powernorm.lab.models.layers import NormFactory, TransformerLayer, final_norm, norms_by_layer
+from powernorm.lab.tasks.classify.settings import Pooling
 
 EMBEDDING_STD: Final = 0.02
 """Deviation of the embeddings of words and positions at the start. Half of the words of a small
@@ -32,29 +32,18 @@ class TextClassifier(nn.Module):
         num_words: number of ids of words.
         num_classes: number of classes.
         norm: makes every norm of the model, or of its lowest layers.
+        shape: of its layers.
         max_length: most words of a text.
-        num_features: size of the features.
-        num_layers: number of layers.
-        num_heads: heads of each attention.
-        feedforward_features: size inside the feed-forward networks.
         embedding_features: size of the words' embeddings; where it is not `num_features`, a
             linear map follows them.
-        placement: where the norms stand.
-        activation: of the feed-forward networks.
         pooling: `mean` or `max` over the positions, or `cls`: a learned vector goes in front of the
             words, and what the layers make of it is used.
-        dropout: of the embeddings' features and in the layers, in training.
         embedding_dropout: of whole words, in training: of so many positions the embedding of the
             word is 0 and only its position is left. (The others are not scaled up: a pre-norm
             layer would undo it.)
-        attention_dropout: of the attention weights, in training.
-        activation_dropout: in the feed-forward networks, in training; None is `dropout`.
         output_dropout: of the pooled vector, in training.
-        initialization: how the linear maps begin.
         seed: of the initial weights, which are the same for every norm.
-        num_norm_layers: lowest layers whose norms are made by `norm`; None is all of them. The
-            final norm belongs to the highest layer.
-        upper_norm: makes the norms above these layers.
+        upper_norm: makes the norms above the lowest layers.
 
     Shape:
         - tokens: int64, (batch, length) with length ≤ max_length
@@ -70,28 +59,19 @@ class TextClassifier(nn.Module):
         num_words: int,
         num_classes: int,
         norm: NormFactory,
+        shape: TransformerShape,
         *,
         max_length: int,
-        num_features: int = 128,
-        num_layers: int = 4,
-        num_heads: int = 4,
-        feedforward_features: int = 512,
         embedding_features: int | None = None,
-        placement: Placement = "pre",
-        activation: Activation = "relu",
         pooling: Pooling = "mean",
-        dropout: float = 0.0,
         embedding_dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float | None = None,
         output_dropout: float = 0.0,
-        initialization: Initialization = "xavier",
         seed: int = 0,
-        num_norm_layers: int | None = None,
         upper_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
-        norms = norms_by_layer(norm, num_layers, num_norm_layers, upper_norm)
+        norms = norms_by_layer(norm, shape, upper_norm)
+        num_features = shape.num_features
         width = num_features if embedding_features is None else embedding_features
         self.max_length = max_length
         self.pooling = pooling
@@ -100,25 +80,12 @@ class TextClassifier(nn.Module):
         self.positions = nn.Embedding(max_length, num_features)
         self.mark = nn.Parameter(torch.zeros(num_features)) if pooling == "cls" else None
         self.embedding_dropout = embedding_dropout
-        self.dropout = Dropout(dropout)
-        self.layers = nn.ModuleList(
-            TransformerLayer(
-                num_features,
-                num_heads,
-                feedforward_features,
-                layer_norm,
-                placement=placement,
-                activation=activation,
-                dropout=dropout,
-                attention_dropout=attention_dropout,
-                activation_dropout=activation_dropout,
-            )
-            for layer_norm in norms
-        )
-        self.final_norm = norms[-1](num_features) if placement == "pre" else None
+        self.dropout = Dropout(shape.dropout)
+        self.layers = nn.ModuleList(TransformerLayer(shape, layer_norm) for layer_norm in norms)
+        self.final_norm = final_norm(shape, norms[-1])
         self.output_dropout = Dropout(output_dropout)
         self.head = nn.Linear(num_features, num_classes)
-        generator = initialise(self, seed, initialization)
+        generator = initialize(self, seed, shape.initialization)
         for table in (self.embedding.weight, self.positions.weight, self.mark):
             if table is not None:
                 nn.init.normal_(table, std=EMBEDDING_STD, generator=generator)

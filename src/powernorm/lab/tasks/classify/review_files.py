@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from powernorm.errors import InputError
-from powernorm.lab.data.readers import USER_LICENCE, read_text
+from powernorm.lab.data.readers import USER_LICENSE, read_text
 from powernorm.lab.tasks.classify.labeled_texts import (
-    LabelledText,
-    LabelledTexts,
+    LabeledText,
+    LabeledTexts,
     shuffled_parts,
     with_drawn_valid,
 )
@@ -23,7 +23,7 @@ _ALL_FOLDERS: Final = "train/pos, train/neg, test/pos and test/neg"
 _BREAK: Final = re.compile(r"<br\s*/?>")
 
 
-def read_rt(folder: Path) -> LabelledTexts:
+def read_rt(folder: Path) -> LabeledTexts:
     """Read Pang and Lee's `rt-polarity.pos` and `rt-polarity.neg`, a sentence a line.
 
     The files are in Windows-1252; UTF-8 is read, too. The sentences are divided at random in the
@@ -40,14 +40,14 @@ def read_rt(folder: Path) -> LabelledTexts:
         _sentences(folder / name, label) for label, name in RT_FILES.items()
     )
     parts = shuffled_parts(texts)
-    return LabelledTexts(folder.resolve().name, str(folder), USER_LICENCE, parts, LABELS)
+    return LabeledTexts(folder.resolve().name, str(folder), USER_LICENSE, parts, LABELS)
 
 
-def _sentences(path: Path, label: str) -> Iterator[LabelledText]:
+def _sentences(path: Path, label: str) -> Iterator[LabeledText]:
     number = 0
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():
-            yield LabelledText(label, line, path, number)
+            yield LabeledText(label, line, path, number)
     if not number:
         raise InputError(f"{path} is empty: expected a sentence a line.")
 
@@ -77,7 +77,7 @@ def _in_windows_1252(line: bytes, path: Path, number: int) -> str:
         ) from error
 
 
-def read_imdb(folder: Path) -> LabelledTexts:
+def read_imdb(folder: Path) -> LabeledTexts:
     """Read the folders of IMDB: `train/pos`, `train/neg`, `test/pos`, `test/neg`, a file a review.
 
     The valid split is drawn out of the train split. `unsup` and other folders are not looked at.
@@ -90,7 +90,7 @@ def read_imdb(folder: Path) -> LabelledTexts:
         lambda: _reviews(folder, "train"),
         lambda: _reviews(folder, "test"),
     )
-    return LabelledTexts(folder.resolve().name, str(folder), USER_LICENCE, splits, LABELS)
+    return LabeledTexts(folder.resolve().name, str(folder), USER_LICENSE, splits, LABELS)
 
 
 def _check_folders(folder: Path) -> None:
@@ -121,14 +121,14 @@ def refuse_parts_of_imdb(folder: Path) -> None:
         )
 
 
-def _reviews(folder: Path, split: Literal["train", "test"]) -> Iterator[LabelledText]:
+def _reviews(folder: Path, split: Literal["train", "test"]) -> Iterator[LabeledText]:
     """Go through the reviews, classes in turn: they shall not depend on how a disk lists them."""
     for label, name in IMDB_FOLDERS.items():
         paths = sorted((folder / split / name).glob("*.txt"))
         if not paths:
             raise InputError(f"{folder / split / name} has no .txt files: expected reviews.")
         for path in paths:
-            yield LabelledText(label, without_breaks(read_text(path)), path, 1)
+            yield LabeledText(label, without_breaks(read_text(path)), path, 1)
 
 
 def without_breaks(review: str) -> str:

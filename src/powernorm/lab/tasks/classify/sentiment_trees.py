@@ -13,8 +13,8 @@ from typing import Final
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.lines import read_lines
-from powernorm.lab.data.readers import USER_LICENCE
-from powernorm.lab.tasks.classify.labeled_texts import LabelledText, LabelledTexts, Read
+from powernorm.lab.data.readers import USER_LICENSE
+from powernorm.lab.tasks.classify.labeled_texts import LabeledText, LabeledTexts, Read
 
 TREE_FILES: Final[dict[Split, str]] = {"train": "train.txt", "valid": "dev.txt", "test": "test.txt"}
 LABELS: Final = ("0", "1", "2", "3", "4")
@@ -25,7 +25,7 @@ _BRACKETS: Final = {"-LRB-": "(", "-RRB-": ")"}
 _ESCAPED: Final = re.compile(r"\\([/*])")
 
 
-def read_trees(folder: Path) -> LabelledTexts:
+def read_trees(folder: Path) -> LabeledTexts:
     """Read `train.txt`, `dev.txt` and `test.txt` of trees.
 
     Raises:
@@ -37,14 +37,14 @@ def read_trees(folder: Path) -> LabelledTexts:
         if not path.exists():
             raise InputError(f"{folder} has no {name}: expected {', '.join(TREE_FILES.values())}.")
         splits[split] = partial(_texts, path)
-    return LabelledTexts(folder.resolve().name, str(folder), USER_LICENCE, splits, LABELS)
+    return LabeledTexts(folder.resolve().name, str(folder), USER_LICENSE, splits, LABELS)
 
 
-def _texts(path: Path) -> Iterator[LabelledText]:
+def _texts(path: Path) -> Iterator[LabeledText]:
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             label, words = parse_tree(line, f"{path}, line {number}")
-            yield LabelledText(label, " ".join(words), path, number)
+            yield LabeledText(label, " ".join(words), path, number)
 
 
 def parse_tree(line: str, place: str) -> tuple[str, list[str]]:

@@ -1,12 +1,11 @@
 """Settings of the classification of texts."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from powernorm.lab.models.choices import Initialization, Pooling
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.settings.model import TransformerSettings
+from powernorm.lab.settings.model import DetailedTransformerSettings
 from powernorm.lab.settings.section import (
     FractionBelowOne,
     Names,
@@ -17,6 +16,10 @@ from powernorm.lab.settings.section import (
 )
 from powernorm.lab.settings.training import SmoothedTrainingSettings
 from powernorm.lab.tasks.text_settings import SequenceDataSettings
+
+Pooling = Literal["mean", "max", "cls"]
+"""How one vector is made of a text's positions: their mean, their maximum, or that of a mark in
+front."""
 
 
 @section("data")
@@ -49,21 +52,15 @@ class ClassificationDataSettings(SequenceDataSettings):
 
 
 @section("model")
-class ClassifierShape(TransformerSettings):
+class ClassifierShape(DetailedTransformerSettings):
     """The shape of an encoder with a head for classes."""
 
-    attention_dropout: FractionBelowOne = 0.0
-    """Of the attention weights."""
-    activation_dropout: FractionBelowOne | None = None
-    """After the activation of the feed-forward networks; none is `dropout`."""
     embedding_features: Positive | None = None
     """Size of embeddings where it is not num_features."""
     embedding_dropout: FractionBelowOne | None = None
     """Of the embeddings; none is `dropout`."""
     output_dropout: FractionBelowOne | None = None
     """Before the output; none is none."""
-    initialization: Initialization = "xavier"
-    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
     pooling: Pooling = "mean"
     """How one vector is made of all positions."""
 

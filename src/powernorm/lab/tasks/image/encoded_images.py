@@ -1,4 +1,4 @@
-"""Images ready for training: what is used of them, and by what they are normalised."""
+"""Images ready for training: what is used of them, and by what they are normalized."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _BRIGHTEST: Final = 255
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """Images in three splits, and the statistics that normalise them.
+    """Images in three splits, and the statistics that normalize them.
 
     Pixels stay bytes until their batch is made, a quarter of what floats take.
     """
@@ -45,14 +45,14 @@ class EncodedImages:
 
 
 def encode_images(images: ImageSet, max_examples: int | None = None) -> EncodedImages:
-    """Normalise by the training images that are used.
+    """Normalize by the training images that are used.
 
     Args:
         images: the set.
         max_examples: only so many training images, evenly spaced; None is all.
 
     Raises:
-        InputError: all training images are of one colour.
+        InputError: all training images are of one color.
     """
     train = images.splits["train"]
     total = len(train.labels)
@@ -62,13 +62,13 @@ def encode_images(images: ImageSet, max_examples: int | None = None) -> EncodedI
     if not bool((std > 0).all()):
         raise InputError(
             f"The training images of {images.source} all have the same pixels: they cannot be "
-            "normalised."
+            "normalized."
         )
     return EncodedImages(images, {**images.splits, "train": train}, mean, std)
 
 
 def encode_images_by(images: ImageSet, other: EncodedImages) -> EncodedImages:
-    """Normalise images as those that a model was trained with.
+    """Normalize images as those that a model was trained with.
 
     Raises:
         InputError: they have other sizes or other classes.

@@ -17,7 +17,7 @@ def check_channels(num_channels: int) -> int:
         InputError: it is neither 1 nor 3.
     """
     if num_channels not in CHANNELS:
-        raise InputError(f"num_channels={num_channels}: give 1 for grey images or 3 for colours.")
+        raise InputError(f"num_channels={num_channels}: give 1 for gray images or 3 for colors.")
     return num_channels
 
 

@@ -34,7 +34,7 @@ class ImageSet:
     Attributes:
         name: short name.
         source: where they come from.
-        licence: of the images.
+        license: of the images.
         splits: the images.
         class_names: what the labels stand for, in their order.
         can_be_mirrored: whether an image's mirror image shows the same, as a cat's does and a
@@ -43,7 +43,7 @@ class ImageSet:
 
     name: str
     source: str
-    licence: str
+    license: str
     splits: Mapping[Split, Images]
     class_names: tuple[str, ...]
     can_be_mirrored: bool

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powernorm.lab.models.initialization import initialise, outside_norms
+from powernorm.lab.models.initialization import initialize, outside_norms
 from powernorm.lab.models.layers import NormFactory
 from powernorm.lab.tasks.image.image_input import check_channels, check_pixels
 
@@ -38,7 +38,7 @@ class ResNet(nn.Module):
         stages: channels and number of blocks of each.
         projects: whether shortcuts that change shape are a convolution with a norm.
         num_classes: of the images.
-        num_channels: 1 (grey) or 3.
+        num_channels: 1 (gray) or 3.
         seed: of the initial weights, which are the same for every norm.
 
     Shape:
@@ -74,7 +74,7 @@ class ResNet(nn.Module):
                 width = channels
         self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(width, num_classes)
-        generator = initialise(self, seed, "kaiming")
+        generator = initialize(self, seed, "kaiming")
         for module in outside_norms(self):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(

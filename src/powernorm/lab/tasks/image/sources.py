@@ -5,7 +5,7 @@ from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.lab.data.fetching import fetched
-from powernorm.lab.data.readers import USER_LICENCE
+from powernorm.lab.data.readers import USER_LICENSE
 from powernorm.lab.data.sets.catalogue import data_set
 from powernorm.lab.tasks.image.cifar import (
     ARCHIVES,
@@ -52,22 +52,22 @@ def load_images(source: str | None) -> ImageSet:
     if name == DEFAULT:
         entry = data_set(DEFAULT)
         source = f"{entry.summary}, {entry.source}"
-        return _digits(fetched(DEFAULT), DEFAULT, source, entry.licence)
+        return _digits(fetched(DEFAULT), DEFAULT, source, entry.license)
     return _read(Path(name))
 
 
-def _digits(folder: Path, name: str, source: str, licence: str) -> ImageSet:
+def _digits(folder: Path, name: str, source: str, license: str) -> ImageSet:
     splits = divided(*read_idx_folder(folder), MNIST_PERIOD)
-    return ImageSet(name, source, licence, splits, _DIGITS, False)
+    return ImageSet(name, source, license, splits, _DIGITS, False)
 
 
 def _read(path: Path) -> ImageSet:
     if path.is_dir() and is_idx_folder(path):
-        return _digits(path, path.resolve().name, str(path), USER_LICENCE)
+        return _digits(path, path.resolve().name, str(path), USER_LICENSE)
     if (path.is_dir() and is_cifar_folder(path)) or (path.is_file() and is_archive(path)):
         train, test, class_names = read_cifar(path)
         splits = divided(train, test, CIFAR_PERIOD)
-        return ImageSet("cifar10", str(path), USER_LICENCE, splits, class_names, True)
+        return ImageSet("cifar10", str(path), USER_LICENSE, splits, class_names, True)
     problem = "holds no images" if path.exists() else "does not exist"
     raise InputError(
         f"{path} {problem}: expected a folder with MNIST's "

@@ -5,62 +5,30 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
-from torchmetrics.functional.classification import multiclass_accuracy
+from torch import Tensor
 
 from powernorm.lab.data.corpus import SPLITS, Split
-from powernorm.lab.models.choices import Architecture
 from powernorm.lab.models.layers import NormFactory
 from powernorm.lab.settings.comparison import options_of
-from powernorm.lab.tasks.image.batches import ImageRows
+from powernorm.lab.tasks.image.batches import ImageData, accuracy
 from powernorm.lab.tasks.image.convnet import CHANNELS as CONVNET_CHANNELS
 from powernorm.lab.tasks.image.convnet import HIDDEN_FEATURES, ConvNet, pooled_side
 from powernorm.lab.tasks.image.encoded_images import EncodedImages, encode_images, encode_images_by
 from powernorm.lab.tasks.image.image_input import SIDES
 from powernorm.lab.tasks.image.image_set import NUM_CLASSES
 from powernorm.lab.tasks.image.resnet import RESNET18, RESNET20, ResNet
-from powernorm.lab.tasks.image.settings import ImageSettings
+from powernorm.lab.tasks.image.settings import ImageArchitecture, ImageSettings
 from powernorm.lab.tasks.image.sources import load_images
-from powernorm.lab.training.batches import RowData, RunData
+from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 from powernorm.norms import build_norm
 from powernorm.runs import Baseline
 
 CONVNET: Final = "convnet"
 _STAGES: Final = {"resnet20": RESNET20, "resnet18": RESNET18}
-ARCHITECTURES: Final[tuple[Architecture, ...]] = ("convnet", "resnet20", "resnet18")
+ARCHITECTURES: Final[tuple[ImageArchitecture, ...]] = ("convnet", "resnet20", "resnet18")
 """The first is the task's own."""
 _SCORED: Final[tuple[Split, ...]] = ("valid", "test")
-
-
-class ImageData(RowData[ImageSettings]):
-    """Images, each with its class.
-
-    Args:
-        encoded: the images.
-        config: size of batches, number of steps.
-        seed: of the order and of the changes.
-
-    Raises:
-        InputError: there are fewer training images than a batch has.
-    """
-
-    selection = "accuracy"
-
-    def __init__(self, encoded: EncodedImages, config: ImageSettings, seed: int) -> None:
-        augmentation = config.data.augmentation
-        super().__init__(
-            config, lambda split: ImageRows(encoded, split, augmentation=augmentation), seed
-        )
-
-    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
-        """Return the accuracy in percent."""
-        answers, labels = [], []
-        for batch in self.evaluation(split):
-            logits: Tensor = model(**batch.to(device).inputs())
-            answers.append(logits.argmax(-1).cpu())
-            labels.append(batch.targets)
-        return {"accuracy": accuracy(torch.cat(answers), torch.cat(labels))}
 
 
 class ImageTask(Task[EncodedImages, ImageSettings]):
@@ -76,7 +44,7 @@ class ImageTask(Task[EncodedImages, ImageSettings]):
         return encode_images(load_images(config.data.path), config.data.max_examples)
 
     def encode_by(self, source: str, config: ImageSettings) -> EncodedImages:
-        """Read `source`, normalised by the statistics of `data.path`."""
+        """Read `source`, normalized by the statistics of `data.path`."""
         return encode_images_by(load_images(source), self.encode(config))
 
     def data(
@@ -104,12 +72,12 @@ class ImageTask(Task[EncodedImages, ImageSettings]):
         return [Baseline(name="unigram", metrics=metrics)]
 
     def facts(self, encoded: EncodedImages) -> dict[str, Any]:
-        """Return name, source, licence and sizes of the images."""
+        """Return name, source, license and sizes of the images."""
         images = encoded.images
         return {
             "name": images.name,
             "source": images.source,
-            "licence": images.licence,
+            "licence": images.license,
             "image_shape": list(images.shape),
             "classes": list(images.class_names),
             "splits": {split: {"images": len(encoded.splits[split].labels)} for split in SPLITS},
@@ -184,17 +152,3 @@ def image_norm_factory(config: ImageSettings, norm: str) -> NormFactory:
     """Return what makes the norm over the channels of images, (N, C) or (N, C, H, W)."""
     options = options_of(config, norm)
     return lambda num_features: build_norm(norm, num_features, **{**options, "feature_dim": 1})
-
-
-def accuracy(answers: Tensor, labels: Tensor) -> float:
-    """Return the share of right answers in percent.
-
-    Args:
-        answers: classes, int64, (images,).
-        labels: int64, (images,).
-
-    >>> accuracy(torch.tensor([1, 2, 3, 3]), torch.tensor([1, 2, 3, 4]))
-    75.0
-    """
-    share = multiclass_accuracy(answers, labels, num_classes=NUM_CLASSES, average="micro")
-    return 100 * float(share)

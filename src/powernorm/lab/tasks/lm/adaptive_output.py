@@ -7,11 +7,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.lab.models.initialization import initialise
+from powernorm.lab.data.batch import IGNORED
+from powernorm.lab.models.initialization import initialize
 from powernorm.lab.models.language_model import LanguageModel
 
-IGNORED = -100
-"""Targets that do not count."""
 _DIVISION = 4
 """Each cluster has so many times fewer features than the one before (Grave et al. 2017)."""
 
@@ -50,7 +49,7 @@ class AdaptiveLanguageModel(nn.Module):
         self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(
             num_features, vocabulary_size, list(cutoffs), div_value=_DIVISION
         )
-        initialise(self.adaptive, seed)
+        initialize(self.adaptive, seed)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Return what `nll` takes."""

@@ -1,14 +1,18 @@
 """Language modeling: predict each token from those before it."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
+
+from torch import nn
 
 from powernorm.lab.data.baselines import BigramModel, UnigramModel, baseline_metrics
 from powernorm.lab.data.subwords import EncodedCorpus
 from powernorm.lab.models.language_model import LanguageModel
-from powernorm.lab.models.tensorized_attention import TensorizedShape
 from powernorm.lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
 from powernorm.lab.tasks.lm.batches import LanguageModelData
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings
+from powernorm.lab.tasks.lm.tensorized_attention import TensorizedAttention
 from powernorm.lab.tasks.text import SubwordTask
 from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.task import Sizes, TaskModel
@@ -23,12 +27,18 @@ class LanguageModelTask(SubwordTask[LanguageModelSettings]):
 
     is_causal = True
 
-    def tensorized(self, config: LanguageModelSettings) -> TensorizedShape | None:
-        """Return the shape of the tensorized attention, None for the usual one."""
+    def attention(self, config: LanguageModelSettings) -> Callable[[], nn.Module] | None:
+        """Return what makes the tensorized attentions, None for the usual ones."""
         shape = config.model
         if shape.architecture != "tensorized":
             return None
-        return TensorizedShape(shape.head_features or shape.num_features, shape.sees_future)
+        return partial(
+            TensorizedAttention,
+            shape.num_features,
+            shape.head_features or shape.num_features,
+            config.data.sequence_length,
+            sees_future=shape.sees_future,
+        )
 
     def build(self, config: LanguageModelSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
         """Return the model of a run, with an adaptive softmax where there are cutoffs."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from powernorm.lab.data.corpus import Split
-from powernorm.lab.tasks.lm_char.streams import FIRST
+from powernorm.lab.tasks.lm_char.batches import FIRST
 from powernorm.lab.tasks.lm_char.texts import VOCABULARY_SIZE, EncodedBytes
 
 ByteBaseline = Literal["unigram", "bigram", "trigram"]
@@ -29,7 +29,7 @@ class ByteCounts:
 
     p(c | a b) = w₃ · count(a b c) / count(a b ·) + w₂ · count(b c) / count(b ·) + w₁ · p(c), where
     p(c) = (count(c) + 1) / (length + 256). The weights, which sum to 1, are those that make the
-    valid split most likely, found by expectation maximisation. After bytes that never occurred in
+    valid split most likely, found by expectation maximization. After bytes that never occurred in
     training the terms without a count fall away and the others take their weight; such places are
     left out where the weights are found.
 

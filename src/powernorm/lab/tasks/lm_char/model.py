@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powernorm.lab.models.choices import Activation, Initialization, Placement
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.dropout import Dropout
-from powernorm.lab.models.initialization import initialise
-from powernorm.lab.models.layers import NormFactory, SubLayers
-from powernorm.lab.models.norm_places import norms_by_layer
+from powernorm.lab.models.initialization import initialize
+from powernorm.lab.models.layers import NormFactory, SubLayers, final_norm, norms_by_layer
 from powernorm.lab.models.stream_memory import StreamMemory
 from powernorm.lab.tasks.lm_char.relative_attention import RelativeAttention, distance_encodings
 
@@ -28,7 +27,7 @@ class RelativeLayer(SubLayers):
         Args:
             x: (batch, length, features).
             seen: what the attention looked at before, (batch, memory, features); with placement
-                `pre` that is behind the norm, so that no position is normalised, or counted by
+                `pre` that is behind the norm, so that no position is normalized, or counted by
                 batch statistics, a second time.
             distances: encodings, (memory + length, features).
             padding_mask: bool, (batch, length), True = padding.
@@ -58,27 +57,16 @@ class TransformerXL(nn.Module):
     Args:
         vocabulary_size: number of tokens.
         norm: makes every norm of the model, or of its lowest layers.
+        shape: of its layers; its dropout is also that of the encodings of distances and before the
+            logits.
         memory_length: positions of the memory in training.
         evaluation_memory_length: the same in evaluation; None is `memory_length`.
         num_lanes: batches with rows of their own that take turns, such as the micro-batches of an
             update, which measurements read in evaluation as well.
         max_distance: longer distances count as this one; None has no limit. Of use where the
             evaluation has a longer memory than the training, which has never seen such distances.
-        num_features: size of the features.
-        num_layers: number of layers.
-        num_heads: heads of each attention.
-        feedforward_features: size inside the feed-forward networks.
-        placement: where the norms stand.
-        activation: of the feed-forward networks.
-        dropout: of the embedding, the encodings of distances, after the sub-layers and before the
-            logits, in training.
-        attention_dropout: of the attention weights, in training.
-        activation_dropout: after the activations, in training; None is `dropout`.
-        initialization: how the linear maps begin.
         seed: of the initial weights, which are the same for every norm.
-        num_norm_layers: lowest layers whose norms are made by `norm`; None is all of them. The
-            final norm belongs to the highest layer.
-        upper_norm: makes the norms above these layers.
+        upper_norm: makes the norms above the lowest layers.
 
     Shape:
         - tokens: int64, (batch, length)
@@ -94,52 +82,36 @@ class TransformerXL(nn.Module):
         self,
         vocabulary_size: int,
         norm: NormFactory,
+        shape: TransformerShape,
         *,
         memory_length: int,
         evaluation_memory_length: int | None = None,
         num_lanes: int = 1,
         max_distance: int | None = None,
-        num_features: int = 128,
-        num_layers: int = 2,
-        num_heads: int = 4,
-        feedforward_features: int = 512,
-        placement: Placement = "post",
-        activation: Activation = "relu",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float | None = None,
-        initialization: Initialization = "xavier",
         seed: int = 0,
-        num_norm_layers: int | None = None,
         upper_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
-        norms = norms_by_layer(norm, num_layers, num_norm_layers, upper_norm)
+        norms = norms_by_layer(norm, shape, upper_norm)
         if evaluation_memory_length is None:
             evaluation_memory_length = memory_length
         self.max_distance = max_distance
-        self.embedding_scale = math.sqrt(num_features)
-        self.embedding = nn.Embedding(vocabulary_size, num_features)
-        self.dropout = Dropout(dropout)
+        self.embedding_scale = math.sqrt(shape.num_features)
+        self.embedding = nn.Embedding(vocabulary_size, shape.num_features)
+        self.dropout = Dropout(shape.dropout)
         self.layers = nn.ModuleList(
             RelativeLayer(
-                RelativeAttention(num_features, num_heads, dropout=attention_dropout),
-                num_features,
-                feedforward_features,
+                RelativeAttention(
+                    shape.num_features, shape.num_heads, dropout=shape.attention_dropout
+                ),
+                shape,
                 layer_norm,
-                placement=placement,
-                activation=activation,
-                dropout=dropout,
-                activation_dropout=activation_dropout,
             )
             for layer_norm in norms
         )
-        self.final_norm = norms[-1](num_features) if placement == "pre" else None
-        generator = initialise(self, seed, initialization)
-        for module in self.modules():
-            if isinstance(module, RelativeAttention):
-                module.draw_biases(generator)
-        self.head = nn.Linear(num_features, vocabulary_size)
+        self.final_norm = final_norm(shape, norms[-1])
+        initialize(self, seed, shape.initialization)
+        self.head = nn.Linear(shape.num_features, vocabulary_size)
         nn.init.zeros_(self.head.bias)
         self.head.weight = self.embedding.weight
         self._training_memory = StreamMemory(memory_length, num_lanes)

@@ -55,7 +55,7 @@ class RelativeAttention(nn.Module):
         self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, size))
         self.distance_bias = nn.Parameter(torch.zeros(num_heads, 1, size))
 
-    def draw_biases(self, generator: torch.Generator) -> None:
+    def draw_weights(self, generator: torch.Generator) -> None:
         """Draw u and v."""
         for bias in (self.content_bias, self.distance_bias):
             nn.init.normal_(bias, std=BIAS_STD, generator=generator)
@@ -89,7 +89,7 @@ class RelativeAttention(nn.Module):
 def shifted(by_distance: Tensor) -> Tensor:
     """Turn scores by distance into scores by key, without a loop (Dai et al. 2019, appendix B).
 
-    Each query has its keys at other distances than its neighbour: row i moves by length - 1 - i
+    Each query has its keys at other distances than its neighbor: row i moves by length - 1 - i
     to the left. One zero in front of each row, and the rows read with a length that is one less,
     do that; what comes in from the right belongs to later keys.
 

@@ -2,24 +2,17 @@
 
 from typing import ClassVar
 
-from powernorm.lab.models.choices import Initialization
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.settings.model import TransformerSettings
-from powernorm.lab.settings.section import FractionBelowOne, NotNegative, section
+from powernorm.lab.settings.model import DetailedTransformerSettings
+from powernorm.lab.settings.section import NotNegative, section
 from powernorm.lab.settings.training import SmoothedTrainingSettings
 from powernorm.lab.tasks.text_settings import SequenceDataSettings
 
 
 @section("model")
-class TransformerXLShape(TransformerSettings):
+class TransformerXLShape(DetailedTransformerSettings):
     """The shape of a Transformer-XL."""
 
-    attention_dropout: FractionBelowOne = 0.0
-    """Of the attention weights."""
-    activation_dropout: FractionBelowOne | None = None
-    """After the activation of the feed-forward networks; none is `dropout`."""
-    initialization: Initialization = "xavier"
-    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
     memory_length: NotNegative | None = None
     """Positions before a segment that the attention still sees, in training; none is as many as a
     segment has."""

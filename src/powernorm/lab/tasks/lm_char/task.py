@@ -1,50 +1,22 @@
-"""Language modelling of characters: Transformer-XL over a stream of bytes."""
+"""Language modeling of characters: Transformer-XL over a stream of bytes."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.lm_char.baselines import byte_metrics
+from powernorm.lab.tasks.lm_char.batches import CharacterData
 from powernorm.lab.tasks.lm_char.model import TransformerXL
 from powernorm.lab.tasks.lm_char.settings import CharacterSettings
-from powernorm.lab.tasks.lm_char.streams import TextStreams
 from powernorm.lab.tasks.lm_char.texts import VOCABULARY_SIZE, EncodedBytes, load_bytes
-from powernorm.lab.training.batches import RowData, RunData
+from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, norm_options
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 from powernorm.runs import Baseline
-
-
-class CharacterData(RowData[CharacterSettings]):
-    """Streams of bytes, in which each one is predicted from those before it.
-
-    Args:
-        encoded: the text.
-        config: lengths, sizes and number of steps.
-        seed: of where the epochs begin in the text.
-
-    Raises:
-        InputError: the train split is shorter than one update.
-    """
-
-    def __init__(self, encoded: EncodedBytes, config: CharacterSettings, seed: int) -> None:
-        def streams(split: Split) -> TextStreams:
-            return TextStreams(
-                encoded.splits[split],
-                length=config.data.sequence_length,
-                place=encoded.start_of(split),
-            )
-
-        super().__init__(config, streams, seed)
-
-    def from_loss(self, loss: float) -> dict[str, float]:
-        """Return the bits per character, which is a byte, of a loss in nats."""
-        return {"bits_per_character": loss / math.log(2)}
 
 
 class CharacterTask(Task[EncodedBytes, CharacterSettings]):
@@ -76,11 +48,11 @@ class CharacterTask(Task[EncodedBytes, CharacterSettings]):
         ]
 
     def facts(self, encoded: EncodedBytes) -> dict[str, Any]:
-        """Return name, source, licence and sizes of the text."""
+        """Return name, source, license and sizes of the text."""
         return {
             "name": encoded.name,
             "source": encoded.source,
-            "licence": encoded.licence,
+            "licence": encoded.license,
             "vocabulary_size": VOCABULARY_SIZE,
             "splits": {split: {"bytes": encoded.splits[split].numel()} for split in SPLITS},
         }
@@ -140,21 +112,11 @@ def build_transformer_xl(
     return TransformerXL(
         vocabulary_size,
         norm_factory(norm, options_of(config, norm)),
+        config.model.shape,
         memory_length=memory_length,
         evaluation_memory_length=shape.evaluation_memory_length,
         num_lanes=config.optimizer.accumulation,
         max_distance=memory_length + length - 1,
-        num_features=shape.num_features,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        feedforward_features=shape.feedforward_features,
-        placement=shape.placement,
-        activation=shape.activation,
-        dropout=shape.dropout,
-        attention_dropout=shape.attention_dropout,
-        activation_dropout=shape.activation_dropout,
-        initialization=shape.initialization,
         seed=seed,
-        num_norm_layers=shape.num_norm_layers,
         upper_norm=norm_factory(UPPER_NORM),
     )

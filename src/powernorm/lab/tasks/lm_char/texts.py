@@ -28,7 +28,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import SPLITS, Corpus, Split
 from powernorm.lab.data.embedded import EMBEDDED, embedded_corpus
-from powernorm.lab.data.readers import USER_LICENCE
+from powernorm.lab.data.readers import USER_LICENSE
 
 VOCABULARY_SIZE: Final = 256
 OFFICIAL_SIZES: Final[Mapping[str, int]] = {"enwik8": 100_000_000, "text8": 100_000_000}
@@ -47,7 +47,7 @@ class EncodedBytes:
 
     name: str
     source: str
-    licence: str
+    license: str
     splits: Mapping[Split, Tensor]
     """uint8, (number of bytes,)."""
 
@@ -103,7 +103,7 @@ def _of_corpus(corpus: Corpus) -> EncodedBytes:
         split: _tensor("".join(f"{document}\n" for document in corpus.documents[split]).encode())
         for split in SPLITS
     }
-    return EncodedBytes(corpus.name, corpus.source, corpus.licence, splits)
+    return EncodedBytes(corpus.name, corpus.source, corpus.license, splits)
 
 
 def _read_folder(folder: Path) -> EncodedBytes:
@@ -122,7 +122,7 @@ def _read_folder(folder: Path) -> EncodedBytes:
             names = " and ".join(path.name for path in found.values())
             raise InputError(f"{folder} has {names} but no {split}.txt: put it beside the others.")
     splits = {split: _read_split(path) for split, path in found.items()}
-    return EncodedBytes(folder.resolve().name, str(folder), USER_LICENCE, splits)
+    return EncodedBytes(folder.resolve().name, str(folder), USER_LICENSE, splits)
 
 
 def _split_file(folder: Path, split: Split) -> Path | None:
@@ -167,7 +167,7 @@ def _read_whole(path: Path) -> EncodedBytes:
         "valid": whole[first:second],
         "test": whole[second:],
     }
-    return EncodedBytes(path.stem, str(path), USER_LICENCE, splits)
+    return EncodedBytes(path.stem, str(path), USER_LICENSE, splits)
 
 
 def _read(path: Path) -> bytearray:

@@ -28,7 +28,7 @@ class MaskedLanguageModelTask(SubwordTask[MaskedLanguageModelSettings]):
     def baselines(
         self, encoded: EncodedCorpus, config: MaskedLanguageModelSettings
     ) -> list[Baseline]:
-        """Return the unigram at the masked positions; a bigram would see masked neighbours."""
+        """Return the unigram at the masked positions; a bigram would see masked neighbors."""
         unigram = UnigramModel(encoded.splits["train"].tokens, encoded.vocabulary_size)
         data = MaskedSentenceData(encoded, config, seed=0)
         metrics: dict[str, float | None] = {}

@@ -1,11 +1,22 @@
-"""Padded batches of sentences in which every word is asked for its tag."""
+"""Tagged sentences as the batches of a run: every word is asked for its tag."""
 
-from torch import Tensor
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
 from powernorm.lab.data.batch import IGNORED, MASK, Batch
+from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.orders import Order, ShuffledByLength
 from powernorm.lab.data.rows import PaddedRows
-from powernorm.lab.tasks.ner.encoding import PADDING_ID, EncodedSentences
+from powernorm.lab.tasks.ner.encoding import PADDING_ID, EncodedEntities, EncodedSentences
+from powernorm.lab.tasks.ner.model import EntityTagger
+from powernorm.lab.tasks.ner.scores import span_scores
+from powernorm.lab.tasks.ner.settings import EntitySettings
+from powernorm.lab.tasks.ner.tag_schemes import tags_of
+from powernorm.lab.training.batches import RowData
 
 
 class TaggedRows(PaddedRows):
@@ -52,3 +63,64 @@ class TaggedRows(PaddedRows):
         found = found.masked_fill(padding[..., None], PADDING_ID)
         longest = int((found != PADDING_ID).any(dim=0).any(dim=0).sum())
         return found[..., : max(longest, 1)]
+
+
+class EntityData(RowData[EntitySettings]):
+    """Padded sentences, in which the tag of every word is asked for.
+
+    Args:
+        encoded: the sentences over their words and tags.
+        config: lengths, sizes and number of steps.
+        seed: of the order of the sentences.
+
+    Raises:
+        InputError: the train split has fewer sentences than a batch, or the word vectors are of
+            another size than the model's embeddings.
+    """
+
+    selection = "f1"
+
+    def __init__(self, encoded: EncodedEntities, config: EntitySettings, seed: int) -> None:
+        _check_vectors(encoded, config)
+        self._encoded = encoded
+        has_characters = config.model.character_features is not None
+        super().__init__(
+            config,
+            lambda split: TaggedRows(encoded.splits[split], has_characters=has_characters),
+            seed,
+        )
+
+    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+        """Return F1, precision and recall of the entities of a split, in percent."""
+        if not isinstance(model, EntityTagger):
+            raise TypeError(f"expected a tagger, got {type(model).__name__}")
+        names = self._encoded.tags
+        rows: list[list[str]] = []
+        for batch in self.evaluation(split):
+            moved = batch.to(device)
+            decoded = model.decode(model(**moved.inputs()), moved.named[MASK])
+            rows += [[names[tag] for tag in tags] for tags in decoded]
+        # Where a sentence was cut, its gold entities are still whole.
+        gold = [
+            tags_of(sentence.spans, len(sentence.words))
+            for sentence in self._encoded.corpus.sentences[split]
+        ]
+        return span_scores(gold, _put_together(rows, self._encoded.splits[split]))
+
+
+def _put_together(rows: Sequence[Sequence[str]], sentences: EncodedSentences) -> list[list[str]]:
+    """Return the tags of each sentence out of those of its rows."""
+    numbers: list[int] = sentences.rows_per_sentence.tolist()
+    left = iter(rows)
+    return [list(chain.from_iterable(next(left) for _ in range(number))) for number in numbers]
+
+
+def _check_vectors(encoded: EncodedEntities, config: EntitySettings) -> None:
+    for vector in encoded.vectors.values():
+        wanted = config.model.embedding_features or config.model.num_features
+        if vector.numel() != wanted:
+            raise InputError(
+                f"{config.data.vectors} has vectors of {vector.numel()} numbers, the model's "
+                f"embeddings have {wanted}: set model.embedding_features={vector.numel()}."
+            )
+        return

@@ -12,7 +12,7 @@ from typing import Final
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.data.fetching import fetched
-from powernorm.lab.data.readers import USER_LICENCE, read_text
+from powernorm.lab.data.readers import USER_LICENSE, read_text
 from powernorm.lab.data.sets.catalogue import data_set
 from powernorm.lab.data.treebanks import PERIOD, TEST_REMAINDER, VALID_REMAINDER
 from powernorm.lab.tasks.ner.columns import TaggedSentence, parse_columns
@@ -39,7 +39,7 @@ class EntityCorpus:
 
     name: str
     source: str
-    licence: str
+    license: str
     sentences: Mapping[Split, tuple[TaggedSentence, ...]]
 
     @property
@@ -72,7 +72,7 @@ def load_entities(source: str | None) -> EntityCorpus:
         return _embedded()
     if name in FETCHED:
         about = data_set(name)
-        return _read_folder(fetched(name), name, about.source, about.licence)
+        return _read_folder(fetched(name), name, about.source, about.license)
     return _read(Path(name))
 
 
@@ -81,7 +81,7 @@ def _embedded() -> EntityCorpus:
     # Two of its entities begin with I.
     sentences = parse_columns(lzma.decompress(packed).decode(), _PACKED, "iob")
     about = data_set(DEFAULT)
-    return EntityCorpus(DEFAULT, about.source, about.licence, _split(sentences))
+    return EntityCorpus(DEFAULT, about.source, about.license, _split(sentences))
 
 
 def _split(sentences: Sequence[TaggedSentence]) -> dict[Split, tuple[TaggedSentence, ...]]:
@@ -94,7 +94,7 @@ def _split(sentences: Sequence[TaggedSentence]) -> dict[Split, tuple[TaggedSente
 
 def _read(path: Path) -> EntityCorpus:
     if path.is_dir():
-        return _read_folder(path, None, str(path), USER_LICENCE)
+        return _read_folder(path, None, str(path), USER_LICENSE)
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give a folder with {_EXPECTED}, one file with a word and its "
@@ -104,14 +104,14 @@ def _read(path: Path) -> EntityCorpus:
     if match and match["split"] == "train" and _others(path.parent, match["name"]):
         folder, prefix = path.parent, match["name"] or ""
         name = prefix or folder.resolve().name
-        return _read_official(folder, prefix, name, str(folder), USER_LICENCE)
+        return _read_official(folder, prefix, name, str(folder), USER_LICENSE)
     sentences = parse_columns(read_text(path), str(path))
     if len(sentences) < PERIOD:
         raise InputError(
             f"{path} has {len(sentences)} sentences: at least {PERIOD} are needed to set some "
             "aside for validation and test."
         )
-    return EntityCorpus(path.stem, str(path), USER_LICENCE, _split(sentences))
+    return EntityCorpus(path.stem, str(path), USER_LICENSE, _split(sentences))
 
 
 def _others(folder: Path, name: str | None) -> bool:
@@ -120,7 +120,7 @@ def _others(folder: Path, name: str | None) -> bool:
     return any(m and m["name"] == name and m["split"] != "train" for m in matches)
 
 
-def _read_folder(folder: Path, name: str | None, source: str, licence: str) -> EntityCorpus:
+def _read_folder(folder: Path, name: str | None, source: str, license: str) -> EntityCorpus:
     matches = (_OFFICIAL.fullmatch(path.name) for path in folder.iterdir())
     names = sorted({match["name"] or "" for match in matches if match})
     if not names:
@@ -131,11 +131,11 @@ def _read_folder(folder: Path, name: str | None, source: str, licence: str) -> E
             "give the path of the train file of one."
         )
     return _read_official(
-        folder, names[0], name or names[0] or folder.resolve().name, source, licence
+        folder, names[0], name or names[0] or folder.resolve().name, source, license
     )
 
 
-def _read_official(folder: Path, prefix: str, name: str, source: str, licence: str) -> EntityCorpus:
+def _read_official(folder: Path, prefix: str, name: str, source: str, license: str) -> EntityCorpus:
     paths = _official_paths(folder, prefix)
     parts = {
         split: tuple(parse_columns(read_text(path), str(path))) for split, path in paths.items()
@@ -150,7 +150,7 @@ def _read_official(folder: Path, prefix: str, name: str, source: str, licence: s
     for split in SPLITS:
         if not parts[split]:
             raise InputError(f"The {split} split of {folder} has no sentences: give some.")
-    return EntityCorpus(name, source, licence, {split: parts[split] for split in SPLITS})
+    return EntityCorpus(name, source, license, {split: parts[split] for split in SPLITS})
 
 
 def _official_paths(folder: Path, prefix: str) -> dict[Split, Path]:

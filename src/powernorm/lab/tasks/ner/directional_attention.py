@@ -51,7 +51,7 @@ class DirectionalAttention(nn.Module):
         """v."""
         self.dropout = Dropout(dropout)
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def draw_weights(self, generator: torch.Generator) -> None:
         """Draw u and v, normal after Glorot and Bengio (2010), from a generator."""
         for bias in (self.content_bias, self.offset_bias):
             nn.init.xavier_normal_(bias.data.squeeze(1), generator=generator)

@@ -137,7 +137,7 @@ def thinned(corpus: EntityCorpus, max_examples: int | None) -> EntityCorpus:
         return corpus
     kept = tuple(train[index * len(train) // max_examples] for index in range(max_examples))
     return EntityCorpus(
-        corpus.name, corpus.source, corpus.licence, {**corpus.sentences, "train": kept}
+        corpus.name, corpus.source, corpus.license, {**corpus.sentences, "train": kept}
     )
 
 

@@ -3,14 +3,49 @@
 import torch
 from torch import Tensor, nn
 
-from powernorm.lab.models.choices import Activation, Initialization, Placement
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.dropout import Dropout
-from powernorm.lab.models.initialization import initialise
-from powernorm.lab.models.layers import AttentionLayer, NormFactory
-from powernorm.lab.models.norm_places import norms_by_layer
-from powernorm.lab.tasks.ner.character_features import CharacterFeatures
+from powernorm.lab.models.initialization import initialize
+from powernorm.lab.models.layers import AttentionLayer, NormFactory, final_norm, norms_by_layer
 from powernorm.lab.tasks.ner.directional_attention import DirectionalAttention
 from powernorm.lab.tasks.ner.tag_sequences import TagSequences
+
+WINDOW = 3
+"""Characters that a filter sees."""
+
+
+class CharacterFeatures(nn.Module):
+    """A convolution over the characters of a word, and the maximum over them (Ma and Hovy 2016).
+
+    The convolution is a linear map of every `WINDOW` neighboring characters, followed by ReLU; the
+    maximum is over a word's own characters, whatever stands after them.
+
+    Args:
+        num_characters: number of ids; 0 is padding.
+        num_features: of a character, and of a word.
+        dropout: of the characters' embeddings, in training.
+
+    Shape:
+        - characters: int64, (…, characters)
+        - output: (…, num_features); 0 for a word without characters
+    """
+
+    def __init__(self, num_characters: int, num_features: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_characters, num_features)
+        self.dropout = Dropout(dropout)
+        self.filters = nn.Linear(WINDOW * num_features, num_features)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Return the features of every word."""
+        is_there = (characters != 0).unsqueeze(-1)
+        x: Tensor = self.dropout(self.embedding(characters)) * is_there
+        padded = nn.functional.pad(x, (0, 0, WINDOW // 2, WINDOW // 2))
+        length = characters.shape[-1]
+        windows = [padded.narrow(-2, shift, length) for shift in range(WINDOW)]
+        found: Tensor = self.filters(torch.cat(windows, dim=-1)).relu()
+        # No feature is below 0, so zeros in place of what is no character change no maximum.
+        return (found * is_there).amax(dim=-2)
 
 
 class EntityTagger(nn.Module):
@@ -24,26 +59,15 @@ class EntityTagger(nn.Module):
         num_words: number of ids of words; 0 is padding.
         tags: the conditional random field, which knows the number of tags.
         norm: makes every norm of the model, or of its lowest layers.
-        num_features: width of the encoder.
-        num_layers: number of layers.
-        num_heads: heads of each attention.
-        feedforward_features: size inside the feed-forward networks.
-        placement: where the norms stand.
-        activation: of the feed-forward networks.
-        dropout: in the layers, in training.
-        attention_dropout: of the attention weights, in training.
-        activation_dropout: after the activation, in training; None is `dropout`.
-        embedding_features: size of a word's embedding; None is `num_features`.
-        embedding_dropout: of the words' embeddings, in training; None is `dropout`.
+        shape: of its layers.
+        embedding_features: size of a word's embedding; None is that of the layers.
+        embedding_dropout: of the words' embeddings, in training; None is that of the layers.
         output_dropout: before the scores, in training.
         num_characters: number of ids of characters; 0 is padding.
         character_features: made of a word's characters; 0 leaves them out.
         character_dropout: of characters, in training; None is `embedding_dropout`.
-        initialization: of the linear maps.
         seed: of the initial weights, which are the same for every norm.
-        num_norm_layers: lowest layers whose norms are made by `norm`; None is all of them. The
-            final norm belongs to the highest layer.
-        upper_norm: makes the norms above these layers.
+        upper_norm: makes the norms above the lowest layers.
 
     Shape:
         - tokens: int64, (batch, length): ids of words
@@ -60,31 +84,22 @@ class EntityTagger(nn.Module):
         num_words: int,
         tags: TagSequences,
         norm: NormFactory,
+        shape: TransformerShape,
         *,
-        num_features: int = 128,
-        num_layers: int = 2,
-        num_heads: int = 4,
-        feedforward_features: int = 256,
-        placement: Placement = "post",
-        activation: Activation = "relu",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float | None = None,
         embedding_features: int | None = None,
         embedding_dropout: float | None = None,
         output_dropout: float = 0.0,
         num_characters: int = 0,
         character_features: int = 0,
         character_dropout: float | None = None,
-        initialization: Initialization = "xavier",
         seed: int = 0,
-        num_norm_layers: int | None = None,
         upper_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
-        norms = norms_by_layer(norm, num_layers, num_norm_layers, upper_norm)
+        norms = norms_by_layer(norm, shape, upper_norm)
+        num_features = shape.num_features
         embedding_features = embedding_features or num_features
-        dropped = dropout if embedding_dropout is None else embedding_dropout
+        dropped = shape.dropout if embedding_dropout is None else embedding_dropout
         self.embedding = nn.Embedding(num_words, embedding_features)
         self.embedding_dropout = Dropout(dropped)
         self.characters = (
@@ -99,25 +114,19 @@ class EntityTagger(nn.Module):
         self.projection = nn.Linear(embedding_features + character_features, num_features)
         self.layers = nn.ModuleList(
             AttentionLayer(
-                DirectionalAttention(num_features, num_heads, dropout=attention_dropout),
-                num_features,
-                feedforward_features,
+                DirectionalAttention(
+                    num_features, shape.num_heads, dropout=shape.attention_dropout
+                ),
+                shape,
                 layer_norm,
-                placement=placement,
-                activation=activation,
-                dropout=dropout,
-                activation_dropout=activation_dropout,
             )
             for layer_norm in norms
         )
-        self.final_norm = norms[-1](num_features) if placement == "pre" else None
+        self.final_norm = final_norm(shape, norms[-1])
         self.output_dropout = Dropout(output_dropout)
         self.head = nn.Linear(num_features, tags.crf.num_tags)
         self.tags = tags
-        generator = initialise(self, seed, initialization)
-        for module in self.modules():
-            if isinstance(module, DirectionalAttention | TagSequences):
-                module.initialise(generator)
+        initialize(self, seed, shape.initialization)
 
     def forward(
         self,

@@ -4,9 +4,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from powernorm.lab.models.choices import Initialization
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.settings.model import TransformerSettings
+from powernorm.lab.settings.model import DetailedTransformerSettings
 from powernorm.lab.settings.section import FractionBelowOne, Positive, section
 from powernorm.lab.tasks.text_settings import SequenceDataSettings
 
@@ -24,13 +23,9 @@ class EntityDataSettings(SequenceDataSettings):
 
 
 @section("model")
-class EntityTaggerShape(TransformerSettings):
+class EntityTaggerShape(DetailedTransformerSettings):
     """The shape of a tagger of names (TENER, Yan et al. 2019)."""
 
-    attention_dropout: FractionBelowOne = 0.0
-    """Of the attention weights."""
-    activation_dropout: FractionBelowOne | None = None
-    """After the activation of the feed-forward networks; none is `dropout`."""
     embedding_features: Positive | None = None
     """Size of embeddings where it is not num_features."""
     embedding_dropout: FractionBelowOne | None = None
@@ -41,8 +36,6 @@ class EntityTaggerShape(TransformerSettings):
     """Features made of a word's characters; none is none."""
     character_dropout: FractionBelowOne | None = None
     """Of what is made of a word's characters; none is as of the embeddings."""
-    initialization: Initialization = "xavier"
-    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
 
 
 @section()

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torchcrf import CRF
 
-IGNORED: Final = -100
-"""The target of padding, as in torch's cross entropy."""
+from powernorm.lab.data.batch import IGNORED
+
 FORBIDDEN: Final = -10_000.0
 """Score of a transition that cannot be: its probability is 0 in every precision, and so is its
 gradient, so that it stays."""
@@ -32,9 +32,9 @@ class TagSequences(nn.Module):
         super().__init__()
         self.crf = CRF(len(starts), batch_first=True)
         self._allowed = [torch.tensor(part) for part in (starts, ends, follows)]
-        self.initialise(torch.Generator().manual_seed(0))
+        self.draw_weights(torch.Generator().manual_seed(0))
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def draw_weights(self, generator: torch.Generator) -> None:
         """Draw the scores of the transitions, uniform within 0.1, from a generator."""
         parts = (self.crf.start_transitions, self.crf.end_transitions, self.crf.transitions)
         for part, allowed in zip(parts, self._allowed, strict=True):

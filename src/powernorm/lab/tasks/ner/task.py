@@ -1,98 +1,28 @@
 """The task `ner`: find names, places, dates and the like in sentences."""
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from powernorm.errors import InputError
-from powernorm.lab.data.batch import MASK
-from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.settings.comparison import options_of
-from powernorm.lab.tasks.ner.baselines import entity_baselines
-from powernorm.lab.tasks.ner.batches import TaggedRows
+from powernorm.lab.tasks.ner.batches import EntityData
 from powernorm.lab.tasks.ner.corpora import EntityCorpus, load_entities
-from powernorm.lab.tasks.ner.encoding import (
-    EncodedEntities,
-    EncodedSentences,
-    encode_entities,
-    thinned,
-)
+from powernorm.lab.tasks.ner.encoding import EncodedEntities, encode_entities, thinned
 from powernorm.lab.tasks.ner.model import EntityTagger
+from powernorm.lab.tasks.ner.scores import entity_baselines
 from powernorm.lab.tasks.ner.settings import EntityDataSettings, EntitySettings
-from powernorm.lab.tasks.ner.span_scores import span_scores
-from powernorm.lab.tasks.ner.tag_schemes import legal_transitions, tags_of
+from powernorm.lab.tasks.ner.tag_schemes import legal_transitions
 from powernorm.lab.tasks.ner.tag_sequences import TagSequences
-from powernorm.lab.training.batches import RowData, RunData
+from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 from powernorm.runs import Baseline
 
 _EXAMPLE_CHARACTERS: Final = 8
-
-
-class EntityData(RowData[EntitySettings]):
-    """Padded sentences, in which the tag of every word is asked for.
-
-    Args:
-        encoded: the sentences over their words and tags.
-        config: lengths, sizes and number of steps.
-        seed: of the order of the sentences.
-
-    Raises:
-        InputError: the train split has fewer sentences than a batch, or the word vectors are of
-            another size than the model's embeddings.
-    """
-
-    selection = "f1"
-
-    def __init__(self, encoded: EncodedEntities, config: EntitySettings, seed: int) -> None:
-        _check_vectors(encoded, config)
-        self._encoded = encoded
-        has_characters = config.model.character_features is not None
-        super().__init__(
-            config,
-            lambda split: TaggedRows(encoded.splits[split], has_characters=has_characters),
-            seed,
-        )
-
-    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
-        """Return F1, precision and recall of the entities of a split, in percent."""
-        if not isinstance(model, EntityTagger):
-            raise TypeError(f"expected a tagger, got {type(model).__name__}")
-        names = self._encoded.tags
-        rows: list[list[str]] = []
-        for batch in self.evaluation(split):
-            moved = batch.to(device)
-            decoded = model.decode(model(**moved.inputs()), moved.named[MASK])
-            rows += [[names[tag] for tag in tags] for tags in decoded]
-        # Where a sentence was cut, its gold entities are still whole.
-        gold = [
-            tags_of(sentence.spans, len(sentence.words))
-            for sentence in self._encoded.corpus.sentences[split]
-        ]
-        return span_scores(gold, _put_together(rows, self._encoded.splits[split]))
-
-
-def _put_together(rows: Sequence[Sequence[str]], sentences: EncodedSentences) -> list[list[str]]:
-    """Return the tags of each sentence out of those of its rows."""
-    numbers: list[int] = sentences.rows_per_sentence.tolist()
-    left = iter(rows)
-    return [list(chain.from_iterable(next(left) for _ in range(number))) for number in numbers]
-
-
-def _check_vectors(encoded: EncodedEntities, config: EntitySettings) -> None:
-    for vector in encoded.vectors.values():
-        wanted = config.model.embedding_features or config.model.num_features
-        if vector.numel() != wanted:
-            raise InputError(
-                f"{config.data.vectors} has vectors of {vector.numel()} numbers, the model's "
-                f"embeddings have {wanted}: set model.embedding_features={vector.numel()}."
-            )
-        return
 
 
 class EntityTask(Task[EncodedEntities, EntitySettings]):
@@ -123,12 +53,12 @@ class EntityTask(Task[EncodedEntities, EntitySettings]):
         return entity_baselines(encoded)
 
     def facts(self, encoded: EncodedEntities) -> dict[str, Any]:
-        """Return name, source, licence and sizes of the sentences."""
+        """Return name, source, license and sizes of the sentences."""
         corpus = encoded.corpus
         return {
             "name": corpus.name,
             "source": corpus.source,
-            "licence": corpus.licence,
+            "licence": corpus.license,
             "vocabulary_size": encoded.num_words,
             "kinds": list(encoded.kinds),
             "vectors": len(encoded.vectors),
@@ -169,24 +99,14 @@ class EntityTask(Task[EncodedEntities, EntitySettings]):
             num_words,
             TagSequences(*legal_transitions(num_tags)),
             norm_factory(norm, options_of(config, norm)),
-            num_features=shape.num_features,
-            num_layers=shape.num_layers,
-            num_heads=shape.num_heads,
-            feedforward_features=shape.feedforward_features,
-            placement=shape.placement,
-            activation=shape.activation,
-            dropout=shape.dropout,
-            attention_dropout=shape.attention_dropout,
-            activation_dropout=shape.activation_dropout,
+            config.model.shape,
             embedding_features=shape.embedding_features,
             embedding_dropout=shape.embedding_dropout,
             output_dropout=shape.output_dropout or 0.0,
             num_characters=num_characters,
             character_features=shape.character_features or 0,
             character_dropout=shape.character_dropout,
-            initialization=shape.initialization,
             seed=seed,
-            num_norm_layers=shape.num_norm_layers,
             upper_norm=norm_factory(UPPER_NORM),
         )
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Places(NamedTuple):
-    """Neighbouring columns of the input whose ids are of one kind."""
+    """Neighboring columns of the input whose ids are of one kind."""
 
     num_ids: int
     num_columns: int

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from powernorm.lab.models.choices import Activation, Initialization
 from powernorm.lab.models.dropout import Dropout
-from powernorm.lab.models.initialization import initialise
+from powernorm.lab.models.initialization import initialize
 from powernorm.lab.models.layers import ACTIVATIONS, NormFactory
 from powernorm.lab.tasks.parse.embedded_linear import EmbeddedLinear, Places
 
@@ -90,7 +90,7 @@ class TransitionParser(nn.Module):
             )
         )
         self.head = nn.Linear(num_features, num_transitions)
-        initialise(self, seed, initialization)
+        initialize(self, seed, initialization)
 
     def forward(self, states: Tensor) -> Tensor:
         """Return the logits of the transitions."""

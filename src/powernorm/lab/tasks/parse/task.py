@@ -2,26 +2,25 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from powernorm.lab.data.baselines import UnigramModel
 from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.data.treebanks import load_treebank
 from powernorm.lab.settings.comparison import options_of
-from powernorm.lab.tasks.parse.attachment import attachment_scores, neighbour_scores
+from powernorm.lab.tasks.parse.batches import ParsingData, parse_split
 from powernorm.lab.tasks.parse.configurations import NUM_LABELS, NUM_TAGS, NUM_WORDS
 from powernorm.lab.tasks.parse.embedded_linear import Places
 from powernorm.lab.tasks.parse.encoding import EncodedTreebank, encode_trees
-from powernorm.lab.tasks.parse.examples import TransitionRows
 from powernorm.lab.tasks.parse.model import TransitionParser
-from powernorm.lab.tasks.parse.parsing import Parsed, parse
+from powernorm.lab.tasks.parse.parsing import neighbor_scores
 from powernorm.lab.tasks.parse.settings import ParsingSettings
-from powernorm.lab.training.batches import RowData, RunData
+from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.norms import norm_factory
 from powernorm.lab.training.task import DataSummary, Scores, Sizes, Task, TaskModel
 from powernorm.runs import Baseline
@@ -29,45 +28,6 @@ from powernorm.runs import Baseline
 COLUMNS: Final = (NUM_WORDS, NUM_TAGS, NUM_LABELS)
 """Of a state, in the order of the model's tables."""
 _TABLE: Final = "layers.0.linear.tables.{}.weight"
-
-
-class ParsingData(RowData[ParsingSettings]):
-    """Transitions of the trees that transitions can build; scores are of all trees.
-
-    Args:
-        encoded: the treebank.
-        config: sizes and number of steps.
-        seed: of the order of the transitions.
-
-    Raises:
-        InputError: the train split has fewer transitions than a batch.
-    """
-
-    selection = "uas"
-
-    def __init__(self, encoded: EncodedTreebank, config: ParsingSettings, seed: int) -> None:
-        self._encoded = encoded
-
-        def transitions(split: Split) -> TransitionRows:
-            kept = config.data.max_examples if split == "train" else None
-            return TransitionRows(encoded.gold[split], kept)
-
-        super().__init__(config, transitions, seed)
-
-    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
-        """Return UAS and LAS of all trees of a split, in percent."""
-        parsed = parse_split(self._encoded, split, model, device)
-        return attachment_scores(self._encoded.trees[split], parsed)
-
-
-def parse_split(
-    encoded: EncodedTreebank,
-    split: Split,
-    model: Callable[[Tensor], Tensor],
-    device: torch.device,
-) -> Parsed:
-    """Parse the sentences of a split; the model is in evaluation mode."""
-    return parse(encoded.trees[split], model, encoded.inventory, device)
 
 
 class ParsingTask(Task[EncodedTreebank, ParsingSettings]):
@@ -94,20 +54,20 @@ class ParsingTask(Task[EncodedTreebank, ParsingSettings]):
         return ParsingData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedTreebank, config: ParsingSettings) -> list[Baseline]:
-        """Return the transitions' own frequencies, and every word hung from its neighbour."""
+        """Return the transitions' own frequencies, and every word hung from its neighbor."""
         del config
-        attached: dict[str, float | None] = {**neighbour_scores(encoded.trees)}
+        attached: dict[str, float | None] = {**neighbor_scores(encoded.trees)}
         return [
             Baseline(name="unigram", metrics=_unigram(encoded)),
             Baseline(name="attach", metrics=attached),
         ]
 
     def facts(self, encoded: EncodedTreebank) -> dict[str, Any]:
-        """Return name, source, licence and sizes of the treebank."""
+        """Return name, source, license and sizes of the treebank."""
         return {
             "name": encoded.name,
             "source": encoded.source,
-            "licence": encoded.licence,
+            "licence": encoded.license,
             "vocabulary_size": encoded.vocabulary.sizes[0],
             "tags": "universal" if encoded.vocabulary.is_universal else "the treebank's own",
             "num_tags": len(encoded.vocabulary.tags),

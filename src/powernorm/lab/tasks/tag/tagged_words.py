@@ -108,7 +108,7 @@ def _encoded(treebank: Treebank, vocabulary: _Vocabulary, vocabulary_size: int) 
     corpus = Corpus(
         name=treebank.name,
         source=treebank.source,
-        licence=treebank.licence,
+        license=treebank.license,
         documents={split: tuple(map(_text, treebank.sentences[split])) for split in SPLITS},
         line_ends_count=False,
     )

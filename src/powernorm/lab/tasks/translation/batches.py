@@ -1,7 +1,6 @@
-"""Batches of sentence pairs, as many at a time as a budget of tokens allows."""
+"""Sentence pairs as the batches of a run, as many at a time as a budget of tokens allows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -9,23 +8,15 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.lab.data.batch import IGNORED, Batch, EvaluationBatches, TrainingBatches
+from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.orders import LengthGroups, WithinBudget, spaced_by_tokens
-from powernorm.lab.tasks.translation.token_lists import TokenLists
+from powernorm.lab.tasks.translation.sentence_pairs import EncodedPairs
+from powernorm.lab.tasks.translation.settings import TranslationSettings
+from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
+from powernorm.lab.training.batches import RunData
 
 _PAIR_SEED: Final = 1 << 20
 """Keeps the generator of the pairs apart from that of the batches."""
-
-
-@dataclass(frozen=True)
-class EncodedPairSplit:
-    """The sentence pairs of a split over the ids of their subwords."""
-
-    source: TokenLists
-    target: TokenLists
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        return len(self.source)
 
 
 def padded_sources(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
@@ -119,4 +110,38 @@ def pair_batch(split: EncodedPairSplit, rows: Tensor) -> Batch:
         targets=targets if target_mask is None else targets.masked_fill_(target_mask, IGNORED),
         num_tokens=int(split.source.lengths[rows].sum()) + num_targets,
         num_targets=num_targets,
+        positional=("source", "target"),
+        is_cut=True,
     )
+
+
+class TranslationData(RunData[TranslationSettings]):
+    """Sentence pairs, in which each subword of the translation is predicted from those before it.
+
+    Args:
+        encoded: the pairs over their subwords.
+        config: budget of tokens, number of steps.
+        seed: of the order.
+
+    Raises:
+        InputError: a pair is longer than a batch.
+    """
+
+    def __init__(self, encoded: EncodedPairs, config: TranslationSettings, seed: int) -> None:
+        pairs = training_pairs(
+            encoded.splits["train"],
+            batch_tokens=config.data.batch_tokens,
+            count_padding=config.data.count_padding,
+            seed=seed,
+            batches_per_update=config.optimizer.accumulation,
+        )
+        super().__init__(config, pairs)
+        self._encoded = encoded
+
+    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
+        """Return the batches of a split, whole or about `max_tokens` of it."""
+        return evaluation_pairs(
+            self._encoded.splits[split],
+            batch_tokens=self._config.data.batch_tokens,
+            max_tokens=max_tokens,
+        )

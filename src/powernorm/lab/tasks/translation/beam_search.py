@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.lab.models.choices import LengthNormalization
 from powernorm.lab.tasks.translation.decoding_state import DecodingState
 from powernorm.lab.tasks.translation.hypotheses import (
     END_ID,
@@ -18,6 +17,7 @@ from powernorm.lab.tasks.translation.hypotheses import (
     best_candidates,
 )
 from powernorm.lab.tasks.translation.model import TranslationModel
+from powernorm.lab.tasks.translation.settings import LengthNormalization
 
 Length = TypeVar("Length", float, Tensor)
 

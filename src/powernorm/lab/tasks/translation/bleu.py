@@ -24,7 +24,7 @@ class Translated(Protocol):
         ...
 
     @property
-    def tokenised(self) -> bool:
+    def tokenized(self) -> bool:
         """Return whether its lines are tokens with spaces between them."""
         ...
 
@@ -34,18 +34,18 @@ def corpus_scores(
 ) -> Scores:
     """Return BLEU in the three forms that papers use, and chrF.
 
-    - `test_bleu`: detokenised and cased, sacrebleu's own tokens (13a), which are the same for all.
+    - `test_bleu`: detokenized and cased, sacrebleu's own tokens (13a), which are the same for all.
       Text that came as tokens is put together by Moses' rules first, on both sides.
     - `test_bleu_tokenised`: over Moses' tokens, cased, as Wang et al. 2022 report it, and Shen et
       al. 2020 on WMT14; text that came as tokens keeps them.
     - `test_bleu_lowercase`: the same in lower case, as Shen et al. report it on IWSLT14.
-    - `test_chrf`: of the detokenised text.
+    - `test_chrf`: of the detokenized text.
     """
     language = corpus.target_language
     plain = [
-        _detokenised(lines, language, corpus.tokenised) for lines in (translations, references)
+        _detokenized(lines, language, corpus.tokenized) for lines in (translations, references)
     ]
-    tokens = [_tokenised(lines, language, corpus.tokenised) for lines in (translations, references)]
+    tokens = [_tokenized(lines, language, corpus.tokenized) for lines in (translations, references)]
     # Without force, sacrebleu prints a warning where lines end in a full stop of its own.
     metrics = {
         "test_bleu": (BLEU(force=True), plain),
@@ -55,7 +55,7 @@ def corpus_scores(
     }
     scores: dict[str, float | None] = {}
     signatures: dict[str, str] = {}
-    tokens_of = "none" if corpus.tokenised else f"{moses_rules(language)}-sacremoses-{MOSES}"
+    tokens_of = "none" if corpus.tokenized else f"{moses_rules(language)}-sacremoses-{MOSES}"
     for name, (metric, (hypotheses, truths)) in metrics.items():
         scores[name] = round(metric.corpus_score(hypotheses, [truths]).score, 4)
         signature = str(metric.get_signature())
@@ -63,15 +63,15 @@ def corpus_scores(
     return Scores(scores, signatures)
 
 
-def _detokenised(lines: Sequence[str], language: str, is_tokenised: bool) -> list[str]:
-    if not is_tokenised:
+def _detokenized(lines: Sequence[str], language: str, is_tokenized: bool) -> list[str]:
+    if not is_tokenized:
         return list(lines)
     moses = MosesDetokenizer(lang=moses_rules(language))
     return [str(moses.detokenize(line.split())) for line in lines]
 
 
-def _tokenised(lines: Sequence[str], language: str, is_tokenised: bool) -> list[str]:
-    if is_tokenised:
+def _tokenized(lines: Sequence[str], language: str, is_tokenized: bool) -> list[str]:
+    if is_tokenized:
         return list(lines)
     moses = MosesTokenizer(lang=moses_rules(language))
     return [str(moses.tokenize(line, return_str=True, escape=False)) for line in lines]

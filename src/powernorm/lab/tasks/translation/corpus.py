@@ -19,10 +19,10 @@ class ParallelCorpus:
 
     name: str
     source: str
-    licence: str
+    license: str
     source_language: str
     target_language: str
-    tokenised: bool
+    tokenized: bool
     """Whether the lines are tokens with spaces between them, as Moses writes them."""
     read: Callable[[Split], Iterator[TextPair]]
     """Goes through a split from its beginning; what has no words is still there."""
@@ -59,7 +59,7 @@ class ParallelCorpus:
     def fingerprint(self) -> str:
         """Return a hash of the text of all splits, of its direction and of how it is read."""
         content = self._hash_pairs() if self.hash_content is None else self.hash_content()
-        parts = f"{self.languages} {self.tokenised} {content}"
+        parts = f"{self.languages} {self.tokenized} {content}"
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def _hash_pairs(self) -> str:
@@ -78,8 +78,8 @@ def corpus_in_memory(
     *,
     languages: tuple[str, str],
     source: str,
-    licence: str,
-    tokenised: bool = False,
+    license: str,
+    tokenized: bool = False,
 ) -> ParallelCorpus:
     """Return a corpus of pairs that are all there.
 
@@ -88,15 +88,15 @@ def corpus_in_memory(
         pairs: of each split.
         languages: of source and target.
         source: where they are from.
-        licence: under which they may be used.
-        tokenised: whether the sentences are tokens with spaces between them.
+        license: under which they may be used.
+        tokenized: whether the sentences are tokens with spaces between them.
     """
     return ParallelCorpus(
         name=name,
         source=source,
-        licence=licence,
+        license=license,
         source_language=languages[0],
         target_language=languages[1],
-        tokenised=tokenised,
+        tokenized=tokenized,
         read=lambda split: iter(pairs[split]),
     )

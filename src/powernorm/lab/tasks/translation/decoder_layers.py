@@ -5,8 +5,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from powernorm.lab.models.attention import MultiHeadAttention
-from powernorm.lab.models.choices import Activation, Placement
-from powernorm.lab.models.layers import FeedForward, NormFactory, Residual
+from powernorm.lab.models.choices import TransformerShape
+from powernorm.lab.models.layers import NormFactory, feedforward, residual
 from powernorm.lab.tasks.translation.decoding_state import LayerState
 
 Attend = Callable[[Tensor], Tensor]
@@ -16,47 +16,24 @@ class DecoderLayer(nn.Module):
     """Three sub-layers, each in its residual frame.
 
     Args:
-        num_features: size of the features.
-        num_heads: heads of both attentions.
-        feedforward_features: size inside the feed-forward network.
+        shape: of the layers.
         norm: makes each of the three norms.
-        placement: where the norms stand.
-        activation: of the feed-forward network.
-        dropout: after the sub-layers, in training.
-        attention_dropout: of the attention weights, in training.
-        activation_dropout: after the activation, in training.
     """
 
-    def __init__(
-        self,
-        num_features: int,
-        num_heads: int,
-        feedforward_features: int,
-        norm: NormFactory,
-        *,
-        placement: Placement,
-        activation: Activation,
-        dropout: float,
-        attention_dropout: float,
-        activation_dropout: float,
-    ) -> None:
+    def __init__(self, shape: TransformerShape, norm: NormFactory) -> None:
         super().__init__()
 
-        def frame() -> Residual:
-            return Residual(num_features, norm, placement=placement, dropout=dropout)
+        def attention(*, causal: bool) -> MultiHeadAttention:
+            return MultiHeadAttention(
+                shape.num_features, shape.num_heads, dropout=shape.attention_dropout, causal=causal
+            )
 
-        self.attention = MultiHeadAttention(
-            num_features, num_heads, dropout=attention_dropout, causal=True
-        )
-        self.attention_frame = frame()
-        self.memory_attention = MultiHeadAttention(
-            num_features, num_heads, dropout=attention_dropout
-        )
-        self.memory_frame = frame()
-        self.feedforward = FeedForward(
-            num_features, feedforward_features, activation=activation, dropout=activation_dropout
-        )
-        self.feedforward_frame = frame()
+        self.attention = attention(causal=True)
+        self.attention_frame = residual(shape, norm)
+        self.memory_attention = attention(causal=False)
+        self.memory_frame = residual(shape, norm)
+        self.feedforward = feedforward(shape)
+        self.feedforward_frame = residual(shape, norm)
 
     def forward(
         self,

@@ -29,13 +29,13 @@ _TEXT_TYPES: Final = ("string", "large_string", "string_view")
 _PORTION: Final = 1024
 
 
-def hub_pairs(source: str, languages: str | None, *, tokenised: bool) -> ParallelCorpus:
+def hub_pairs(source: str, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
     """Load a data set that has a column `translation`, or a column named by each language.
 
     Args:
         source: `hf:NAME` or `hf:NAME:CONFIG`; the name of a data set, or a local folder.
         languages: source and target, as `de-en`.
-        tokenised: whether the lines are tokens with spaces between them.
+        tokenized: whether the lines are tokens with spaces between them.
 
     Raises:
         InputError: the library is missing, there is no such data set, or it has not the splits or
@@ -51,10 +51,10 @@ def hub_pairs(source: str, languages: str | None, *, tokenised: bool) -> Paralle
     return ParallelCorpus(
         name=name.rstrip("/").rpartition("/")[2] or name,
         source=source,
-        licence=str(info.license or "as the data set's page says"),
+        license=str(info.license or "as the data set's page says"),
         source_language=pair[0],
         target_language=pair[1],
-        tokenised=tokenised,
+        tokenized=tokenized,
         read=lambda split: _pairs(parts[split], pair, f"{source}, split {split}"),
     )
 

@@ -132,9 +132,9 @@ def check_train_side(file: SideFile) -> None:
     if file.split != "train":
         own = [side for side in sides if side.language == file.language]
         beside = sorted(own, key=lambda side: (side.name != file.name, side.middle != file.middle))
-        mend = f" or its {beside[0].path.name}" if beside else ", with train files in it"
+        fix = f" or its {beside[0].path.name}" if beside else ", with train files in it"
         raise InputError(
-            f"{file.path} is one side of the {file.split} split: give the folder {folder}{mend}."
+            f"{file.path} is one side of the {file.split} split: give the folder {folder}{fix}."
         )
 
 
@@ -227,7 +227,7 @@ def choose_files(
         first, second = _one(found, split, source)
         chosen[split] = first.path, second.path
         if split == "train":
-            # From here on the neighbours of what was chosen are meant.
+            # From here on the neighbors of what was chosen are meant.
             train = first
     return chosen
 
@@ -264,9 +264,9 @@ def _one(found: list[_Sides], split: Split, source: Path) -> _Sides:
         return plain[0]
     if len(found) > 1:
         names = ", ".join(file.path.name for file, _ in found)
-        mend = "give the path of one" if split == "train" else "leave one of them"
+        fix = "give the path of one" if split == "train" else "leave one of them"
         raise InputError(
-            f"{source} has several {split} splits in {found[0][0].language} ({names}): {mend}."
+            f"{source} has several {split} splits in {found[0][0].language} ({names}): {fix}."
         )
     return found[0]
 

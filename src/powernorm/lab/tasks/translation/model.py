@@ -1,24 +1,52 @@
 """A Transformer that translates: encoder and decoder (Vaswani et al. 2017)."""
 
 import math
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.lab.models.attention import attended_positions
-from powernorm.lab.models.choices import Activation, Initialization, Placement, SharedEmbeddings
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.dropout import Dropout
-from powernorm.lab.models.initialization import initialise, initialise_table
-from powernorm.lab.models.layers import LayerStack, NormFactory, TransformerLayer
-from powernorm.lab.models.norm_places import NormPlaces, norms_by_layer
+from powernorm.lab.models.initialization import initialize, initialize_table
+from powernorm.lab.models.layers import NormFactory, TransformerLayer, final_norm, norms_by_layer
 from powernorm.lab.models.positions import sinusoidal_positions
 from powernorm.lab.tasks.translation.decoder_layers import DecoderLayer
 from powernorm.lab.tasks.translation.decoding_state import DecodingState, LayerState
+from powernorm.lab.tasks.translation.settings import SharedEmbeddings
 
-__all__ = ["NormPlaces", "TranslationModel"]
+
+class NormPlaces(NamedTuple):
+    """What makes the norms of an encoder, by place."""
+
+    attention: NormFactory
+    """Of the self-attention in every layer."""
+    feedforward: NormFactory
+    """Of the feed-forward network in every layer."""
+    final: NormFactory
+    """After the last layer, with placement `pre`."""
+
+    @classmethod
+    def everywhere(cls, norm: NormFactory) -> "NormPlaces":
+        """The same norm at every place."""
+        return cls(norm, norm, norm)
+
+
+class LayerStack(nn.Module):
+    """The layers of an encoder or a decoder, and the norm after the last of them.
+
+    Args:
+        layers: the lowest first.
+        norm: after them, with placement `pre`.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
 
 
 class TranslationModel(nn.Module):
@@ -33,22 +61,11 @@ class TranslationModel(nn.Module):
         target_vocabulary_size: number of tokens of the translation.
         encoder_norms: make the norms of the encoder, or of its lowest layers.
         decoder_norm: makes every norm of the decoder.
-        num_features: size of the features.
-        num_layers: layers of the encoder.
+        shape: of the layers on both sides.
         num_decoder_layers: layers of the decoder; None is as many.
-        num_heads: heads of each attention.
-        feedforward_features: size inside the feed-forward networks.
-        placement: where the norms stand.
-        activation: of the feed-forward networks.
-        dropout: of the embeddings and after the sub-layers, in training.
-        attention_dropout: of the attention weights, in training.
-        activation_dropout: after the activations, in training; None is `dropout`.
         shared_embeddings: which of the tables of source, target and output are one.
-        initialization: how the linear maps begin.
         seed: of the initial weights, which are the same for every norm.
-        num_norm_layers: lowest layers of the encoder whose norms are made by `encoder_norms`; None
-            is all of them. The final norm belongs to the highest layer.
-        upper_norm: makes the encoder's norms above these layers.
+        upper_norm: makes the encoder's norms above its lowest layers.
 
     Shape:
         - source: int64, (batch, source length)
@@ -68,67 +85,34 @@ class TranslationModel(nn.Module):
         target_vocabulary_size: int,
         encoder_norms: NormPlaces,
         decoder_norm: NormFactory,
+        shape: TransformerShape,
         *,
-        num_features: int = 128,
-        num_layers: int = 2,
         num_decoder_layers: int | None = None,
-        num_heads: int = 4,
-        feedforward_features: int = 512,
-        placement: Placement = "pre",
-        activation: Activation = "relu",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float | None = None,
         shared_embeddings: SharedEmbeddings = "all",
-        initialization: Initialization = "xavier",
         seed: int = 0,
-        num_norm_layers: int | None = None,
         upper_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
         _check_vocabularies(source_vocabulary_size, target_vocabulary_size, shared_embeddings)
         upper = None if upper_norm is None else NormPlaces.everywhere(upper_norm)
-        places = norms_by_layer(encoder_norms, num_layers, num_norm_layers, upper)
-        if activation_dropout is None:
-            activation_dropout = dropout
+        places = norms_by_layer(encoder_norms, shape, upper)
+        num_features = shape.num_features
         self.num_features = num_features
         self.embedding_scale = math.sqrt(num_features)
         self.source_embedding = nn.Embedding(source_vocabulary_size, num_features)
         self.target_embedding = nn.Embedding(target_vocabulary_size, num_features)
-        self.dropout = Dropout(dropout)
-        pre = placement == "pre"
+        self.dropout = Dropout(shape.dropout)
         encoder_layers = [
-            TransformerLayer(
-                num_features,
-                num_heads,
-                feedforward_features,
-                place.attention,
-                feedforward_norm=place.feedforward,
-                placement=placement,
-                activation=activation,
-                dropout=dropout,
-                attention_dropout=attention_dropout,
-                activation_dropout=activation_dropout,
-            )
+            TransformerLayer(shape, place.attention, feedforward_norm=place.feedforward)
             for place in places
         ]
-        self.encoder = LayerStack(encoder_layers, places[-1].final(num_features) if pre else None)
+        self.encoder = LayerStack(encoder_layers, final_norm(shape, places[-1].final))
         decoder_layers = [
-            DecoderLayer(
-                num_features,
-                num_heads,
-                feedforward_features,
-                decoder_norm,
-                placement=placement,
-                activation=activation,
-                dropout=dropout,
-                attention_dropout=attention_dropout,
-                activation_dropout=activation_dropout,
-            )
-            for _ in range(num_layers if num_decoder_layers is None else num_decoder_layers)
+            DecoderLayer(shape, decoder_norm)
+            for _ in range(shape.num_layers if num_decoder_layers is None else num_decoder_layers)
         ]
-        self.decoder = LayerStack(decoder_layers, decoder_norm(num_features) if pre else None)
-        generator = initialise(self, seed, initialization)
+        self.decoder = LayerStack(decoder_layers, final_norm(shape, decoder_norm))
+        generator = initialize(self, seed, shape.initialization)
         self.head = nn.Linear(num_features, target_vocabulary_size, bias=False)
         self._share(shared_embeddings, generator)
 
@@ -137,7 +121,7 @@ class TranslationModel(nn.Module):
         if shared == "all":
             self.target_embedding.weight = self.source_embedding.weight
         if shared == "none":
-            initialise_table(self.head.weight, generator)
+            initialize_table(self.head.weight, generator)
         else:
             self.head.weight = self.target_embedding.weight
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from powernorm.errors import InputError
 from powernorm.lab.data.lines import hash_files, read_line_pairs, refuse_pieces
-from powernorm.lab.data.readers import USER_LICENCE
+from powernorm.lab.data.readers import USER_LICENSE
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
 from powernorm.lab.tasks.translation.layouts import (
     SideFile,
@@ -32,19 +32,19 @@ from powernorm.lab.tasks.translation.layouts import (
 from powernorm.lab.tasks.translation.tables import read_table, read_tables, table_files
 
 
-def read_parallel(path: Path, languages: str | None, *, tokenised: bool) -> ParallelCorpus:
+def read_parallel(path: Path, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
     """Find the user's sentence pairs; what is in the files is checked when it is read.
 
     Args:
         path: folder, train file or file of pairs.
         languages: source and target, as `de-en`; of columns without a header, their names.
-        tokenised: whether the lines are tokens with spaces between them.
+        tokenized: whether the lines are tokens with spaces between them.
 
     Raises:
         InputError: there are no such files, splits or languages.
     """
     if path.is_dir():
-        return _read_folder(path, languages, tokenised)
+        return _read_folder(path, languages, tokenized)
     check_decompressed(path)
     if not path.exists():
         raise InputError(
@@ -54,11 +54,11 @@ def read_parallel(path: Path, languages: str | None, *, tokenised: bool) -> Para
     file = side_file(path)
     if file:
         check_train_side(file)
-        return _read_sides(path, file, languages, tokenised)
-    return read_table(path, languages, tokenised=tokenised)
+        return _read_sides(path, file, languages, tokenized)
+    return read_table(path, languages, tokenized=tokenized)
 
 
-def _read_folder(folder: Path, languages: str | None, tokenised: bool) -> ParallelCorpus:
+def _read_folder(folder: Path, languages: str | None, tokenized: bool) -> ParallelCorpus:
     sides, tables = side_files(folder), table_files(folder)
     has_train = any(file.split == "train" for file in sides)
     if has_train and "train" in tables:
@@ -67,18 +67,18 @@ def _read_folder(folder: Path, languages: str | None, tokenised: bool) -> Parall
             "path of one of them."
         )
     if tables and not has_train:
-        return read_tables(folder, languages, tokenised=tokenised)
+        return read_tables(folder, languages, tokenized=tokenized)
     if not sides:
         raise not_found(
             folder,
             f"{folder} holds no sentence pairs: expected train.de, train.en, valid.de and so on, "
             "or train.tsv, valid.tsv and test.tsv.",
         )
-    return _read_sides(folder, None, languages, tokenised)
+    return _read_sides(folder, None, languages, tokenized)
 
 
 def _read_sides(
-    path: Path, train: SideFile | None, languages: str | None, tokenised: bool
+    path: Path, train: SideFile | None, languages: str | None, tokenized: bool
 ) -> ParallelCorpus:
     folder = path if train is None else path.parent
     found = side_files(folder)
@@ -88,10 +88,10 @@ def _read_sides(
     return ParallelCorpus(
         name=(name.name if name else "") or folder.resolve().name,
         source=str(folder),
-        licence=USER_LICENCE,
+        license=USER_LICENSE,
         source_language=pair[0],
         target_language=pair[1],
-        tokenised=tokenised,
+        tokenized=tokenized,
         read=lambda split: refuse_pieces(read_line_pairs(*files[split]), files[split][0]),
         hash_content=partial(hash_files, list(chain.from_iterable(files.values()))),
     )

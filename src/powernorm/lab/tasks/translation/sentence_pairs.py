@@ -15,7 +15,6 @@ from powernorm.lab.data.cache import cache_key
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.data.lines import TextPair
 from powernorm.lab.data.subwords import LEAST_SIZE
-from powernorm.lab.tasks.translation.batches import EncodedPairSplit
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
 from powernorm.lab.tasks.translation.hub import HUB_PREFIX, hub_pairs
 from powernorm.lab.tasks.translation.languages import check_languages
@@ -33,6 +32,7 @@ from powernorm.lab.tasks.translation.store import (
     read_text,
 )
 from powernorm.lab.tasks.translation.subwords import Subwords
+from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit
 from powernorm.lab.tasks.translation.verses import VERSES, verse_pairs
 
 TOO_LONG: Final = "too long"
@@ -124,9 +124,9 @@ class EncodedPairs:
         return {
             "name": self.corpus.name,
             "source": self.corpus.source,
-            "licence": self.corpus.licence,
+            "licence": self.corpus.license,
             "languages": self.corpus.languages,
-            "tokenised": self.corpus.tokenised,
+            "tokenised": self.corpus.tokenized,
             "joint_vocabulary": self.source_subwords is self.target_subwords,
             "vocabulary_size": self.vocabulary_size,
             "target_vocabulary_size": self.target_vocabulary_size,
@@ -146,7 +146,7 @@ class EncodedPairs:
         }
 
 
-def load_pairs(source: str | None, languages: str | None, tokenised: bool) -> ParallelCorpus:
+def load_pairs(source: str | None, languages: str | None, tokenized: bool) -> ParallelCorpus:
     """Return the sentence pairs that a configuration names.
 
     - `verses`: the embedded verses, German to English where `languages` does not say otherwise
@@ -158,7 +158,7 @@ def load_pairs(source: str | None, languages: str | None, tokenised: bool) -> Pa
     Args:
         source: one of these; None is `verses`. (Write `./verses` for a path of this name.)
         languages: of source and target, as `de-en`; `pt-br-en` where the data are in pt-br and en.
-        tokenised: whether the lines are tokens with spaces between them, as Moses writes them.
+        tokenized: whether the lines are tokens with spaces between them, as Moses writes them.
 
     Raises:
         InputError: there is no such corpus, or the languages are not those that it has.
@@ -166,10 +166,10 @@ def load_pairs(source: str | None, languages: str | None, tokenised: bool) -> Pa
     if languages is not None:
         check_languages(languages)
     if source is None or source == VERSES:
-        return verse_pairs(languages, tokenised=tokenised)
+        return verse_pairs(languages, tokenized=tokenized)
     if source.startswith(HUB_PREFIX):
-        return hub_pairs(source, languages, tokenised=tokenised)
-    return read_parallel(Path(source), languages, tokenised=tokenised)
+        return hub_pairs(source, languages, tokenized=tokenized)
+    return read_parallel(Path(source), languages, tokenized=tokenized)
 
 
 def encode_pairs(
@@ -271,16 +271,16 @@ class _TrainingText:
 
 
 def _train(text: _TrainingText, config: PairOptions) -> tuple[Subwords, Subwords]:
-    tokenised = text.corpus.tokenised
+    tokenized = text.corpus.tokenized
     size, target_size = config.vocabulary_size, config.target_vocabulary_size
     if target_size is None:
-        joint = Subwords.train(chain.from_iterable(text), size, tokenised=tokenised)
+        joint = Subwords.train(chain.from_iterable(text), size, tokenized=tokenized)
         return joint, joint
     sources = (source for source, _ in text)
     targets = (target for _, target in text)
     return (
-        Subwords.train(sources, size, tokenised=tokenised),
-        Subwords.train(targets, target_size, tokenised=tokenised),
+        Subwords.train(sources, size, tokenized=tokenized),
+        Subwords.train(targets, target_size, tokenized=tokenized),
     )
 
 

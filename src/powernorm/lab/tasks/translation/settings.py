@@ -1,15 +1,13 @@
 """Settings of translation."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from powernorm.lab.models.choices import Initialization, LengthNormalization, SharedEmbeddings
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.data import DataSettings
-from powernorm.lab.settings.model import TransformerSettings
+from powernorm.lab.settings.model import DetailedTransformerSettings
 from powernorm.lab.settings.section import (
-    FractionBelowOne,
     NotNegative,
     NotNegativeNumber,
     Positive,
@@ -19,6 +17,14 @@ from powernorm.lab.settings.section import (
 from powernorm.lab.settings.training import SmoothedTrainingSettings
 from powernorm.lab.tasks.text_settings import Length, NumSubwords
 from powernorm.lab.tasks.translation.languages import check_languages
+
+SharedEmbeddings = Literal["all", "target", "none"]
+"""Which tables of a translation model are one: those of source, target and output; those of target
+and output; none."""
+
+LengthNormalization = Literal["power", "wu2016"]
+"""What the log-probability of a hypothesis of n tokens is divided by: n^α, or ((5 + n) / 6)^α
+(Wu et al. 2016, eq. 14)."""
 
 
 @section("data")
@@ -51,7 +57,7 @@ class TranslationDataSettings(DataSettings):
 
 
 @section("model")
-class TranslationShape(TransformerSettings):
+class TranslationShape(DetailedTransformerSettings):
     """The shape of an encoder-decoder Transformer."""
 
     num_decoder_layers: Positive | None = None
@@ -68,14 +74,8 @@ class TranslationShape(TransformerSettings):
     final_norm_warmup: NotNegative | None = None
     """Warm-up steps of the norm after the encoder's last layer, where it has a warm-up; none is
     that of the others."""
-    attention_dropout: FractionBelowOne = 0.0
-    """Of the attention weights."""
-    activation_dropout: FractionBelowOne | None = None
-    """After the activation of the feed-forward networks; none is `dropout`."""
     shared_embeddings: SharedEmbeddings = "all"
     """Which tables are one: all three, target and output, or none."""
-    initialization: Initialization = "xavier"
-    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

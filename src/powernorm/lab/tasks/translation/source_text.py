@@ -16,7 +16,7 @@ SPLIT_DASH: Final = "@-@"
 
 
 @dataclass(frozen=True)
-class Tokenisation:
+class Tokenization:
     """What Moses' tokenizer was told, as far as its output shows."""
 
     escapes: bool
@@ -26,7 +26,7 @@ class Tokenisation:
     lowercase: bool
 
     @classmethod
-    def of(cls, lines: Iterable[str]) -> "Tokenisation":
+    def of(cls, lines: Iterable[str]) -> "Tokenization":
         """Look at the beginning of a corpus."""
         sample = list(islice(lines, SAMPLE))
         return cls(
@@ -45,17 +45,17 @@ class Moses:
 
     Args:
         languages: of source and target.
-        tokenisation: of the corpus.
+        tokenization: of the corpus.
     """
 
-    def __init__(self, languages: tuple[str, str], tokenisation: Tokenisation) -> None:
+    def __init__(self, languages: tuple[str, str], tokenization: Tokenization) -> None:
         self._tokenizer = MosesTokenizer(lang=moses_rules(languages[0]))
         self._detokenizer = MosesDetokenizer(lang=moses_rules(languages[1]))
-        self._tokenisation = tokenisation
+        self._tokenization = tokenization
 
-    def tokenised(self, text: str) -> str:
+    def tokenized(self, text: str) -> str:
         """Return the tokens of a text with spaces between them, as in the corpus."""
-        known = self._tokenisation
+        known = self._tokenization
         tokens: str = self._tokenizer.tokenize(
             text.lower() if known.lowercase else text,
             aggressive_dash_splits=known.splits_dashes,
@@ -64,6 +64,6 @@ class Moses:
         )
         return tokens
 
-    def detokenised(self, tokens: str) -> str:
+    def detokenized(self, tokens: str) -> str:
         """Return the text that tokens make."""
         return str(self._detokenizer.detokenize(tokens.split()))

@@ -29,8 +29,7 @@ from powernorm.lab.data.cache import cache_folder
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.lines import TextPair
 from powernorm.lab.data.subwords import END_ID
-from powernorm.lab.tasks.translation.batches import EncodedPairSplit
-from powernorm.lab.tasks.translation.token_lists import TokenLists
+from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
 
 LOGGER = logging.getLogger(__name__)
 

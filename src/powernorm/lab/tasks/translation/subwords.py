@@ -11,11 +11,11 @@ from powernorm.lab.data.subwords import END
 class Subwords:
     """The subwords of one language, or of two at once.
 
-    Words are joined by single spaces: which white space stood between them is not modelled. Every
+    Words are joined by single spaces: which white space stood between them is not modeled. Every
     string can be encoded, since each byte is a subword. The subword with the id `END_ID` is the end
     mark, which no text encodes to.
 
-    >>> subwords = Subwords.train(["no man is an island"], 260, tokenised=False)
+    >>> subwords = Subwords.train(["no man is an island"], 260, tokenized=False)
     >>> subwords.decode(subwords.encode(["an  île"]))
     ['an île']
 
@@ -30,19 +30,19 @@ class Subwords:
         self._tokenizer = tokenizer
 
     @classmethod
-    def train(cls, texts: Iterable[str], size: int, *, tokenised: bool) -> "Subwords":
+    def train(cls, texts: Iterable[str], size: int, *, tokenized: bool) -> "Subwords":
         """Find the `size` subwords that spell the texts best; a small text may yield fewer.
 
         Args:
             texts: gone through once.
             size: number of subwords, at least 257.
-            tokenised: only white space parts words, as in text that is tokens already.
+            tokenized: only white space parts words, as in text that is tokens already.
         """
         tokenizer = Tokenizer(models.BPE())
-        pieces = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=not tokenised)
+        pieces = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=not tokenized)
         tokenizer.pre_tokenizer = (
             pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pieces])
-            if tokenised
+            if tokenized
             else pieces
         )
         tokenizer.decoder = decoders.ByteLevel()
@@ -52,7 +52,7 @@ class Subwords:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator((_normalised(text) for text in texts), trainer)
+        tokenizer.train_from_iterator((_normalized(text) for text in texts), trainer)
         return cls(tokenizer)
 
     @classmethod
@@ -80,7 +80,7 @@ class Subwords:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts, without end marks."""
-        encodings = self._tokenizer.encode_batch_fast([_normalised(text) for text in texts])
+        encodings = self._tokenizer.encode_batch_fast([_normalized(text) for text in texts])
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
@@ -89,8 +89,8 @@ class Subwords:
         Bytes that make no character, which a model may say, are replaced by U+FFFD.
         """
         texts = self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
-        return [_normalised(text) for text in texts]
+        return [_normalized(text) for text in texts]
 
 
-def _normalised(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(text.split())

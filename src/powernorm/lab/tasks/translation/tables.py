@@ -14,7 +14,7 @@ from typing import Final
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import SPLIT_PERIOD, SPLITS, TEST_REMAINDER, VALID_REMAINDER, Split
 from powernorm.lab.data.lines import TextPair, hash_files, read_columns, read_lines
-from powernorm.lab.data.readers import USER_LICENCE
+from powernorm.lab.data.readers import USER_LICENSE
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
 from powernorm.lab.tasks.translation.languages import (
     LanguagePair,
@@ -50,13 +50,13 @@ def table_files(folder: Path) -> dict[Split, Path]:
     return found
 
 
-def read_tables(folder: Path, languages: str | None, *, tokenised: bool) -> ParallelCorpus:
+def read_tables(folder: Path, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
     """Find sentence pairs in a table for each split.
 
     Args:
         folder: of the tables.
         languages: names of source and target.
-        tokenised: whether the sentences are tokens with spaces between them.
+        tokenized: whether the sentences are tokens with spaces between them.
 
     Raises:
         InputError: a split is missing, or the headers do not fit.
@@ -71,10 +71,10 @@ def read_tables(folder: Path, languages: str | None, *, tokenised: bool) -> Para
             )
     columns = _columns([files[split] for split in SPLITS], languages)
     name = folder.resolve().name
-    return _corpus(folder, name, columns, tokenised, lambda split: columns.read(files[split]))
+    return _corpus(folder, name, columns, tokenized, lambda split: columns.read(files[split]))
 
 
-def read_table(path: Path, languages: str | None, *, tokenised: bool) -> ParallelCorpus:
+def read_table(path: Path, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
     """Find sentence pairs in one table: of every 20 the 10th is valid and the 20th test.
 
     A `train.tsv` beside those of other splits stands for them all.
@@ -82,7 +82,7 @@ def read_table(path: Path, languages: str | None, *, tokenised: bool) -> Paralle
     Args:
         path: of the table.
         languages: names of source and target.
-        tokenised: whether the sentences are tokens with spaces between them.
+        tokenized: whether the sentences are tokens with spaces between them.
 
     Raises:
         InputError: the first line cannot be read, or is a header that does not fit.
@@ -90,13 +90,13 @@ def read_table(path: Path, languages: str | None, *, tokenised: bool) -> Paralle
     if path.name in chain(*_NAMES.values()):
         beside = table_files(path.parent)
         if path.name in _NAMES["train"] and len(beside) > 1:
-            return read_tables(path.parent, languages, tokenised=tokenised)
+            return read_tables(path.parent, languages, tokenized=tokenized)
         if path.name not in _NAMES["train"] and "train" in beside:
             raise InputError(
                 f"{path} is one split of several: give the folder {path.parent} or its train.tsv."
             )
     columns = _columns([path], languages)
-    return _corpus(path, path.stem, columns, tokenised, partial(_by_position, path, columns))
+    return _corpus(path, path.stem, columns, tokenized, partial(_by_position, path, columns))
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _columns(files: Sequence[Path], asked: str | None) -> _Columns:
         return _Columns(files, header[::-1], has_header=True, target_is_first=True)
     raise InputError(
         f"data.languages={asked}: the columns of {files[0]} are {header[0]} and {header[1]} by its "
-        f"first line; set data.languages={'-'.join(header)} or {'-'.join(header[::-1])}, or mend "
+        f"first line; set data.languages={'-'.join(header)} or {'-'.join(header[::-1])}, or fix "
         "that line."
     )
 
@@ -144,16 +144,16 @@ def _corpus(
     path: Path,
     name: str,
     columns: _Columns,
-    tokenised: bool,
+    tokenized: bool,
     read: Callable[[Split], Iterator[TextPair]],
 ) -> ParallelCorpus:
     return ParallelCorpus(
         name=name,
         source=str(path),
-        licence=USER_LICENCE,
+        license=USER_LICENSE,
         source_language=columns.languages[0],
         target_language=columns.languages[1],
-        tokenised=tokenised,
+        tokenized=tokenized,
         read=read,
         hash_content=partial(hash_files, columns.files),
     )

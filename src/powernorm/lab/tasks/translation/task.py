@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from powernorm.lab.data.baselines import UnigramModel
-from powernorm.lab.data.batch import EvaluationBatches
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.engine.folders import write_json
-from powernorm.lab.tasks.translation.batches import evaluation_pairs, training_pairs
+from powernorm.lab.tasks.translation.batches import TranslationData
 from powernorm.lab.tasks.translation.bleu import corpus_scores
 from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
 from powernorm.lab.tasks.translation.sentence_pairs import (
@@ -22,7 +21,7 @@ from powernorm.lab.tasks.translation.sentence_pairs import (
     load_pairs,
 )
 from powernorm.lab.tasks.translation.settings import TranslationDataSettings, TranslationSettings
-from powernorm.lab.tasks.translation.source_text import Tokenisation
+from powernorm.lab.tasks.translation.source_text import Tokenization
 from powernorm.lab.tasks.translation.translating import translate_ids
 from powernorm.lab.tasks.translation.vocabulary_files import VOCABULARY_FILE, vocabulary_record
 from powernorm.lab.training.batches import RunData
@@ -33,38 +32,6 @@ from powernorm.runs import TRANSLATION_METRICS, Baseline
 SAME: Final = "same"
 """A decoder with the norms of the encoder."""
 BASELINE_SPLITS: Final[tuple[Split, ...]] = ("valid", "test")
-
-
-class TranslationData(RunData[TranslationSettings]):
-    """Sentence pairs, in which each subword of the translation is predicted from those before it.
-
-    Args:
-        encoded: the pairs over their subwords.
-        config: budget of tokens, number of steps.
-        seed: of the order.
-
-    Raises:
-        InputError: a pair is longer than a batch.
-    """
-
-    def __init__(self, encoded: EncodedPairs, config: TranslationSettings, seed: int) -> None:
-        pairs = training_pairs(
-            encoded.splits["train"],
-            batch_tokens=config.data.batch_tokens,
-            count_padding=config.data.count_padding,
-            seed=seed,
-            batches_per_update=config.optimizer.accumulation,
-        )
-        super().__init__(config, pairs)
-        self._encoded = encoded
-
-    def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
-        """Return the batches of a split, whole or about `max_tokens` of it."""
-        return evaluation_pairs(
-            self._encoded.splits[split],
-            batch_tokens=self._config.data.batch_tokens,
-            max_tokens=max_tokens,
-        )
 
 
 class TranslationTask(Task[EncodedPairs, TranslationSettings]):
@@ -108,7 +75,7 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
         ]
 
     def facts(self, encoded: EncodedPairs) -> dict[str, Any]:
-        """Return name, source, licence and sizes of the sentence pairs."""
+        """Return name, source, license and sizes of the sentence pairs."""
         return encoded.facts()
 
     def summary(self, encoded: EncodedPairs) -> DataSummary:
@@ -147,8 +114,8 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
             encoded.source_subwords,
             encoded.target_subwords,
             (encoded.corpus.source_language, encoded.corpus.target_language),
-            Tokenisation.of(source for source, _ in encoded.corpus.pairs("train"))
-            if encoded.corpus.tokenised
+            Tokenization.of(source for source, _ in encoded.corpus.pairs("train"))
+            if encoded.corpus.tokenized
             else None,
         )
         write_json(folder / VOCABULARY_FILE, record)
@@ -219,22 +186,10 @@ def build_translation_model(
             final=norm_factory(final, final_options),
         ),
         norm_factory(decoder, options[decoder]),
-        num_features=shape.num_features,
-        num_layers=shape.num_layers,
-        num_decoder_layers=shape.num_decoder_layers or shape.num_layers,
-        num_heads=shape.num_heads,
-        feedforward_features=shape.feedforward_features,
-        placement=shape.placement,
-        activation=shape.activation,
-        dropout=shape.dropout,
-        attention_dropout=shape.attention_dropout,
-        activation_dropout=(
-            shape.dropout if shape.activation_dropout is None else shape.activation_dropout
-        ),
+        shape.shape,
+        num_decoder_layers=shape.num_decoder_layers,
         shared_embeddings=shape.shared_embeddings,
-        initialization=shape.initialization,
         seed=seed,
-        num_norm_layers=shape.num_norm_layers,
         upper_norm=norm_factory(UPPER_NORM),
     )
 

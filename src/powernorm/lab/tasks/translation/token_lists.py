@@ -1,6 +1,7 @@
 """Many lists of token ids, one after the other in a single tensor."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -72,3 +73,15 @@ class TokenLists:
         # Padding after the last sentence would be read beyond the end.
         ids = self._flat[places.masked_fill_(padding, 0)].long()
         return ids.masked_fill_(padding, END_ID), padding if padding.any() else None
+
+
+@dataclass(frozen=True)
+class EncodedPairSplit:
+    """The sentence pairs of a split over the ids of their subwords."""
+
+    source: TokenLists
+    target: TokenLists
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.source)

@@ -67,7 +67,7 @@ class Translator:
         filled = [number for number, text in enumerate(sentences) if text.strip()]
         source, target = self.subwords
         texts = [sentences[number] for number in filled]
-        ids = source.encode(texts if self.moses is None else list(map(self.moses.tokenised, texts)))
+        ids = source.encode(texts if self.moses is None else list(map(self.moses.tokenized, texts)))
         for number, row in zip(filled, ids, strict=True):
             if len(row) > self.max_length:
                 if on_cut is not None:
@@ -80,7 +80,7 @@ class Translator:
         for number, best in zip(filled, found, strict=True):
             texts = target.decode([hypothesis.tokens for hypothesis in best])
             if self.moses is not None:
-                texts = list(map(self.moses.detokenised, texts))
+                texts = list(map(self.moses.detokenized, texts))
             # Subwords spell every byte, line breaks too.
             texts = [" ".join(text.split()) for text in texts]
             scores = (hypothesis.score for hypothesis in best)
@@ -106,7 +106,7 @@ def load_translator(
         beam_size: of the search; None is the run's, or `num_best` where that is more.
         length_penalty: of the search; None is the run's.
         num_best: translations of each sentence.
-        tokens: of a model of tokenised text: take and give tokens; else Moses' rules split text
+        tokens: of a model of tokenized text: take and give tokens; else Moses' rules split text
             into tokens and put it together again.
         device: `auto`, `cpu` or `cuda`.
 
@@ -133,8 +133,8 @@ def load_translator(
             "--beam."
         )
     moses = None
-    if known.tokenisation is not None and not tokens:
-        moses = Moses(known.languages, known.tokenisation)
+    if known.tokenization is not None and not tokens:
+        moses = Moses(known.languages, known.tokenization)
     return Translator(
         model=model.to(place),
         subwords=(known.source, known.target),

@@ -5,7 +5,7 @@ from typing import Final
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import split_by_position
 from powernorm.lab.data.embedded import VERSES as VERSES_ORIGIN
-from powernorm.lab.data.embedded import VERSES_LICENCE, english_chapters, german_chapters
+from powernorm.lab.data.embedded import VERSES_LICENSE, english_chapters, german_chapters
 from powernorm.lab.data.lines import TextPair
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus, corpus_in_memory
 from powernorm.lab.tasks.translation.languages import language_pair
@@ -14,17 +14,17 @@ VERSES: Final = "verses"
 VERSE_LANGUAGES: Final = (("de", "en"), ("en", "de"))
 
 
-def verse_pairs(languages: str | None, *, tokenised: bool = False) -> ParallelCorpus:
+def verse_pairs(languages: str | None, *, tokenized: bool = False) -> ParallelCorpus:
     """Return the verses of the Bible in German and English, split by chapter.
 
     The splits are those of the embedded corpora `verses-de` and `verses-en`.
 
     Args:
         languages: source and target, as `en-de`; None is German to English.
-        tokenised: must be False, as the verses are plain text.
+        tokenized: must be False, as the verses are plain text.
 
     Raises:
-        InputError: the verses are not in these languages, or not tokenised.
+        InputError: the verses are not in these languages, or not tokenized.
     """
     known = {language for pair in VERSE_LANGUAGES for language in pair}
     chosen = VERSE_LANGUAGES[0] if languages is None else language_pair(languages, known)
@@ -32,9 +32,9 @@ def verse_pairs(languages: str | None, *, tokenised: bool = False) -> ParallelCo
         raise InputError(
             f"data.languages={languages} does not fit the embedded verses: give de-en or en-de."
         )
-    if tokenised:
+    if tokenized:
         raise InputError(
-            "data.tokenised=true does not fit the embedded verses, which are plain text: leave it "
+            "data.tokenized=true does not fit the embedded verses, which are plain text: leave it "
             "out."
         )
     texts = {"de": german_chapters(), "en": english_chapters()}
@@ -50,5 +50,5 @@ def verse_pairs(languages: str | None, *, tokenised: bool = False) -> ParallelCo
         },
         languages=chosen,
         source=f"World English Bible and Elberfelder Bible 1905, {VERSES_ORIGIN}",
-        licence=VERSES_LICENCE,
+        license=VERSES_LICENSE,
     )

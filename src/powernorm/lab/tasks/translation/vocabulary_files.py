@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.folders import read_json
-from powernorm.lab.tasks.translation.source_text import Tokenisation
+from powernorm.lab.tasks.translation.source_text import Tokenization
 from powernorm.lab.tasks.translation.subwords import Subwords
 
 VOCABULARY_FILE: Final = "subwords.json"
@@ -23,7 +23,7 @@ class Vocabulary:
     source: Subwords
     target: Subwords
     languages: tuple[str, str]
-    tokenisation: Tokenisation | None
+    tokenization: Tokenization | None
     """Of text that is tokens with spaces between them; None for text as it is written."""
 
 
@@ -31,13 +31,13 @@ def vocabulary_record(
     source: Subwords,
     target: Subwords,
     languages: tuple[str, str],
-    tokenisation: Tokenisation | None,
+    tokenization: Tokenization | None,
 ) -> dict[str, Any]:
     """Return what a run's folder keeps of the subwords, so that it can translate by itself."""
     return {
         "source_language": languages[0],
         "target_language": languages[1],
-        "tokenisation": None if tokenisation is None else tokenisation.to_json(),
+        "tokenisation": None if tokenization is None else tokenization.to_json(),
         "source": source.to_json(),
         "target": None if target is source else target.to_json(),
     }
@@ -71,7 +71,7 @@ def vocabulary_of(content: Mapping[str, Any], path: Path) -> Vocabulary:
         target = source if content["target"] is None else Subwords.from_json(content["target"])
         languages = (str(content["source_language"]), str(content["target_language"]))
         found = content["tokenisation"]
-        tokenisation = None if found is None else Tokenisation(**found)
-        return Vocabulary(source, target, languages, tokenisation)
+        tokenization = None if found is None else Tokenization(**found)
+        return Vocabulary(source, target, languages, tokenization)
     except (KeyError, TypeError, InputError) as error:
         raise InputError(f"{path} holds no subwords ({error!r}): train the run anew.") from error

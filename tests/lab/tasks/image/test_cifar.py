@@ -1,0 +1,199 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lab.data.byte_mutations import mutated
+from lab.data.official_images import (
+    CIFAR_FILES,
+    CLASS_NAMES,
+    binary_cifar,
+    cifar_contents,
+    pickled,
+    write_archive,
+    write_cifar,
+)
+from powernorm.errors import InputError
+from powernorm.lab.tasks.image.cifar import read_cifar
+
+FOLDER = "cifar-10-batches-py"
+
+
+def _given(tmp_path: Path, given_as: str, contents: dict[str, bytes] | None = None) -> Path:
+    if given_as == "folder":
+        return write_cifar(tmp_path / FOLDER, contents)
+    if given_as == "parent":
+        return write_cifar(tmp_path / "data" / FOLDER, contents).parent
+    return write_archive(tmp_path / "cifar.tar.gz", contents)
+
+
+@pytest.mark.parametrize("given_as", ["folder", "parent", "archive"])
+def test_batches(tmp_path: Path, given_as: str) -> None:
+    train, test, names = read_cifar(_given(tmp_path, given_as))
+    assert train.pixels.shape == (10, 3, 32, 32)
+    assert test.pixels.shape == (2, 3, 32, 32)
+    assert train.labels.tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert test.labels.tolist() == [5, 6]
+    assert names == tuple(name.decode() for name in CLASS_NAMES)
+
+
+def test_an_image_is_all_red_then_all_green_then_all_blue_rows_by_rows(tmp_path: Path) -> None:
+    contents = cifar_contents()
+    row = torch.zeros(2, 3072, dtype=torch.uint8)
+    row[0, 1024 + 2 * 32 + 5] = 77
+    contents["test_batch"] = pickled({b"labels": [0, 1], b"data": row})
+    _, test, _ = read_cifar(_given(tmp_path, "folder", contents))
+    assert test.pixels.nonzero().tolist() == [[0, 1, 2, 5]]
+    assert int(test.pixels[0, 1, 2, 5]) == 77
+
+
+def _batch(**changes: object) -> bytes:
+    value: dict[bytes, object] = {
+        b"labels": [0, 1],
+        b"data": torch.zeros(2, 3072, dtype=torch.uint8),
+    }
+    return pickled(value | {key.encode(): change for key, change in changes.items()})
+
+
+@pytest.mark.parametrize("given_as", ["folder", "archive"])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data_batch_2", _batch(labels=[0, 12]), "label 2 is 12, expected 0 to 9"),
+        ("data_batch_2", _batch(labels=[0, b"x"]), "label 2 is b'x', expected 0 to 9"),
+        ("data_batch_2", _batch(labels=[0]), "its 'labels' are 1, expected a list with one for"),
+        ("data_batch_2", _batch(labels=7), "its 'labels' are int, expected a list"),
+        ("test_batch", _batch(data=b"x"), "its 'data' is bytes, expected an array"),
+        (
+            "test_batch",
+            _batch(data=torch.zeros(2, 3071, dtype=torch.uint8)),
+            r"its 'data' is \(2, 3071\), expected an array of \(images, 3072\) bytes",
+        ),
+        ("test_batch", pickled([1, 2]), "holds a list: expected a dictionary"),
+        ("test_batch", b"\x80\x02cos\nsystem\n.", "not a pickle of CIFAR-10, or damaged"),
+        ("batches.meta", pickled({b"label_names": [b"one"]}), "a list of 10 'label_names'"),
+    ],
+)
+def test_a_damaged_file_is_named(
+    tmp_path: Path, given_as: str, name: str, content: bytes, message: str
+) -> None:
+    path = _given(tmp_path, given_as, cifar_contents() | {name: content})
+    with pytest.raises(InputError, match=message) as error:
+        read_cifar(path)
+    assert name in str(error.value)
+
+
+@pytest.mark.parametrize("name", CIFAR_FILES)
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    contents = cifar_contents()
+    del contents[name]
+    with pytest.raises(InputError, match=name):
+        read_cifar(_given(tmp_path, "folder", contents))
+    with pytest.raises(InputError, match=f"has no {FOLDER}/{name}"):
+        read_cifar(_given(tmp_path, "archive", contents))
+
+
+def test_an_archive_writes_nothing_and_other_members_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "inner" / "deep"
+    folder.mkdir(parents=True)
+    path = write_archive(folder / "a.tar.gz", {"../../outside": b"x", **cifar_contents()})
+    before = sorted(tmp_path.rglob("*"))
+    assert read_cifar(path)[0].labels.numel() == 10
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(b"not an archive")
+    with pytest.raises(InputError, match="damaged archive"):
+        read_cifar(path)
+
+
+def _check(path: Path) -> str:
+    """Read the images; the message where they are refused, the path where all is well."""
+    try:
+        train, test, names = read_cifar(path)
+    except InputError as error:
+        return str(error)
+    assert len(names) == 10
+    for part in (train, test):
+        assert part.pixels.shape == (len(part.labels), 3, 32, 32)
+        assert 0 <= int(part.labels.min()) <= int(part.labels.max()) <= 9
+    return str(path)
+
+
+def _mutations(tmp_path: Path, data: st.DataObject) -> None:
+    given_as = data.draw(st.sampled_from(["folder", "archive", "tar"]))
+    contents = cifar_contents(1)
+    if given_as == "folder":
+        name = data.draw(st.sampled_from(CIFAR_FILES))
+        contents[name] = data.draw(mutated(contents[name]))
+        path = write_cifar(tmp_path / FOLDER, contents)
+    else:
+        path = write_archive(tmp_path / "a.tar", contents, "w:gz" if given_as == "archive" else "w")
+        path.write_bytes(data.draw(mutated(path.read_bytes(), near=600)))
+    assert str(path) in _check(path)
+
+
+_CHECKS = [HealthCheck.function_scoped_fixture]
+
+
+@settings(max_examples=300, suppress_health_check=_CHECKS)
+@given(data=st.data())
+def test_mutated_files_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    _mutations(tmp_path, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, suppress_health_check=_CHECKS)
+@given(data=st.data())
+def test_thousands_of_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
+    _mutations(tmp_path, data)
+
+
+@pytest.mark.parametrize("given_as", ["folder", "parent", "archive", "folder of the archive"])
+def test_the_binary_version_has_the_same_images(tmp_path: Path, given_as: str) -> None:
+    name, contents = "cifar-10-batches-bin", binary_cifar()
+    if given_as.endswith("archive"):
+        path = write_archive(tmp_path / "cifar-10-binary.tar.gz", contents, folder=name)
+        path = path if given_as == "archive" else tmp_path
+    else:
+        folder = write_cifar(tmp_path / name, contents)
+        path = folder if given_as == "folder" else tmp_path
+    train, test, names = read_cifar(path)
+    own_train, own_test, own_names = read_cifar(write_cifar(tmp_path / "other" / FOLDER))
+    assert torch.equal(train.pixels, own_train.pixels)
+    assert torch.equal(train.labels, own_train.labels)
+    assert torch.equal(test.pixels, own_test.pixels)
+    assert names == own_names
+
+
+def test_without_a_choice_no_pickle_is_read(tmp_path: Path) -> None:
+    write_cifar(tmp_path / FOLDER, cifar_contents() | {"test_batch": b"damaged"})
+    write_cifar(tmp_path / "cifar-10-batches-bin", binary_cifar())
+    assert len(read_cifar(tmp_path)[1].labels) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data_batch_2.bin", b"", "has 0 bytes, expected 3073 for each image"),
+        ("data_batch_2.bin", bytes(3073 + 5), "has 3078 bytes, expected 3073"),
+        ("test_batch.bin", bytes(3073) + b"\x0a" + bytes(3072), "label 2 is 10, expected 0 to 9"),
+        ("batches.meta.txt", b"one\ntwo\n", "has 2 names, expected one a line for 10"),
+    ],
+)
+def test_a_damaged_binary_file_is_named(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    folder = write_cifar(tmp_path / "cifar-10-batches-bin", binary_cifar() | {name: content})
+    with pytest.raises(InputError, match=message) as caught:
+        read_cifar(folder)
+    assert name in str(caught.value)
+    (folder / name).unlink()
+    with pytest.raises(
+        InputError, match=rf"{name} cannot be read .* files of cifar-10-batches-bin"
+    ):
+        read_cifar(folder)

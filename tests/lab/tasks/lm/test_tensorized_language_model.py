@@ -1,0 +1,150 @@
+"""The language model with tensorized attention: what it sees, how it begins, how it is folded."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from powernorm import fold
+from powernorm.errors import InputError
+from powernorm.lab.models.choices import Placement, TransformerShape
+from powernorm.lab.models.language_model import LanguageModel
+from powernorm.lab.tasks.lm.tensorized_attention import TensorizedAttention
+from powernorm.norms import NORMS, build_norm
+from surgery.static_models import left_of
+
+VOCABULARY, LENGTH, FEATURES = 11, 9, 8
+
+
+def build(
+    norm: str,
+    *,
+    seed: int = 0,
+    placement: Placement = "pre",
+    dropout: float = 0.0,
+    sees_future: bool = False,
+) -> LanguageModel:
+    return LanguageModel(
+        VOCABULARY,
+        lambda num_features: build_norm(norm, num_features),
+        TransformerShape(
+            num_features=FEATURES,
+            num_layers=2,
+            feedforward_features=12,
+            placement=placement,
+            dropout=dropout,
+        ),
+        max_length=LENGTH,
+        seed=seed,
+        attention=lambda: TensorizedAttention(FEATURES, 5, LENGTH, sees_future=sees_future),
+    )
+
+
+def tokens(batch: int = 3, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (batch, LENGTH), generator=generator)
+
+
+def trained(norm: str, placement: Placement = "pre", *, sees_future: bool = False) -> LanguageModel:
+    """A model in eval whose running statistics and weights are not those of the start."""
+    model = build(norm, placement=placement, dropout=0.1, sees_future=sees_future)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
+    for step in range(3):
+        x = tokens(seed=step)
+        loss = F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def changes(model: LanguageModel, position: int) -> Tensor:
+    """How far each output moves when the token at a position changes, (length,)."""
+    x = tokens()
+    changed = x.clone()
+    changed[:, position] = (changed[:, position] + 1) % VOCABULARY
+    with torch.no_grad():
+        return (model(changed) - model(x)).abs().amax((0, 2))
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_no_output_depends_on_a_later_token(norm: str, placement: Placement) -> None:
+    model = trained(norm, placement)
+    for position in range(LENGTH):
+        moved = changes(model, position)
+        assert (moved[:position] == 0).all()
+        assert (moved[position:] > 0).any()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_published_behavior_does_see_later_tokens(norm: str) -> None:
+    model = trained(norm, sees_future=True)
+    assert (changes(model, LENGTH - 1) > 0).all()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_all_norms_start_from_the_same_weights(norm: str) -> None:
+    def outside_norms(model: LanguageModel) -> Iterator[tuple[str, Tensor]]:
+        return ((name, p) for name, p in model.named_parameters() if "norm" not in name)
+
+    torch.manual_seed(hash(norm) % 1000)  # what was drawn before must not matter
+    weights = dict(outside_norms(build(norm, seed=5)))
+    reference = dict(outside_norms(build("ln", seed=5)))
+    assert weights.keys() == reference.keys()
+    assert len(weights) == 1 + 2 * 10
+    for name, weight in weights.items():
+        assert torch.equal(weight, reference[name]), name
+    other = dict(outside_norms(build(norm, seed=6)))
+    for name, weight in weights.items():
+        # Biases begin at 0.
+        assert not torch.equal(weight, other[name]) or not weight.any(), name
+
+
+def test_layers_differ_in_every_weight() -> None:
+    first, second = (layer.attention for layer in build("ln").layers)
+    assert isinstance(first, TensorizedAttention)
+    for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
+        assert not torch.equal(ours, theirs)
+
+
+def test_positions_are_known_by_their_distances_alone() -> None:
+    model = build("ln").eval()
+    assert model.positions is None
+    with torch.no_grad():
+        same = model(torch.zeros(1, LENGTH, dtype=torch.long))
+        # The first of equal tokens sees itself alone, the others see ever more of the same.
+        assert not torch.allclose(same[:, 0], same[:, 1])
+    with pytest.raises(InputError, match="sequence of 10 tokens is longer than max_length=9"):
+        model(torch.zeros(1, LENGTH + 1, dtype=torch.long))
+
+
+def test_cannot_be_a_masked_language_model() -> None:
+    with pytest.raises(InputError, match="causal=False means nothing to an attention of its own"):
+        LanguageModel(
+            5, nn.LayerNorm, TransformerShape(), max_length=4, causal=False, attention=nn.Identity
+        )
+
+
+@pytest.mark.parametrize("norm", ["bn", "rbn"])
+def test_pre_norms_fold_away(norm: str) -> None:
+    model, x = trained(norm), tokens()
+    unfolded = deepcopy(model)
+    report = fold(model, x)
+    assert {row.action for row in report.rows} == {"fold"}
+    # The plan was made on whole segments.
+    for length in (LENGTH, 4):
+        part = x[:, :length]
+        torch.testing.assert_close(model(part), unfolded(part), rtol=1e-4, atol=1e-4)
+
+
+def test_post_norms_fold_as_far_as_the_columns_of_the_tensor_let_them() -> None:
+    model, x = trained("bn", "post"), tokens()
+    unfolded = deepcopy(model)
+    report = fold(model, x)
+    assert [left_of(row) for row in report.rows] == ["fold", "multiply-add", "fold", "fold"]
+    assert "layers.1.attention" in report.rows[1].reason
+    torch.testing.assert_close(model(x), unfolded(x), rtol=1e-4, atol=1e-4)
