@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from clocks import Reading, elapsed, read_clocks
 from pairs import TRAINING_SEED, open_pairs, test_batch, training_pairs
-from powernorm.lab.training.optimization import build_optimizer
 from shapes import SHAPES, Search, Shape
 
 from powernorm.lab.data.batch import TrainingBatches
@@ -25,6 +24,7 @@ from powernorm.lab.settings.training import OptimizerSettings
 from powernorm.lab.tasks.translation.beam_search import BeamSearch, beam_search
 from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
 from powernorm.lab.training.losses import smoothed_cross_entropy
+from powernorm.lab.training.optimization import build_optimizer
 from powernorm.norms import build_norm
 
 

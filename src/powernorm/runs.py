@@ -35,6 +35,9 @@ RESULT_FILE: Final = "result.json"
 DIAGNOSIS_FILE: Final = "diagnosis.json"
 SCALES_FILE: Final = "scales.json"
 TRANSLATIONS_FILE: Final = "translations.tsv"
+TRANSLATIONS_COLUMNS: Final = ("source", "reference", "translation")
+BEST_SCORED: Final = "best checkpoint"
+"""What a result says of its scores where they are those of the best checkpoint."""
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 
 METRICS_COLUMNS: Final = (
@@ -78,7 +81,7 @@ NORMS_COLUMNS: Final = (
 )
 """Online TID of SPEC 5 as fractions; distances are (1/d)·‖batch - running‖ (Shen et al., Fig. 2).
 
-A norm that does not centre (PowerNorm, MABN) has empty mean columns; its var columns hold the
+A norm that does not center (PowerNorm, MABN) has empty mean columns; its var columns hold the
 quadratic mean. A norm without batch statistics has none of these. Then Frobenius norms of the
 gradient of the norm's input and of its parts g_μ and g_σ² or g_ψ² (Shen et al., Fig. 3, 4); mean
 over tokens of the mean and of the variance over features of that gradient (Xu et al. 2019,
@@ -297,7 +300,7 @@ TRANSLATION_METRICS: Final = (
     "test_chrf",
     "decoding_tokens_per_second",
 )
-"""Corpus scores of the translations of the test split, 0 to 100: detokenised, cased BLEU; BLEU of
+"""Corpus scores of the translations of the test split, 0 to 100: detokenized, cased BLEU; BLEU of
 Moses tokens, cased; the same in lower case; chrF. Then target subwords that the search gave in a
 second, end marks included.
 """
@@ -363,7 +366,7 @@ class Baseline(TypedDict):
 
     name: str
     """Of the built-in tasks `unigram`, `bigram`, `trigram`, `word`, `copy`, `attach` or
-    `naive_bayes`: `copy` leaves the source as it is, `attach` hangs every word from its neighbour,
+    `naive_bayes`: `copy` leaves the source as it is, `attach` hangs every word from its neighbor,
     `naive_bayes` counts the words of each class."""
     metrics: dict[str, float | None]
 

@@ -120,7 +120,7 @@ def gap_of(norm: str, runs: Runs) -> dict[str, Any]:
 def early_of(runs: Mapping[str, Path]) -> dict[str, Any]:
     """Measure the early checkpoints of one seed; a run that was lost by then has no quantities."""
     data = lab.run_data(json.loads((runs["ln"] / "config.json").read_text(encoding="utf-8")))
-    batches = [data.segments.batch(index).inputs() for index in range(NUM_BATCHES)]
+    batches = [data.batches.batch(index).inputs() for index in range(NUM_BATCHES)]
     valid = list(data.evaluation("valid"))
     step, advice = None, None
     found: dict[str, float | None] = {}
@@ -146,7 +146,7 @@ def early_of(runs: Mapping[str, Path]) -> dict[str, Any]:
         found[f"{norm}_gap"] = running - losses["ln"][0]
         found[f"{norm}_batch_gap"] = batch - losses["ln"][0]
     return {
-        "tokens_per_batch": data.segments.tokens_per_batch,
+        "tokens_per_batch": data.batches.tokens_per_batch,
         "early_step": step,
         "early": {key: finite(found.get(key)) for key in QUANTITIES},
         "advice": advice,

@@ -18,7 +18,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data import treebanks
 from powernorm.lab.data.embedded import EMBEDDED, embedded_corpus
 from powernorm.lab.data.fetching import places
-from powernorm.lab.data.sets.catalogue import SETS
+from powernorm.lab.data.sets.catalog import SETS
 from powernorm.lab.data.treebanks import TREEBANKS, load_treebank
 from powernorm.lab.tasks.classify.sources import TEXT_SETS
 from powernorm.lab.tasks.image.sources import IMAGE_SETS

@@ -396,7 +396,7 @@ def test_resumed_run_is_the_same(tmp_path: Path) -> None:
     assert tid(trainer.state.log_history) == tid(whole.state.log_history)
 
 
-class Unlabelled(Classifier):
+class Unlabeled(Classifier):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         mask = torch.zeros(x.shape[:-1], dtype=torch.bool)
         return {"loss": self.logits(x, mask).square().mean()}
@@ -405,13 +405,13 @@ class Unlabelled(Classifier):
 def test_labels_are_needed_or_counting_of_ones_own(tmp_path: Path) -> None:
     data = [{"x": batch["x"]} for batch in batches(2)]
     with pytest.raises(InputError, match=r"no 'labels' .*override count_loss_tokens"):
-        trained(Unlabelled(), tmp_path, data=data)
+        trained(Unlabeled(), tmp_path, data=data)
 
     class Counts(RegularizedTrainer):
         def count_loss_tokens(self, inputs: Any) -> int:
             return inputs["x"][..., 0].numel()
 
-    trained(Unlabelled(), tmp_path, data=data, trainer=Counts)
+    trained(Unlabeled(), tmp_path, data=data, trainer=Counts)
 
 
 def test_wrong_configuration(tmp_path: Path) -> None:

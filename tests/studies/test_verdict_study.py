@@ -102,7 +102,7 @@ def test_a_setting_is_trained_and_measured(tmp_path: Path) -> None:
     )
     checkpoint = out / name / "ln-pre-seed0" / "checkpoints" / "early.ckpt"
     trained = lab.load_trained(checkpoint)
-    segments = lab.run_data(trained.settings).segments
+    segments = lab.run_data(trained.settings).batches
     batches = [segments.batch(index).inputs() for index in range(results["num_batches"])]
     last = powernorm.diagnose(trained.model, batches, batch_sizes=()).rows[-1]
     assert setting["early"]["ln_total_tid_last"] == pytest.approx(last.total_tid)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HEADINGS: Final = ("preset", "what it is", "data", "cost", "repeats")
 _PRESET: Final = "demo"
-_GPU: Final = "GPU: one data-centre GPU; several share the work under torchrun."
+_GPU: Final = "GPU: one data-center GPU; several share the work under torchrun."
 
 
 def compare(
@@ -164,13 +164,13 @@ def _built_in(
     Raises:
         InputError: there is no such task, recipe or study, or a setting cannot be used.
     """
-    from powernorm.lab.recipes import check_choice, chosen, named_recipe, read_recipe
+    from powernorm.lab.recipes import check_choice, chosen_settings, named_recipe, read_recipe
     from powernorm.lab.recipes.studies import study_config
 
     if task.endswith(".toml"):
         _refuse({"--preset": preset, "--study": study}, f"{task} is a recipe of your own")
         recipe = read_recipe(Path(task))
-        what = chosen(recipe, assignments)
+        what = chosen_settings(recipe, assignments)
         return what, recipe, f"{what.task}-{recipe.name}"
     name = preset or _PRESET
     if study is not None:
@@ -178,7 +178,7 @@ def _built_in(
         check_choice(what)
         return what, None, f"{task}-{study}-{name}"
     recipe = named_recipe(task, name)
-    return chosen(recipe, assignments), recipe, f"{task}-{name}"
+    return chosen_settings(recipe, assignments), recipe, f"{task}-{name}"
 
 
 class CompareCommand(TyperCommand):

@@ -50,7 +50,7 @@ def _list(
     if not as_json:
         _print_sets()
         return
-    from powernorm.lab.data.sets.catalogue import SETS
+    from powernorm.lab.data.sets.catalog import SETS
 
     facts = [_facts(entry) for entry in SETS.values()]
     typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -61,7 +61,7 @@ def _print_sets() -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from powernorm.lab.data.sets.catalogue import SETS
+    from powernorm.lab.data.sets.catalog import SETS
     from powernorm.lab.data.sets.folders import sets_folder
 
     console = Console()

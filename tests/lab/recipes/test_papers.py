@@ -125,7 +125,7 @@ def test_measures() -> None:
 
 
 @pytest.mark.parametrize(("task", "preset"), ALL)
-def test_catalogue_says_what_a_preset_needs(task: str, preset: str) -> None:
+def test_catalog_says_what_a_preset_needs(task: str, preset: str) -> None:
     info = named_recipe(task, preset).about
     config = recipe(task, preset)
     assert info.summary
@@ -139,7 +139,7 @@ def test_catalogue_says_what_a_preset_needs(task: str, preset: str) -> None:
         assert config.data.path is None or "FOLDER" in info.data or config.data.path in info.data
 
 
-def test_catalogue_says_the_size_of_the_reduced_verses() -> None:
+def test_catalog_says_the_size_of_the_reduced_verses() -> None:
     config = recipe("translation", "verses-reduced")
     model = config.model
     assert named_recipe("translation", "verses-reduced").about.summary == (
@@ -149,7 +149,7 @@ def test_catalogue_says_the_size_of_the_reduced_verses() -> None:
     assert named_recipe("translation", "verses-reduced").about.cost == "about 2 h on two cores"
 
 
-def test_catalogue_says_what_is_valid_in_the_folder_of_wmt14() -> None:
+def test_catalog_says_what_is_valid_in_the_folder_of_wmt14() -> None:
     for preset in ("wmt14-shen2020", "wmt14-xu2019"):
         data = named_recipe("translation", preset).about.data
         assert "valid is every 100th line of train" in data

@@ -8,6 +8,7 @@ from commands import powernorm
 from powernorm.errors import InputError
 from powernorm.lab.recipes import find_recipe, named_recipe, paper_records, read_recipe, recipe
 from powernorm.lab.recipes.files import task_of_path
+from powernorm.lab.settings.variants import lines_of
 from powernorm.lab.tasks import TASKS
 from powernorm.lab.tasks.settings import SETTINGS
 
@@ -16,6 +17,34 @@ def written(folder: Path, text: str, name: str = "mine.toml") -> Path:
     path = folder / name
     path.write_text(text)
     return path
+
+
+VARIANTS = """
+extends = "lm/smoke"
+[[variants]]
+label = "fast"
+norm = "pn"
+norm_options = { momentum = 0.5 }
+settings = { "data.batch_size" = "8" }
+[[variants]]
+label = "slow"
+norm = "rbn"
+"""
+
+
+def test_variants_are_trained_in_place_of_the_norms_of_what_is_extended(tmp_path: Path) -> None:
+    """As docs/recipes.md has them; norms in the file itself choose among them."""
+    lines = lines_of(read_recipe(written(tmp_path, VARIANTS)).settings)
+    assert [line.label for line in lines] == ["fast", "slow"]
+    chosen = written(tmp_path, f'norms = ["pn"]\n{VARIANTS}', "chosen.toml")
+    (line,) = lines_of(read_recipe(chosen).settings)
+    assert (line.label, line.config.data.batch_size) == ("fast", 8)
+
+
+@pytest.mark.parametrize("variants", ["3", "[3]", '[{ norm = ["pn"] }]', "[{ label = 1 }]"])
+def test_variants_that_are_none(tmp_path: Path, variants: str) -> None:
+    with pytest.raises(InputError, match=r"mine\.toml: "):
+        read_recipe(written(tmp_path, f'task = "lm"\nvariants = {variants}'))
 
 
 def test_a_recipe_says_only_what_is_different(tmp_path: Path) -> None:

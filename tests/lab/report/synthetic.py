@@ -28,7 +28,7 @@ LAYERS = (
     "model.final_norm",
 )
 HAS_STATISTICS = {"bn": True, "rbn": True, "pn": False}
-"""Norms with batch statistics: whether they centre."""
+"""Norms with batch statistics: whether they center."""
 HAS_GRADIENTS = (*HAS_STATISTICS, "ln")
 """Norms whose input gradients are on record; without statistics they have nothing else there."""
 

@@ -162,7 +162,7 @@ def test_every_table_scrolls_in_its_own_box_and_has_a_caption(
     assert len(elements.all("caption")) == tables
 
 
-def test_colours_follow_the_theme(page: str) -> None:
+def test_colors_follow_the_theme(page: str) -> None:
     svgs = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
     assert "currentColor" in svgs
     assert "var(--series-0)" in svgs

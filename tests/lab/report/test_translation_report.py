@@ -66,7 +66,7 @@ def test_columns_of_translations(comparison: Comparison) -> None:
         "parameters",
         "test BLEU",
         "gap to ln",
-        "BLEU tokenised",
+        "BLEU tokenized",
         "BLEU lower-case",
         "chrF",
         "test loss",
@@ -82,7 +82,7 @@ def test_row_of_a_norm(comparison: Comparison) -> None:
     texts = texts_of(comparison, "rbn")
     assert texts["test BLEU"] == "21.50 ± 1.00"
     assert texts["gap to ln"] == "+0.50 (+2.4 %)"
-    assert texts["BLEU tokenised"] == "22.00 ± 1.00"
+    assert texts["BLEU tokenized"] == "22.00 ± 1.00"
     assert texts["BLEU lower-case"] == "23.00 ± 1.00"
     assert texts["chrF"] == "43.00 ± 2.00"
     assert texts["test loss"] == "2.10 ± 0.00"
@@ -91,7 +91,7 @@ def test_row_of_a_norm(comparison: Comparison) -> None:
 
 def test_lost_runs_are_marked_in_every_score(comparison: Comparison) -> None:
     texts = texts_of(comparison, "bn")
-    for heading in ("test BLEU", "BLEU tokenised", "BLEU lower-case", "chrF", "test loss"):
+    for heading in ("test BLEU", "BLEU tokenized", "BLEU lower-case", "chrF", "test loss"):
         assert texts[heading].endswith(" *")
     assert texts["runs"] == "2 of 3 finished; diverged: seed 1"
 
@@ -169,7 +169,7 @@ def test_paper_and_measured(comparison: Comparison) -> None:
          lowered, dataset],
         ["bn", "pre", f"34.4 ({SOURCE})", "21.00 ± 1.41 (2 of 3 seeds)", lowered, dataset],
         ["pn", "pre", f"35.9 ({SOURCE})", "23.00 ± 0.71 (2 of 3 seeds)", lowered, dataset],
-        ["rbn", "pre", f"35.6 ({OTHER})", "22.00 ± 1.00 (3 seeds)", "BLEU tokenised", dataset],
+        ["rbn", "pre", f"35.6 ({OTHER})", "22.00 ± 1.00 (3 seeds)", "BLEU tokenized", dataset],
         ["mabn", "pre", f"0, failed ({OTHER})", "not run", lowered, dataset],
         ["none", "pre", f"diverged ({SOURCE})", "not run", lowered, dataset],
         ["ln", "post", f"35.5 ({SOURCE})", "not run", lowered, dataset],

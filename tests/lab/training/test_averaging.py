@@ -18,7 +18,7 @@ from powernorm.lab.engine.averaging import (
 )
 from powernorm.lab.tasks.comparison import compare
 from powernorm.lab.tasks.trained_models import load_trained, run_data
-from powernorm.lab.training.running import forward_features
+from powernorm.lab.training.run_trainer import forward_features
 from powernorm.runs import RunResult
 
 
@@ -148,7 +148,7 @@ def test_statistics_follow_the_declared_rule(tmp_path: Path, norm: str) -> None:
     got = load_trained(folder)
     own = load_trained(folder / "checkpoints" / "step-16.safetensors").model
     own.load_state_dict(Snapshots(folder / "checkpoints", 3).average())
-    pairs = run_data(got.settings).segments
+    pairs = run_data(got.settings).batches
     powernorm.calibrate(
         own, [pairs.batch(place) for place in range(5)], forward_features, way="one_pass"
     )

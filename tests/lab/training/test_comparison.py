@@ -25,7 +25,7 @@ from powernorm.lab.engine.events import (
 from powernorm.lab.settings.comparison import ComparisonSettings, to_json
 from powernorm.lab.settings.training import OptimizerSettings
 from powernorm.lab.tasks.comparison import compare
-from powernorm.lab.training import norms, running
+from powernorm.lab.training import norms, run_trainer
 from powernorm.runs import (
     METRICS_COLUMNS,
     NORMS_COLUMNS,
@@ -384,7 +384,7 @@ def test_interruption_after_the_last_step(
     config = early_stopping(configure) if early else configure()
     (expected,) = compare(config, tmp_path / "whole")["runs"]
     with (
-        patch.object(running, "evaluate", side_effect=KeyboardInterrupt),
+        patch.object(run_trainer, "evaluate", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         compare(config, tmp_path / "parts")

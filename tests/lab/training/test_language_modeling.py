@@ -7,7 +7,8 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from minimised import training_losses
+from minimized import training_losses
+from same_runs import assert_same_run
 from tiny_training import Configure
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from powernorm.lab.data.batch import Batch
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.data.readers import read_corpus
 from powernorm.lab.data.subwords import EncodedCorpus, encode_corpus
+from powernorm.lab.engine.events import Event, StepsDone
+from powernorm.lab.recipes.differences import UNIMPORTANT
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.training import (
     OptimizerSettings,
@@ -53,7 +56,7 @@ def test_loss_is_mean_cross_entropy_plus_penalty_over_tokens(
 ) -> None:
     config = configure(norm_options={"rbn": PENALTIES}, dropout=0.0)
     model = built(config, "rbn")
-    batch = LanguageModelData(encoded, config, 0).segments.batch(0)
+    batch = LanguageModelData(encoded, config, 0).batches.batch(0)
     got = training_losses(model, batch)
     layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm)]
     assert len(layers) == 3
@@ -96,7 +99,7 @@ def test_an_update_sees_the_penalty_once(
     groups = build_optimizer(model, config.optimizer)
     layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm)]
     total, num_tokens = torch.zeros(()), 0
-    segments = LanguageModelData(encoded, config, 0).segments
+    segments = LanguageModelData(encoded, config, 0).batches
     for position in range(accumulation):
         batch = segments.batch(position)
         loss = cross_entropy_sum(model, batch)
@@ -118,7 +121,7 @@ def test_an_update_holds_the_same_tokens_however_it_is_divided(
         data=replace(whole.data, batch_size=whole.data.batch_size // 4),
         optimizer=replace(whole.optimizer, accumulation=4),
     )
-    updates, micro_batches = (LanguageModelData(encoded, c, 0).segments for c in (whole, parts))
+    updates, micro_batches = (LanguageModelData(encoded, c, 0).batches for c in (whole, parts))
     later = 2 * updates.batches_per_epoch + 1
     cut = [micro_batches.batch(4 * later + part).named["tokens"] for part in range(4)]
     assert torch.equal(torch.cat(cut), updates.batch(later).named["tokens"])
@@ -132,7 +135,7 @@ def test_penalty_changes_the_gradient_noticeably(
     for options in (PENALTIES, {"mean_penalty": 0.0, "var_penalty": 0.0}):
         config = configure(norm_options={"rbn": options}, dropout=0.0)
         model = built(config, "rbn")
-        batch = LanguageModelData(encoded, config, 0).segments.batch(0)
+        batch = LanguageModelData(encoded, config, 0).batches.batch(0)
         training_losses(model, batch)["loss"].backward()
         gradients.append(model.embedding.weight.grad)
     assert gradients[0] is not None
@@ -143,7 +146,7 @@ def test_label_smoothing_is_minimized_but_not_logged(
     configure: Configure, encoded: EncodedCorpus
 ) -> None:
     config = configure(training=SmoothedTrainingSettings(label_smoothing=0.2), dropout=0.0)
-    batch = LanguageModelData(encoded, config, 0).segments.batch(0)
+    batch = LanguageModelData(encoded, config, 0).batches.batch(0)
     model = built(config)
     got = TrainingLoss(model, config.label_smoothing)(batch)
     logits = model(batch.named["tokens"]).flatten(0, 1)
@@ -176,7 +179,7 @@ def test_batches_of_a_run_that_goes_on(
         training=SmoothedTrainingSettings(max_steps=12, num_workers=num_workers),
     )
     data = LanguageModelData(encoded, config, 0)
-    whole = [data.segments.batch(position).named["tokens"] for position in range(12 * 3)]
+    whole = [data.batches.batch(position).named["tokens"] for position in range(12 * 3)]
     before = torch.get_rng_state()
     rest = [batch.named["tokens"] for batch in data.training(CPU, 10)]
     assert torch.equal(torch.get_rng_state(), before)
@@ -227,3 +230,30 @@ def test_weight_decay_spares_vectors(configure: Configure) -> None:
         is_matrix = "norm" not in name and not name.endswith("bias")
         assert (id(parameter) in decayed) == is_matrix, name
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
+
+
+def test_another_number_of_workers_is_no_other_run(configure: Configure, tmp_path: Path) -> None:
+    """Who prepares the batches may change when a run goes on, and is no departure from a recipe."""
+    config = configure(norms=("pn",))
+
+    def stop(event: Event) -> None:
+        if isinstance(event, StepsDone) and event.step >= 6:
+            raise KeyboardInterrupt
+
+    compare(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        compare(config, tmp_path / "parts", on_event=stop)
+    more = replace(config, training=replace(config.training, num_workers=1))
+    compare(more, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole" / "pn-pre-seed0", tmp_path / "parts" / "pn-pre-seed0")
+    assert "training.num_workers" in UNIMPORTANT
+
+
+@pytest.mark.slow
+def test_a_compiled_training_comes_to_the_same(configure: Configure, tmp_path: Path) -> None:
+    config = configure(norms=("pn",), dropout=0.0)
+    compiled = replace(config, training=replace(config.training, compile=True))
+    (plain,) = compare(config, tmp_path / "plain")["runs"]
+    (fast,) = compare(compiled, tmp_path / "compiled")["runs"]
+    for name, value in plain["metrics"].items():
+        assert fast["metrics"][name] == pytest.approx(value, rel=1e-4), name

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from minimised import training_losses
+from minimized import training_losses
 from tiny_translation import tiny_translation, write_pairs
 from torch import Tensor
 
@@ -38,11 +38,11 @@ def test_equals_torch(positions: int, vocabulary: int, smoothing: float, seed: i
             logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=epsilon
         )
 
-    minimised, plain = smoothed_cross_entropy(logits, targets, smoothing)
-    torch.testing.assert_close(minimised, torchs(smoothing), rtol=1e-5, atol=1e-5)
+    minimized, plain = smoothed_cross_entropy(logits, targets, smoothing)
+    torch.testing.assert_close(minimized, torchs(smoothing), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(plain, torchs(0.0), rtol=1e-5, atol=1e-5)
     assert not plain.requires_grad
-    (own,) = torch.autograd.grad(minimised, logits)
+    (own,) = torch.autograd.grad(minimized, logits)
     (wanted,) = torch.autograd.grad(torchs(smoothing), logits)
     torch.testing.assert_close(own, wanted, rtol=1e-5, atol=1e-6)
 
@@ -50,16 +50,16 @@ def test_equals_torch(positions: int, vocabulary: int, smoothing: float, seed: i
 def test_nothing_to_predict_costs_nothing() -> None:
     """The batch of a process that has no rows."""
     logits = torch.randn(3, 5, requires_grad=True)
-    minimised, plain = smoothed_cross_entropy(logits, torch.full((3,), IGNORED), SMOOTHING)
-    assert float(minimised.detach()) == float(plain) == 0.0
-    (gradient,) = torch.autograd.grad(minimised, logits)
+    minimized, plain = smoothed_cross_entropy(logits, torch.full((3,), IGNORED), SMOOTHING)
+    assert float(minimized.detach()) == float(plain) == 0.0
+    (gradient,) = torch.autograd.grad(minimized, logits)
     assert not gradient.any()
 
 
 def test_half_precision_is_summed_in_float32() -> None:
     logits = torch.zeros(4000, 3, dtype=torch.bfloat16)
-    minimised, plain = smoothed_cross_entropy(logits, torch.zeros(4000, dtype=torch.long), 0.1)
-    assert minimised.dtype == plain.dtype == torch.float32
+    minimized, plain = smoothed_cross_entropy(logits, torch.zeros(4000, dtype=torch.long), 0.1)
+    assert minimized.dtype == plain.dtype == torch.float32
     assert float(plain) == pytest.approx(4000 * math.log(3), rel=1e-5)
 
 
@@ -95,7 +95,7 @@ def test_losses_of_an_update_add_up_to_the_mean_over_its_tokens(
         norm_options={"rbn": PENALTIES},
     )
     task = TranslationTask()
-    pairs = task.data(encoded, config, 0).segments
+    pairs = task.data(encoded, config, 0).batches
     batches = [pairs.batch(position) for position in range(3)]
     assert len({batch.num_targets for batch in batches}) > 1
     model, other = (task.build(config, norm, task.sizes(encoded), 0) for _ in range(2))

@@ -28,7 +28,7 @@ from powernorm.lab.tasks.image.task import build_image_model
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.trained_models import load_trained
-from powernorm.lab.training.running import RunTrainer
+from powernorm.lab.training.run_trainer import RunTrainer
 from powernorm.norms.registry import REGISTERED
 from powernorm.runs import Baseline
 

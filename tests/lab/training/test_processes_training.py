@@ -286,7 +286,7 @@ def test_a_process_had_no_rows(jobs: dict[str, Job]) -> None:
 
     config = jobs["ln-ddp"].config
     task = task_of(config)
-    pairs = task.data(task.encode(config), config, 0).segments
+    pairs = task.data(task.encode(config), config, 0).batches
     sizes = [len(pairs.batch(position).targets) for position in range(12)]
     assert sizes[0] == 1
     assert any(size > 1 and size % 2 for size in sizes)

@@ -1,4 +1,4 @@
-"""What every task has to say of its settings, and the optimisers and schedules that they choose."""
+"""What every task has to say of its settings, and the optimizers and schedules that they choose."""
 
 import pytest
 import torch
@@ -132,9 +132,9 @@ class Halved(nn.Module):
 def test_a_model_may_have_a_likelihood_of_its_own() -> None:
     outputs = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
     targets = torch.tensor([0, IGNORED, 1])
-    minimised, plain = training_losses(Halved(), outputs, targets, 0.0)
-    assert float(minimised.detach()) == float(plain) == 2.5
-    assert minimised.requires_grad
+    minimized, plain = training_losses(Halved(), outputs, targets, 0.0)
+    assert float(minimized.detach()) == float(plain) == 2.5
+    assert minimized.requires_grad
     assert not plain.requires_grad
     assert float(outputs_nll(Halved(), outputs, targets).detach()) == 2.5
 
@@ -145,6 +145,6 @@ def test_classes_are_in_the_last_dimension(shape: tuple[int, ...]) -> None:
     logits = torch.randn(*shape, 4)
     targets = torch.randint(4, shape)
     expected = -logits.log_softmax(-1).gather(-1, targets[..., None]).sum()
-    minimised, plain = training_losses(nn.Identity(), logits, targets, 0.0)
-    for found in (minimised, plain, outputs_nll(nn.Identity(), logits, targets)):
+    minimized, plain = training_losses(nn.Identity(), logits, targets, 0.0)
+    for found in (minimized, plain, outputs_nll(nn.Identity(), logits, targets)):
         torch.testing.assert_close(found, expected)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from minimised import training_losses
+from minimized import training_losses
 from tiny_training import TRAINING, Configure, of_task
 
 from powernorm.errors import InputError
@@ -63,7 +63,7 @@ def test_the_masked_loss_is_the_mean_over_targets_plus_the_penalty(configure: Co
     config = masked(configure, dropout=0.0, norm_options={"rbn": {"mean_penalty": 10.0}})
     encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
     data = task_of(config).data(encoded, config, 0)
-    batch = data.segments.batch(0)
+    batch = data.batches.batch(0)
     size = encoded.vocabulary_size + task_of(config).num_extra_tokens
     model = task_of(config).build(config, "rbn", (size,), seed=0).train()
     found = training_losses(model, batch)
@@ -81,7 +81,7 @@ def test_the_masked_loss_is_the_mean_over_targets_plus_the_penalty(configure: Co
 def test_padding_has_no_say_in_a_masked_language_model(configure: Configure) -> None:
     config = masked(configure, norms=("bn",), dropout=0.0)
     encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
-    batch = task_of(config).data(encoded, config, 0).segments.batch(0)
+    batch = task_of(config).data(encoded, config, 0).batches.batch(0)
     padding = torch.zeros_like(batch.named["tokens"], dtype=torch.bool)
     padding[::2, -3:] = True
     model = task_of(config).build(config, "bn", (encoded.vocabulary_size + 1,), seed=0).train()
@@ -112,7 +112,7 @@ def test_a_trained_model_knows_its_batches(configure: Configure, tmp_path: Path)
     batches = training_batches(trained.settings, 4)
     assert {"tokens", "padding_mask"} == set(batches[0])
     encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
-    expected = task_of(config).data(encoded, config, 3).segments.batch(2)
+    expected = task_of(config).data(encoded, config, 3).batches.batch(2)
     assert torch.equal(batches[2]["tokens"], expected.named["tokens"])
     loss = evaluate(
         trained.model,

@@ -9,7 +9,6 @@ from typing import Final, Literal
 import torch
 
 Direction = Literal["forward", "forward+backward", "evaluation"]
-DIRECTIONS: Final[tuple[Direction, ...]] = ("forward", "forward+backward", "evaluation")
 DTYPES: Final = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,

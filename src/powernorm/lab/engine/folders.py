@@ -24,9 +24,11 @@ MAX_DIFFERENCES: Final = 5
 LAST: Final = "last.ckpt"
 """The checkpoint that a run goes on from."""
 KEPT: Final = frozenset({LEASE_FILE, LOCK_FILE})
-IGNORED: Final = frozenset({"data.path", "function.file", "function.sha256"})
-"""Settings of a run that may differ: a fingerprint stands for the data, and a change of the code
-is told."""
+IGNORED: Final = frozenset(
+    {"data.path", "function.file", "function.sha256", "training.num_workers"}
+)
+"""Settings of a run that may differ: a fingerprint stands for the data, a change of the code is
+told, and batches are the same whoever prepares them."""
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -46,11 +46,6 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", rank()))
 
 
-def num_local_processes() -> int:
-    """Return the number of processes on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", num_processes()))
-
-
 @contextmanager
 def process_group(device_type: str) -> Iterator[None]:
     """Join the processes that `torchrun` started; without it, or where they are joined, nothing.

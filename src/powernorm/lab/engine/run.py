@@ -590,7 +590,7 @@ class Run:
             return
         self._evaluated_at = self.step
         states = random_states()
-        with torch.no_grad(), evaluating(self._tracked.modules()):
+        with torch.no_grad(), evaluating(*self._tracked.modules().values()):
             for evaluate in due:
                 values = evaluate()
                 if values:

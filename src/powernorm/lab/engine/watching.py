@@ -10,10 +10,10 @@ from powernorm.diagnosis import NormMonitor
 
 
 @contextmanager
-def evaluating(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Put modules into evaluation mode, and each part of them back into its own afterwards."""
-    modes = [(part, part.training) for module in modules.values() for part in module.modules()]
-    for module in modules.values():
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
         module.eval()
     try:
         yield

@@ -4,7 +4,7 @@
 ('ln', 'bn', 'rbn', 'pn', 'adanorm')
 """
 
-from powernorm.lab.recipes.checks import check_choice, chosen
+from powernorm.lab.recipes.checks import check_choice, chosen_settings
 from powernorm.lab.recipes.differences import changes_of, reduced_note
 from powernorm.lab.recipes.files import (
     Recipe,
@@ -21,7 +21,7 @@ __all__ = [
     "Recipe",
     "changes_of",
     "check_choice",
-    "chosen",
+    "chosen_settings",
     "find_recipe",
     "measure_of",
     "named_recipe",

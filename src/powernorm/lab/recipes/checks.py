@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from powernorm.errors import InputError
-from powernorm.lab.data.sets.catalogue import SETS, check_known_set
+from powernorm.lab.data.sets.catalog import SETS, check_known_set
 from powernorm.lab.recipes.differences import twin_of
 from powernorm.lab.recipes.files import EMBEDDED, Recipe
 from powernorm.lab.recipes.papers import recipe_of
@@ -12,7 +12,7 @@ from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 
 
-def chosen(recipe: Recipe, assignments: Sequence[str]) -> ComparisonSettings:
+def chosen_settings(recipe: Recipe, assignments: Sequence[str]) -> ComparisonSettings:
     """Return the settings of a recipe with those of the user, as `--set` takes them.
 
     Raises:

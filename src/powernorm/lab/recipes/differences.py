@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from powernorm.lab.data.embedded import EMBEDDED
-from powernorm.lab.data.sets.catalogue import SETS
+from powernorm.lab.data.sets.catalog import SETS
 from powernorm.lab.recipes.files import Recipe, named_recipe, paths_of
 from powernorm.lab.recipes.paper_results import PaperResult
 from powernorm.lab.recipes.papers import recipe_of
@@ -44,6 +44,7 @@ UNIMPORTANT: Final = frozenset(
     {
         *("task", "preset", "norms", "seeds", "data.path", "data.evaluation_batch_size"),
         *("decoding.batch_tokens", "training.accelerator", "training.num_threads"),
+        *("training.num_workers", "training.compile"),
         *("training.strategy", "training.log_every", "training.monitor_every"),
         *("training.tid_batches", "training.early_checkpoint", "training.record_scales"),
     }

@@ -218,6 +218,8 @@ def _read(path: Path) -> Recipe:
 def _merged(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     """Return what a file says, over what it extends."""
     values = _load(path)
+    if "variants" in values and "norms" not in values:
+        values["norms"] = _norms_of(values["variants"])
     base_name = values.get("extends")
     if base_name is None:
         if not isinstance(values.get("task"), str):
@@ -236,6 +238,16 @@ def _merged(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     elif "results_of" in base.get("about", {}):
         values.setdefault("about", {})["results_of"] = base["about"]["results_of"]
     return _over(kept, values)
+
+
+def _norms_of(variants: Any) -> list[str]:
+    """Return the norms of variants, which are all trained where a file names no norms itself.
+
+    What is no list of variants is refused later, by the settings.
+    """
+    items = variants if isinstance(variants, list) else []
+    named = [item.get("norm") for item in items if isinstance(item, dict)]
+    return list(dict.fromkeys(norm for norm in named if isinstance(norm, str)))
 
 
 def _extended(path: Path, name: str, task: object) -> Path:

@@ -67,7 +67,7 @@ _DISCREPANCY: Final[Sequence[Column]] = (
         "TID last, %",
         "Training Inference Discrepancy of the last norm layer, mean / variance, in percent: how "
         "far a batch's statistics lie from the population's, relative to the batch's deviation, "
-        "two passes over the data, mean over seeds. A norm that does not centre has no mean part. "
+        "two passes over the data, mean over seeds. A norm that does not center has no mean part. "
         "Per-token norms have none.",
         lambda row: _tid(row, "last"),
     ),
@@ -356,7 +356,7 @@ def _own_status(comparison: Comparison) -> Column:
 
 def columns_of(comparison: Comparison) -> Sequence[Column]:
     """The columns of a comparison, by what it is about."""
-    if not comparison.is_known:
+    if not comparison.has_known_measure:
         return _own_columns(comparison)
     if comparison.metric == PERPLEXITY:
         return COLUMNS
@@ -373,7 +373,7 @@ def caption_of_results(comparison: Comparison, *, is_shaded: bool) -> str:
     """
     measure = comparison.measure
     shaded = "; the best mean is shaded" if is_shaded else ""
-    if comparison.is_known and comparison.metric == PERPLEXITY:
+    if comparison.has_known_measure and comparison.metric == PERPLEXITY:
         return f"{PERPLEXITY_MEANING}, lower is better{shaded}."
-    others = " and other scores" if comparison.is_known else ""
+    others = " and other scores" if comparison.has_known_measure else ""
     return f"The {measure.heading}{others}, {better_way(measure)} is better{shaded}."

@@ -1,4 +1,4 @@
-"""Lines over training: one a run, one colour a norm."""
+"""Lines over training: one a run, one color a norm."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -142,7 +142,7 @@ def draw_curves(
 
     Args:
         series: the lines; those that are lost do not set the frame where there are others.
-        order: all norms of the comparison, so that each has the same colour in every figure.
+        order: all norms of the comparison, so that each has the same color in every figure.
         title: of the frame.
         y_label: quantity and unit.
         logarithmic: whether the y axis is.

@@ -1,4 +1,4 @@
-"""matplotlib figures as SVG that can stand many times in one page and follows its colours."""
+"""matplotlib figures as SVG that can stand many times in one page and follows its colors."""
 
 import json
 import re
@@ -32,13 +32,13 @@ from powernorm.lab.report.magnitudes import logarithmic_limits
 from powernorm.lab.report.numerals import NOTHING, printable
 from powernorm.lab.report.style import SERIES
 
-# Placeholders that no figure uses for data; the page replaces them by its own colours.
+# Placeholders that no figure uses for data; the page replaces them by its own colors.
 _INK: Final = "#010203"
 _GRID: Final = "#010204"
 _COLOURS: Final[Mapping[str, str]] = {
     _INK: "currentColor",
     _GRID: "var(--grid)",
-    **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)},
+    **{color: f"var(--series-{index})" for index, color in enumerate(SERIES)},
 }
 _DASHES: Final = ("-", "--", ":", "-.")
 _LEGEND_SIZE: Final = 9
@@ -73,7 +73,6 @@ _STYLE: Final[Any] = {
     "axes.spines.right": False,
 }
 _FONTS: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
-_SVG: Final = "{http://www.w3.org/2000/svg}"
 _HREF: Final = "{http://www.w3.org/1999/xlink}href"
 _REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
 
@@ -112,14 +111,14 @@ def figure(height: float) -> Iterator[Figure]:
 
 
 def line_style(index: int) -> tuple[str, str]:
-    """Colour and dashes of the n-th series: told apart without colour, too."""
-    # One further for every round of colours, so that no two of 32 are alike.
+    """Color and dashes of the n-th series: told apart without color, too."""
+    # One further for every round of colors, so that no two of 32 are alike.
     dashes = index // 2 + index // len(SERIES)
     return SERIES[index % len(SERIES)], _DASHES[dashes % len(_DASHES)]
 
 
 def reference_style() -> tuple[str, tuple[int, tuple[int, int]]]:
-    """Colour and dashes of a line that is no run."""
+    """Color and dashes of a line that is no run."""
     return _INK, (0, (1, 3))
 
 
@@ -347,7 +346,7 @@ def _local(tag: str) -> str:
 
 
 def _adapt(node: ElementTree.Element, prefix: str) -> None:
-    """Ids and colours of one element; plain names, for HTML puts SVG in its namespace itself."""
+    """Ids and colors of one element; plain names, for HTML puts SVG in its namespace itself."""
     node.tag = _local(node.tag)
     adapted: dict[str, str] = {}
     for key, value in node.attrib.items():
@@ -379,6 +378,6 @@ def _font_size(match: re.Match[str]) -> str:
 
 
 def _themed(style: str) -> str:
-    for placeholder, colour in _COLOURS.items():
-        style = style.replace(placeholder, colour)
+    for placeholder, color in _COLOURS.items():
+        style = style.replace(placeholder, color)
     return style

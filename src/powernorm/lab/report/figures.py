@@ -151,7 +151,7 @@ def _known_curve(comparison: Comparison, column: _Column) -> _Curve:
 def _score(comparison: Comparison) -> Measure:
     """The task's own measure, also where the goal is another."""
     known = [MEASURES[name] for name in MAIN if name in comparison.other_metrics]
-    return comparison.measure if comparison.is_known or not known else known[0]
+    return comparison.measure if comparison.has_known_measure or not known else known[0]
 
 
 def _perplexity_label(comparison: Comparison) -> str:
@@ -223,7 +223,7 @@ _TID_PANELS: Final = (
         "average",
         "TID over training: deviation",
         "TID, %",
-        "Online TID of the deviation (quadratic mean where the norm does not centre) in percent, "
+        "Online TID of the deviation (quadratic mean where the norm does not center) in percent, "
         "averaged over the norm layers, logarithmic (Wang et al. 2022, Fig. 4).",
         scale=100,
     ),
@@ -350,9 +350,9 @@ def _panels(comparison: Comparison, panels: Sequence[_Panel]) -> list[DrawnFigur
 
 
 def tid_heat_maps(comparison: Comparison) -> list[tuple[Run, DrawnFigure]]:
-    """One heat map of layer against step a run that has batch statistics; one colour scale."""
+    """One heat map of layer against step a run that has batch statistics; one color scale."""
     observed = mapped_runs(comparison)
-    scale = heatmaps.colour_scale(observed)
+    scale = heatmaps.color_scale(observed)
     if scale is None:
         return []
     return [

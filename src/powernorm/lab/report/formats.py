@@ -21,7 +21,7 @@ _CHANGE: Final = re.compile(
 )
 
 
-def upgraded(results: JsonObject) -> JsonObject:
+def upgraded_results(results: JsonObject) -> JsonObject:
     """The same in the newest format.
 
     Raises:

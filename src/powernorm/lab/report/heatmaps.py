@@ -24,7 +24,7 @@ _KINDS: Final = {"mean_tid": "mean", "var_tid": "variance"}
 
 
 def kinds_of(run: Run) -> list[str]:
-    """The TID columns that the run's norm has: without a mean where it does not centre."""
+    """The TID columns that the run's norm has: without a mean where it does not center."""
     return [
         kind
         for kind in _KINDS
@@ -32,7 +32,7 @@ def kinds_of(run: Run) -> list[str]:
     ]
 
 
-def colour_scale(runs: Iterable[Run]) -> LogNorm | None:
+def color_scale(runs: Iterable[Run]) -> LogNorm | None:
     """One logarithmic scale in percent for all runs, from their 2nd to their 98th percentile."""
     values = [
         100 * value
@@ -52,7 +52,7 @@ def colour_scale(runs: Iterable[Run]) -> LogNorm | None:
 
 
 def draw_heat_map(run: Run, scale: LogNorm, *, prefix: str) -> Markup | None:
-    """Layers from top to bottom, steps from left to right; grey where there is no number."""
+    """Layers from top to bottom, steps from left to right; gray where there is no number."""
     kinds = kinds_of(run)
     if not kinds:
         return None

@@ -58,7 +58,7 @@ class Band:
 
     Attributes:
         label: in the legend; several lines may have one.
-        style: number of its colour and dashes.
+        style: number of its color and dashes.
         x: positions, rising.
         mean: values; NaN where there is none.
         low: smallest over seeds; empty or as `mean` for a single seed.
@@ -146,14 +146,14 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _draw_band(axes: Axes, band: Band) -> None:
-    colour, dashes = line_style(band.style)
+    color, dashes = line_style(band.style)
     label = legend_label(band.label)
     if any(low < high for low, high in zip(band.low, band.high, strict=True)):
-        axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(band.x, band.low, band.high, color=color, alpha=0.18, linewidth=0)
     axes.plot(
         band.x,
         _drawable(band.mean),
-        color=colour,
+        color=color,
         linestyle=dashes,
         linewidth=1.5,
         marker="o" if len(band.x) <= _MARKED else "",
@@ -165,7 +165,7 @@ def _draw_band(axes: Axes, band: Band) -> None:
         axes.plot(
             trace.x,
             _drawable(trace.y),
-            color=colour,
+            color=color,
             linestyle=dashes,
             linewidth=0.8,
             alpha=0.8,
@@ -177,7 +177,7 @@ def _draw_band(axes: Axes, band: Band) -> None:
             band.lost,
             [0.97] * len(band.lost),
             transform=axes.get_xaxis_transform(),
-            color=colour,
+            color=color,
             linestyle="",
             marker="x",
             markersize=8,
@@ -222,9 +222,9 @@ def _draw_references(
     axes: Axes, panel: Panel, near: Mapping[str, float], far: Mapping[str, bool]
 ) -> None:
     """A line for each that is near, and for the others a word at the edge beyond which they are."""
-    colour, dashes = reference_style()
+    color, dashes = reference_style()
     for value in near.values():
-        axes.axhline(value, color=colour, linestyle=dashes, linewidth=1.2)
+        axes.axhline(value, color=color, linestyle=dashes, linewidth=1.2)
     for names, value in _without_collisions(axes, near):
         _annotate(axes, ", ".join(names), value, ("axes fraction", "data"), 3)
     for is_above in (True, False):
@@ -237,7 +237,7 @@ def _draw_references(
             text = f"{', '.join(words)}: {'above' if is_above else 'below'}"
             _annotate(axes, text, float(is_above), "axes fraction", -13 if is_above else 3)
     if panel.zero:
-        axes.axhline(0, color=colour, linewidth=0.8)
+        axes.axhline(0, color=color, linewidth=0.8)
 
 
 def _without_collisions(
@@ -280,7 +280,7 @@ def _annotate(
 def _mark_ends(axes: Axes, band: Band) -> None:
     """A cross where a run broke down: on the edge of the frame where the run has left it."""
     low, high = axes.get_ylim()
-    colour, _ = line_style(band.style)
+    color, _ = line_style(band.style)
     for trace in band.traces:
         points = zip(trace.x, _drawable(trace.y), strict=True)
         known = [(x, y) for x, y in points if isfinite(y)]
@@ -289,7 +289,7 @@ def _mark_ends(axes: Axes, band: Band) -> None:
             axes.plot(
                 x,
                 min(max(y, low), high),
-                color=colour,
+                color=color,
                 marker="x",
                 markersize=7,
                 markeredgewidth=2,

@@ -9,7 +9,7 @@ from typing import Final, Literal, cast
 
 from powernorm.errors import InputError
 from powernorm.lab.report.diagnoses import read_diagnosis
-from powernorm.lab.report.formats import upgraded
+from powernorm.lab.report.formats import upgraded_results
 from powernorm.lab.report.json_files import JsonObject, read_object
 from powernorm.lab.report.logs import read_metrics, read_norms
 from powernorm.lab.report.measures import MAIN, PERPLEXITY, goal_of
@@ -193,7 +193,7 @@ def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
 
 
 def _read_results(path: Path) -> Comparison:
-    results = upgraded(read_object(path, _MEND))
+    results = upgraded_results(read_object(path, _MEND))
     runs = [] if path.name == COMPARISON_FILE else [_run(row) for row in results.children("runs")]
     baselines = results.children("baselines") if "baselines" in results.values else []
     return Comparison(

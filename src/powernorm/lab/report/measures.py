@@ -47,15 +47,15 @@ _ROWS: Final = (
     Measure(
         "test_bleu",
         "test BLEU",
-        f"Corpus BLEU {_SEARCHED}: detokenised, cased, by sacrebleu's own tokens.",
+        f"Corpus BLEU {_SEARCHED}: detokenized, cased, by sacrebleu's own tokens.",
         higher_is_better=True,
         others=("test_bleu_tokenised", "test_bleu_lowercase", "test_chrf", "test_loss"),
     ),
     Measure(
         "test_bleu_tokenised",
-        "BLEU tokenised",
+        "BLEU tokenized",
         "BLEU of Moses tokens, cased, as Wang et al. 2022 report it, and Shen et al. 2020 of "
-        "WMT14; comes out another number than detokenised BLEU.",
+        "WMT14; comes out another number than detokenized BLEU.",
         higher_is_better=True,
     ),
     Measure(
@@ -119,7 +119,7 @@ _ROWS: Final = (
     Measure(
         "test_uas",
         "test UAS",
-        "Unlabelled attachment score: share of the words of the test split whose head is right, "
+        "Unlabeled attachment score: share of the words of the test split whose head is right, "
         f"without punctuation, {_PERCENT}",
         higher_is_better=True,
         others=("test_las", "valid_uas", "test_loss", "parsing_sentences_per_second"),
@@ -127,7 +127,7 @@ _ROWS: Final = (
     Measure(
         "test_las",
         "test LAS",
-        f"Labelled attachment score: the same with the kind of relation, {_PERCENT}",
+        f"Labeled attachment score: the same with the kind of relation, {_PERCENT}",
         higher_is_better=True,
     ),
     Measure(

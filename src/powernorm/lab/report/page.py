@@ -149,7 +149,7 @@ def _subject(comparison: Comparison) -> str:
 def _more_metrics(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Markup]:
     """The metrics that the table has no room for, a line each."""
     names = comparison.other_metrics[MAX_METRICS:]
-    if comparison.is_known or not names:
+    if comparison.has_known_measure or not names:
         return []
     shown = names[:MAX_LINES]
     more = "" if len(names) == len(shown) else f", the first {MAX_LINES} of {len(names)}"
@@ -187,7 +187,7 @@ def _tid_contents(comparison: Comparison) -> list[Markup]:
             part("heading", "By layer"),
             part(
                 "paragraph",
-                "Light is a large discrepancy, grey is no number; all maps share one scale.",
+                "Light is a large discrepancy, gray is no number; all maps share one scale.",
                 kind="soft",
             ),
             part("gallery", shown)

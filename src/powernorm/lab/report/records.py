@@ -179,7 +179,7 @@ class Comparison:
         return self.goal["metric"]
 
     @property
-    def is_known(self) -> bool:
+    def has_known_measure(self) -> bool:
         """Whether a built-in task is about the measure that it is known for.
 
         Else nothing is said of the metrics but what their names and the goal say.
@@ -193,7 +193,7 @@ class Comparison:
     @cached_property
     def measure(self) -> Measure:
         """What the comparison is about."""
-        if self.is_known:
+        if self.has_known_measure:
             return MEASURES[self.metric]
         values = (run.metrics.get(self.metric) for run in self.runs if run.finished)
         return own_measure(self.goal, [value for value in values if value is not None])

@@ -113,7 +113,7 @@ def _read_page(page: Path) -> str:
 def _section(comparison: Comparison) -> str:
     table = (
         Table(_HEADINGS, _NUMERIC, list(_lines(comparison))).markdown()
-        if comparison.is_known
+        if comparison.has_known_measure
         else _own_table(comparison)
     )
     parts = [f"### {escaped(_title(comparison))}\n", f"{_facts(comparison)}\n", table]
@@ -146,7 +146,7 @@ def _facts(comparison: Comparison) -> str:
         else escaped(comparison.study["title"])
     )
     placed = f", {escaped(comparison.where)}" if comparison.where else ""
-    way = "" if comparison.is_known else f" ({better_way(comparison.measure)} is better)"
+    way = "" if comparison.has_known_measure else f" ({better_way(comparison.measure)} is better)"
     measure = escaped(comparison.measure.heading)
     sentences = [
         f"{made}{placed}; the measure is the {measure}{way}.",

@@ -107,7 +107,7 @@ def _own_run_metric(comparison: Comparison, name: str) -> RunColumn:
 
 def run_columns_of(comparison: Comparison) -> Sequence[RunColumn]:
     """The columns of the table of runs of a comparison, by what it is about."""
-    if not comparison.is_known:
+    if not comparison.has_known_measure:
         return _own_run_columns(comparison)
     if comparison.metric == PERPLEXITY:
         return RUN_COLUMNS

@@ -1,7 +1,6 @@
 """How the scores of a comparison came about: which weights, and sacrebleu's signatures."""
 
 from collections.abc import Iterable
-from typing import Final
 
 from markupsafe import Markup
 
@@ -9,8 +8,7 @@ from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.templates import part
-
-BEST: Final = "best checkpoint"
+from powernorm.runs import BEST_SCORED
 
 
 def scored_weights(comparison: Comparison) -> str:
@@ -19,7 +17,7 @@ def scored_weights(comparison: Comparison) -> str:
     Empty where no run says so, and where it goes without saying: the best checkpoint's perplexity.
     """
     found = _by_text((run.scored, run.name) for run in comparison.runs if run.scored)
-    if not found or (set(found) == {BEST} and not comparison.measure.higher_is_better):
+    if not found or (set(found) == {BEST_SCORED} and not comparison.measure.higher_is_better):
         return ""
     return f"Scored: {'; '.join(_with_names(text, names, found) for text, names in found.items())}."
 

@@ -88,12 +88,12 @@ def _draw_row(axes: Axes, place: int, row: DotRow, quantities: Sequence[str]) ->
     for index, (value, quantity) in enumerate(zip(row.values, quantities, strict=True)):
         if value is None:
             continue
-        colour, _ = line_style(index)
-        axes.plot([value.low, value.high], [place] * 2, color=colour, linewidth=3, alpha=0.35)
+        color, _ = line_style(index)
+        axes.plot([value.low, value.high], [place] * 2, color=color, linewidth=3, alpha=0.35)
         axes.plot(
             value.mean,
             place,
-            color=colour,
+            color=color,
             marker=_MARKERS[index % len(_MARKERS)],
             markersize=6,
             # Not a line of no kind: that would have no point under the pointer.

@@ -12,4 +12,4 @@ SERIES: Final = (
     "#6b4fbb",
     "#6b7280",
 )
-"""Line colours: Okabe and Ito's palette, darkened where it has too little contrast on white."""
+"""Line colors: Okabe and Ito's palette, darkened where it has too little contrast on white."""

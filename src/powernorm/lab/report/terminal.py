@@ -68,7 +68,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 
 def _left_out(comparison: Comparison) -> str:
     number = len(comparison.other_metrics) - MAX_METRICS
-    if comparison.is_known or number <= 0:
+    if comparison.has_known_measure or number <= 0:
         return ""
     return f"{counted(number, 'more metric')}: in {RESULTS_FILE} and {REPORT_FILE}."
 

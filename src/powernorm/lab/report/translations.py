@@ -10,10 +10,9 @@ from powernorm.errors import InputError
 from powernorm.lab.report.logs import read_text
 from powernorm.lab.report.records import Comparison, Run, Translation
 from powernorm.lab.report.templates import part
-from powernorm.runs import TRANSLATIONS_FILE
+from powernorm.runs import TRANSLATIONS_COLUMNS, TRANSLATIONS_FILE
 
 NUM_SENTENCES: Final = 10
-HEADER: Final = ["source", "reference", "translation"]
 
 
 def read_translations(path: Path) -> list[Translation]:
@@ -28,11 +27,12 @@ def read_translations(path: Path) -> list[Translation]:
     found = []
     for number, line in enumerate(complete.split("\n")[:-1], start=1):
         cells = line.removesuffix("\r").split("\t")
-        if number == 1 and cells == HEADER:
+        if number == 1 and tuple(cells) == TRANSLATIONS_COLUMNS:
             continue
-        if len(cells) != len(HEADER):
+        if len(cells) != len(TRANSLATIONS_COLUMNS):
             raise InputError(
-                f"{path}, line {number}: {len(cells)} columns, expected {', '.join(HEADER)} with "
+                f"{path}, line {number}: {len(cells)} columns, expected "
+                f"{', '.join(TRANSLATIONS_COLUMNS)} with "
                 "tabs between; mend or remove the line"
             )
         found.append(Translation(*cells))

@@ -18,7 +18,6 @@ from powernorm.lab.settings.training import (
 )
 
 OptionValue = int | float | bool | str | None
-NormOptions = Mapping[str, OptionValue]
 
 LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """What the label of a variant may be: it becomes part of a folder's name."""

@@ -59,7 +59,10 @@ class OptimizerSettings:
 
 @section("schedule")
 class ScheduleSettings:
-    """How the learning rate goes through the run (`lab.training.schedules` has the formulas)."""
+    """How the learning rate goes through the run.
+
+    `lab.training.optimization.rate_factor` has the formulas.
+    """
 
     name: ScheduleName = "cosine"
     """How the rate falls after the warm-up."""

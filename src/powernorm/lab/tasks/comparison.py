@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from powernorm.errors import InputError
-from powernorm.lab.engine import comparing, grid, tasks
+from powernorm.lab.engine import grid, tasks
 from powernorm.lab.engine.comparing import compare_grid
 from powernorm.lab.engine.events import DataPrepared, Listener
 from powernorm.lab.engine.grid import Grid
@@ -26,7 +26,7 @@ from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_settings import comparison_settings, run_settings
 from powernorm.lab.tasks.settings import upgraded_run
 from powernorm.lab.training.norms import norm_options
-from powernorm.lab.training.running import RunTrainer, choose_device
+from powernorm.lab.training.run_trainer import RunTrainer, choose_device
 from powernorm.runs import (
     Baseline,
     ChangesRecord,
@@ -35,9 +35,7 @@ from powernorm.runs import (
     PaperRecord,
 )
 
-__all__ = ["OVER", "Notes", "check_norms", "compare"]
-
-OVER = comparing.OVER
+__all__ = ["Notes", "check_norms", "compare"]
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,10 @@ class BuiltinTask(tasks.Task):
 
 
 def _own(result: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what the task itself says in a result; the engine says the rest."""
+    """Return what the task itself says in a result.
+
+    The engine makes the result anew out of it (`engine/outcomes.py`), with what it knows itself.
+    """
     engine = ("norm", "seed", "placement", "folder", "label", "x", "y", *without)
     return {key: value for key, value in result.items() if key not in engine}
 

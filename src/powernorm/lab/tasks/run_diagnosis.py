@@ -38,7 +38,7 @@ def diagnose_run(
     batch statistics.
 
     Args:
-        path: a run's folder (its best checkpoint is taken) or one of its checkpoints.
+        path: a run's folder (the weights that were scored are taken) or one of its checkpoints.
         data: another text, as `--data` takes it; None is the run's.
         num_batches: training batches in each pass, ≥ 2.
         on_progress: see `powernorm.diagnose`.
@@ -51,8 +51,8 @@ def diagnose_run(
     trained = load_trained(path)
     config = run_config(trained.settings)
     encoded = run_text(trained.settings, data=data)
-    segments = task_of(config).data(encoded, config, int(trained.settings["seed"])).segments
-    batches = [segments.batch(position).inputs() for position in range(num_batches)]
+    data_of_run = task_of(config).data(encoded, config, int(trained.settings["seed"]))
+    batches = [data_of_run.batches.batch(at).inputs() for at in range(num_batches)]
     report = diagnose(trained.model, batches, _features, on_progress=on_progress)
     return replace(
         report,

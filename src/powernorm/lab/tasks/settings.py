@@ -86,12 +86,12 @@ def settings_from(values: Mapping[str, Any]) -> ComparisonSettings:
     if not isinstance(task, str):
         raise InputError(f"task={task} has the wrong type: expected a text")
     owner = settings_of(task)
-    own = {key: value for key, value in upgraded(values).items() if key != "task"}
+    own = {key: value for key, value in upgraded_settings(values).items() if key != "task"}
     built: ComparisonSettings = build(owner, own)
     return built
 
 
-def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+def upgraded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a file as this version writes them, as far as they are a known task's."""
     owner = SETTINGS.get(str(values.get("task")))
     if owner is None:
@@ -104,7 +104,7 @@ def upgraded_run(values: Mapping[str, Any]) -> dict[str, Any]:
     owner = SETTINGS.get(str(values.get("task")))
     if owner is None:
         return dict(values)
-    filled = upgraded(values)
+    filled = upgraded_settings(values)
     for item in fields(owner):
         if item.name != "study" and is_dataclass(item.type):
             defaults = {

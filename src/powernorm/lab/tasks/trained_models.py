@@ -8,7 +8,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.lab.data.sets.catalogue import check_known_set
+from powernorm.lab.data.sets.catalog import check_known_set
 from powernorm.lab.engine.averaging import AVERAGE, read_weights, step_of
 from powernorm.lab.engine.folders import LAST, find_runs, read_json
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -180,8 +180,8 @@ def training_batches(
     Raises:
         InputError: as `run_data`.
     """
-    segments = run_data(settings, data=data).segments
-    return [segments.batch(position).inputs() for position in range(num_batches)]
+    batches = run_data(settings, data=data).batches
+    return [batches.batch(position).inputs() for position in range(num_batches)]
 
 
 def run_config(settings: Mapping[str, Any]) -> ComparisonSettings:

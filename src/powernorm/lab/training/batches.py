@@ -49,13 +49,13 @@ class BatchSource(Protocol):
 class _OwnBatches(Dataset[Batch]):
     """The micro-batches of a run by position, of each the rows of this process."""
 
-    def __init__(self, segments: TrainingBatches) -> None:
-        self._segments = segments
+    def __init__(self, batches: TrainingBatches) -> None:
+        self._batches = batches
         # Asked here, for a worker belongs to no group of processes.
         self._rank, self._size = rank(), num_processes()
 
     def __getitem__(self, position: int) -> Batch:
-        batch = self._segments.batch(position)
+        batch = self._batches.batch(position)
         return batch if self._size == 1 else batch.shard(self._rank, self._size)
 
 
@@ -95,15 +95,15 @@ class RunData(ABC, Generic[Settings]):
 
     Args:
         config: lengths, sizes and number of steps.
-        segments: the batches of the training, of all processes together.
+        batches: of the training, of all processes together.
     """
 
     selection: ClassVar[str | None] = None
     """Which of the scores chooses the best checkpoint, higher is better; None is the loss."""
 
-    def __init__(self, config: Settings, segments: TrainingBatches) -> None:
+    def __init__(self, config: Settings, batches: TrainingBatches) -> None:
         self._config = config
-        self.segments = segments
+        self.batches = batches
 
     def training(self, device: torch.device, first: int = 0) -> DataLoader[Batch]:
         """Return the micro-batches of the run from a position on, in workers ahead of the device.
@@ -118,7 +118,7 @@ class RunData(ABC, Generic[Settings]):
         config = self._config
         number = num_loader_workers(config.training.num_workers, device)
         return DataLoader(
-            _OwnBatches(self.segments),
+            _OwnBatches(self.batches),
             batch_size=None,
             sampler=range(first, config.training.max_steps * config.optimizer.accumulation),
             num_workers=number,

@@ -27,7 +27,7 @@ CONTENT: Final = frozenset(
 the states of optimizer and GradScaler, the random states of every process, what the recorder and a
 model with a memory go on from, and whether the run was to end with this update."""
 _PREFIX: Final = "model."
-"""Of the model's weights in checkpoints of the Trainer."""
+"""Of the model's weights in checkpoints of Lightning's Trainer, which runs once used."""
 _FIX: Final = "remove the run's folder to train it anew"
 
 

@@ -53,7 +53,7 @@ def evaluate(
 
     The model's mode is as before afterwards.
     """
-    with evaluating({"model": model}):
+    with evaluating(model):
         # float64: a split has too many tokens for a float32 sum.
         total, number = summed_nll(model, batches, device, _sum_dtype(device))
     return Likelihood(total, round(number), words_per_token)

@@ -209,6 +209,7 @@ class TrainingLoop:
         """Add the gradients of a micro-batch, and return the loss that is logged."""
         forget_penalties(self._model)
         with self._autocast():
+            # A tuple again, whatever wraps the module made of it.
             minimized, logged = Losses(*self._loss(batch))
         penalty = batch_penalty(self._model, batch)
         if penalty is not None:
@@ -239,7 +240,7 @@ class TrainingLoop:
         """Measure the valid split, and save."""
         data, model, recorder = self._data, self._model, self._recorder
         recorder.pause()
-        with evaluating({"model": model}), torch.no_grad():
+        with evaluating(model), torch.no_grad():
             batches = data.validation()
             with self._autocast():
                 nll, num_targets = summed_nll(

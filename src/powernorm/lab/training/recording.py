@@ -1,4 +1,4 @@
-"""Writes down what happens while a run trains, and stops it when its loss is lost."""
+"""Writes down what happens while a run trains, and says when its loss is lost."""
 
 import math
 import time
@@ -28,7 +28,7 @@ class Recorder:
     """Fills metrics.csv, norms.csv and TensorBoard, tells the listener and keeps the run's history.
 
     A run whose loss was NaN or infinite at every micro-batch between two rows of the log is
-    stopped: single ones happen in float16, where the step is skipped, but broken weights stay.
+    lost: single ones happen in float16, where the step is skipped, but broken weights stay.
 
     Args:
         folder: the run's.
@@ -53,9 +53,9 @@ class Recorder:
         self._norm = norm
         self._seed = seed
         self._data = data
-        segments = data.segments
-        self._batches_per_epoch = segments.batches_per_epoch
-        self._tokens_per_update = segments.tokens_per_batch * config.optimizer.accumulation
+        batches = data.batches
+        self._batches_per_epoch = batches.batches_per_epoch
+        self._tokens_per_update = batches.tokens_per_batch * config.optimizer.accumulation
         self._listener = listener
         self._throughput = Throughput()
         self._seconds_before = 0.0

@@ -16,7 +16,7 @@ from powernorm.runs import ScaleRecord
 def norm_scales(model: nn.Module, batches: Iterable[Any], forward: Forward) -> list[ScaleRecord]:
     """Return γ and the mean deviation of the batches, feature by feature.
 
-    Lemma 2 of Shen et al. makes the loss smoother where |γ| ≤ ψ_B. The norm layers normalise as in
+    Lemma 2 of Shen et al. makes the loss smoother where |γ| ≤ ψ_B. The norm layers normalize as in
     training and everything else as in evaluation; the model is as before afterwards.
 
     Args:

@@ -125,7 +125,7 @@ class Task(ABC, Generic[Encoded, Settings]):
         del config
         return ""
 
-    def start(self, model: TaskModel, encoded: Encoded) -> None:
+    def fill(self, model: TaskModel, encoded: Encoded) -> None:
         """Put into a new model, before its training, what the data have for it."""
         del model, encoded
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.training.minimised import training_losses
+from lab.training.minimized import training_losses
 from lab.training.tiny_training import TRAINING, Configure, of_task
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -131,7 +131,7 @@ def test_norms_get_the_mask_of_the_padding(configure: Configure, reviews: Path, 
     config = classifying(configure, reviews, batch_tokens=None)
     encoded = encoded_of(config)
     task = task_of(config)
-    batch = task.data(encoded, config, 0).segments.batch(0)
+    batch = task.data(encoded, config, 0).batches.batch(0)
     padding = batch.named["padding_mask"]
     assert bool(padding.any())
     model = build_text_classifier(config, norm, task.sizes(encoded), seed=0).train()
@@ -178,9 +178,9 @@ def test_all_texts_of_an_accumulated_update_count_alike(
     encoded = encoded_of(config)
     data = ClassifiedTextData(encoded, config, 0)
     # The last update begins in one epoch and ends in the next.
-    first = data.segments.batches_per_epoch // 3 * 3
-    positions = range(first, first + 3) if data.segments.batches_per_epoch % 3 else range(3)
-    batches = [data.segments.batch(position) for position in positions]
+    first = data.batches.batches_per_epoch // 3 * 3
+    positions = range(first, first + 3) if data.batches.batches_per_epoch % 3 else range(3)
+    batches = [data.batches.batch(position) for position in positions]
     sizes = [batch.num_targets for batch in batches]
     assert len(set(sizes)) > 1
     assert [batch.loss_targets for batch in batches] == [pytest.approx(sum(sizes) / 3)] * 3

@@ -105,7 +105,7 @@ def test_a_run_of_images_is_loaded_folded_and_read_again(
     (pixels,) = trained.example_inputs()
     assert pixels.shape == (2, 1, 28, 28)
     batches = training_batches(trained.settings, 2)
-    expected = ImageData(encoded, image_config(), 0).segments.batch(1).inputs()["pixels"]
+    expected = ImageData(encoded, image_config(), 0).batches.batch(1).inputs()["pixels"]
     assert torch.equal(batches[1]["pixels"], expected)
     other = run_text(trained.settings, data=DRAWN)
     assert other.fingerprint == encoded.fingerprint

@@ -8,7 +8,7 @@ import torch
 from tiny_entities import tiny_entities, write_entities
 
 import powernorm
-from lab.training.minimised import training_losses
+from lab.training.minimized import training_losses
 from lab.training.tiny_training import TRAINING
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -71,7 +71,7 @@ def test_taggers_learn_more_than_each_word_says(names: Path, tmp_path: Path) -> 
 def test_the_loss_is_a_mean_over_sentences_and_reported_over_words(names: Path) -> None:
     config = tiny_entities(names, norm_options={"rbn": {"mean_penalty": 10.0}})
     data = task_of(config).data(encoded_of(config), config, 0)
-    batch = data.segments.batch(0)
+    batch = data.batches.batch(0)
     found = training_losses(build(config, "rbn").train(), batch)
     other = build(config, "rbn").train()
     nll = other.nll(other(**batch.inputs()), batch.targets).detach()
@@ -176,7 +176,7 @@ def test_a_tagger_without_characters_folds_what_can_be(names: Path, placement: s
     task = task_of(config)
     encoded = task.encode(config)
     model = build(config, "bn").train()
-    segments = task.data(encoded, config, 0).segments
+    segments = task.data(encoded, config, 0).batches
     for position in range(3):
         model(**segments.batch(position).inputs())
     model.eval()

@@ -173,14 +173,14 @@ def test_the_model_has_the_sizes_of_the_treebank(encoded: EncodedTreebank) -> No
     assert task.sizes_of_weights(model.state_dict()) == sizes
     (states,) = task.example_inputs(config, sizes)
     assert model(states).shape == (2, sizes[-1])
-    batch = task.data(encoded, config, 0).segments.batch(0)
+    batch = task.data(encoded, config, 0).batches.batch(0)
     assert model(**batch.inputs()).shape == (128, sizes[-1])
 
 
 def test_max_examples_shortens_the_training(encoded: EncodedTreebank) -> None:
     config = override(parsing_config(), ["data.max_examples=1000"])
     data = task_of(config).data(encoded, config, 0)
-    assert data.segments.batches_per_epoch == 7
+    assert data.batches.batches_per_epoch == 7
 
 
 @pytest.mark.parametrize(

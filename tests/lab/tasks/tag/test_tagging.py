@@ -47,7 +47,7 @@ def test_padding_has_no_say_in_a_tagger(configure: Configure) -> None:
     encoded = task_of(config).encode(
         replace(config, data=replace(config.data, path="turkish", vocabulary_size=300))
     )
-    batch = task_of(config).data(encoded, config, 0).segments.batch(0)
+    batch = task_of(config).data(encoded, config, 0).batches.batch(0)
     padding = batch.named["padding_mask"]
     assert padding is not None
     assert bool(padding.any())

@@ -6,7 +6,7 @@ from typing import Final
 from powernorm.errors import InputError
 from powernorm.lab.data.fetching import fetched
 from powernorm.lab.data.readers import USER_LICENSE
-from powernorm.lab.data.sets.catalogue import data_set
+from powernorm.lab.data.sets.catalog import data_set
 from powernorm.lab.tasks.image.cifar import (
     ARCHIVES,
     FOLDERS,

@@ -17,7 +17,7 @@ from powernorm.lab.tasks.image.encoded_images import EncodedImages, encode_image
 from powernorm.lab.tasks.image.image_input import SIDES
 from powernorm.lab.tasks.image.image_set import NUM_CLASSES
 from powernorm.lab.tasks.image.resnet import RESNET18, RESNET20, ResNet
-from powernorm.lab.tasks.image.settings import ImageArchitecture, ImageSettings
+from powernorm.lab.tasks.image.settings import ImageSettings
 from powernorm.lab.tasks.image.sources import load_images
 from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
@@ -26,8 +26,6 @@ from powernorm.runs import Baseline
 
 CONVNET: Final = "convnet"
 _STAGES: Final = {"resnet20": RESNET20, "resnet18": RESNET18}
-ARCHITECTURES: Final[tuple[ImageArchitecture, ...]] = ("convnet", "resnet20", "resnet18")
-"""The first is the task's own."""
 _SCORED: Final[tuple[Split, ...]] = ("valid", "test")
 
 

@@ -13,7 +13,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.data.fetching import fetched
 from powernorm.lab.data.readers import USER_LICENSE, read_text
-from powernorm.lab.data.sets.catalogue import data_set
+from powernorm.lab.data.sets.catalog import data_set
 from powernorm.lab.data.treebanks import PERIOD, TEST_REMAINDER, VALID_REMAINDER
 from powernorm.lab.tasks.ner.columns import TaggedSentence, parse_columns
 

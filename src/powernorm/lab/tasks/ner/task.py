@@ -110,7 +110,7 @@ class EntityTask(Task[EncodedEntities, EntitySettings]):
             upper_norm=norm_factory(UPPER_NORM),
         )
 
-    def start(self, model: TaskModel, encoded: EncodedEntities) -> None:
+    def fill(self, model: TaskModel, encoded: EncodedEntities) -> None:
         """Put the word vectors into the embeddings of a new model."""
         if encoded.vectors:
             ids = torch.tensor(list(encoded.vectors))

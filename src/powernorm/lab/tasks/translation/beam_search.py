@@ -1,17 +1,16 @@
 """Beam search for the best translations of a batch of sentences."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from powernorm.errors import InputError
+from powernorm.lab.data.subwords import END_ID
+from powernorm.lab.engine.watching import evaluating
 from powernorm.lab.tasks.translation.decoding_state import DecodingState
 from powernorm.lab.tasks.translation.hypotheses import (
-    END_ID,
     EndedHypotheses,
     LiveHypotheses,
     best_candidates,
@@ -119,7 +118,7 @@ def beam_search(
         a probability (a model that has diverged), the empty translation with scores of -inf.
     """
     search = search or BeamSearch()
-    with _evaluating(model):
+    with evaluating(model):
         memory = model.encode(source, source_padding_mask)
         limits = _limits(source, source_padding_mask, search)
         ended = _search(
@@ -194,16 +193,3 @@ def _hypotheses(ended: EndedHypotheses, num_best: int) -> list[list[Hypothesis]]
         possible = [hypothesis for hypothesis in all_of_it if hypothesis.score > -torch.inf]
         found.append(possible or [Hypothesis((), -torch.inf, -torch.inf)])
     return found
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation, and afterwards back into the mode that it was in."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        for module in modes:
-            module.training = False
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -1,12 +1,11 @@
 """The hypotheses of a beam search: those that grow, and the best of those that have ended."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-END_ID: Final = 0
-"""The token that ends a sentence; the decoder's input begins with it too."""
+from powernorm.lab.data.subwords import END_ID
 
 
 class Candidates(NamedTuple):

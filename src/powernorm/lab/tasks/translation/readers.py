@@ -2,7 +2,7 @@
 
 `read_parallel` takes
 
-- a folder with a file for each language and split, named as `parallel_layouts` says, or the path of
+- a folder with a file for each language and split, named as `layouts` says, or the path of
   one of its train files.
 - a folder with `train.tsv`, `valid.tsv` (or `dev.tsv`) and `test.tsv`, a sentence and its
   translation in each line with a tab between them, or the path of that `train.tsv`.

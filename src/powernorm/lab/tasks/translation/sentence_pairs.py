@@ -244,7 +244,8 @@ def _make(
         if not encoder.num_pairs:
             raise InputError(
                 f"No training pair of {corpus.source} is within the limits of length "
-                f"(max_length={config.max_length}, max_length_ratio={config.max_length_ratio}): "
+                f"(data.sequence_length={config.max_length}, "
+                f"data.max_length_ratio={config.max_length_ratio}): "
                 "raise them."
             )
     return facts

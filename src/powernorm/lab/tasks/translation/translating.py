@@ -1,7 +1,7 @@
 """Translations of many sentences by beam search, shared among processes."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,6 @@ from powernorm.lab.tasks.translation.batches import padded_sources
 from powernorm.lab.tasks.translation.beam_search import BeamSearch, Hypothesis, beam_search
 from powernorm.lab.tasks.translation.model import TranslationModel
 from powernorm.lab.tasks.translation.settings import DecodingSettings
-
-Progress = Callable[[int, int], None]
-"""Is told how many sentences are done and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,6 @@ def translate_ids(
     device: torch.device,
     *,
     num_best: int = 1,
-    on_progress: Progress | None = None,
 ) -> Translations:
     """Translate sentences given as ids, without end marks.
 
@@ -52,7 +48,6 @@ def translate_ids(
         config: how to search.
         device: of the model.
         num_best: hypotheses of a sentence.
-        on_progress: is told after every batch of this process.
     """
     started = time.perf_counter()
     search = BeamSearch(
@@ -65,14 +60,11 @@ def translate_ids(
     )
     found: dict[int, list[Hypothesis]] = {}
     own = batches_by_length(sources, config.batch_tokens)[rank() :: num_processes()]
-    num_own = sum(map(len, own))
     for indices in own:
         source, mask = padded_sources([sources[index] for index in indices])
         mask = None if mask is None else mask.to(device)
         best = beam_search(model, source.to(device), mask, search)
         found |= zip(indices, best, strict=True)
-        if on_progress is not None:
-            on_progress(len(found), num_own)
     merged = {index: best for part in gather(found) for index, best in part.items()}
     ordered = [merged[index] for index in range(len(sources))]
     num_tokens = sum(len(best[0].tokens) + 1 for best in ordered)

@@ -32,9 +32,11 @@ from powernorm.lab.training.recording import Recorder
 from powernorm.lab.training.scales import norm_scales
 from powernorm.lab.training.task import Scores, Task, TaskModel
 from powernorm.runs import (
+    BEST_SCORED,
     CHECKPOINTS_FOLDER,
     SCALES_FILE,
     TID,
+    TRANSLATIONS_COLUMNS,
     TRANSLATIONS_FILE,
     RunResult,
     ScalesRecord,
@@ -154,7 +156,7 @@ class RunTrainer:
             # Our models draw by generators of their own; a user's norm may draw by torch's.
             torch.default_generator.manual_seed(run.seed)
             model = self._task.build(self.config, run.norm, self._sizes, run.seed)
-        self._task.start(model, run.data)
+        self._task.fill(model, run.data)
         return model
 
     def _status(self) -> Status:
@@ -184,7 +186,7 @@ class RunTrainer:
         name = BEST if status == "finished" else LAST
         path = self.run.folder / CHECKPOINTS_FOLDER / name
         self._load(path, on_main(lambda: read_checkpoint(path)["weights"]))
-        return f"{'best' if name == BEST else 'last'} checkpoint"
+        return BEST_SCORED if name == BEST else "last checkpoint"
 
     def _load_average(self) -> str:
         training = self.config.training
@@ -243,8 +245,9 @@ class RunTrainer:
 
     def _write_files(self, scores: Scores) -> None:
         if scores.translations and is_main():
-            header = ("source", "reference", "translation")
-            write_rows(self.run.folder / TRANSLATIONS_FILE, [header, *scores.translations])
+            write_rows(
+                self.run.folder / TRANSLATIONS_FILE, [TRANSLATIONS_COLUMNS, *scores.translations]
+            )
         if self.config.training.record_scales:
             self._write_scales()
 
@@ -257,8 +260,7 @@ class RunTrainer:
 
     def _first_batches(self, num_batches: int) -> list[Batch]:
         """Return training batches, in every process those of all."""
-        segments = self.data.segments
-        return [segments.batch(i).to(self.device) for i in range(num_batches)]
+        return [self.data.batches.batch(i).to(self.device) for i in range(num_batches)]
 
     def _write_scales(self) -> None:
         """γ may be NaN in a run that diverged; such a layer's record is left out."""
