@@ -43,7 +43,7 @@ def test_variants_are_trained_in_place_of_the_norms_of_what_is_extended(tmp_path
 
 @pytest.mark.parametrize("variants", ["3", "[3]", '[{ norm = ["pn"] }]', "[{ label = 1 }]"])
 def test_variants_that_are_none(tmp_path: Path, variants: str) -> None:
-    with pytest.raises(InputError, match=r"mine\.toml: "):
+    with pytest.raises(InputError, match=r"mine\.toml: variants"):
         read_recipe(written(tmp_path, f'task = "lm"\nvariants = {variants}'))
 
 

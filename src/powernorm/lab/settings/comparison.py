@@ -23,7 +23,7 @@ LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """What the label of a variant may be: it becomes part of a folder's name."""
 
 
-@section(kw_only=False)
+@section("variants", kw_only=False)
 class Variant:
     """What one line of a study changes in the comparison's settings."""
 

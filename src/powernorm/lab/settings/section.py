@@ -78,7 +78,6 @@ def section(name: str = "", *, kw_only: bool = True) -> Callable[[type[_Section]
                 raise _input_error(error, name, type(self)) from None
 
         checked.__init__ = init
-        checked.section_name = name
         return checked  # type: ignore[no-any-return]
 
     return made
