@@ -1,15 +1,15 @@
-"""Byte-pair subwords of a corpus, trained on its train split and cached with their token ids."""
+"""Byte-pair subwords: text to ids and back; corpora over them, cached with their token ids."""
 
 import io
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 import tokenizers
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from powernorm.errors import InputError
@@ -24,6 +24,94 @@ END_ID: Final = 0
 CACHE_FORMAT: Final = 1
 PORTION: Final = 4096
 """Documents that are encoded at a time."""
+
+
+class Subwords:
+    """The subwords of one language, or of two at once.
+
+    Words are joined by single spaces: which white space stood between them is not modeled. Every
+    string can be encoded, since each byte is a subword. The subword with the id `END_ID` is the end
+    mark, which no text encodes to.
+
+    >>> subwords = Subwords.train(["no man is an island"], 260, tokenized=False)
+    >>> subwords.decode(subwords.encode(["an  île"]))
+    ['an île']
+
+    Args:
+        tokenizer: whose special tokens are the end mark alone.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        # A text that happens to contain "<eos>" is encoded letter by letter, not as the end mark.
+        # This is not part of what a tokenizer keeps in its file.
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def train(cls, texts: Iterable[str], size: int, *, tokenized: bool) -> "Subwords":
+        """Find the `size` subwords that spell the texts best; a small text may yield fewer.
+
+        Args:
+            texts: gone through once.
+            size: number of subwords, at least 257.
+            tokenized: only white space parts words, as in text that is tokens already.
+        """
+        tokenizer = Tokenizer(models.BPE())
+        pieces = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=not tokenized)
+        tokenizer.pre_tokenizer = (
+            pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pieces])
+            if tokenized
+            else pieces
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size,
+            special_tokens=[END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator((_normalized(text) for text in texts), trainer)
+        return cls(tokenizer)
+
+    @classmethod
+    def from_json(cls, content: str) -> "Subwords":
+        """Return the subwords that `to_json` wrote.
+
+        Raises:
+            InputError: it did not write this.
+        """
+        try:
+            return cls(Tokenizer.from_str(content))
+        except Exception as error:  # whatever a damaged file makes the library raise
+            raise InputError(
+                f"The subwords cannot be read ({error}): expected what Subwords.to_json wrote."
+            ) from error
+
+    def to_json(self) -> str:
+        """Return all that is needed to make them again."""
+        return str(self._tokenizer.to_str())
+
+    @property
+    def size(self) -> int:
+        """Return the number of subwords, the end mark included."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts, without end marks."""
+        encodings = self._tokenizer.encode_batch_fast([_normalized(text) for text in texts])
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of ids, words between single spaces; end marks are passed over.
+
+        Bytes that make no character, which a model may say, are replaced by U+FFFD.
+        """
+        texts = self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
+        return [_normalized(text) for text in texts]
+
+
+def _normalized(text: str) -> str:
+    return " ".join(text.split())
 
 
 @dataclass(frozen=True)
@@ -65,10 +153,10 @@ def encode_corpus(corpus: Corpus, vocabulary_size: int) -> EncodedCorpus:
     key = _key(corpus, vocabulary_size)
     streams = _read_streams(key)
     if streams is None:
-        tokenizer = _train(corpus, vocabulary_size)
-        streams = {split: _encode(tokenizer, corpus, split) for split in SPLITS}
-        streams["vocabulary_size"] = torch.tensor(tokenizer.get_vocab_size())
-        write_cached(f"{key}.tokenizer.json", tokenizer.to_str().encode())
+        subwords = _train(corpus, vocabulary_size)
+        streams = {split: _encode(subwords, corpus, split) for split in SPLITS}
+        streams["vocabulary_size"] = torch.tensor(subwords.size)
+        write_cached(f"{key}.tokenizer.json", subwords.to_json().encode())
         write_cached(f"{key}.tokens.pt", _packed(streams))
     return _encoded(corpus, streams, key)
 
@@ -81,21 +169,19 @@ def encode_by(corpus: Corpus, other: Corpus, vocabulary_size: int) -> EncodedCor
     """
     _check_words(corpus)
     key = _key(other, vocabulary_size)
-    tokenizer = _read_tokenizer(key) or _train(other, vocabulary_size)
-    # It is not part of what a tokenizer keeps in its file.
-    tokenizer.encode_special_tokens = True
-    streams: dict[Split | str, Tensor] = {s: _encode(tokenizer, corpus, s) for s in SPLITS}
-    streams["vocabulary_size"] = torch.tensor(tokenizer.get_vocab_size())
+    subwords = _read_subwords(key) or _train(other, vocabulary_size)
+    streams: dict[Split | str, Tensor] = {s: _encode(subwords, corpus, s) for s in SPLITS}
+    streams["vocabulary_size"] = torch.tensor(subwords.size)
     return _encoded(corpus, streams, cache_key(subwords=key, text=corpus.fingerprint()))
 
 
-def _read_tokenizer(key: str) -> Tokenizer | None:
+def _read_subwords(key: str) -> Subwords | None:
     content = read_cached(f"{key}.tokenizer.json")
     if content is None:
         return None
     try:
-        return Tokenizer.from_buffer(content)
-    except Exception as error:  # whatever a damaged file makes the library raise
+        return Subwords.from_json(content.decode())
+    except (InputError, UnicodeDecodeError) as error:
         LOGGER.warning("The cached subwords %s are damaged (%s) and are made anew.", key, error)
         return None
 
@@ -124,49 +210,21 @@ def _encoded(corpus: Corpus, streams: dict[Split | str, Tensor], key: str) -> En
     )
 
 
-def _train(corpus: Corpus, vocabulary_size: int) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
+def _train(corpus: Corpus, vocabulary_size: int) -> Subwords:
     # Official files are tokenized already (`<unk>`, `n't`): only white space may part their words.
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=True, use_regex=not corpus.line_ends_count
-    )
-    if corpus.line_ends_count:
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.WhitespaceSplit(), tokenizer.pre_tokenizer]
-        )
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_normalized(corpus.documents["train"]), trainer)
-    # A text that happens to contain "<eos>" is encoded letter by letter, not as the end mark.
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+    tokenized = bool(corpus.line_ends_count)
+    return Subwords.train(corpus.documents["train"], vocabulary_size, tokenized=tokenized)
 
 
-def _encode(tokenizer: Tokenizer, corpus: Corpus, split: Split) -> Tensor:
+def _encode(subwords: Subwords, corpus: Corpus, split: Split) -> Tensor:
+    documents = iter(corpus.documents[split])
     # In portions: the encodings of 100 million words at once would not fit into memory.
-    documents = _normalized(corpus.documents[split])
-    return torch.cat([_stream(tokenizer, part) for part in _portions(documents, PORTION)])
+    portions = iter(lambda: list(islice(documents, PORTION)), [])
+    return torch.cat([_stream(subwords.encode(portion)) for portion in portions])
 
 
-def _stream(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
-    ids: list[int] = []
-    for encoding in tokenizer.encode_batch_fast(documents):
-        ids += encoding.ids
-        ids.append(END_ID)
-    return torch.tensor(ids, dtype=torch.int32)
-
-
-def _portions(documents: Iterator[str], size: int) -> Iterator[list[str]]:
-    while portion := list(islice(documents, size)):
-        yield portion
-
-
-def _normalized(documents: Sequence[str]) -> Iterator[str]:
-    return (" ".join(document.split()) for document in documents)
+def _stream(documents: list[list[int]]) -> Tensor:
+    return torch.tensor([i for ids in documents for i in (*ids, END_ID)], dtype=torch.int32)
 
 
 def _packed(streams: dict[Split | str, Tensor]) -> bytes:

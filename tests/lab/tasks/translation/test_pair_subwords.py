@@ -3,8 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powernorm.errors import InputError
-from powernorm.lab.data.subwords import END_ID
-from powernorm.lab.tasks.translation.subwords import Subwords
+from powernorm.lab.data.subwords import END_ID, Subwords
 
 TEXTS = ["the war and the peace", "naïve 日本 n't (Applause.) <unk> <eos>"] * 5
 TRAINED = {

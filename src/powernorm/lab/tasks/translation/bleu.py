@@ -1,18 +1,14 @@
 """Corpus scores of translations by sacrebleu, with their signatures."""
 
 from collections.abc import Sequence
-from importlib.metadata import version
-from typing import Final, Protocol
+from typing import Protocol
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacremoses import MosesDetokenizer, MosesTokenizer
 
+from powernorm.lab.tasks.translation.moses import MOSES, moses_rules
 from powernorm.lab.training.task import Scores
-
-MOSES: Final = version("sacremoses")
-NO_LANGUAGE: Final = "en"
-"""Whose rules are used where no language is known."""
 
 
 class Translated(Protocol):
@@ -75,11 +71,3 @@ def _tokenized(lines: Sequence[str], language: str, is_tokenized: bool) -> list[
         return list(lines)
     moses = MosesTokenizer(lang=moses_rules(language))
     return [str(moses.tokenize(line, return_str=True, escape=False)) for line in lines]
-
-
-def moses_rules(language: str) -> str:
-    """Return the code by which sacremoses knows a language; of de_DE it is de.
-
-    For a language without rules of its own it uses the general ones, and English abbreviations.
-    """
-    return language.lower().replace("_", "-").split("-")[0] or NO_LANGUAGE

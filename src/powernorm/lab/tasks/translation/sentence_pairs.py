@@ -14,7 +14,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_key
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.data.lines import TextPair
-from powernorm.lab.data.subwords import LEAST_SIZE
+from powernorm.lab.data.subwords import LEAST_SIZE, Subwords
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
 from powernorm.lab.tasks.translation.hub import HUB_PREFIX, hub_pairs
 from powernorm.lab.tasks.translation.languages import check_languages
@@ -31,7 +31,6 @@ from powernorm.lab.tasks.translation.store import (
     read_split,
     read_text,
 )
-from powernorm.lab.tasks.translation.subwords import Subwords
 from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit
 from powernorm.lab.tasks.translation.verses import VERSES, verse_pairs
 

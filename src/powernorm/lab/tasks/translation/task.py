@@ -14,6 +14,7 @@ from powernorm.lab.engine.folders import write_json
 from powernorm.lab.tasks.translation.batches import TranslationData
 from powernorm.lab.tasks.translation.bleu import corpus_scores
 from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
+from powernorm.lab.tasks.translation.moses import Tokenization
 from powernorm.lab.tasks.translation.sentence_pairs import (
     EncodedPairs,
     PairOptions,
@@ -21,7 +22,6 @@ from powernorm.lab.tasks.translation.sentence_pairs import (
     load_pairs,
 )
 from powernorm.lab.tasks.translation.settings import TranslationDataSettings, TranslationSettings
-from powernorm.lab.tasks.translation.source_text import Tokenization
 from powernorm.lab.tasks.translation.translating import translate_ids
 from powernorm.lab.tasks.translation.vocabulary_files import VOCABULARY_FILE, vocabulary_record
 from powernorm.lab.training.batches import RunData

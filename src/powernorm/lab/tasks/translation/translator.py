@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from powernorm.errors import InputError
+from powernorm.lab.data.subwords import Subwords
 from powernorm.lab.tasks.trained_models import (
     TrainedModel,
     is_checkpoint,
@@ -16,9 +17,8 @@ from powernorm.lab.tasks.trained_models import (
     run_config,
 )
 from powernorm.lab.tasks.translation.model import TranslationModel
+from powernorm.lab.tasks.translation.moses import Moses
 from powernorm.lab.tasks.translation.settings import DecodingSettings, TranslationSettings
-from powernorm.lab.tasks.translation.source_text import Moses
-from powernorm.lab.tasks.translation.subwords import Subwords
 from powernorm.lab.tasks.translation.translating import translate_ids
 from powernorm.lab.tasks.translation.vocabulary_files import (
     SUBWORDS,

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from powernorm.errors import InputError
+from powernorm.lab.data.subwords import Subwords
 from powernorm.lab.engine.folders import read_json
-from powernorm.lab.tasks.translation.source_text import Tokenization
-from powernorm.lab.tasks.translation.subwords import Subwords
+from powernorm.lab.tasks.translation.moses import Tokenization
 
 VOCABULARY_FILE: Final = "subwords.json"
 """The subwords of both languages, and which these are."""

@@ -1,14 +1,16 @@
-"""How a corpus of tokens was made, so that a user's text can be made like it."""
+"""Moses' tokens: how a corpus was made of them, a user's text made like it, and text again."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from itertools import islice
 from typing import Any, Final
 
 from sacremoses import MosesDetokenizer, MosesTokenizer
 
-from powernorm.lab.tasks.translation.bleu import moses_rules
-
+MOSES: Final = version("sacremoses")
+NO_LANGUAGE: Final = "en"
+"""Whose rules are used where no language is known."""
 SAMPLE: Final = 20_000
 """Lines that are looked at."""
 ESCAPES: Final = ("&apos;", "&quot;", "&amp;", "&#91;", "&lt;")
@@ -67,3 +69,11 @@ class Moses:
     def detokenized(self, tokens: str) -> str:
         """Return the text that tokens make."""
         return str(self._detokenizer.detokenize(tokens.split()))
+
+
+def moses_rules(language: str) -> str:
+    """Return the code by which sacremoses knows a language; of de_DE it is de.
+
+    For a language without rules of its own it uses the general ones, and English abbreviations.
+    """
+    return language.lower().replace("_", "-").split("-")[0] or NO_LANGUAGE
