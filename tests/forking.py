@@ -18,7 +18,7 @@ multiprocessing.set_forkserver_preload(
         *(
             "powernorm.cli.commands",
             "powernorm.lab.tasks.registry",
-            "powernorm.lab.tasks.comparison",
+            "powernorm.lab.tasks.builtin",
         ),
         *(
             "powernorm.lab.report",

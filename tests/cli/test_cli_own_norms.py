@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from commands import SMALL, Outcome, powernorm
 from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.cli.commands import app
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 
 LAYERS = """
 import torch

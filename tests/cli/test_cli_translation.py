@@ -22,7 +22,7 @@ from powernorm.cli import translate as translating
 from powernorm.cli.commands import app
 from powernorm.errors import InputError
 from powernorm.lab.data.subwords import Subwords
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 
 SECONDS = 240
 """After which a subprocess counts as hung; far more than it needs."""

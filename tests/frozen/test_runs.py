@@ -25,7 +25,7 @@ from recorded_runs import (
 )
 
 from powernorm.lab.report import read_comparison
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_trained
 
 RELATIVE = 1e-5

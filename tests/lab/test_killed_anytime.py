@@ -23,9 +23,9 @@ import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from own_training import tiny_grid
-from powernorm.lab.engine.comparing import compare_grid
+from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.stopping import EXIT_CODE, Stopped
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from recorded_runs import recorded_config
 from dataclasses import replace
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import powernorm
 from powernorm import lab
 from powernorm.errors import InputError
-from powernorm.lab.engine.comparing import compare_grid
 from powernorm.lab.engine.events import Event, Notice, RunStarted, StepsDone
+from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.stopping import Stopped
 from powernorm.lab.engine.tasks import FunctionTask, Task, task_of

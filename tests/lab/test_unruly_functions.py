@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from powernorm import lab
 from powernorm.errors import InputError
-from powernorm.lab.engine.comparing import compare_grid
+from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.stopping import EXIT_CODE, Stop, Stopped
 from powernorm.lab.engine.tasks import task_of

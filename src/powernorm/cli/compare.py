@@ -310,7 +310,7 @@ def _train_in_processes(what: "Grid | ComparisonSettings", devices: int) -> int:
         option = launching.OPTION
         raise InputError(f"{option} and torchrun both start processes: leave {option} out.")
     from powernorm.lab.settings.comparison import ComparisonSettings
-    from powernorm.lab.tasks.comparison import check_norms
+    from powernorm.lab.tasks.builtin import check_norms
 
     if isinstance(what, ComparisonSettings):
         # Before each process would find it.

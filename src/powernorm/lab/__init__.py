@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
     from powernorm.lab.settings.overrides import override
     from powernorm.lab.settings.training import OptimizerSettings, TrainingSettings
-    from powernorm.lab.tasks.comparison import Notes
+    from powernorm.lab.tasks.builtin import Notes
     from powernorm.lab.tasks.settings import settings_from
     from powernorm.lab.tasks.trained_models import load_trained, run_data
 else:

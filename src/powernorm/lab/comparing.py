@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.comparing import compare_grid
 from powernorm.lab.engine.environment import environment
 from powernorm.lab.engine.events import Listener
 from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.processes import is_first_process, local_rank, num_processes
 from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.lab.engine.stopping import Stopped
@@ -23,8 +23,8 @@ from powernorm.lab.recipes import Recipe, changes_of, measure_of, paper_records,
 from powernorm.lab.report import Comparison, print_comparison, read_comparison, write_report
 from powernorm.lab.report.measures import MEASURES
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks import comparison
-from powernorm.lab.tasks.comparison import Notes
+from powernorm.lab.tasks import builtin
+from powernorm.lab.tasks.builtin import Notes
 from powernorm.norms.registry import check_norm_options
 from powernorm.runs import RESULTS_FILE
 
@@ -164,7 +164,7 @@ def _train(
 ) -> None:
     if isinstance(what, ComparisonSettings):
         known = notes or notes_of(what)
-        comparison.compare(what, folder, resume=resume, force=force, on_event=on_event, notes=known)
+        builtin.compare(what, folder, resume=resume, force=force, on_event=on_event, notes=known)
     else:
         compare_grid(what, folder, resume=resume, force=force, on_event=on_event)
 

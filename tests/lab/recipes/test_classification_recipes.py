@@ -12,8 +12,8 @@ from powernorm.lab.recipes.differences import changes_of, reduced_note
 from powernorm.lab.recipes.papers import measure_of, paper_records
 from powernorm.lab.settings.comparison import ComparisonSettings, options_of
 from powernorm.lab.settings.variants import lines_of
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.classify.sources import load_texts
-from powernorm.lab.tasks.comparison import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.norms import NORMS
 

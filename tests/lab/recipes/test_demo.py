@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from powernorm.lab.recipes import recipe
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from powernorm.errors import InputError
 from powernorm.lab.recipes import named_recipe, paths_of, recipe
 from powernorm.lab.settings.comparison import options_of, to_json
 from powernorm.lab.tasks import TASKS
-from powernorm.lab.tasks.comparison import check_norms
+from powernorm.lab.tasks.builtin import check_norms
 from powernorm.lab.tasks.settings import settings_from
 from powernorm.norms import NORMS
 

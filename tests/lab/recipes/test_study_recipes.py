@@ -14,7 +14,7 @@ from powernorm.lab.report.studies import study_contents
 from powernorm.lab.settings.comparison import to_json
 from powernorm.lab.settings.variants import lines_of
 from powernorm.lab.tasks import STUDIES as NAMES
-from powernorm.lab.tasks.comparison import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms, compare
 from powernorm.lab.tasks.settings import settings_from
 
 TINY = (

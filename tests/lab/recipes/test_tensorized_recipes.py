@@ -15,7 +15,7 @@ from powernorm.lab.recipes import (
     reduced_note,
 )
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.comparison import check_norms
+from powernorm.lab.tasks.builtin import check_norms
 
 PTB = ("ptb-tensorized-pre", "ptb-tensorized-post")
 WIKITEXT = ("wikitext103-tensorized-pre", "wikitext103-tensorized-post")

@@ -16,7 +16,7 @@ from powernorm.lab.engine.averaging import (
     step_of,
     write_weights,
 )
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_trained, run_data
 from powernorm.lab.training.run_trainer import forward_features
 from powernorm.runs import RunResult

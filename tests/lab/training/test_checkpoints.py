@@ -24,7 +24,7 @@ from powernorm.errors import InputError
 from powernorm.lab.engine import averaging, folders
 from powernorm.lab.engine.events import Event, RunStarted, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.translation.translator import load_translator
 from powernorm.lab.training import checkpoints
 from powernorm.runs import RunResult

@@ -24,7 +24,7 @@ from powernorm.lab.engine.events import (
 )
 from powernorm.lab.settings.comparison import ComparisonSettings, to_json
 from powernorm.lab.settings.training import OptimizerSettings
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.training import norms, run_trainer
 from powernorm.runs import (
     METRICS_COLUMNS,

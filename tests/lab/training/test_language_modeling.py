@@ -23,7 +23,7 @@ from powernorm.lab.settings.training import (
     OptimizerSettings,
     SmoothedTrainingSettings,
 )
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.lm.batches import LanguageModelData
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.training import loop, optimization

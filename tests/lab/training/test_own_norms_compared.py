@@ -23,7 +23,7 @@ from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.stopping import Stop
 from powernorm.lab.recipes import recipe
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.comparison import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms, compare
 from powernorm.lab.tasks.image.task import build_image_model
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings
 from powernorm.lab.tasks.registry import task_of

@@ -18,7 +18,7 @@ from norms.processes import run_processes
 from powernorm.errors import InputError
 from powernorm.lab.engine.processes import RepeatedInputError, gather, on_main, summed
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_trained, run_config
 from powernorm.lab.tasks.translation.model import TranslationModel
 from powernorm.lab.tasks.translation.translating import translate_ids

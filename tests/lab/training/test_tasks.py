@@ -15,7 +15,7 @@ from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.data.subwords import encode_corpus
 from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings, early_step, to_json
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.settings import settings_from
 from powernorm.lab.tasks.trained_models import load_trained, run_data, training_batches

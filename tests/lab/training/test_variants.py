@@ -13,7 +13,7 @@ from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import OptimizerSettings
 from powernorm.lab.settings.variants import chosen_norms, description, lines_of
-from powernorm.lab.tasks.comparison import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms, compare
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings, LanguageModelShape
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_settings import comparison_settings
@@ -284,7 +284,7 @@ def test_bad_options_are_found_before_anything_is_trained(
     broken = (Variant("ln", "ln"), Variant("bn-x", "bn", {"max_ratio": 3}))
     config = replace(configure(), norms=("ln", "bn"), variants=broken)
     with (
-        patch("powernorm.lab.tasks.comparison.RunTrainer") as trainer,
+        patch("powernorm.lab.tasks.builtin.RunTrainer") as trainer,
         pytest.raises(InputError, match="has no option 'max_ratio'"),
     ):
         compare(config, tmp_path)

@@ -11,10 +11,10 @@ from lab.training.tiny_training import TRAINING, Configure, of_task
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.classify.batches import ClassifiedTextData
 from powernorm.lab.tasks.classify.encoded_texts import EncodedTexts
 from powernorm.lab.tasks.classify.task import build_text_classifier
-from powernorm.lab.tasks.comparison import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
 from powernorm.lab.tasks.trained_models import load_trained, run_text, training_batches

@@ -11,7 +11,7 @@ from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import OptimizerSettings, SmoothedTrainingSettings
-from powernorm.lab.tasks.comparison import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms, compare
 from powernorm.lab.tasks.image.batches import ImageData, accuracy
 from powernorm.lab.tasks.image.convnet import ConvNet
 from powernorm.lab.tasks.image.encoded_images import EncodedImages, encode_images

@@ -17,7 +17,7 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, RunStarted, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.lm_char.model import TransformerXL
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_diagnosis import diagnose_run

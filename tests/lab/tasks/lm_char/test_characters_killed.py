@@ -9,7 +9,7 @@ from pathlib import Path
 from tiny_characters import tiny_characters, write_stream
 
 from lab.training.same_runs import assert_same_run
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 
 SECONDS = 300
 """After which the subprocess counts as hung; far more than it needs."""
@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from tiny_characters import tiny_characters
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.engine.events import StepsDone
 
 def kill(event):

@@ -12,7 +12,7 @@ from tiny_characters import tiny_characters, write_stream
 from norms.processes import run_processes
 from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 
 pytestmark = pytest.mark.distributed
 

@@ -12,7 +12,7 @@ from lab.training.minimized import training_losses
 from lab.training.tiny_training import TRAINING
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.ner.batches import EntityData
 from powernorm.lab.tasks.ner.encoding import NUM_MARKS, EncodedEntities
 from powernorm.lab.tasks.ner.model import EntityTagger

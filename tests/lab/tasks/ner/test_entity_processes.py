@@ -11,7 +11,7 @@ from tiny_entities import tiny_entities, write_entities
 from lab.training.tiny_training import TRAINING
 from norms.processes import run_processes
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_trained
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]

@@ -13,7 +13,7 @@ from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import OptimizerSettings, SmoothedTrainingSettings
-from powernorm.lab.tasks.comparison import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms, compare
 from powernorm.lab.tasks.parse.batches import STATES, ParsingData, parse_split
 from powernorm.lab.tasks.parse.configurations import NUM_FEATURES
 from powernorm.lab.tasks.parse.encoding import EncodedTreebank

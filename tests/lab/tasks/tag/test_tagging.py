@@ -10,7 +10,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.treebanks import load_treebank
 from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.trained_models import load_trained, run_text, training_batches
 

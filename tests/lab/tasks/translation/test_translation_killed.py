@@ -9,7 +9,7 @@ import pytest
 
 from lab.training.same_runs import assert_readable, assert_same_run
 from lab.training.tiny_translation import short_translation, write_pairs
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 
 SECONDS = 120
 """After which a subprocess counts as hung; far more than it needs."""
@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 sys.path[:0] = {paths!r}
 from pathlib import Path
 from lab.training.tiny_translation import short_translation
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 
 folder, pairs, moments = Path({folder!r}), Path({pairs!r}), {moments!r}
 CHANGES = ("os.rename", "os.remove", "shutil.copyfile")

@@ -10,9 +10,9 @@ import torch
 
 from powernorm.errors import InputError
 from powernorm.lab.engine import grid, tasks
-from powernorm.lab.engine.comparing import compare_grid
 from powernorm.lab.engine.events import DataPrepared, Listener
 from powernorm.lab.engine.grid import Grid
+from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.variants import (
