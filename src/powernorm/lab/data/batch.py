@@ -60,12 +60,13 @@ class Batch(NamedTuple):
         return dict(self.named)
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on a device."""
+        """Return the batch on a device; from pinned memory the host does not wait for a GPU."""
+        ahead = device.type == "cuda"
         moved = {
-            name: value if name == STARTS else value.to(device)
+            name: value if name == STARTS else value.to(device, non_blocking=ahead)
             for name, value in self.named.items()
         }
-        return self._replace(named=moved, targets=self.targets.to(device))
+        return self._replace(named=moved, targets=self.targets.to(device, non_blocking=ahead))
 
     def shard(self, rank: int, size: int) -> "Batch":
         """Return the rows of one of `size` processes: those from `rank` in steps of `size`.
