@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import powernorm
-from powernorm.cli import compare, data, machine, models, results, translate, verify
+from powernorm.cli import compare, data, machine, models, recipes, results, translate, verify
 
 app = typer.Typer(
     help="Normalization for Transformers beyond LayerNorm.",
@@ -42,7 +42,7 @@ def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
 
 
 app.command(cls=compare.CompareCommand)(compare.compare)
-_add(app, translate.translate, machine.norms, compare.recipes, results.report)
+_add(app, translate.translate, machine.norms, recipes.recipes, results.report)
 app.add_typer(data.app, name="data")
 # In a group without a name: typer puts an app's own commands before its groups, such as `data`.
 _rest = typer.Typer()

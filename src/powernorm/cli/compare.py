@@ -1,8 +1,8 @@
-"""`powernorm compare` and `recipes`: training, here or in several processes, and its report."""
+"""`powernorm compare`: training, here or in several processes, and its report."""
 
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,11 @@ from powernorm.lab.tasks import STUDIES, TASKS
 from powernorm.runs import RESULTS_FILE
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from powernorm.lab.engine.grid import Grid
     from powernorm.lab.recipes import Recipe
     from powernorm.lab.settings.comparison import ComparisonSettings
 
-_HEADINGS: Final = ("preset", "what it is", "data", "cost", "repeats")
 _PRESET: Final = "demo"
-_GPU: Final = "GPU: one data-center GPU; several share the work under torchrun."
 
 
 def compare(
@@ -366,92 +361,3 @@ def _resuming_command() -> str:
     """Return this command as the one that goes on with what it left."""
     kept = (part for part in sys.argv[1:] if part not in ("--force", "--resume"))
     return f"{shlex.join(['powernorm', *kept])} --resume"
-
-
-def recipes(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[TASK|show]",
-            help=f"Only those of {', '.join(TASKS)}; `show NAME` prints one; else all.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="After show: TASK/NAME, or NAME where it is unique."),
-    ] = None,
-) -> None:
-    """List the presets of `compare` with what they need, cost and repeat, or print one."""
-    from powernorm.lab.recipes import find_recipe, recipes_of
-
-    if what == "show":
-        if name is None:
-            raise InputError("recipes show needs a name: `powernorm recipes` lists them")
-        typer.echo(find_recipe(name).read_text(encoding="utf-8"), nl=False)
-        return
-    if name is not None:
-        raise InputError(f"recipes {what} {name}: write `powernorm recipes show {name}`")
-    from rich.console import Console
-    from rich.text import Text
-
-    chosen = {task: recipes_of(task) for task in (TASKS if what is None else [what])}
-    console = Console()
-    files = _numbered_files(chosen)
-    for task, presets in chosen.items():
-        console.print(_recipe_table(task, presets, files))
-        console.print()
-    for text, number in files.items():
-        console.print(Text(f"files {number}: {text}"))
-    console.print(Text(_GPU))
-    _print_studies(console, chosen)
-
-
-def _numbered_files(chosen: "Mapping[str, Mapping[str, Recipe]]") -> dict[str, int]:
-    """Numbers of what is too long for a cell, in the order in which it is first met."""
-    from powernorm.lab.recipes.files import EMBEDDED
-
-    texts = dict.fromkeys(
-        recipe.about.data
-        for presets in chosen.values()
-        for recipe in presets.values()
-        if recipe.about.data != EMBEDDED
-    )
-    return {text: number for number, text in enumerate(texts, start=1)}
-
-
-def _recipe_table(task: str, presets: "Mapping[str, Recipe]", files: Mapping[str, int]) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    # No frame: its strokes would cost the columns that break lines at 80 characters.
-    table = Table(
-        box=None,
-        pad_edge=False,
-        title=Text(f"powernorm compare {task} --preset …"),
-        title_justify="left",
-        title_style="bold",
-    )
-    for heading in _HEADINGS:
-        whole = heading in ("preset", "data")
-        table.add_column(heading, overflow="fold", no_wrap=whole)
-    for preset, recipe in presets.items():
-        about = recipe.about
-        data = f"files {files[about.data]}" if about.data in files else about.data
-        table.add_row(*map(Text, (preset, about.summary, data, about.cost, about.source or "-")))
-    return table
-
-
-def _print_studies(console: "Console", chosen: Iterable[str]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from powernorm.lab.recipes.studies import STUDIES as RECIPES
-    from powernorm.lab.recipes.studies.recipes import TASK
-
-    if TASK not in chosen:
-        return
-    console.print(Text(f"\npowernorm compare {TASK} --study …", style="bold"))
-    table = Table.grid(padding=(0, 1))
-    for study in RECIPES.values():
-        table.add_row(Text(study.info.name), Text(study.summary))
-    console.print(table)
