@@ -25,7 +25,7 @@ from powernorm.lab.recipes.studies import study_config
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.tasks import TASKS as TASK_NAMES
-from powernorm.lab.tasks.comparison import compare
+from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.training.checkpoints import BEST, read_checkpoint
 from powernorm.runs import CHECKPOINTS_FOLDER, RunResult
 

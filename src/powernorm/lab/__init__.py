@@ -60,7 +60,7 @@ else:
         "Comparison": "report",
         "ComparisonProgress": "engine.progress",
         "ComparisonSettings": "settings.comparison",
-        "Notes": "tasks.comparison",
+        "Notes": "tasks.builtin",
         "OptimizerSettings": "settings.training",
         "Run": "engine.run",
         "Study": "settings.comparison",

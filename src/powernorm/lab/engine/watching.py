@@ -13,9 +13,10 @@ from powernorm.diagnosis import NormMonitor
 def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Put modules into evaluation mode, and each part of them back into its own afterwards."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.eval()
     try:
+        # Not by `eval`, which a norm with frozen statistics takes for a wish of its user.
+        for part, _ in modes:
+            part.training = False
         yield
     finally:
         for part, training in modes:

@@ -40,7 +40,7 @@ def build(config: ComparisonSettings, norm: str = "ln") -> EntityTagger:
     task = task_of(config)
     encoded = task.encode(config)
     model = task.build(config, norm, task.sizes(encoded), 0)
-    task.start(model, encoded)
+    task.fill(model, encoded)
     assert isinstance(model, EntityTagger)
     return model
 
