@@ -26,9 +26,10 @@ ifneq ($(TORCH),)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend $(TORCH) --constraint constraints.txt torch
 endif
 	$(PIP) --constraint constraints.txt --editable '.[train,hf,lightning,export,dev]'
-	# torchvision's wheels ask for another build of torch, and timm uses its Python part alone. In a
-	# folder of its own (tests/surgery/foreign_models.py): where other libraries see it, they fail.
-	$(PIP) --constraint constraints.txt --no-deps --upgrade --target $(VENV)/foreign timm torchvision
+	# The wheels of torchvision and torchaudio ask for another build of torch; their Python parts are
+	# enough. In a folder of its own (tests/surgery/foreign_models.py): where other libraries see
+	# them, they fail.
+	$(PIP) --constraint constraints.txt --no-deps --upgrade --target $(VENV)/foreign timm torchvision torchaudio
 	@touch $@
 
 demo: $(INSTALLED)  ## train a small language model with five norms, print the table, write runs/demo/report.html
