@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import powernorm
@@ -76,18 +75,17 @@ def test_rows_of_a_benchmark(hostile: tuple[bytes, str], tmp_path: Path) -> None
         read_any_rows(path)
 
 
-@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_a_folded_model(suffix: str, hostile: tuple[bytes, str], tmp_path: Path) -> None:
-    path = tmp_path / f"folded.{suffix}"
-    text = hostile[0].decode("utf-8", "replace")
-    if suffix == "pt":
-        torch.save({"powernorm_folded": text, "state_dict": {}}, path)
-    else:
-        from safetensors.torch import save_file
+def test_a_saved_model(hostile: tuple[bytes, str], tmp_path: Path) -> None:
+    from safetensors.torch import save_file
 
-        save_file({}, path, {"powernorm_folded": text, "format": "pt"})
-    with pytest.raises(InputError, match=str(path)):
-        powernorm.load_folded(nn.Linear(2, 2), path)
+    text = hostile[0].decode("utf-8", "replace")
+    save_file({}, tmp_path / "powernorm.safetensors", {"powernorm": text, "format": "pt"})
+    with pytest.raises(InputError, match=str(tmp_path)):
+        powernorm.load(tmp_path, nn.Linear(2, 2))
+    powernorm.save(nn.Sequential(powernorm.BatchNorm(2)), tmp_path)
+    (tmp_path / "config.json").write_bytes(hostile[0])
+    with pytest.raises(InputError, match=str(tmp_path)):
+        powernorm.load(tmp_path, nn.Sequential(powernorm.BatchNorm(2)))
 
 
 def test_a_manifest_of_the_cache_is_made_anew(

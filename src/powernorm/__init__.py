@@ -2,13 +2,14 @@
 
 Layers (`PowerNorm`, `RegularizedBatchNorm`, `AdaNorm`, …), the padding mask's scope
 (`padding_mask`), what acts on a whole model (`penalty`, `set_loss_scale`), surgery on
-models that exist (`swap`, `calibrate`, `freeze_statistics`, `fold`) and diagnosis (`diagnose`). The
-names below are loaded when they are first used, so that `import powernorm` costs nothing.
+models that exist (`swap`, `calibrate`, `freeze_statistics`, `fold`, `save`, `load`) and diagnosis
+(`diagnose`). The names below are loaded when they are first used, so that `import powernorm` costs
+nothing.
 """
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from powernorm.version import __version__ as __version__
 
 __all__ = [
     "NORMS",
@@ -39,7 +40,7 @@ __all__ = [
     "diagnose",
     "fold",
     "freeze_statistics",
-    "load_folded",
+    "load",
     "match_teacher",
     "ops",
     "padding_mask",
@@ -47,7 +48,7 @@ __all__ = [
     "plan_fold",
     "plan_swap",
     "register_norm",
-    "save_folded",
+    "save",
     "set_loss_scale",
     "swap",
     "training_inference_discrepancy",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from powernorm.diagnosis import diagnose, training_inference_discrepancy
     from powernorm.errors import InputError
     from powernorm.inspection import Where, declare_norm
+    from powernorm.integrations.saved_models import load, save
     from powernorm.norms import (
         NORMS,
         AdaNorm,
@@ -92,11 +94,9 @@ if TYPE_CHECKING:
         calibrate,
         fold,
         freeze_statistics,
-        load_folded,
         match_teacher,
         plan_fold,
         plan_swap,
-        save_folded,
         swap,
         unfreeze_statistics,
     )
@@ -107,11 +107,9 @@ else:
         "calibrate",
         "fold",
         "freeze_statistics",
-        "load_folded",
         "match_teacher",
         "plan_fold",
         "plan_swap",
-        "save_folded",
         "swap",
         "unfreeze_statistics",
     )
@@ -130,6 +128,8 @@ else:
             "Where": "inspection",
             "declare_norm": "inspection",
             "Moments": "ops",
+            "load": "integrations.saved_models",
+            "save": "integrations.saved_models",
             "diagnose": "diagnosis",
             "training_inference_discrepancy": "diagnosis",
         }

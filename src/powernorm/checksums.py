@@ -7,13 +7,20 @@ safetensors as ever. A file from before there were sums has none of this and is 
 lies between, such as a sum that was cut off, is `damaged`.
 """
 
+import errno
 import hashlib
 import io
+import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 from powernorm.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Seal = Literal["whole", "unsealed", "damaged"]
 """Whether a file has the sum that it was written with; `unsealed` is one without a sum."""
@@ -49,6 +56,42 @@ def save_sealed(value: Any, path: Path) -> None:
     torch.save(value, content)
     seal_archive(content)
     path.write_bytes(content.getbuffer())
+
+
+def save_sealed_tensors(
+    tensors: Mapping[str, "Tensor"], path: Path, metadata: Mapping[str, str]
+) -> None:
+    """Write a file of safetensors with its sum, in one step.
+
+    Args:
+        tensors: each with memory of its own.
+        path: of the file.
+        metadata: strings to go with them.
+
+    Raises:
+        OSError: the folder cannot be written.
+        ModuleNotFoundError: safetensors is missing.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}")
+    try:
+        save_file(dict(tensors), temporary, {**metadata, **SAFETENSORS_SEAL})
+        with temporary.open("r+b") as file:
+            seal_safetensors(file)
+        # safetensors keeps a file to its owner; others shall read it as they do its neighbors.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        code = int(found[1]) if found else errno.EIO
+        raise OSError(code, os.strerror(code)) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def load_sealed(path: Path, fix: str) -> Any:

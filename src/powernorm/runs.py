@@ -39,6 +39,8 @@ TRANSLATIONS_COLUMNS: Final = ("source", "reference", "translation")
 BEST_SCORED: Final = "best checkpoint"
 """What a result says of its scores where they are those of the best checkpoint."""
 CHECKPOINTS_FOLDER: Final = "checkpoints"
+MODEL_FILE: Final = "powernorm.safetensors"
+"""Of a folder of `powernorm.save`, which has a `config.json` as a run has, and is none."""
 
 METRICS_COLUMNS: Final = (
     "step",

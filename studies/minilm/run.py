@@ -274,7 +274,7 @@ def run(
     *,
     latency_seconds: float = 20.0,
 ) -> dict[str, Any]:
-    """The whole experiment; writes student.pt, folded.safetensors and results.json."""
+    """The whole experiment; writes student.pt, the folder folded and results.json."""
     out.mkdir(parents=True, exist_ok=True)
     teacher.requires_grad_(False)
     train = Texts(tokenizer, sentences["train"], settings.batch_size, settings.seed)
@@ -305,7 +305,7 @@ def run(
     _distil(distillation, valid, expected, state, console)
     student.eval().requires_grad_(False)
     report = powernorm.fold(student, test[0], inplace=False)
-    report.save(out / "folded.safetensors", {"base": "all-MiniLM-L6-v2", "norm": settings.norm})
+    powernorm.save(report.model, out / "folded")
     console.print(str(report), highlight=False)
     results = {
         "settings": {key: value for key, value in vars(settings).items() if value != math.inf},

@@ -100,8 +100,8 @@ def test_bad_input_of_swap(home: Path, arguments: list[str], match: str) -> None
 def test_fold(runs: Path, tmp_path: Path, norm: str) -> None:
     run = runs / f"{norm}-pre-seed0"
     shown = powernorm(tmp_path, "fold", run)
-    assert "nothing was written: give --out FILE" in shown.out
-    out = tmp_path / "folded.pt"
+    assert "nothing was written: give --out FOLDER" in shown.out
+    out = tmp_path / "folded"
     outcome = powernorm(tmp_path, "fold", run, "--out", out, "--verify", fresh=norm == "bn")
     rows = table(outcome)
     assert "head.weight" in rows["final_norm"]
@@ -129,21 +129,16 @@ def test_bad_input_of_fold(runs: Path, tmp_path: Path) -> None:
     assert "expected untie or keep" in refused
 
 
-@pytest.mark.parametrize("name", ["folded.bin", "folded", "folded.pt.gz"])
-def test_a_folded_file_of_an_unknown_ending_is_refused_before_any_work(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_place_for_a_folded_model_is_checked_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     # There is no such run, which only a command that began to work would find.
-    refused = powernorm(tmp_path, "fold", tmp_path / "no-run", "--out", name).refused()
-    assert f"--out {name}: expected a name that ends in .safetensors or .pt" in refused
-    assert not (tmp_path / name).exists()
+    refused = powernorm(tmp_path, "fold", tmp_path / "no-run", "--out", "file").refused()
+    assert "file is a file: give the name of a folder" in refused
 
 
-def test_folded_file_of_another_kind(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save({}, path)
-    with pytest.raises(InputError, match="is not a folded model"):
-        load_folded_run(path)
+def test_a_folder_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"config\.json"):
+        load_folded_run(tmp_path)
 
 
 def test_a_run(runs: Path) -> None:

@@ -191,9 +191,9 @@ def test_diagnose_and_fold_ask_the_task_for_its_model(home: Path, tmp_path: Path
     seen = powernorm(tmp_path, "diagnose", "own/bn-seed0", "--batches", "2")
     assert seen.code == 0, seen.err
     assert (tmp_path / "own/bn-seed0/diagnosis.html").exists()
-    folded = powernorm(tmp_path, "fold", "own/bn-seed0", "--out", "folded.safetensors")
+    folded = powernorm(tmp_path, "fold", "own/bn-seed0", "--out", "folded")
     assert folded.code == 0, folded.err
-    assert (tmp_path / "folded.safetensors").exists()
+    assert (tmp_path / "folded" / "powernorm.safetensors").exists()
     for command in ("diagnose", "fold", "translate"):
         said = powernorm(tmp_path, command, home / "runs" / "bn-seed0").refused()
         assert re.search("does not say how its model is loaded|function of your own", said), said

@@ -99,10 +99,10 @@ def test_diagnosed_and_folded_in_a_new_process(
     outcome = powernorm(home, "diagnose", run, "--batches", "2")
     assert outcome.code == 0, outcome.err
     assert outcome.out.count("own.layers:Running") == 3
-    outcome = powernorm(home, "fold", run, "--out", tmp_path / "folded.pt")
+    outcome = powernorm(home, "fold", run, "--out", tmp_path / "folded")
     assert outcome.code == 0, outcome.err
     assert "multiply-add" not in outcome.out
-    assert (tmp_path / "folded.pt").is_file()
+    assert (tmp_path / "folded" / "powernorm.safetensors").is_file()
     soft = powernorm(home, "fold", folder / "own.layers+Soft-pre-seed0").refused()
     assert "holds no static norm to fold (it holds Soft)" in soft
     elsewhere = powernorm(tmp_path, "fold", run).refused()

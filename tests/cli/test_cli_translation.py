@@ -97,10 +97,10 @@ def test_a_folded_model_translates_wherever_it_is(
     trained: Path, pairs: Path, tmp_path: Path
 ) -> None:
     source = (pairs / "test.de").read_text()
-    for file in (tmp_path / "folded.safetensors", tmp_path / "checkpoints" / "folded.pt"):
-        done = CliRunner().invoke(app, ["fold", str(trained), "--out", str(file)])
+    for folder in (tmp_path / "folded", tmp_path / "checkpoints" / "folded"):
+        done = CliRunner().invoke(app, ["fold", str(trained), "--out", str(folder)])
         assert done.exception is None, done.exception
-        assert lines(source, file) == lines(source, trained)
+        assert lines(source, folder) == lines(source, trained)
 
 
 def test_lines_keep_their_order_over_portions(
@@ -158,7 +158,7 @@ def test_what_is_not_a_translation_is_refused(tmp_path: Path) -> None:
     message = refusal("eins\n", tmp_path / "lm" / "ln-pre-seed0")
     assert message.endswith("is a run of the task lm, which does not translate.")
     assert "is no run of `powernorm compare`" in refusal("eins\n", tmp_path)
-    assert "is not a folded model" in refusal("eins\n", text)
+    assert "is no run of `powernorm compare`" in refusal("eins\n", text)
 
 
 def test_damaged_files_are_named(run: Path) -> None:

@@ -24,8 +24,7 @@ CHECKPOINTS = f"demo/{RUN}/checkpoints"
 SEALED = (
     f"{CHECKPOINTS}/last.ckpt",
     f"{CHECKPOINTS}/average.safetensors",
-    "folded.pt",
-    "folded.safetensors",
+    "folded/powernorm.safetensors",
     f"cache/{'a' * 32}.tokens.pt",
     f"cache/{'a' * 32}.tokenizer.json",
 )
@@ -45,9 +44,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (checkpoints / ".last.ckpt").write_bytes(b"half of a chec")
     model = nn.Sequential(library.BatchNorm(4), nn.Linear(4, 3, bias=False))
     model(torch.randn(8, 4))
-    report = library.fold(model.eval(), torch.randn(2, 4))
-    report.save(folder / "folded.pt")
-    report.save(folder / "folded.safetensors")
+    library.fold(model.eval(), torch.randn(2, 4))
+    library.save(model, folder / "folded")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POWERNORM_CACHE", str(folder / "cache"))
         write_cached(f"{'a' * 32}.tokens.pt", b"PK\x03\x04 not read, for it has a checksum")
@@ -69,7 +67,7 @@ def damaged_in(folder: Path) -> list[str]:
 
 
 def test_whole_files(folder: Path) -> None:
-    whole = powernorm(folder, "verify", "demo", "cache", "folded.pt", fresh=True)
+    whole = powernorm(folder, "verify", "demo", "cache", "folded", fresh=True)
     assert (whole.code, whole.err) == (0, "")
     assert whole.out.endswith(" files checked, 0 damaged\n")
     assert damaged_in(folder) == []
@@ -81,7 +79,7 @@ def test_damaged_files_have_a_line_each(folder: Path) -> None:
         content[len(content) // 2] ^= 16
         (folder / name).write_bytes(content)
     (folder / "demo" / "results.json").write_text("[" * 5000)
-    outcome = powernorm(folder, "verify", "demo", "folded.pt")
+    outcome = powernorm(folder, "verify", "demo", "folded")
     assert (outcome.code, outcome.err) == (1, "")
     *lines, last = outcome.out.splitlines()
     assert [line.split(" is ")[0].split(": nested")[0] for line in lines] == [
@@ -89,7 +87,7 @@ def test_damaged_files_have_a_line_each(folder: Path) -> None:
     ]
     assert "remove the run's folder" in lines[1]
     assert last.endswith(" files checked, 4 damaged")
-    as_json = powernorm(folder, "verify", "--json", "demo", "folded.pt")
+    as_json = powernorm(folder, "verify", "--json", "demo", "folded")
     found = json.loads(as_json.out)
     assert (as_json.code, set(found)) == (1, {"checked", "without_checksum", "damaged"})
     assert len(found["damaged"]) == 4

@@ -83,7 +83,7 @@ def test_from_layer_norm_to_none(study: ModuleType, encoder: Path, tmp_path: Pat
     assert [row["batch"] for row in results["latency_ms"]] == [1, 1, 16]
     assert json.loads((out / "results.json").read_text())["test"]["sentences"] == 12
     fresh, _ = study.load_encoder(encoder)
-    powernorm.load_folded(fresh, out / "folded.safetensors")
+    powernorm.load(out / "folded", fresh)
     assert sum(isinstance(module, FoldedNorm) for module in fresh.modules()) == 5
     assert not [module for module in fresh.modules() if isinstance(module, nn.LayerNorm)]
 

@@ -274,8 +274,8 @@ def test_what_is_left_goes_along_the_dimension(dim: int, residual: bool, tmp_pat
     report = folded(model, x)
     assert [left_of(row) for row in report.rows] == ["multiply-add"]
     assert f"feature_dim={dim}" in repr(model.norm)
-    report.save(tmp_path / "model.pt")
-    loaded = powernorm.load_folded(fresh, tmp_path / "model.pt")
+    powernorm.save(model, tmp_path)
+    loaded = powernorm.load(tmp_path, fresh)
     torch.testing.assert_close(loaded(x), expected)
 
 

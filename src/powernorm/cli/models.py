@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from powernorm.surgery import Where
     from powernorm.surgery.fold_solver import Tied
 
-_FOLDED: Final = (".safetensors", ".pt")
 _PAGE: Final = "diagnosis.html"
 _PASSES: Final = 2
 """Over the batches."""
@@ -131,8 +130,9 @@ def fold(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="Write the folded model there (….safetensors or ….pt); else only show the table.",
+            metavar="FOLDER",
+            help="Write the folded model into this folder, for powernorm.load and `powernorm "
+            "translate`; else only show the table.",
         ),
     ] = None,
     verify: Annotated[
@@ -149,17 +149,15 @@ def fold(
     ] = "untie",
 ) -> None:
     """Fold the norms of a trained model into its weights, so that none is left at inference."""
+    from powernorm.integrations.saved_models import save
     from powernorm.surgery import plan_fold
     from powernorm.surgery.fold_solver import Tied
+    from powernorm.surgery.storage import check_folder
 
     if tied not in get_args(Tied):
         raise InputError(f"tied is {tied!r}, expected {' or '.join(get_args(Tied))}")
-    # An unknown ending would be written as torch's format, whatever the name promises.
-    if out is not None and out.suffix.lower() not in _FOLDED:
-        raise InputError(
-            f"--out {out}: expected a name that ends in {' or '.join(_FOLDED)}, such as "
-            "folded.safetensors"
-        )
+    if out is not None:
+        check_folder(out)
     from powernorm.lab.own_models import is_own_run, load_own_run
     from powernorm.lab.tasks.trained_models import load_trained
 
@@ -172,10 +170,10 @@ def fold(
         plan = plan_fold(trained.model, trained.example_inputs(), tied=cast("Tied", tied))
         settings = {**trained.settings, **_own_subwords(checkpoint)}
     if out is None:
-        typer.echo(f"{plan}\nnothing was written: give --out FILE")
+        typer.echo(f"{plan}\nnothing was written: give --out FOLDER")
         return
     report = plan.apply(verify=verify)
-    report.save(out, settings)
+    save(report.model, out, config=settings)
     typer.echo(f"{report}\nfolded model: {out}")
 
 

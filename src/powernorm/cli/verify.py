@@ -1,6 +1,6 @@
-"""`powernorm verify`: whether the files of runs, folded models and caches are as they were written.
+"""`powernorm verify`: whether the files of runs, saved models and caches are as they were written.
 
-Checkpoints, averaged weights, folded models and what the cache keeps are compared with the
+Checkpoints, averaged weights, saved models and what the cache keeps are compared with the
 checksums in them. JSON, CSV and tables of translations have none; they are read, as the commands
 that need them would do.
 """
@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from powernorm.errors import InputError
-from powernorm.runs import RESULTS_FILE
+from powernorm.runs import MODEL_FILE, RESULTS_FILE
 from powernorm.zip_reading import DAMAGES, open_zip
 
 DAMAGED: Final = 1
@@ -46,7 +46,7 @@ def verify(
         list[Path],
         typer.Argument(
             metavar="FOLDER…",
-            help="Runs, comparisons, folded models, single files, or the cache (~/.cache/powernorm "
+            help="Runs, comparisons, saved models, single files, or the cache (~/.cache/powernorm "
             "or POWERNORM_CACHE).",
         ),
     ],
@@ -86,7 +86,7 @@ def check_files(paths: Sequence[Path]) -> Findings:
         _verify(path, findings)
         if findings.num_checked == before:
             raise InputError(
-                f"{path} holds nothing to verify: give a run, a comparison, a checkpoint, a folded "
+                f"{path} holds nothing to verify: give a run, a comparison, a checkpoint, a saved "
                 "model or the cache"
             )
     return findings
@@ -204,8 +204,11 @@ def _check_safetensors(path: Path) -> str:
     from powernorm.checksums import check_seal
     from powernorm.lab.engine.averaging import read_weights
     from powernorm.lab.tasks.trained_models import is_checkpoint
-    from powernorm.surgery.storage import is_folded, read_folded
+    from powernorm.surgery.storage import read_model
 
+    if path.name == MODEL_FILE:
+        read_model(path.parent)
+        return "whole"
     seal = check_seal(path, _RETRAIN if is_checkpoint(path) else _RESTORE)
     if seal == "whole":
         return seal
@@ -213,13 +216,10 @@ def _check_safetensors(path: Path) -> str:
         read_weights(path)
         return seal
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
+        with safe_open(path, "pt"):
+            return seal
     except SafetensorError as error:
         raise InputError(f"{path} is damaged ({error}): {_RESTORE}") from error
-    if is_folded(metadata):
-        read_folded(path)
-    return seal
 
 
 def _check_entry(path: Path) -> str:

@@ -255,6 +255,25 @@ def retire_owners(model: nn.Module) -> Callable[[], None]:
     return put_back
 
 
+def masked_norms(model: nn.Module) -> tuple[str, ...]:
+    """Return the dotted names of the norms that a swap passes the model's own mask to."""
+    parents = {
+        parent
+        for module in model.modules()
+        for owner in _owners_on(module)
+        for use in owner.uses
+        if not use.observed
+        for parent in use.parents
+    }
+    return tuple(
+        f"{name}.{attribute}" if name else attribute
+        for name, module in model.named_modules(remove_duplicate=False)
+        if module in parents
+        for attribute, part in module._modules.items()
+        if isinstance(part, Norm) and part.reads_mask
+    )
+
+
 def _owners_on(module: nn.Module) -> list[MaskOwner]:
     hooks = module._forward_pre_hooks.values()
     owners = (getattr(hook, "__self__", None) for hook in hooks)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -74,6 +74,8 @@ class Norm(nn.Module):
     """Whether the layer gets the local tokens of a distributed tensor, not the tensor itself."""
     registered_as: str = ""
     """Short name that a user's own layer was built by."""
+    built_with: Mapping[str, Any] = MappingProxyType({})
+    """Options that a user's own layer was built with."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

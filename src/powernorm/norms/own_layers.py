@@ -124,6 +124,7 @@ def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, 
     dim = options.get("feature_dim")
     norm = _as_norm(name, module, num_features, dim, looks_along="feature_dim" in given)
     norm.registered_as = name
+    norm.built_with = dict(options)
     left: dict[str, Any] = {k: options.get(k) for k in ("device", "dtype") if k not in given}
     return norm.to(**left) if any(value is not None for value in left.values()) else norm
 

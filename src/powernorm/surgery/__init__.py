@@ -13,7 +13,6 @@ from powernorm.surgery.freezing import (
     unfreeze_statistics,
 )
 from powernorm.surgery.matching import MatchReport, match_teacher
-from powernorm.surgery.storage import load_folded, save_folded
 from powernorm.surgery.swapping import Swap, SwapPlan, SwapRow, plan_swap, swap
 
 __all__ = [
@@ -30,11 +29,9 @@ __all__ = [
     "calibrate",
     "fold",
     "freeze_statistics",
-    "load_folded",
     "match_teacher",
     "plan_fold",
     "plan_swap",
-    "save_folded",
     "swap",
     "unfreeze_statistics",
 ]

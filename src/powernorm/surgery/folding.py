@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,8 +20,8 @@ from powernorm.surgery.fold_solver import (
     static_of,
     statics_of,
 )
+from powernorm.surgery.records import mark
 from powernorm.surgery.solution import Static
-from powernorm.surgery.storage import save_folded
 from powernorm.surgery.structure import Structure, build_structure
 from powernorm.surgery.verification import Errors, Examples, as_call, check, compare
 from powernorm.surgery.weight_updates import Replacement, compute
@@ -50,20 +48,6 @@ class FoldReport(NormTable):
     def __str__(self) -> str:
         return "\n".join([format_rows(self.rows), *map(str, self.errors)])
 
-    def save(self, path: str | Path, settings: Mapping[str, Any] | None = None) -> None:
-        """Write the folded model; `powernorm.load_folded` reads it.
-
-        Args:
-            path: with the suffix `.safetensors` for that format, else a file of `torch.save`.
-            settings: anything that JSON can hold, stored with the model.
-
-        Raises:
-            InputError: the file cannot be written, safetensors is missing, or the fold was undone.
-        """
-        if self._changes.is_undone:
-            raise InputError("this fold was undone: there is no folded model to save")
-        save_folded(self.model, self.structure, path, settings)
-
     def undo(self) -> None:
         """Restore the model's norms and its original parameter objects.
 
@@ -71,6 +55,7 @@ class FoldReport(NormTable):
             InputError: it was undone already.
         """
         self._changes.undo()
+        mark(self.model)
 
 
 @dataclass(frozen=True)
@@ -148,6 +133,7 @@ class FoldPlan(NormTable):
         except InputError:
             changes.undo()
             raise
+        mark(model)
         return changes
 
     def _fill(self, model: nn.Module, new: list[torch.Tensor], changes: Changes) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from powernorm.errors import InputError
-from powernorm.inspection.finder import find_norms
 from powernorm.inspection.masking import retire_owners
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_of
@@ -105,37 +103,14 @@ class Structure:
     untied: tuple[str, ...]
     feature_dims: Mapping[str, int] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the structure as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Structure:
-        """Return the structure from JSON values."""
-        found = cls(
-            dict(values["norms"]),
-            {str(name): int(size) for name, size in values["features"].items()},
-            {str(name): int(size) for name, size in values["biases"].items()},
-            tuple(map(str, values["untied"])),
-            {str(name): int(dim) for name, dim in values.get("feature_dims", {}).items()},
-        )
-        for name, rest in found.norms.items():
-            if rest not in get_args(Rest) or (rest != "nothing" and name not in found.features):
-                raise ValueError(f"what is left of {name!r} is {rest!r}")
-        return found
-
 
 def build_structure(model: nn.Module, structure: Structure) -> Changes:
     """Give a model the modules and parameters of its folded form; values are set afterwards.
 
     Returns:
         The changes, which can be undone.
-
-    Raises:
-        InputError: the model has no such module.
     """
     changes = Changes()
-    _check(model, structure)
     changes.leave_fast_path(model, [model.get_submodule(name) for name in structure.norms])
     made: dict[int, nn.Module] = {}
     for name, rest in structure.norms.items():
@@ -153,14 +128,13 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
     for name in structure.untied:
         module, attribute = slot_of(model, name)
         old = getattr(module, attribute)
-        # Of its own memory, for `load_folded`, which copies the values in.
         changes.set_tensor(module, attribute, parameter_like(old.detach().clone(), old))
     if structure.untied:
-        _stop_tying(model, changes)
+        stop_tying(model, changes)
     return changes
 
 
-def _stop_tying(model: nn.Module, changes: Changes) -> None:
+def stop_tying(model: nn.Module, changes: Changes) -> None:
     """Turn off weight tying in Hugging Face models inside; the next load would tie again."""
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -180,29 +154,3 @@ def _rest(
     module = FeatureAffine(features, feature_dim=dim, device=like.device, dtype=like.dtype)
     module.requires_grad_(own is None or own.requires_grad)
     return module.train(norm.training)
-
-
-def _check(model: nn.Module, structure: Structure) -> None:
-    modules = dict(model.named_modules(remove_duplicate=False))
-    owners = [name.rpartition(".")[0] for name in (*structure.biases, *structure.untied)]
-    missing = [name for name in (*structure.norms, *owners) if name not in modules]
-    if missing:
-        raise InputError(
-            f"{type(model).__name__} has no module {missing[0]!r}, which the folded model was made "
-            "from: build the model with the same configuration"
-        )
-    norms = {id(found.inner[1]) for found in find_norms(model) if not found.function}
-    for name in structure.norms:
-        if id(modules[name]) not in norms:
-            raise InputError(
-                f"{name!r} is a {type(modules[name]).__name__} where the folded model had a norm: "
-                "build the model with the same configuration"
-            )
-    for name in (*structure.biases, *structure.untied):
-        path, _, attribute = name.rpartition(".")
-        slots = modules[path]._parameters
-        if attribute not in slots or (slots[attribute] is None) != (name in structure.biases):
-            raise InputError(
-                f"{type(modules[path]).__name__} {path!r} has no place for {attribute!r} as the "
-                "folded model's has: build the model with the same configuration"
-            )

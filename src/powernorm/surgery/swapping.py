@@ -27,6 +27,7 @@ from powernorm.inspection.selection import (
 from powernorm.norms import Norm, build_norm, check_norm_options
 from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import Changes
+from powernorm.surgery.records import mark
 from powernorm.surgery.successors import (
     a_tensor,
     follow,
@@ -128,6 +129,7 @@ class Swap:
         self.model = plan.model
         self._replacements = replacements
         self._changes = Changes()
+        self._changes.on_undo(lambda: mark(plan.model))
         self._kinds = [kind_of(one.new, plan.model) for one in replacements]
         self._hooks_before = [_hook_ids(one.found.module) for one in replacements]
         for one in replacements:
@@ -138,6 +140,7 @@ class Swap:
         masked = [name for one in replacements for name in one.found.names if one.new.reads_mask]
         for use in attach_mask_owners(plan.model, masked, plan._sides):
             self._changes.on_undo(use.release)
+        mark(plan.model)
 
     @property
     def norms(self) -> dict[str, Norm]:

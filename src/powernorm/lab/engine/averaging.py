@@ -1,24 +1,15 @@
 """The average of the last checkpoints' weights (Vaswani et al. 2017, 6.1; Junczys-Dowmunt 2016)."""
 
-import errno
-import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from powernorm.checksums import (
-    SAFETENSORS_KEY,
-    SAFETENSORS_SEAL,
-    check_seal,
-    seal_safetensors,
-)
+from powernorm.checksums import SAFETENSORS_KEY, check_seal, save_sealed_tensors
 from powernorm.errors import InputError
 from powernorm.surgery.storage import separate_tensors
 
@@ -99,29 +90,9 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
         OSError: the folder cannot be written.
     """
     kept, shared = separate_tensors(weights)
-    temporary = path.with_name(f".{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # The metadata of safetensors are strings: the second name of a tensor, and its first.
-        save_file(
-            {name: tensor.cpu() for name, tensor in kept.items()},
-            temporary,
-            shared | SAFETENSORS_SEAL,
-        )
-        with temporary.open("r+b") as file:
-            seal_safetensors(file)
-        # safetensors keeps a file to its owner; others shall read it as they do its neighbors.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    except SafetensorError as error:
-        found = re.search(r"os error (\d+)", str(error))
-        code = int(found[1]) if found else errno.EIO
-        raise OSError(code, os.strerror(code)) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The metadata of safetensors are strings: the second name of a tensor, and its first.
+    save_sealed_tensors({name: tensor.cpu() for name, tensor in kept.items()}, path, shared)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

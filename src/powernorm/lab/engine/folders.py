@@ -14,6 +14,7 @@ from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     COMPARISON_FILE,
     CONFIG_FILE,
+    MODEL_FILE,
     REPORT_FILE,
     RESULT_FILE,
     RESULTS_FILE,
@@ -66,7 +67,11 @@ def find_runs(out: Path) -> list[Path]:
     """Return the run folders of a comparison, by name."""
     if not out.is_dir():
         return []
-    return sorted(path for path in out.iterdir() if (path / CONFIG_FILE).is_file())
+    return sorted(
+        path
+        for path in out.iterdir()
+        if (path / CONFIG_FILE).is_file() and not (path / MODEL_FILE).is_file()
+    )
 
 
 def check_folder(out: Path, *, resume: bool, force: bool) -> None:

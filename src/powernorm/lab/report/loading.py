@@ -19,6 +19,7 @@ from powernorm.runs import (
     CONFIG_FILE,
     DIAGNOSIS_FILE,
     METRICS_FILE,
+    MODEL_FILE,
     NORMS_FILE,
     RESULT_FILE,
     RESULTS_FILE,
@@ -129,7 +130,8 @@ def _no_runs_message(folder: Path) -> str:
 
 def is_run_folder(path: Path) -> bool:
     """Whether a folder is a run's, finished or not."""
-    return path.is_dir() and ((path / RESULT_FILE).exists() or (path / CONFIG_FILE).exists())
+    has_file = (path / RESULT_FILE).exists() or (path / CONFIG_FILE).exists()
+    return path.is_dir() and has_file and not (path / MODEL_FILE).exists()
 
 
 def _headless(folder: Path, runs: list[Run]) -> Comparison:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+import powernorm
 from powernorm.errors import InputError
 from powernorm.lab.data.sets.catalog import check_known_set
 from powernorm.lab.engine.averaging import AVERAGE, read_weights, step_of
@@ -18,9 +19,8 @@ from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS
 from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.checkpoints import BEST, EARLY, read_checkpoint
 from powernorm.lab.training.task import Sizes, TaskModel
-from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE
-from powernorm.surgery import load_folded
-from powernorm.surgery.storage import read_folded
+from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE
+from powernorm.surgery.records import KEY
 
 _OF_THE_RUN: Final = (
     "norm",
@@ -109,17 +109,25 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
 def load_folded_run(path: Path) -> TrainedModel:
     """Build the folded model that `powernorm fold` wrote.
 
+    Args:
+        path: the folder.
+
     Raises:
-        InputError: the file is damaged, or holds no model of a run.
+        InputError: a file is damaged, or it holds no model of a run.
     """
-    settings = read_folded(path).settings
+    settings = read_json(path / CONFIG_FILE)
     if "vocabulary_size" not in settings:
         raise InputError(
-            f"{path} does not say how its model was built: build it and use powernorm.load_folded"
+            f"{path} does not say how its model was built: build it and use powernorm.load"
         )
     model = _build(settings)
-    load_folded(model, path)
+    powernorm.load(path, model)
     return TrainedModel(model, settings)
+
+
+def is_folded(path: Path) -> bool:
+    """Return whether a path is a folder that `powernorm fold` wrote."""
+    return (path / MODEL_FILE).is_file()
 
 
 def run_data(settings: Mapping[str, Any], *, data: str | None = None) -> RunData[Any]:
@@ -187,7 +195,8 @@ def training_batches(
 def run_config(settings: Mapping[str, Any]) -> ComparisonSettings:
     """Return the configuration of a run, as a comparison of one norm and seed."""
     seed, norm = settings["seed"], str(settings["norm"])
-    shared = {key: value for key, value in settings.items() if key not in _OF_THE_RUN}
+    others = (*_OF_THE_RUN, KEY)
+    shared = {key: value for key, value in settings.items() if key not in others}
     options = {norm: settings["norm_options"]}
     return settings_from({**shared, "norm_options": options, "norms": [norm], "seeds": [seed]})
 

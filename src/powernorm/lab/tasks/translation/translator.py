@@ -11,7 +11,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.subwords import Subwords
 from powernorm.lab.tasks.trained_models import (
     TrainedModel,
-    is_checkpoint,
+    is_folded,
     load_folded_run,
     load_trained,
     run_config,
@@ -148,7 +148,7 @@ def load_translator(
 
 def _load(path: Path) -> tuple[TrainedModel, Callable[[], Vocabulary]]:
     """Return a model, and what reads its subwords."""
-    if path.is_file() and not is_checkpoint(path):
+    if is_folded(path):
         folded = load_folded_run(path)
         return folded, lambda: vocabulary_of(folded.settings.get(SUBWORDS, {}), path)
     folder = path if path.is_dir() else path.parent.parent

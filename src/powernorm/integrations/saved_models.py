@@ -1,0 +1,275 @@
+"""Saving and loading models that were swapped or folded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.integrations.extras import needed_for
+from powernorm.norms.arguments import check_model
+from powernorm.runs import MODEL_FILE
+from powernorm.surgery.records import KEY, Record, is_pretrained
+from powernorm.surgery.stock import stock_state, verify_stock
+from powernorm.surgery.storage import (
+    SavedModel,
+    fill_model,
+    needed_for_files,
+    read_config,
+    read_model,
+    write_model,
+)
+
+_WHAT: Final = "a Hugging Face model"
+_STOCK: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+
+
+def save(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    stock: bool = False,
+) -> None:
+    """Write a model that was swapped or folded, so that `powernorm.load` builds it again.
+
+    The folder gets `powernorm.safetensors` (parameters, statistics, what was changed where, and a
+    checksum) and `config.json`, with the same record under the key `powernorm`. The weights have no
+    name that other libraries look for: `from_pretrained` of this folder ends in an error instead of
+    a model with other norms. Nothing is pickled. Hooks are not written, but for the padding mask's.
+
+    Args:
+        model: of Hugging Face or any other, in any mode; in `DistributedDataParallel` or
+            `torch.compile` the model inside is written.
+        folder: made where there is none; what `powernorm.save` wrote there before is replaced.
+        config: entries of `config.json`, JSON; by default the configuration of a Hugging Face
+            model, and nothing for others.
+        stock: write a checkpoint of the original architecture instead, `model.safetensors`, for a
+            model of Hugging Face whose norms are such as its own classes can hold: this library's
+            `ln` and `rms` in place of LayerNorm and RMSNorm, or static norms, folded or not, in
+            place of a BatchNorm of torch. It is loaded and compared.
+
+    Raises:
+        InputError: the folder cannot be written or holds other weights, the model holds no norm of
+            this library, or has what cannot be saved (adapters of PEFT, quantized or distributed
+            tensors); with `stock`, what does not fit and what to do.
+
+    >>> import tempfile
+    >>> def build():
+    ...     return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+    >>> model = build()
+    >>> _ = powernorm.swap(model, to="rbn")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     powernorm.save(model, folder)
+    ...     loaded = powernorm.load(folder, build())
+    >>> type(loaded[1]).__name__
+    'RegularizedBatchNorm'
+    """
+    check_model(model)
+    model = _unwrapped(model)
+    _check_adapters(model)
+    path = Path(folder)
+    if stock:
+        _save_stock(model, path)
+        return
+    if config is None:
+        config = _config_of(model) if is_pretrained(model) else {}
+    write_model(model, path, config)
+    generation = getattr(model, "generation_config", None)
+    if is_pretrained(model) and generation is not None:
+        generation.save_pretrained(str(path))
+
+
+def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """Load a model that `powernorm.save` wrote, its norms, what was folded and its masks included.
+
+    Also reads what the Trainer or `save_pretrained` of Hugging Face wrote of a swapped model: its
+    `config.json` has the key `powernorm` too, which `from_pretrained` does not look at.
+
+    Args:
+        folder: the folder.
+        model: a model of the original architecture, which is changed in place; its weights do not
+            matter, and its norms may be swapped or not. A Hugging Face model is built by its
+            `config.json` if it is left out.
+
+    Returns:
+        The model, in evaluation mode and on the CPU, or where the given one is.
+
+    Raises:
+        InputError: a file is missing or damaged, the model has to be given, or is of another
+            architecture; a given one is unchanged then.
+        ModuleNotFoundError: transformers is missing.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path} is no folder: give one that powernorm.save wrote")
+    if model is not None:
+        check_model(model)
+        model = _unwrapped(model)
+    if (path / MODEL_FILE).is_file():
+        saved = read_model(path)
+        model = _built(path, saved.config) if model is None else model
+        return fill_model(model, saved, path)
+    config = read_config(path)
+    if KEY not in config:
+        raise InputError(
+            f"{path} holds no {MODEL_FILE}, and its config.json has no key {KEY!r}: it is no model "
+            "that powernorm has changed"
+        )
+    model = _built(path, config) if model is None else model
+    return fill_model(model, _read_stock(path, config, model), path)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside torch's wrappers."""
+    while True:
+        if isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            model = inner
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = cast(nn.Module, model.module)
+        else:
+            return model
+
+
+def _check_adapters(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if type(module).__module__.partition(".")[0] == "peft":
+            raise InputError(
+                f"{name or 'the model'} is a {type(module).__name__} of PEFT, which has files of "
+                "its own: save the model before the adapters are put in, and the adapters by "
+                "save_pretrained with modules_to_save naming the norms; or save what "
+                "merge_and_unload() returns"
+            )
+
+
+def _config_of(model: nn.Module) -> dict[str, Any]:
+    """Return the configuration of a Hugging Face model as it writes it."""
+    config: Any = model.config
+    described: dict[str, Any] = json.loads(config.to_json_string())
+    described["architectures"] = [type(model).__name__]
+    return described
+
+
+def _built(path: Path, config: Mapping[str, Any]) -> nn.Module:
+    """Build a Hugging Face model without values; only classes of transformers itself."""
+    names = config.get("architectures")
+    if "model_type" not in config or not isinstance(names, list) or len(names) != 1:
+        raise InputError(
+            f"{path / 'config.json'} does not describe a Hugging Face model: build the model as it "
+            f"was before it was saved, and powernorm.load({str(path)!r}, model)"
+        )
+    with needed_for(_WHAT):
+        import transformers
+        from transformers.initialization import no_init_weights
+    kind = getattr(transformers, str(names[0]), None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise InputError(
+            f"{names[0]!r} in {path / 'config.json'} is no model of transformers: build the model "
+            f"as it was before it was saved, and powernorm.load({str(path)!r}, model)"
+        )
+    try:
+        read = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+        options: dict[str, Any] = {"dtype": torch.float32}
+        attention = _attention_of(config)
+        if attention is not None:
+            options["attn_implementation"] = attention
+        with torch.random.fork_rng(devices=[]), no_init_weights():
+            built = cast(Any, kind)._from_config(read, **options)
+        built.tie_weights()
+        if (path / "generation_config.json").is_file():
+            built.generation_config = transformers.GenerationConfig.from_pretrained(str(path))
+    except Exception as error:  # a damaged configuration may raise anything
+        raise InputError(
+            f"{path / 'config.json'} gives no model: {type(error).__name__}: {error}"
+        ) from error
+    return cast(nn.Module, built)
+
+
+def _attention_of(config: Mapping[str, Any]) -> Any:
+    record = config.get(KEY)
+    return record.get("attention") if isinstance(record, dict) else None
+
+
+def _read_stock(path: Path, config: Mapping[str, Any], model: nn.Module) -> SavedModel:
+    """Read weights under their stock names, as Hugging Face's libraries write them."""
+    try:
+        record = Record.from_dict(config[KEY])
+    except ValueError as error:
+        raise InputError(f"the key {KEY!r} of {path / 'config.json'}: {error}") from error
+    record = record.below(_place_of(record, model, path))
+    state = dict(_stock_tensors(path))
+    shared: dict[str, str] = {}
+    named: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        named.setdefault(id(parameter), []).append(name)
+    for names in named.values():
+        # Of tied weights only one is in the files, unless folding has untied them.
+        first = next((name for name in names if name in state), None)
+        missing = [name for name in names if name not in state]
+        if first is not None:
+            shared |= dict.fromkeys(missing, first)
+            state |= dict.fromkeys(missing, state[first])
+    return SavedModel(record, state, {}, shared, config)
+
+
+def _place_of(record: Record, model: nn.Module, path: Path) -> str:
+    """Return the dotted name of the part of a model that a record is of."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        inside = {inner for inner, _ in module.named_modules(remove_duplicate=False)}
+        if type(module).__name__ == record.root and inside.issuperset(record.names()):
+            found.append(name)
+    if not found:
+        raise InputError(
+            f"{type(model).__name__} has no {record.root} with the modules that "
+            f"{path / 'config.json'} names: build the model as it was before it was swapped"
+        )
+    return found[0]
+
+
+def _stock_tensors(path: Path) -> Mapping[str, Tensor]:
+    with needed_for_files():
+        from safetensors.torch import load_file
+    files = [_STOCK]
+    if (path / _INDEX).is_file():
+        index = json.loads((path / _INDEX).read_bytes())
+        files = sorted({Path(name).name for name in index["weight_map"].values()})
+    if not all((path / name).is_file() for name in files):
+        raise InputError(f"{path} holds no {MODEL_FILE} and no {_STOCK}: there is nothing to load")
+    tensors: dict[str, Tensor] = {}
+    try:
+        for name in files:
+            tensors |= load_file(path / name)
+    except Exception as error:  # whatever a damaged file makes the reader raise
+        raise InputError(f"{path / name} is damaged ({error}): restore it") from error
+    return tensors
+
+
+def _save_stock(model: nn.Module, path: Path) -> None:
+    if not is_pretrained(model) or not type(model).__module__.startswith("transformers."):
+        raise InputError(
+            f"{type(model).__name__} is no model of transformers, whose own class could load the "
+            "weights: leave out stock=True"
+        )
+    given: Any = model
+    config = type(given.config).from_dict(_config_of(model))
+    vars(config).pop(KEY, None)
+    with torch.random.fork_rng(devices=[]):
+        stock: Any = cast(Any, type(model))._from_config(config, dtype=torch.float32)
+    stock.load_state_dict(stock_state(model, stock))
+    stock.to(given.dtype).eval()
+    verify_stock(model, stock)
+    if given.can_generate():
+        stock.generation_config = given.generation_config
+    try:
+        stock.save_pretrained(str(path))
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+    loaded = cast(Any, type(model)).from_pretrained(str(path), local_files_only=True)
+    verify_stock(model, loaded)

@@ -1,0 +1,358 @@
+"""What this library has put into a model, as JSON, and putting it into the same architecture.
+
+A record is read off the model as it is, whatever was swapped, folded and undone to get there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from types import UnionType
+from typing import Any, Final, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.inspection.finder import find_norms
+from powernorm.inspection.masking import attach_mask_owners, masked_norms, retire_owners
+from powernorm.inspection.selection import stacks
+from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.norms.descriptions import NormDescription
+from powernorm.norms.feature_dims import LAST
+from powernorm.surgery.changes import Changes, slot_of
+from powernorm.surgery.structure import FeatureAffine, FoldedNorm
+from powernorm.version import __version__
+
+FORMAT: Final = 1
+KEY: Final = "powernorm"
+"""Key of a record in `config.json`, and in the metadata of tensors."""
+_CONFIGURATION: Final = "PreTrainedConfig"
+"""Class of the configurations of transformers."""
+_MODEL: Final = "PreTrainedModel"
+"""Class of its models."""
+_FIX: Final = "build the model with the configuration of the one that was saved"
+
+Kind = Literal["norm", "nothing", "multiply-add"]
+"""A norm of this library, or what is left of one that was folded."""
+
+_KEPT: Final = ("running_mean", "running_var", "running_second_moment")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Modules that are alike.
+
+    Args:
+        kind: what they are.
+        names: the dotted names of each, several for one that is shared.
+        norm: short name of a norm.
+        num_features: C; 0 where nothing is left.
+        options: of a norm; `feature_dim` of a multiply-add.
+        frozen: whether the statistics of a norm are frozen.
+    """
+
+    kind: Kind
+    names: tuple[tuple[str, ...], ...]
+    norm: str = ""
+    num_features: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    frozen: bool = False
+
+    def alike(self) -> tuple[object, ...]:
+        """Return all but the names."""
+        return (self.kind, self.norm, self.num_features, self.options, self.frozen)
+
+    def build(self, like: Tensor) -> nn.Module:
+        """Build one of the modules.
+
+        Args:
+            like: a tensor of the device and type that the module's parameters get.
+
+        Raises:
+            InputError: the norm is not known in this process.
+        """
+        options = dict(self.options)
+        if self.kind == "nothing":
+            return FoldedNorm()
+        if self.kind == "multiply-add":
+            return FeatureAffine(self.num_features, **options, device=like.device, dtype=like.dtype)
+        norm = NormDescription(self.norm, self.num_features, options).build(
+            device=like.device, dtype=like.dtype
+        )
+        if self.frozen:
+            cast(BatchStatisticsNorm, norm).freeze_statistics()
+        return norm
+
+    def is_built_as(self, module: nn.Module) -> bool:
+        """Return whether a module is already such a one."""
+        found = _part_of("", module)
+        return found is not None and found.alike() == self.alike()
+
+
+@dataclass(frozen=True)
+class Record:
+    """The modules of this library in a model.
+
+    Args:
+        root: class of the model.
+        parts: its modules of this library.
+        masks: names of the norms that get the model's own padding mask.
+        attention: implementation of attention that a Hugging Face model is set to.
+        version: of this library.
+    """
+
+    root: str
+    parts: tuple[Part, ...]
+    masks: tuple[str, ...]
+    attention: Any = None
+    version: str = __version__
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Record:
+        """Return the record of a model.
+
+        Raises:
+            InputError: a norm of one's own that could not be built again.
+        """
+        attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        return cls(type(model).__name__, _parts_of(model), masked_norms(model), attention)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        parts = [
+            {
+                **{key: value for key, value in asdict(part).items() if value},
+                "names": [names[0] if len(names) == 1 else list(names) for names in part.names],
+            }
+            for part in self.parts
+        ]
+        return {
+            "format": FORMAT,
+            "version": self.version,
+            "root": self.root,
+            "modules": parts,
+            "masks": list(self.masks),
+            "attention": self.attention,
+        }
+
+    @classmethod
+    def from_dict(cls, values: object) -> Record:
+        """Return the record from JSON values.
+
+        Raises:
+            ValueError: they are no record, or one of a newer version.
+        """
+        if not isinstance(values, Mapping):
+            raise ValueError("the key powernorm holds no record of a model")
+        if values.get("format") != FORMAT:
+            raise ValueError(
+                f"its format is {values.get('format')!r}, and this version of powernorm reads "
+                f"{FORMAT}: install the powernorm {values.get('version')!r} that wrote it"
+            )
+        parts = tuple(_part_from(part) for part in _listed(values.get("modules"), Mapping))
+        masks = tuple(_listed(values.get("masks"), str))
+        root, version = values.get("root"), values.get("version")
+        if not isinstance(root, str) or not isinstance(version, str):
+            raise ValueError("the class of the model or the version is no string")
+        return cls(root, parts, masks, values.get("attention"), version)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all modules."""
+        for part in self.parts:
+            for names in part.names:
+                yield from names
+
+    def below(self, prefix: str) -> Record:
+        """Return the record for a model that has this one's as a part.
+
+        Args:
+            prefix: dotted name of the part; "" for the model itself.
+        """
+        if not prefix:
+            return self
+        parts = tuple(
+            replace(
+                part,
+                names=tuple(tuple(f"{prefix}.{name}" for name in names) for names in part.names),
+            )
+            for part in self.parts
+        )
+        return replace(self, parts=parts, masks=tuple(f"{prefix}.{name}" for name in self.masks))
+
+    def apply(self, model: nn.Module, state: Mapping[str, Tensor]) -> Changes:
+        """Put the modules into a model of the same architecture, without their values.
+
+        Args:
+            model: its norms swapped or not.
+            state: the values that will be loaded, for the types of the modules.
+
+        Raises:
+            InputError: the model has no such place, or a norm cannot be built; it is unchanged.
+        """
+        changes = Changes()
+        try:
+            self._check(model)
+            placed = list(self._place(model, state, changes))
+            changes.leave_fast_path(model, placed)
+            changes.on_undo(retire_owners(model))
+            sides = stacks(model, [name for norm in find_norms(model) for name in norm.names])
+            for use in attach_mask_owners(model, self.masks, sides):
+                changes.on_undo(use.release)
+        except InputError:
+            changes.undo()
+            raise
+        return changes
+
+    def _place(
+        self, model: nn.Module, state: Mapping[str, Tensor], changes: Changes
+    ) -> Iterator[nn.Module]:
+        for part in self.parts:
+            for names in part.names:
+                old = model.get_submodule(names[0])
+                module = old if part.is_built_as(old) else part.build(_like(names[0], state, model))
+                module.train(old.training)
+                for name in names:
+                    parent, attribute = slot_of(model, name)
+                    changes.set_module(parent, attribute, module)
+                yield module
+
+    def _check(self, model: nn.Module) -> None:
+        modules = dict(model.named_modules(remove_duplicate=False))
+        norms = {id(found.inner[1]) for found in find_norms(model) if not found.function}
+        norms |= {id(found.module) for found in find_norms(model) if not found.function}
+        for name in self.names():
+            if name not in modules or not name:
+                raise InputError(
+                    f"{type(model).__name__} has no module {name!r}, which the saved model had: "
+                    f"{_FIX}"
+                )
+            if id(modules[name]) not in norms and _part_of(name, modules[name]) is None:
+                raise InputError(
+                    f"{name!r} is a {type(modules[name]).__name__} where the saved model had a "
+                    f"norm: {_FIX}"
+                )
+
+
+def mark(model: nn.Module) -> None:
+    """Write what a Hugging Face model holds into its configuration, or take it out of there.
+
+    The configuration becomes the `config.json` of all that its libraries write: `powernorm.load`
+    then knows what was swapped. No forward reads it.
+
+    Args:
+        model: it, a model around it, or a part of it that has its configuration.
+    """
+    for owner in _pretrained_in(model) or [model]:
+        config = getattr(owner, "config", None)
+        if not any(cls.__name__ == _CONFIGURATION for cls in type(config).__mro__):
+            continue
+        vars(config).pop(KEY, None)
+        # A norm without a name can be trained, and says so when it is saved.
+        with suppress(InputError):
+            record = Record.of(owner)
+            if record.parts:
+                vars(config)[KEY] = record.to_dict()
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Return whether a model is one of transformers' own kind."""
+    return any(
+        cls.__name__ == _MODEL and cls.__module__.startswith("transformers.")
+        for cls in type(model).__mro__
+    )
+
+
+def _pretrained_in(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost models of transformers in a model, which may be one itself."""
+    if is_pretrained(model):
+        return [model]
+    return [found for child in model.children() for found in _pretrained_in(child)]
+
+
+def _parts_of(model: nn.Module) -> tuple[Part, ...]:
+    named: dict[int, list[str]] = {}
+    modules: dict[int, nn.Module] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        modules[id(module)] = module
+        named.setdefault(id(module), []).append(name)
+    inside = {
+        id(part)
+        for module in modules.values()
+        if isinstance(module, Norm)
+        for part in module.modules()
+        if part is not module
+    }
+    found = [
+        replace(part, names=(tuple(named[key]),))
+        for key, module in modules.items()
+        if key not in inside and (part := _part_of(named[key][0], module)) is not None
+    ]
+    found.sort(key=lambda part: repr(part.alike()))
+    return tuple(
+        replace(parts[0], names=tuple(part.names[0] for part in parts))
+        for parts in (list(group) for _, group in groupby(found, lambda part: repr(part.alike())))
+    )
+
+
+def _part_of(name: str, module: nn.Module) -> Part | None:
+    """Return what a module is, without its name; None if it is none of this library's."""
+    if isinstance(module, FoldedNorm):
+        return Part("nothing", ())
+    if isinstance(module, FeatureAffine):
+        dim = module.feature_dim
+        options = {} if dim == LAST else {"feature_dim": dim}
+        return Part("multiply-add", (), "", module.weight.shape[0], options)
+    if not isinstance(module, Norm):
+        return None
+    try:
+        described = NormDescription.of(module)
+    except InputError as error:
+        raise InputError(f"{name or 'the model'}: {error}") from error
+    frozen = isinstance(module, BatchStatisticsNorm) and module.is_frozen
+    return Part("norm", (), described.name, described.num_features, dict(described.options), frozen)
+
+
+def _part_from(values: Mapping[str, Any]) -> Part:
+    names = tuple(
+        (item,) if isinstance(item, str) else tuple(_listed(item, str))
+        for item in _listed(values.get("names"), str | list)
+    )
+    part = Part(
+        values.get("kind", ""),
+        names,
+        values.get("norm", ""),
+        values.get("num_features", 0),
+        values.get("options", {}),
+        values.get("frozen", False),
+    )
+    if (
+        part.kind not in get_args(Kind)
+        or not isinstance(part.norm, str)
+        or type(part.num_features) is not int
+        or not isinstance(part.options, dict)
+        or not isinstance(part.frozen, bool)
+        or not all(names)
+    ):
+        raise ValueError(f"{dict(values)} describes no module")
+    return part
+
+
+def _listed(values: object, kind: type | UnionType) -> Sequence[Any]:
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise ValueError(f"{values!r} is no list of what it should hold")
+    return values
+
+
+def _like(name: str, state: Mapping[str, Tensor], model: nn.Module) -> Tensor:
+    """Return a tensor of the type and device that a module's parameters had."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    own = [state[key] for key in (f"{name}.weight", f"{name}.bias") if key in state]
+    # Statistics are float64 only where the norm was built so.
+    own += [state[key] for key in (f"{name}.{kept}" for kept in _KEPT) if key in state]
+    inner = [value for key, value in state.items() if key.startswith(f"{name}.layer.")]
+    floats = [value for value in (*own, *inner) if value.is_floating_point()]
+    dtype = floats[0].dtype if floats else next((p.dtype for p in model.parameters()), None)
+    return torch.empty(0, device=device, dtype=dtype)

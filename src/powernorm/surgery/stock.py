@@ -1,0 +1,217 @@
+"""Models of this library as checkpoints of their original architecture, where those can hold them.
+
+A LayerNorm or RMSNorm of this library computes what the original's does. A BatchNorm of torch can
+hold any affine map per feature, hence what any static norm does in evaluation, and what is left of
+one that was folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.inspection.finder import looks_like_norm
+from powernorm.inspection.reading import (
+    Reading,
+    does_more_than_torch,
+    read_norm,
+    wrapped_batch_norm,
+)
+from powernorm.norms import Norm
+from powernorm.norms.feature_dims import features_back
+from powernorm.norms.registry import short_name
+from powernorm.surgery.structure import FeatureAffine, FoldedNorm
+
+_FIX: Final = "leave out stock=True, and powernorm.load builds the model"
+_SAME: Final = {"layer": "ln", "rms": "rms"}
+_TOLERANCE: Final = 1e-5
+
+
+class _Pair(NamedTuple):
+    """A module of this library and the norm of the original architecture in its place."""
+
+    name: str
+    ours: nn.Module
+    stock: nn.Module
+
+
+def stock_state(model: nn.Module, stock: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict for a model of the original architecture that computes the same.
+
+    Args:
+        model: swapped or folded.
+        stock: a model of the original architecture.
+
+    Raises:
+        InputError: the original architecture has no place for something; says for what.
+    """
+    state = stock.state_dict()
+    done: set[str] = set()
+    for pair in _pairs(model, stock):
+        done |= {f"{pair.name}.{name}" for name in pair.ours.state_dict()}
+        state |= {f"{pair.name}.{name}": value for name, value in _converted(pair).items()}
+    for name, value in model.state_dict().items():
+        if name in done:
+            continue
+        if name not in state or state[name].shape != value.shape:
+            raise InputError(
+                f"{type(stock).__name__} has no place for {name} of shape {tuple(value.shape)}, "
+                f"which folding has made: {_FIX}"
+            )
+        state[name] = value
+    _check_ties(stock, state)
+    return state
+
+
+def verify_stock(model: nn.Module, stock: nn.Module) -> None:
+    """Raise an InputError unless each norm computes the same and all other tensors are equal."""
+    pairs = _pairs(model, stock)
+    for pair in pairs:
+        scale = _difference(pair)
+        if not scale <= _TOLERANCE:
+            raise InputError(
+                f"{pair.name} would compute something else as a {type(pair.stock).__name__}, by "
+                f"{scale:.1e} of the largest value: {_FIX}"
+            )
+    inside = tuple(f"{pair.name}." for pair in pairs)
+    state = stock.state_dict()
+    for name, value in model.state_dict().items():
+        if not name.startswith(inside) and not torch.equal(state[name].to(value), value):
+            raise InputError(f"{name} did not come back as it was saved: {_FIX}")
+
+
+def _pairs(model: nn.Module, stock: nn.Module) -> list[_Pair]:
+    modules = dict(stock.named_modules(remove_duplicate=False))
+    return [
+        _Pair(name, module, modules[name])
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, Norm | FoldedNorm | FeatureAffine) and name in modules
+    ]
+
+
+def _converted(pair: _Pair) -> dict[str, Tensor]:
+    """Return the state of the original's norm that computes what ours does."""
+    batch_norm, prefix = _batch_norm(pair.stock)
+    if batch_norm is not None:
+        return {f"{prefix}{name}": value for name, value in _as_batch_norm(pair, batch_norm)}
+    reading = read_norm(pair.stock) if looks_like_norm(pair.stock) else ""
+    ours = pair.ours
+    if not isinstance(reading, Reading) or not isinstance(ours, Norm):
+        raise _misfit(pair, "which computes a statistic of each token")
+    if _SAME.get(reading.kind) != short_name(ours):
+        raise _misfit(pair, "which computes something else")
+    if reading.eps is not None and reading.eps != ours.eps:
+        raise _misfit(pair, f"whose eps is {reading.eps}, not {ours.eps}")
+    state: dict[str, Tensor] = {}
+    for kind, offset, there in (
+        ("weight", reading.offset, reading.weight),
+        ("bias", 0.0, reading.bias),
+    ):
+        value = ours._parameters.get(kind)
+        if there is None and value is not None and bool((value != (kind == "weight")).any()):
+            raise _misfit(pair, f"which has no {kind}")
+        if there is not None:
+            name = next(n for n, p in pair.stock._parameters.items() if p is there)
+            neutral = torch.full_like(there, float(kind == "weight"))
+            state[name] = (neutral if value is None else value.detach().to(there)) - offset
+    return state
+
+
+def _batch_norm(module: nn.Module) -> tuple[nn.modules.batchnorm._BatchNorm | None, str]:
+    """Return torch's BatchNorm that a module is, or wraps, and the prefix of its state."""
+    wrapped = wrapped_batch_norm(module)
+    if wrapped is not None:
+        return wrapped, next(
+            f"{name}." for name, part in module._modules.items() if part is wrapped
+        )
+    is_torchs = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    usable = is_torchs and module.track_running_stats and not does_more_than_torch(module)
+    return (module, "") if usable else (None, "")  # type: ignore[return-value]
+
+
+def _as_batch_norm(
+    pair: _Pair, target: nn.modules.batchnorm._BatchNorm
+) -> Iterator[tuple[str, Tensor]]:
+    ours = pair.ours
+    own = dict(target.named_buffers()) | dict(target.named_parameters())
+    if isinstance(ours, Norm) and short_name(ours) in ("bn", "rbn") and ours.eps == target.eps:
+        state = ours.state_dict()
+        if own.keys() <= state.keys() and getattr(ours, "groups", None) is None:
+            yield from ((name, state[name]) for name in own)
+            return
+    scale, shift = _affine(pair, target.num_features)
+    if "weight" not in own and bool((shift != 0).any() or (scale != 1).any()):
+        raise _misfit(pair, "which has no weight")
+    neutral = {
+        "weight": scale,
+        "bias": shift,
+        "running_mean": torch.zeros_like(scale),
+        # What the root of it and eps is 1 of.
+        "running_var": torch.full_like(scale, 1.0 - target.eps),
+        "num_batches_tracked": torch.ones((), dtype=torch.int64),
+    }
+    yield from ((name, neutral[name].to(value)) for name, value in own.items())
+
+
+def _affine(pair: _Pair, num_features: int) -> tuple[Tensor, Tensor]:
+    ours = pair.ours
+    if isinstance(ours, FeatureAffine):
+        return ours.weight.detach().double(), ours.bias.detach().double()
+    if isinstance(ours, FoldedNorm):
+        ones = torch.ones(num_features, dtype=torch.float64)
+        return ones, torch.zeros_like(ones)
+    assert isinstance(ours, Norm)
+    if not ours.is_static:
+        raise _misfit(pair, "which is an affine map per feature in evaluation")
+    scale, shift = ours.affine()
+    return scale.detach(), shift.detach()
+
+
+def _misfit(pair: _Pair, why: str) -> InputError:
+    return InputError(
+        f"{pair.name} is a {type(pair.ours).__name__}, and the original architecture has a "
+        f"{type(pair.stock).__name__} there, {why}: {_FIX}"
+    )
+
+
+def _check_ties(stock: nn.Module, state: dict[str, Tensor]) -> None:
+    first: dict[int, str] = {}
+    for name, parameter in stock.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(parameter), name)
+        if name in state and other in state and not torch.equal(state[name], state[other]):
+            raise InputError(
+                f"{name} and {other} are one tensor in {type(stock).__name__} and two in this "
+                f"model, as folding has untied them: {_FIX}"
+            )
+
+
+@torch.no_grad()
+def _difference(pair: _Pair) -> float:
+    """Return how far the two are on random tokens, over the largest value."""
+    batch_norm, _ = _batch_norm(pair.stock)
+    size = _size(pair.stock)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(2, 3, size, generator=generator)
+    like = next((p for p in pair.ours.parameters()), next(iter(pair.stock.parameters()), tokens))
+    dim = getattr(pair.ours, "feature_dim", -1)
+    if isinstance(pair.ours, FoldedNorm):
+        dim = 1 if batch_norm is pair.stock else -1
+    x = tokens.to(like)
+    if isinstance(batch_norm, nn.BatchNorm2d | nn.BatchNorm3d):
+        x = x.unsqueeze(2) if isinstance(batch_norm, nn.BatchNorm2d) else x[:, None, None]
+    x = features_back(x, dim).contiguous()
+    ours, stock = pair.ours(x), pair.stock.to(like.dtype)(x)
+    return float((ours - stock).abs().max() / stock.abs().max().clamp(min=1e-30))
+
+
+def _size(module: nn.Module) -> int:
+    batch_norm, _ = _batch_norm(module)
+    if batch_norm is not None:
+        return batch_norm.num_features
+    reading = read_norm(module)
+    assert isinstance(reading, Reading)
+    return reading.num_features
