@@ -151,12 +151,13 @@ def test_what_config_json_says(another_process: Path) -> None:
     assert set(part["names"]) == set(record["masks"])
 
 
-def test_stock_names_with_the_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["gpt2", "marian"])
+def test_stock_names_with_the_key(family: str, tmp_path: Path) -> None:
     """What `save_pretrained` and the Trainer write: `powernorm.load` sees what was swapped."""
-    model, _ = FAMILIES["gpt2"]()
-    inputs = PADDED["gpt2"](1)
+    model, _ = FAMILIES[family]()
+    inputs = PADDED[family](1)
     # The stack alone: the record's names are those below it.
-    swapped = powernorm.swap(model.transformer, "bn")
+    swapped = powernorm.swap(model.base_model, "bn")
     train_once(model, inputs)
     model.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").is_file()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.errors import InputError
+from powernorm.integrations.architectures import model_class
 from powernorm.integrations.extras import needed_for
 from powernorm.json_reading import read_json
 
@@ -100,7 +101,7 @@ def build_from_config(path: Path) -> nn.Module:
         import transformers
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder))
-        kind = getattr(transformers, (config.architectures or [""])[0], None)
+        kind = model_class((config.architectures or [""])[0])
         with torch.device("meta"):
             build: Any = kind or transformers.AutoModel.from_config
             built = build(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.integrations.extras import needed_for
+from powernorm.integrations.architectures import model_class
 from powernorm.norms.arguments import check_model
 from powernorm.runs import MODEL_FILE
 from powernorm.surgery.records import KEY, Record, is_pretrained
@@ -25,7 +26,9 @@ from powernorm.surgery.storage import (
     write_model,
 )
 
-_WHAT: Final = "a Hugging Face model"
+_RENAMED: Final = (
+    "transformers may have renamed or left out what it wrote: save the model by powernorm.save"
+)
 _STOCK: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 
@@ -123,7 +126,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
             "that powernorm has changed"
         )
     model = _built(path, config) if model is None else model
-    return fill_model(model, _read_stock(path, config, model), path)
+    return fill_model(model, _read_stock(path, config, model), path, _RENAMED)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -153,34 +156,36 @@ def _config_of(model: nn.Module) -> dict[str, Any]:
     config: Any = model.config
     described: dict[str, Any] = json.loads(config.to_json_string())
     described["architectures"] = [type(model).__name__]
+    described["dtype"] = str(cast(Any, model).dtype).removeprefix("torch.")
     return described
 
 
 def _built(path: Path, config: Mapping[str, Any]) -> nn.Module:
-    """Build a Hugging Face model without values; only classes of transformers itself."""
+    """Build a Hugging Face model for values that are read; only a class of transformers itself."""
     names = config.get("architectures")
     if "model_type" not in config or not isinstance(names, list) or len(names) != 1:
         raise InputError(
             f"{path / 'config.json'} does not describe a Hugging Face model: build the model as it "
             f"was before it was saved, and powernorm.load({str(path)!r}, model)"
         )
-    with needed_for(_WHAT):
-        import transformers
-        from transformers.initialization import no_init_weights
-    kind = getattr(transformers, str(names[0]), None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+    kind = model_class(names[0])
+    if kind is None:
         raise InputError(
             f"{names[0]!r} in {path / 'config.json'} is no model of transformers: build the model "
             f"as it was before it was saved, and powernorm.load({str(path)!r}, model)"
         )
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    filled = no_init_weights() if (path / MODEL_FILE).is_file() else nullcontext()
     try:
         read = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
         options: dict[str, Any] = {"dtype": torch.float32}
         attention = _attention_of(config)
         if attention is not None:
             options["attn_implementation"] = attention
-        with torch.random.fork_rng(devices=[]), no_init_weights():
-            built = cast(Any, kind)._from_config(read, **options)
+        with torch.random.fork_rng(devices=[]), filled:
+            built = kind._from_config(read, **options)
         built.tie_weights()
         if (path / "generation_config.json").is_file():
             built.generation_config = transformers.GenerationConfig.from_pretrained(str(path))
@@ -215,6 +220,9 @@ def _read_stock(path: Path, config: Mapping[str, Any], model: nn.Module) -> Save
         if first is not None:
             shared |= dict.fromkeys(missing, first)
             state |= dict.fromkeys(missing, state[first])
+    # Tables that are computed when the model is built, such as sines of positions, are in no file.
+    computed = set(getattr(model, "_keys_to_ignore_on_save", None) or ()) - state.keys()
+    state |= {name: value for name, value in model.state_dict().items() if name in computed}
     return SavedModel(record, state, {}, shared, config)
 
 

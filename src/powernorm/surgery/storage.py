@@ -27,6 +27,7 @@ from powernorm.surgery.records import KEY, Record, mark
 from powernorm.surgery.structure import stop_tying
 
 _FIX: Final = "save the model again with powernorm.save"
+REBUILD: Final = "build the model with the configuration of the one that was saved"
 _FOREIGN: Final = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -149,13 +150,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def fill_model(model: nn.Module, saved: SavedModel, source: Path) -> nn.Module:
+def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REBUILD) -> nn.Module:
     """Turn a model of the original architecture into the saved one, in place.
 
     Args:
         model: built as the saved one was, its norms swapped or not; its weights do not matter.
         saved: what was read.
         source: for the errors.
+        fix: what to do about a model that the tensors do not fit.
 
     Returns:
         The model, in evaluation mode.
@@ -173,10 +175,7 @@ def fill_model(model: nn.Module, saved: SavedModel, source: Path) -> nn.Module:
         _add_biases(model, saved.state, changes)
         problem = _mismatch(model.state_dict(), saved.state) or _missing_buffer(model, saved)
         if problem:
-            raise InputError(
-                f"{source} does not fit {type(model).__name__}: {problem}; build the model with "
-                "the configuration of the one that was saved"
-            )
+            raise InputError(f"{source} does not fit {type(model).__name__}: {problem}; {fix}")
         _assign(model, saved, changes)
         model.load_state_dict(dict(saved.state))
         mark(model)
@@ -197,7 +196,7 @@ def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
     first: dict[tuple[object, ...], str] = {}
     memory: set[int] = set()
     for name, tensor in state.items():
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and key in first:
             shared[name] = first[key]
             continue
