@@ -100,7 +100,7 @@ def build_from_config(path: Path) -> nn.Module:
     with needed_for(_WHAT):
         import transformers
     try:
-        config = transformers.AutoConfig.from_pretrained(str(folder))
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         kind = model_class((config.architectures or [""])[0])
         with torch.device("meta"):
             build: Any = kind or transformers.AutoModel.from_config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -15,11 +16,13 @@ from powernorm.errors import InputError
 from powernorm.integrations.architectures import model_class
 from powernorm.norms.arguments import check_model
 from powernorm.runs import MODEL_FILE
-from powernorm.surgery.records import KEY, Record, is_pretrained
+from powernorm.surgery.loading import REBUILD, fill_model
+from powernorm.surgery.marking import is_pretrained
+from powernorm.surgery.records import KEY, Record
 from powernorm.surgery.stock import stock_state, verify_stock
 from powernorm.surgery.storage import (
     SavedModel,
-    fill_model,
+    first_difference,
     needed_for_files,
     read_config,
     read_model,
@@ -28,6 +31,15 @@ from powernorm.surgery.storage import (
 
 _RENAMED: Final = (
     "transformers may have renamed or left out what it wrote: save the model by powernorm.save"
+)
+_OF_THE_WAY: Final = (KEY, "architectures", "dtype", "transformers_version", "_name_or_path")
+"""Keys of a configuration that say how it came here, not what is computed."""
+_ATTENTION: Final = (
+    "eager",
+    "sdpa",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flex_attention",
 )
 _STOCK: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -117,10 +129,13 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
         model = _unwrapped(model)
     if (path / MODEL_FILE).is_file():
         saved = read_model(path)
-        model = _built(path, saved.config) if model is None else model
+        if model is None:
+            model = _built(path, saved.config)
+        else:
+            _check_configuration(model, saved.config, path)
         return fill_model(model, saved, path)
     config = read_config(path)
-    if KEY not in config:
+    if not config.get(KEY):
         raise InputError(
             f"{path} holds no {MODEL_FILE}, and its config.json has no key {KEY!r}: it is no model "
             "that powernorm has changed"
@@ -155,9 +170,29 @@ def _config_of(model: nn.Module) -> dict[str, Any]:
     """Return the configuration of a Hugging Face model as it writes it."""
     config: Any = model.config
     described: dict[str, Any] = json.loads(config.to_json_string())
-    described["architectures"] = [type(model).__name__]
+    described.pop(KEY, None)
+    described.pop("architectures", None)
+    # A class of one's own may have the name of one of transformers.
+    if model_class(type(model).__name__) is type(model):
+        described["architectures"] = [type(model).__name__]
     described["dtype"] = str(cast(Any, model).dtype).removeprefix("torch.")
     return described
+
+
+def _check_configuration(model: nn.Module, config: Mapping[str, Any], path: Path) -> None:
+    """Raise an InputError if a given Hugging Face model is configured otherwise."""
+    if not is_pretrained(model) or "model_type" not in config:
+        return
+    here, there = (
+        {key: value for key, value in one.items() if key not in _OF_THE_WAY}
+        for one in (_config_of(model), config)
+    )
+    key = first_difference(here, there)
+    if key is not None:
+        raise InputError(
+            f"{path} does not fit {type(model).__name__}: {key} of its configuration is "
+            f"{there.get(key)!r} there and {here.get(key)!r} here; {REBUILD}"
+        )
 
 
 def _built(path: Path, config: Mapping[str, Any]) -> nn.Module:
@@ -179,7 +214,9 @@ def _built(path: Path, config: Mapping[str, Any]) -> nn.Module:
 
     filled = no_init_weights() if (path / MODEL_FILE).is_file() else nullcontext()
     try:
-        read = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+        read = transformers.AutoConfig.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False
+        )
         options: dict[str, Any] = {"dtype": torch.float32}
         attention = _attention_of(config)
         if attention is not None:
@@ -197,17 +234,15 @@ def _built(path: Path, config: Mapping[str, Any]) -> nn.Module:
 
 
 def _attention_of(config: Mapping[str, Any]) -> Any:
+    """Return the implementation of attention that the model had; none that is fetched for it."""
     record = config.get(KEY)
-    return record.get("attention") if isinstance(record, dict) else None
+    attention = record.get("attention") if isinstance(record, dict) else None
+    return attention if attention in _ATTENTION else None
 
 
 def _read_stock(path: Path, config: Mapping[str, Any], model: nn.Module) -> SavedModel:
     """Read weights under their stock names, as Hugging Face's libraries write them."""
-    try:
-        record = Record.from_dict(config[KEY])
-    except ValueError as error:
-        raise InputError(f"the key {KEY!r} of {path / 'config.json'}: {error}") from error
-    record = record.below(_place_of(record, model, path))
+    record = _stock_record(path, config, model)
     state = dict(_stock_tensors(path))
     shared: dict[str, str] = {}
     named: dict[int, list[str]] = {}
@@ -223,7 +258,23 @@ def _read_stock(path: Path, config: Mapping[str, Any], model: nn.Module) -> Save
     # Tables that are computed when the model is built, such as sines of positions, are in no file.
     computed = set(getattr(model, "_keys_to_ignore_on_save", None) or ()) - state.keys()
     state |= {name: value for name, value in model.state_dict().items() if name in computed}
-    return SavedModel(record, state, {}, shared, config)
+    return SavedModel(record, state, shared=shared, config=config)
+
+
+def _stock_record(path: Path, config: Mapping[str, Any], model: nn.Module) -> Record:
+    """Return what was changed in a model, which may be several of its parts."""
+    values = config[KEY]
+    others = values.get("others", []) if isinstance(values, dict) else []
+    try:
+        found = [Record.from_dict(one) for one in (values, *others)]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the key {KEY!r} of {path / 'config.json'}: {error}") from error
+    placed = [record.below(_place_of(record, model, path)) for record in found]
+    return replace(
+        placed[0],
+        parts=tuple(part for record in placed for part in record.parts),
+        masks=tuple(name for record in placed for name in record.masks),
+    )
 
 
 def _place_of(record: Record, model: nn.Module, path: Path) -> str:
@@ -245,9 +296,13 @@ def _stock_tensors(path: Path) -> Mapping[str, Tensor]:
     with needed_for_files():
         from safetensors.torch import load_file
     files = [_STOCK]
-    if (path / _INDEX).is_file():
-        index = json.loads((path / _INDEX).read_bytes())
-        files = sorted({Path(name).name for name in index["weight_map"].values()})
+    # In the order of transformers, which leaves an old index where it wrote one file.
+    if not (path / _STOCK).is_file() and (path / _INDEX).is_file():
+        try:
+            index = json.loads((path / _INDEX).read_bytes())
+            files = sorted({Path(name).name for name in index["weight_map"].values()})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InputError(f"{path / _INDEX} is damaged ({error}): restore it") from error
     if not all((path / name).is_file() for name in files):
         raise InputError(f"{path} holds no {MODEL_FILE} and no {_STOCK}: there is nothing to load")
     tensors: dict[str, Tensor] = {}

@@ -7,12 +7,15 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final
 
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.base import Norm
+from powernorm.norms.own_layers import build_own, check_own_options
 from powernorm.norms.registry import NORMS, NormInfo, build_norm, short_name
 
 _UNTOLD: Final = ("device", "dtype", "process_group", "track_running_stats")
@@ -27,11 +30,13 @@ class NormDescription:
         name: short name, or `module:Class`.
         num_features: C.
         options: keyword arguments that are not the name's own; JSON.
+        source: module and name of the class, if it is none of this library's.
     """
 
     name: str
     num_features: int
     options: Mapping[str, Any]
+    source: str = ""
 
     @classmethod
     def of(cls, norm: Norm) -> NormDescription:
@@ -51,14 +56,15 @@ class NormDescription:
                 f"built again: powernorm.register_norm('my-norm', {type(norm).__name__}), and "
                 "powernorm.build_norm or powernorm.swap by that name"
             )
-        try:
-            json.dumps(options)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"the options of {name} are no JSON: {error}") from error
-        return cls(name, norm.num_features, options)
+        _check_json(name, options)
+        source = _source_of(norm) if norm.registered_as else ""
+        described = cls(name, norm.num_features, options, source)
+        if source:
+            described._check_unchanged(norm)
+        return described
 
     def build(self, **more: Any) -> Norm:
-        """Build the norm.
+        """Build the norm; runs no code but that of norms that this process has or has registered.
 
         Args:
             more: `device` and `dtype`.
@@ -66,14 +72,69 @@ class NormDescription:
         Raises:
             InputError: the name is not known in this process, or does not take the options.
         """
-        module, separator, _ = self.name.partition(":")
-        # A file must not make this process import, and so run, what it names.
-        if separator and module not in sys.modules:
+        known = {key: value for key, value in self.options.items() if key not in _UNTOLD}
+        if len(known) < len(self.options):
+            raise InputError(f"the options of {self.name} have one of {', '.join(_UNTOLD)}")
+        if ":" in self.name:
+            layer = _loaded_class(self.name)
+            check_own_options(self.name, layer, known)
+            norm = build_own(self.name, layer, self.num_features, {**known, **more})
+        else:
+            norm = build_norm(self.name, self.num_features, **known, **more)
+        if self.source and _source_of(norm) != self.source:
             raise InputError(
-                f"the model has the norm {self.name!r} of a module that is not loaded: "
-                f"`import {module}` first, if you trust it"
+                f"the norm {self.name!r} is {_source_of(norm)} in this process and was "
+                f"{self.source}: register that one"
             )
-        return build_norm(self.name, self.num_features, **self.options, **more)
+        return norm
+
+    def _check_unchanged(self, norm: Norm) -> None:
+        """Raise an InputError if a norm of one's own has other settings than it was built with."""
+        built = self.build()
+        for here, there in zip(norm.modules(), built.modules(), strict=False):
+            for key, value in vars(there).items():
+                plain = isinstance(value, int | float | str | None) and key != "training"
+                if plain and not key.startswith("_") and vars(here).get(key) != value:
+                    raise InputError(
+                        f"{key} of a {norm.class_name} is {vars(here).get(key)!r} since it was "
+                        f"built with {value!r}: build it with what it has now, as an option of "
+                        f"{self.name!r}"
+                    )
+
+
+def _check_json(name: str, options: Mapping[str, Any]) -> None:
+    try:
+        same = json.loads(json.dumps(options)) == options
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the options of {name} are no JSON: {error}") from error
+    if not same:
+        raise InputError(
+            f"the options of {name}, {dict(options)}, would come back from JSON as others: give "
+            "lists instead of tuples, and strings as keys"
+        )
+
+
+def _source_of(norm: Norm) -> str:
+    cls = type(norm.layer if isinstance(norm, AdaptedNorm) else norm)
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _loaded_class(name: str) -> type[nn.Module]:
+    """Return the class of `module:Class` without importing or calling anything.
+
+    A name in a file that anyone may have written is none of a function, nor of what a module has
+    from elsewhere.
+    """
+    module, _, attribute = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in attribute.split("."):
+        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+    if isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == module:
+        return found
+    raise InputError(
+        f"the model has the norm {name!r}, which is no class of a module that this process has "
+        f"loaded: `import {module}` first, if you trust it"
+    )
 
 
 def _options_of(norm: Norm, info: NormInfo) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from powernorm.surgery.fold_solver import (
     static_of,
     statics_of,
 )
-from powernorm.surgery.records import mark
+from powernorm.surgery.marking import mark
 from powernorm.surgery.solution import Static
 from powernorm.surgery.structure import Structure, build_structure
 from powernorm.surgery.verification import Errors, Examples, as_call, check, compare

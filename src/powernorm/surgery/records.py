@@ -6,7 +6,6 @@ A record is read off the model as it is, whatever was swapped, folded and undone
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from types import UnionType
@@ -29,15 +28,12 @@ from powernorm.version import __version__
 FORMAT: Final = 1
 KEY: Final = "powernorm"
 """Key of a record in `config.json`, and in the metadata of tensors."""
-_CONFIGURATION: Final = "PreTrainedConfig"
-"""Class of the configurations of transformers."""
-_MODEL: Final = "PreTrainedModel"
-"""Class of its models."""
 _FIX: Final = "build the model with the configuration of the one that was saved"
 
 Kind = Literal["norm", "nothing", "multiply-add"]
 """A norm of this library, or what is left of one that was folded."""
 
+_MOST_FEATURES: Final = 2**31
 _KEPT: Final = ("running_mean", "running_var", "running_second_moment")
 
 
@@ -52,6 +48,7 @@ class Part:
         num_features: C; 0 where nothing is left.
         options: of a norm; `feature_dim` of a multiply-add.
         frozen: whether the statistics of a norm are frozen.
+        source: class of a norm that is none of this library's.
     """
 
     kind: Kind
@@ -60,10 +57,11 @@ class Part:
     num_features: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     frozen: bool = False
+    source: str = ""
 
     def alike(self) -> tuple[object, ...]:
         """Return all but the names."""
-        return (self.kind, self.norm, self.num_features, self.options, self.frozen)
+        return (self.kind, self.norm, self.num_features, self.options, self.frozen, self.source)
 
     def build(self, like: Tensor) -> nn.Module:
         """Build one of the modules.
@@ -79,9 +77,8 @@ class Part:
             return FoldedNorm()
         if self.kind == "multiply-add":
             return FeatureAffine(self.num_features, **options, device=like.device, dtype=like.dtype)
-        norm = NormDescription(self.norm, self.num_features, options).build(
-            device=like.device, dtype=like.dtype
-        )
+        described = NormDescription(self.norm, self.num_features, options, self.source)
+        norm = described.build(device=like.device, dtype=like.dtype)
         if self.frozen:
             cast(BatchStatisticsNorm, norm).freeze_statistics()
         return norm
@@ -145,8 +142,9 @@ class Record:
         Raises:
             ValueError: they are no record, or one of a newer version.
         """
-        if not isinstance(values, Mapping):
-            raise ValueError("the key powernorm holds no record of a model")
+        if not isinstance(values, Mapping) or "error" in values:
+            why = f": {values['error']}" if isinstance(values, Mapping) else ""
+            raise ValueError(f"the key powernorm holds no record of a model{why}")
         if values.get("format") != FORMAT:
             raise ValueError(
                 f"its format is {values.get('format')!r}, and this version of powernorm reads "
@@ -192,16 +190,16 @@ class Record:
         Raises:
             InputError: the model has no such place, or a norm cannot be built; it is unchanged.
         """
+        self._check(model)
         changes = Changes()
         try:
-            self._check(model)
             placed = list(self._place(model, state, changes))
             changes.leave_fast_path(model, placed)
             changes.on_undo(retire_owners(model))
             sides = stacks(model, [name for norm in find_norms(model) for name in norm.names])
             for use in attach_mask_owners(model, self.masks, sides):
                 changes.on_undo(use.release)
-        except InputError:
+        except BaseException:
             changes.undo()
             raise
         return changes
@@ -234,42 +232,25 @@ class Record:
                     f"{name!r} is a {type(modules[name]).__name__} where the saved model had a "
                     f"norm: {_FIX}"
                 )
+        self._check_no_more(model)
 
-
-def mark(model: nn.Module) -> None:
-    """Write what a Hugging Face model holds into its configuration, or take it out of there.
-
-    The configuration becomes the `config.json` of all that its libraries write: `powernorm.load`
-    then knows what was swapped. No forward reads it.
-
-    Args:
-        model: it, a model around it, or a part of it that has its configuration.
-    """
-    for owner in _pretrained_in(model) or [model]:
-        config = getattr(owner, "config", None)
-        if not any(cls.__name__ == _CONFIGURATION for cls in type(config).__mro__):
-            continue
-        vars(config).pop(KEY, None)
-        # A norm without a name can be trained, and says so when it is saved.
-        with suppress(InputError):
-            record = Record.of(owner)
-            if record.parts:
-                vars(config)[KEY] = record.to_dict()
-
-
-def is_pretrained(model: nn.Module) -> bool:
-    """Return whether a model is one of transformers' own kind."""
-    return any(
-        cls.__name__ == _MODEL and cls.__module__.startswith("transformers.")
-        for cls in type(model).__mro__
-    )
-
-
-def _pretrained_in(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost models of transformers in a model, which may be one itself."""
-    if is_pretrained(model):
-        return [model]
-    return [found for child in model.children() for found in _pretrained_in(child)]
+    def _check_no_more(self, model: nn.Module) -> None:
+        """Raise an InputError if the model has something of this library that is not recorded."""
+        known = set(self.names())
+        for part in _parts_of(model):
+            for name in (name for names in part.names for name in names):
+                if name not in known:
+                    what = f"the norm {part.norm}" if part.norm else "a norm that was folded"
+                    raise InputError(
+                        f"the given {type(model).__name__} has {what} at {name!r}, where the saved "
+                        f"model had none of this library: {_FIX}"
+                    )
+        masked = sorted(set(masked_norms(model)) - set(self.masks))
+        if masked:
+            raise InputError(
+                f"{masked[0]!r} of the given {type(model).__name__} gets the model's padding mask, "
+                f"and that of the saved model did not: {_FIX}"
+            )
 
 
 def _parts_of(model: nn.Module) -> tuple[Part, ...]:
@@ -312,7 +293,15 @@ def _part_of(name: str, module: nn.Module) -> Part | None:
     except InputError as error:
         raise InputError(f"{name or 'the model'}: {error}") from error
     frozen = isinstance(module, BatchStatisticsNorm) and module.is_frozen
-    return Part("norm", (), described.name, described.num_features, dict(described.options), frozen)
+    return Part(
+        "norm",
+        (),
+        described.name,
+        described.num_features,
+        dict(described.options),
+        frozen,
+        described.source,
+    )
 
 
 def _part_from(values: Mapping[str, Any]) -> Part:
@@ -327,11 +316,14 @@ def _part_from(values: Mapping[str, Any]) -> Part:
         values.get("num_features", 0),
         values.get("options", {}),
         values.get("frozen", False),
+        values.get("source", ""),
     )
     if (
         part.kind not in get_args(Kind)
         or not isinstance(part.norm, str)
+        or not isinstance(part.source, str)
         or type(part.num_features) is not int
+        or not 0 <= part.num_features <= _MOST_FEATURES
         or not isinstance(part.options, dict)
         or not isinstance(part.frozen, bool)
         or not all(names)

@@ -7,6 +7,7 @@ look for, so that a plain `from_pretrained` ends in an error instead of a model 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,20 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 
 from powernorm.checksums import check_seal, save_sealed_tensors
 from powernorm.errors import InputError
 from powernorm.json_reading import parse_json
 from powernorm.norms import Norm
-from powernorm.norms.buffers import is_optional_key
 from powernorm.runs import CONFIG_FILE, MODEL_FILE
-from powernorm.surgery.changes import Changes, empty_bias, slot_of
-from powernorm.surgery.records import KEY, Record, mark
-from powernorm.surgery.structure import stop_tying
+from powernorm.surgery.records import KEY, Record
+from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 
 _FIX: Final = "save the model again with powernorm.save"
-REBUILD: Final = "build the model with the configuration of the one that was saved"
 _FOREIGN: Final = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -47,6 +46,8 @@ class SavedModel:
         buffers: other floating-point buffers, which are computed when a model is built, and may
             have been cast since.
         shared: the first name of each other name of a tensor.
+        sums: checksums of the other buffers that are no part of a state dict, by name.
+        traits: classes and settings of modules without parts, by name.
         config: `config.json`.
     """
 
@@ -54,6 +55,8 @@ class SavedModel:
     state: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
+    traits: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -71,22 +74,37 @@ def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> No
     """
     record = _record_of(model).to_dict()
     check_folder(folder)
-    state, shared = separate_tensors(_state_of(model))
-    buffers, _ = separate_tensors(_passing_buffers(model))
+    state = _state_of(model)
+    _check_overlaps(model)
+    floats, others = passing_buffers(model)
+    tensors, shared = separate_tensors({**state, **floats})
+    described = {
+        KEY: record,
+        "shared": shared,
+        "buffers": sorted(floats),
+        "sums": {name: checksum_of(tensor) for name, tensor in others.items()},
+        "traits": traits_of(model),
+    }
     try:
-        text = json.dumps({KEY: record, "shared": shared, "buffers": sorted(buffers)})
         page = json.dumps({**config, KEY: record}, indent=2, sort_keys=True) + "\n"
+        # A string, as the configurations of transformers are not quite JSON.
+        text = json.dumps({**described, "config": page})
     except (TypeError, ValueError) as error:
         raise InputError(f"config has to be JSON: {error}") from error
     temporary = folder / f".{CONFIG_FILE}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with needed_for_files():
-            save_sealed_tensors(state | buffers, folder / MODEL_FILE, {KEY: text, "format": "pt"})
+            save_sealed_tensors(tensors, folder / MODEL_FILE, {KEY: text, "format": "pt"})
         temporary.write_text(page, encoding="utf-8")
         temporary.replace(folder / CONFIG_FILE)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror}") from error
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{type(model).__name__} has a tensor that safetensors cannot hold "
+            f"({type(error).__name__}: {error}): use torch.save(model.state_dict(), …)"
+        ) from error
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -101,6 +119,7 @@ def read_model(folder: Path) -> SavedModel:
     file = folder / MODEL_FILE
     if not file.is_file():
         raise InputError(f"{folder} holds no {MODEL_FILE}: give a folder that powernorm.save wrote")
+    check_folder(folder)
     if check_seal(file, _FIX) == "unsealed":
         raise InputError(f"{file} is damaged, it has lost its checksum: {_FIX}")
     with needed_for_files():
@@ -111,10 +130,11 @@ def read_model(folder: Path) -> SavedModel:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         described = parse_json(metadata[KEY], str(file), _FIX)
         record = Record.from_dict(described[KEY])
-        shared, passing = dict(described["shared"]), set(described["buffers"])
-        state = {name: value for name, value in tensors.items() if name not in passing}
-        state |= {name: state[first] for name, first in shared.items()}
-        buffers = {name: tensors[name] for name in passing}
+        shared = {str(name): str(first) for name, first in described["shared"].items()}
+        tensors |= {name: tensors[first] for name, first in shared.items()}
+        buffers = {name: tensors.pop(name) for name in described["buffers"]}
+        sums, traits = dict(described["sums"]), dict(described["traits"])
+        config = json.loads(described["config"])
     except InputError:
         raise
     except Exception as error:  # whatever a damaged file makes the readers raise
@@ -122,13 +142,27 @@ def read_model(folder: Path) -> SavedModel:
         raise InputError(
             f"{file} is no model of powernorm ({type(error).__name__}: {reason}): {_FIX}"
         ) from error
-    config = read_config(folder)
-    if config.get(KEY) != described[KEY]:
+    _check_config(read_config(folder), config, folder)
+    return SavedModel(record, tensors, buffers, shared, sums, traits, config)
+
+
+def _check_config(found: Mapping[str, Any], written: Mapping[str, Any], folder: Path) -> None:
+    key = first_difference(found, written)
+    if key is not None:
         raise InputError(
-            f"the key {KEY!r} of {folder / CONFIG_FILE} is not what {file} was written with: they "
-            f"are of two models, or it was edited; {_FIX}"
+            f"{folder / CONFIG_FILE} is not what {folder / MODEL_FILE} was written with, the key "
+            f"{key!r} differs: it was edited, or they are of two models; {_FIX}"
         )
-    return SavedModel(record, state, buffers, shared, config)
+
+
+def first_difference(found: Mapping[str, Any], written: Mapping[str, Any]) -> str | None:
+    """Return the first key under which two configurations differ, None if they are equal."""
+    for key in sorted({*found, *written}):
+        # As text, in which NaN equals itself.
+        texts = [json.dumps(config.get(key), sort_keys=True) for config in (found, written)]
+        if texts[0] != texts[1] or (key in found) != (key in written):
+            return key
+    return None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -150,41 +184,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REBUILD) -> nn.Module:
-    """Turn a model of the original architecture into the saved one, in place.
-
-    Args:
-        model: built as the saved one was, its norms swapped or not; its weights do not matter.
-        saved: what was read.
-        source: for the errors.
-        fix: what to do about a model that the tensors do not fit.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        InputError: the model is of another architecture; it is unchanged then.
-    """
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise InputError(
-            f"{type(model).__name__} is on the meta device, where nothing can be loaded: call "
-            "model.to_empty(device=…) first"
-        )
-    changes = saved.record.apply(model, saved.state)
-    try:
-        _add_biases(model, saved.state, changes)
-        problem = _mismatch(model.state_dict(), saved.state) or _missing_buffer(model, saved)
-        if problem:
-            raise InputError(f"{source} does not fit {type(model).__name__}: {problem}; {fix}")
-        _assign(model, saved, changes)
-        model.load_state_dict(dict(saved.state))
-        mark(model)
-    except BaseException:
-        changes.undo()
-        raise
-    return model.eval()
-
-
 def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors, each once and with memory of its own, and names that share one.
 
@@ -195,7 +194,8 @@ def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
     shared: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
     memory: set[int] = set()
-    for name, tensor in state.items():
+    for name, given in state.items():
+        tensor = given.resolve_conj().resolve_neg()
         key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and key in first:
             shared[name] = first[key]
@@ -263,77 +263,88 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
                 f"{name} of {type(model).__name__} is a {type(value).__name__}, and only tensors "
                 "can be saved: use torch.save(model.state_dict(), …)"
             )
-        if value.is_meta or type(value) not in (Tensor, nn.Parameter):
-            kind = "on the meta device" if value.is_meta else f"a {type(value).__name__}"
+        kind = _unusual(value)
+        if kind:
             raise InputError(
-                f"{name} is {kind}, which has no values here: save a model with ordinary tensors, "
-                "such as the whole state that torch.distributed.checkpoint gathers"
+                f"{name} is {kind}: save a model with ordinary tensors, such as the whole state "
+                "that torch.distributed.checkpoint gathers"
             )
+        if name == "__metadata__":
+            raise InputError("a tensor named '__metadata__' has no place in safetensors: rename it")
     return state
 
 
-def _passing_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point buffers that are no part of the state dict."""
-    return {
+def _check_overlaps(model: nn.Module) -> None:
+    """Raise an InputError if parameters see the same memory in different ways.
+
+    What one of them learns, the others would no longer see in a loaded model.
+    """
+    known: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, parameter in model.named_parameters():
+        for other, seen in known.setdefault(parameter.untyped_storage().data_ptr(), []):
+            layouts = [(one.shape, one.stride(), one.storage_offset()) for one in (parameter, seen)]
+            if layouts[0] != layouts[1] and _overlap(parameter, seen):
+                raise InputError(
+                    f"{name} and {other} are different views of the same memory, which does not "
+                    "come back: make one of them a computation of the other"
+                )
+        known[parameter.untyped_storage().data_ptr()].append((name, parameter))
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    (start, stop), (other_start, other_stop) = _extent(one), _extent(other)
+    return start < other_stop and other_start < stop
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return the first and the last place of a tensor in its memory, in bytes."""
+    start, width = int(tensor.storage_offset()), tensor.element_size()
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = 1 + sum((size - 1) * int(stride) for size, stride in steps) if tensor.numel() else 0
+    return start * width, (start + reach) * width
+
+
+def _unusual(value: Tensor) -> str:
+    """Return what is special about a tensor that cannot be saved, or ""."""
+    if value.is_meta:
+        return "on the meta device, without values"
+    if type(value) not in (Tensor, nn.Parameter):
+        return f"a {type(value).__name__}"
+    if value.is_quantized:
+        return "quantized"
+    return "" if value.layout == torch.strided and not value.is_nested else "sparse or nested"
+
+
+def passing_buffers(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the buffers that are no part of the state dict: floating-point ones, and others.
+
+    Those of this library's norms are left out; they say by themselves when they are one.
+    """
+    found = {
         f"{prefix}.{name}" if prefix else name: buffer
-        for prefix, module in model.named_modules()
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        if not isinstance(module, Norm)
         for name, buffer in module._buffers.items()
-        if buffer is not None
-        and name in module._non_persistent_buffers_set
-        and buffer.is_floating_point()
+        if buffer is not None and name in module._non_persistent_buffers_set
     }
+    floats = {name: buffer for name, buffer in found.items() if buffer.is_floating_point()}
+    return floats, {name: buffer for name, buffer in found.items() if name not in floats}
 
 
-def _add_biases(model: nn.Module, state: Mapping[str, Tensor], changes: Changes) -> None:
-    """Give layers the biases that folding has added."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name in state.keys() - model.state_dict().keys():
-        path, _, attribute = name.rpartition(".")
-        slots = modules[path]._parameters if path in modules else {}
-        if slots.get(attribute, model) is None:
-            weight = next(modules[path].parameters(recurse=False))
-            changes.set_tensor(modules[path], attribute, empty_bias(len(state[name]), weight))
+def checksum_of(tensor: Tensor) -> str:
+    """Return the checksum of a tensor's type, shape and values."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    content = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)} ".encode() + content).hexdigest()
 
 
-def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
-    for what, missing in (
-        ("it lacks", expected.keys() - given.keys()),
-        ("the model lacks", given.keys() - expected.keys()),
-    ):
-        names = [name for name in missing if not is_optional_key(name)]
-        if names:
-            return f"{what} {min(names)}"
-    for name in expected.keys() & given.keys():
-        tensor = expected[name]
-        if tensor.shape != given[name].shape:
-            return f"{name} is {tuple(given[name].shape)} there and {tuple(tensor.shape)} here"
-    return ""
+def traits_of(model: nn.Module) -> dict[str, str]:
+    """Return classes and settings of the modules without parts, such as activations and dropout.
 
-
-def _missing_buffer(model: nn.Module, saved: SavedModel) -> str:
-    known = dict(model.named_buffers(remove_duplicate=False))
-    missing = sorted(saved.buffers.keys() - known.keys())
-    return f"the model lacks the buffer {missing[0]}" if missing else ""
-
-
-def _assign(model: nn.Module, saved: SavedModel, changes: Changes) -> None:
-    """Give a model the parameters themselves, in their types, tied and untied as they were."""
-    made: dict[str, nn.Parameter] = {}
-    was_tied: dict[int, str] = {}
-    untied = False
-    for name, old in list(model.named_parameters(remove_duplicate=False)):
-        first = saved.shared.get(name, name)
-        if first not in made:
-            value = saved.state[first].to(old.device)
-            made[first] = nn.Parameter(value, old.requires_grad and value.is_floating_point())
-        untied |= was_tied.setdefault(id(old), first) != first
-        module, attribute = slot_of(model, name)
-        changes.set_tensor(module, attribute, made[first])
-    if untied:
-        stop_tying(model, changes)
-    for name, buffer in list(model.named_buffers(remove_duplicate=False)):
-        stored = saved.buffers[name] if name in saved.buffers else saved.state.get(name)
-        module, attribute = slot_of(model, name)
-        # A norm of this library keeps the type of its statistics by itself.
-        if stored is not None and not isinstance(module, Norm):
-            changes.set_tensor(module, attribute, stored.to(buffer.device))
+    No tensor says what they are.
+    """
+    return {
+        name: f"{type(module).__name__}({module.extra_repr()})"
+        for name, module in model.named_modules(remove_duplicate=False)
+        if not module._modules and not isinstance(module, Norm | FoldedNorm | FeatureAffine)
+    }

@@ -27,7 +27,7 @@ from powernorm.inspection.selection import (
 from powernorm.norms import Norm, build_norm, check_norm_options
 from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import Changes
-from powernorm.surgery.records import mark
+from powernorm.surgery.marking import mark
 from powernorm.surgery.successors import (
     a_tensor,
     follow,

@@ -1,0 +1,128 @@
+"""Turning a model of the original architecture into one that was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms import Norm
+from powernorm.norms.buffers import is_optional_key
+from powernorm.surgery.changes import Changes, empty_bias, slot_of
+from powernorm.surgery.marking import mark
+from powernorm.surgery.storage import SavedModel, checksum_of, passing_buffers, traits_of
+from powernorm.surgery.structure import stop_tying
+
+REBUILD: Final = "build the model with the configuration of the one that was saved"
+
+
+def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REBUILD) -> nn.Module:
+    """Turn a model of the original architecture into the saved one, in place.
+
+    Args:
+        model: built as the saved one was, its norms swapped or not; its weights do not matter.
+        saved: what was read.
+        source: for the errors.
+        fix: what to do about a model that the tensors do not fit.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        InputError: the model is of another architecture; it is unchanged then.
+    """
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise InputError(
+            f"{type(model).__name__} is on the meta device, where nothing can be loaded: call "
+            "model.to_empty(device=…) first"
+        )
+    changes = saved.record.apply(model, saved.state)
+    try:
+        _add_biases(model, saved.state, changes)
+        problem = (
+            _mismatch(model.state_dict(), saved.state)
+            or _other_buffer(model, saved)
+            or _other_trait(model, saved)
+        )
+        if problem:
+            raise InputError(f"{source} does not fit {type(model).__name__}: {problem}; {fix}")
+        _assign(model, saved, changes)
+        model.load_state_dict(dict(saved.state))
+        mark(model)
+    except BaseException:
+        changes.undo()
+        raise
+    return model.eval()
+
+
+def _add_biases(model: nn.Module, state: Mapping[str, Tensor], changes: Changes) -> None:
+    """Give layers the biases that folding has added."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in state.keys() - model.state_dict().keys():
+        path, _, attribute = name.rpartition(".")
+        slots = modules[path]._parameters if path in modules else {}
+        if slots.get(attribute, model) is None:
+            weight = next(modules[path].parameters(recurse=False))
+            changes.set_tensor(modules[path], attribute, empty_bias(len(state[name]), weight))
+
+
+def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+    for what, missing in (
+        ("it lacks", expected.keys() - given.keys()),
+        ("the model lacks", given.keys() - expected.keys()),
+    ):
+        names = [name for name in missing if not is_optional_key(name)]
+        if names:
+            return f"{what} {min(names)}"
+    for name in expected.keys() & given.keys():
+        tensor = expected[name]
+        if tensor.shape != given[name].shape:
+            return f"{name} is {tuple(given[name].shape)} there and {tuple(tensor.shape)} here"
+    return ""
+
+
+def _other_buffer(model: nn.Module, saved: SavedModel) -> str:
+    floats, others = passing_buffers(model)
+    missing = sorted(saved.buffers.keys() - floats.keys())
+    if missing:
+        return f"the model lacks the buffer {missing[0]}"
+    for name, sum_there in saved.sums.items():
+        if name not in others or checksum_of(others[name]) != sum_there:
+            return f"the buffer {name}, which is computed when it is built, is another one"
+    return ""
+
+
+def _other_trait(model: nn.Module, saved: SavedModel) -> str:
+    """Compare modules of torch without tensors; those of other libraries may change their names."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, here in traits_of(model).items():
+        there = saved.traits.get(name, here)
+        if there != here and type(modules[name]).__module__.startswith("torch.nn"):
+            return f"{name} is {there} there and {here} here"
+    return ""
+
+
+def _assign(model: nn.Module, saved: SavedModel, changes: Changes) -> None:
+    """Give a model the parameters themselves, in their types, tied and untied as they were."""
+    made: dict[str, nn.Parameter] = {}
+    was_tied: dict[int, str] = {}
+    untied = False
+    for name, old in list(model.named_parameters(remove_duplicate=False)):
+        first = saved.shared.get(name, name)
+        if first not in made:
+            value = saved.state[first].to(old.device)
+            made[first] = nn.Parameter(value, old.requires_grad and value.is_floating_point())
+        untied |= was_tied.setdefault(id(old), first) != first
+        module, attribute = slot_of(model, name)
+        changes.set_tensor(module, attribute, made[first])
+    if untied:
+        stop_tying(model, changes)
+    for name, buffer in list(model.named_buffers(remove_duplicate=False)):
+        stored = saved.buffers[name] if name in saved.buffers else saved.state.get(name)
+        module, attribute = slot_of(model, name)
+        # A norm of this library keeps the type of its statistics by itself.
+        if stored is not None and not isinstance(module, Norm):
+            changes.set_tensor(module, attribute, stored.to(buffer.device))
