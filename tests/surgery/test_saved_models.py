@@ -329,7 +329,9 @@ def test_an_edited_configuration_is_noticed(tmp_path: Path) -> None:
     edited = json.loads((tmp_path / CONFIG).read_text())
     edited["powernorm"]["modules"][0]["options"] = {"eps": 1e-2}
     (tmp_path / CONFIG).write_text(json.dumps(edited))
-    with pytest.raises(InputError, match="the key 'powernorm' differs: it was edited, or they are of two models"):
+    with pytest.raises(
+        InputError, match="the key 'powernorm' differs: it was edited, or they are of two models"
+    ):
         powernorm.load(tmp_path, small())
     (tmp_path / CONFIG).write_text("{")
     with pytest.raises(InputError, match="is not JSON"):

@@ -1,0 +1,330 @@
+"""What a saved model must not lose in silence, and what a folder must not be able to do."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import powernorm
+from powernorm.errors import InputError
+from surgery.foreign_models import FAMILIES, PADDED, run, seeded, torch_encoder, transformers
+from surgery.test_saved_models import CONFIG, WEIGHTS, edit_record, small, train_once
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def swapped_bert(to: str = "bn", **options: Any) -> nn.Module:
+    model, _ = FAMILIES["bert"]()
+    powernorm.swap(model, to, **options)
+    return model
+
+
+# A folder runs nothing ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("norm", "options"),
+    [
+        ("sys:exit", {}),
+        ("os:_exit", {}),
+        ("dataclasses:_create_fn", {"args": [""], "body": [""]}),
+        ("torch.nn:Linear", {"out_features": 3}),  # there from another module
+        ("powernorm:version.__version__", {}),
+    ],
+)
+def test_nothing_is_called_that_a_record_names(
+    norm: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    powernorm.save(small(), tmp_path)
+    before = list(sys.path)
+    edit_record(tmp_path, lambda one: one["modules"][0].update(norm=norm, options=options))
+    with pytest.raises(InputError, match="is no class of a module that this process has loaded"):
+        powernorm.load(tmp_path, small())
+    assert sys.path == before
+
+
+def test_what_a_configuration_could_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code beside the weights, and kernels of attention from elsewhere."""
+    transformers()
+    powernorm.save(swapped_bert(), tmp_path)
+    edit_record(tmp_path, lambda record: record.update(attention="someone/kernel"))
+    assert powernorm.load(tmp_path).config._attn_implementation == "sdpa"
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
+    code = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
+    own = {"model_type": "evil", "architectures": ["BertModel"], "auto_map": code}
+    powernorm.save(small(), tmp_path / "own", config=own)
+    with pytest.raises(InputError, match="gives no model"):
+        powernorm.load(tmp_path / "own")
+
+
+# Files that do not belong together ---------------------------------------------------------------
+
+
+def test_an_edited_configuration(tmp_path: Path) -> None:
+    """With more heads the weights still fit, and compute something else."""
+    powernorm.save(swapped_bert(), tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps(config | {"num_attention_heads": 4}))
+    with pytest.raises(InputError, match="the key 'num_attention_heads' differs: it was edited"):
+        powernorm.load(tmp_path)
+
+
+def test_stock_weights_beside(tmp_path: Path) -> None:
+    """Which of the two is the newer one nobody can tell."""
+    model = swapped_bert()
+    powernorm.save(model, tmp_path)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"holds model\.safetensors, which other libraries"):
+        powernorm.load(tmp_path)
+
+
+def test_one_file_and_an_index_of_older_ones(tmp_path: Path) -> None:
+    model = swapped_bert()
+    model.save_pretrained(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text("[]")
+    assert torch.equal(powernorm.load(tmp_path).pooler.dense.weight, model.pooler.dense.weight)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"index\.json is damaged"):
+        powernorm.load(tmp_path)
+
+
+# A given model -----------------------------------------------------------------------------------
+
+
+def test_a_given_model_of_another_configuration(tmp_path: Path) -> None:
+    powernorm.save(swapped_bert(), tmp_path)
+    given, _ = FAMILIES["bert"]()
+    given.config.hidden_act = "relu"
+    with pytest.raises(InputError, match="hidden_act of its configuration is 'gelu' there and"):
+        powernorm.load(tmp_path, given)
+
+
+def test_a_given_model_has_more_norms_or_masks(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        return seeded(torch_encoder)
+
+    model, given = build(), build()
+    powernorm.swap(model, "gn", where="layers.0.*")
+    powernorm.save(model, tmp_path / "a")
+    powernorm.swap(given, "gn")
+    norm = given.layers[0].norm1
+    with pytest.raises(InputError, match=r"has the norm gn at 'layers\.1\.norm1', where the saved"):
+        powernorm.load(tmp_path / "a", given)
+    assert given.layers[0].norm1 is norm
+    model, given = build(), build()
+    model.layers[0].norm1 = powernorm.BatchNorm(8)  # by hand, without the model's masks
+    powernorm.save(model, tmp_path / "b")
+    powernorm.swap(given, "bn", where="layers.0.norm1")
+    with pytest.raises(InputError, match="gets the model's padding mask"):
+        powernorm.load(tmp_path / "b", given)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            lambda model: setattr(model[2], "p", 0.5),
+            r"2 is Dropout\(p=0\.5.* there and Dropout\(p=0",
+        ),
+        (lambda model: model.__setitem__(3, nn.ReLU()), r"3 is ReLU\(\) there and GELU"),
+    ],
+)
+def test_modules_without_tensors(
+    change: Callable[[nn.Module], object], match: str, tmp_path: Path
+) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), powernorm.BatchNorm(4), nn.Dropout(0.0), nn.GELU())
+
+    model = build()
+    change(model)
+    powernorm.save(model, tmp_path)
+    with pytest.raises(InputError, match=match):
+        powernorm.load(tmp_path, build())
+
+
+def test_a_class_of_ones_own_with_a_known_name(tmp_path: Path) -> None:
+    hf = transformers()
+
+    class BertModel(hf.BertModel):  # type: ignore[misc,name-defined]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    own = BertModel(FAMILIES["bert"]()[0].config)
+    powernorm.swap(own, "bn")
+    powernorm.save(own, tmp_path)
+    with pytest.raises(InputError, match="build the model as it was before it was saved"):
+        powernorm.load(tmp_path)
+
+
+# What stands in config.json by itself ------------------------------------------------------------
+
+
+def test_the_mark_follows_the_model(tmp_path: Path) -> None:
+    """Frozen statistics and settings changed since the swap are in what the Trainer writes."""
+    model = swapped_bert()
+    train_once(model, PADDED["bert"](1))
+    powernorm.freeze_statistics(model, "encoder.layer.0.*")
+    model.embeddings.LayerNorm.eps = 0.3
+    model.save_pretrained(tmp_path)
+    loaded = powernorm.load(tmp_path)
+    assert loaded.embeddings.LayerNorm.eps == 0.3
+    inputs = PADDED["bert"](2)
+    assert torch.equal(train_once(loaded, inputs), train_once(model, inputs))
+
+
+def test_two_parts_of_a_model_one_after_the_other(tmp_path: Path) -> None:
+    model, inputs = FAMILIES["bart"]()
+    powernorm.swap(model.model.encoder, "gn", groups=2)
+    decoder = powernorm.swap(model.model.decoder, "gn", groups=4)
+    model.save_pretrained(tmp_path / "both")
+    assert torch.equal(run(powernorm.load(tmp_path / "both"), inputs), run(model.eval(), inputs))
+    decoder.undo()
+    model.save_pretrained(tmp_path / "one")
+    assert torch.equal(run(powernorm.load(tmp_path / "one"), inputs), run(model.eval(), inputs))
+
+
+def test_copies_of_a_model_have_marks_of_their_own(tmp_path: Path) -> None:
+    model = swapped_bert()
+    copied = copy.deepcopy(model)
+    copied.embeddings.LayerNorm.eps = 0.3
+    torch.save(copied, tmp_path / "model.pt")
+    for name, one, eps in (
+        ("model", model, 1e-12),
+        ("copy", copied, 0.3),
+        ("pickle", torch.load(tmp_path / "model.pt", weights_only=False), 0.3),
+    ):
+        one.save_pretrained(tmp_path / name)
+        assert powernorm.load(tmp_path / name).embeddings.LayerNorm.eps == eps
+
+
+# Tensors -----------------------------------------------------------------------------------------
+
+
+class Tables(nn.Module):
+    """Buffers that are in no state dict, one of them in two modules."""
+
+    def __init__(self, table: Tensor, steps: Tensor) -> None:
+        super().__init__()
+        self.norm = powernorm.BatchNorm(4)
+        self.first, self.second = nn.Module(), nn.Module()
+        for part in (self.first, self.second):
+            part.register_buffer("table", table, persistent=False)
+        self.register_buffer("steps", steps, persistent=False)
+
+
+def test_buffers_outside_the_state_dict(tmp_path: Path) -> None:
+    steps = torch.arange(3)
+    powernorm.save(Tables(torch.ones(2), steps), tmp_path)
+    loaded = powernorm.load(tmp_path, Tables(torch.zeros(2), steps))
+    assert loaded.first.table.tolist() == loaded.second.table.tolist() == [1.0, 1.0]
+    with pytest.raises(InputError, match="the buffer steps, which is computed when it is built"):
+        powernorm.load(tmp_path, Tables(torch.zeros(2), steps + 1))
+
+
+def test_views_of_memory(tmp_path: Path) -> None:
+    class Views(nn.Module):
+        def __init__(self, z: Tensor) -> None:
+            super().__init__()
+            self.norm = powernorm.BatchNorm(4)
+            self.register_buffer("plain", z)
+            self.register_buffer("conjugate", z.conj())
+            self.register_buffer("wide", torch.ones(1).expand(3))
+
+    z = torch.randn(3, dtype=torch.complex64)
+    powernorm.save(Views(z), tmp_path)
+    loaded = powernorm.load(tmp_path, Views(torch.zeros(3, dtype=torch.complex64)))
+    assert torch.equal(loaded.plain, z)
+    assert torch.equal(loaded.conjugate, z.conj())
+    assert loaded.wide.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_weights_tied_by_transposition_are_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), powernorm.BatchNorm(3), nn.Linear(3, 4))
+    model[2].weight = nn.Parameter(model[0].weight.data.t())
+    with pytest.raises(InputError, match=r"2\.weight and 0\.weight are different views"):
+        powernorm.save(model, tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        (torch.eye(3).to_sparse(), "sparse or nested"),
+        (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantized"),
+        (torch.ones(3, dtype=torch.complex128), "that safetensors cannot hold"),
+    ],
+)
+def test_tensors_that_no_file_holds(value: Tensor, match: str, tmp_path: Path) -> None:
+    model = small()
+    model.register_buffer("odd", value)
+    with pytest.raises(InputError, match=match):
+        powernorm.save(model, tmp_path)
+    assert not (tmp_path / WEIGHTS).exists()
+
+
+# Norms of one's own ------------------------------------------------------------------------------
+
+
+class Scaled(nn.LayerNorm):
+    def __init__(self, size: int, factor: float = 1.0, table: Any = None) -> None:
+        super().__init__(size)
+        self.factor, self.table = factor, table
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * super().forward(x)
+
+
+class Doubled(Scaled):
+    """Another class under the same name."""
+
+
+def test_what_was_set_on_a_norm_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+
+    monkeypatch.setattr("powernorm.norms.registry.REGISTERED", {})
+    powernorm.register_norm("mine", Scaled)
+    model = build()
+    powernorm.swap(model, "mine", factor=2.0)
+    powernorm.save(model, tmp_path / "a")
+    model[1].layer.factor = 5.0
+    with pytest.raises(InputError, match=r"factor of a Scaled is 5\.0 since it was built with 2"):
+        powernorm.save(model, tmp_path / "b")
+    model = build()
+    powernorm.swap(model, "mine", table={1: 2.0})
+    with pytest.raises(InputError, match="give lists instead of tuples"):
+        powernorm.save(model, tmp_path / "b")
+    monkeypatch.setattr("powernorm.norms.registry.REGISTERED", {})
+    powernorm.register_norm("mine", Doubled)
+    with pytest.raises(InputError, match=r":Doubled in this process and was .*:Scaled"):
+        powernorm.load(tmp_path / "a", build())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda part: part.update(options={"device": "meta"}),
+        lambda part: part.update(num_features=10**15),
+        lambda part: part.update(kind="multiply-add", num_features=-3),
+    ],
+)
+def test_records_that_nothing_can_be_built_of(
+    change: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
+    powernorm.save(small(), tmp_path)
+    edit_record(tmp_path, lambda record: change(record["modules"][0]))
+    model = small()
+    norm = model[0]
+    with pytest.raises(InputError):
+        powernorm.load(tmp_path, model)
+    assert model[0] is norm
