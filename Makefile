@@ -27,9 +27,10 @@ ifneq ($(TORCH),)
 endif
 	$(PIP) --constraint constraints.txt --editable '.[train,hf,lightning,export,dev]'
 	# The wheels of torchvision and torchaudio ask for another build of torch; their Python parts are
-	# enough. In a folder of its own (tests/surgery/foreign_models.py): where other libraries see
-	# them, they fail.
-	$(PIP) --constraint constraints.txt --no-deps --upgrade --target $(VENV)/foreign timm torchvision torchaudio
+	# enough. In folders of their own (tests/surgery/foreign_models.py): where other libraries see
+	# them, they fail. Of torchaudio single files are read.
+	$(PIP) --constraint constraints.txt --no-deps --upgrade --target $(VENV)/foreign timm torchvision
+	$(PIP) --constraint constraints.txt --no-deps --upgrade --target $(VENV)/files torchaudio
 	@touch $@
 
 demo: $(INSTALLED)  ## train a small language model with five norms, print the table, write runs/demo/report.html

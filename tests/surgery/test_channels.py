@@ -226,7 +226,7 @@ def test_swapped_calibrated_and_folded_channels_last() -> None:
         (lambda: (nn.ReLU(), bn(), nn.Conv2d(C, 4, 3, padding="same")), "multiply-add"),
         (lambda: (nn.ReLU(), bn(), nn.Conv2d(C, 4, 3)), "fold"),
         (lambda: (nn.ReLU(), bn(shifts=False), nn.Conv2d(C, 4, 3, padding=1)), "fold"),
-        (lambda: (nn.ReLU(), bn(), nn.Conv2d(C, C, 3, groups=2)), "multiply-add"),
+        (lambda: (nn.ReLU(), bn(), nn.Conv2d(C, C, 3, groups=2)), "fold"),
         (lambda: (nn.Conv2d(C, C, 3, padding=1), bn(), nn.ReLU(), nn.Conv2d(C, 4, 3)), "fold"),
         (lambda: (nn.ReLU(), bn(), nn.Flatten(), nn.Linear(36 * C, 4)), "multiply-add"),
         (lambda: (nn.ReLU(), bn(), nn.AvgPool2d(2), nn.ReLU()), "multiply-add"),

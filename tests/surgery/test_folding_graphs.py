@@ -231,11 +231,11 @@ STANDING: dict[str, tuple[Callable[[], nn.Module], str]] = {
             n=bn(),
             c=nn.Conv1d(C, 3, 3, padding=1, dtype=torch.float64),
         ),
-        "has nowhere to go",
+        "has nowhere to go: conv1d in c pads with zeros",
     ),
     "a linear without a place for a bias": (
         lambda: Net(lambda m, x: F.linear(m.n(torch.tanh(x)), m.a.weight), n=bn(), a=_BareLinear()),
-        "has nowhere to go",
+        "has nowhere to go: linear has no place for a bias",
     ),
     "scales that leave float's range": (
         lambda: nn.Sequential(linear(), tiny(), tiny(), linear()),

@@ -154,6 +154,16 @@ def _reduced(node: fx.Node, axis: int, forward: bool) -> Mapped:
     return kept[axis]
 
 
+def _outside(spatial: int) -> AxisMap:
+    """Return a map that keeps all axes but the last ones, over which windows are taken."""
+
+    def mapped(node: fx.Node, axis: int, forward: bool) -> Mapped:
+        del forward
+        return axis if axis < len(shape_of(node)) - spatial else None
+
+    return mapped
+
+
 def _indexed(node: fx.Node, axis: int, forward: bool) -> Mapped:
     """Map the axis across `x[i, j]` with tensor indices for leading dimensions.
 
@@ -209,6 +219,26 @@ _PASSING: Final[dict[str, AxisMap]] = {
     "getitem": _piece,
     "mean": _reduced,
     "index": _indexed,
+    # Averages over windows of existing values.
+    **dict.fromkeys(
+        ("adaptive_avg_pool1d", "upsample_nearest1d", "upsample_linear1d"), _outside(1)
+    ),
+    **dict.fromkeys(
+        (
+            *("adaptive_avg_pool2d", "_adaptive_avg_pool2d"),
+            *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"),
+        ),
+        _outside(2),
+    ),
+    **dict.fromkeys(
+        (
+            "adaptive_avg_pool3d",
+            "_adaptive_avg_pool3d",
+            "upsample_nearest3d",
+            "upsample_trilinear3d",
+        ),
+        _outside(3),
+    ),
 }
 """Operators that commute with a multiply-add per feature, as long as the axis survives."""
 
@@ -244,10 +274,108 @@ def across_stack(node: fx.Node, axis: int, *, forward: bool) -> int | None:
     ndim = len(shape_of(node))
     dim = _axis(node, 1, ndim) if len(node.args) > 1 else 0
     if operator_name(node) == "cat":
-        return None if axis == dim else axis
+        operands = node.args[0]
+        alone = isinstance(operands, Sequence) and len(operands) == 1
+        return axis if axis != dim or alone else None
     if forward:
         return axis + (axis >= dim)
     return None if axis == dim else axis - (axis > dim)
+
+
+_POOLS: Final = {"avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3}
+_PADS: Final = frozenset({"pad", "constant_pad_nd"})
+
+
+def across_gather(node: fx.Node, axis: int) -> int | None:
+    """Return the axis across `gather` if it takes whole tokens: one index for all features."""
+    index = node.args[2]
+    gathered = _axis(node, 1, len(shape_of(node))) == axis
+    if gathered or not isinstance(index, fx.Node) or not is_constant_along(index, axis):
+        return None
+    return axis if shape_of(node)[axis] == shape_of(operand_of(node))[axis] else None
+
+
+def takes_windows(node: fx.Node) -> bool:
+    """Return whether the operator averages over windows, or pads, which may bring zeros in."""
+    return operator_name(node) in _POOLS or operator_name(node) in _PADS
+
+
+def across_window(node: fx.Node, axis: int) -> int | None:
+    """Return the axis on the other side of such an operator, None if it works along it."""
+    name = operator_name(node)
+    if name in _POOLS:
+        return _outside(_POOLS[name])(node, axis, True)
+    widths = integers(node.args[1])
+    first = 2 * (len(shape_of(node)) - 1 - axis)  # from the last dimension to the first
+    return None if any(widths[first : first + 2]) else axis
+
+
+def window_keeps_constants(node: fx.Node) -> bool | None:
+    """Return whether the same constant everywhere stays one; None if not even zeros stay zeros.
+
+    Zeros that are padded, and an average that counts them, keep no other constant. This includes
+    padding of no width: its width may come from a shape, and be another one for other inputs.
+    """
+    name = operator_name(node)
+    if name in _POOLS:
+        defaults: list[Any] = [None, None, None, 0, False, True, None]
+        given = [*node.args, *defaults[len(node.args) :]]
+        padding, counts_zeros, divisor = given[3], given[5], given[6]
+        return divisor is None and not (counts_zeros and any(integers(padding)))
+    if name == "pad" and len(node.args) > 2 and node.args[2] != "constant":
+        return True  # reflected, replicated or circular
+    position = 3 if name == "pad" else 2
+    value = node.args[position] if len(node.args) > position else node.kwargs.get("value")
+    return False if value in (None, 0) else None
+
+
+_CONSTANTS: Final = frozenset(
+    {"full", "ones", "zeros", "full_like", "ones_like", "zeros_like", "new_ones", "new_zeros"}
+)
+_PER_ELEMENT: Final = frozenset(
+    {
+        *("add", "sub", "rsub", "mul", "div", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "pow"),
+        *("reciprocal", "clamp", "clamp_min", "clamp_max", "sigmoid", "where", "logical_not"),
+        *("bitwise_not", "logical_and", "bitwise_and", "logical_or", "bitwise_or"),
+        *("eq", "ne", "lt", "le", "gt", "ge"),
+    }
+)
+
+
+def is_constant_along(node: fx.Node, axis: int) -> bool:
+    """Return whether a value is known to be the same all along an axis.
+
+    As a mask of tokens that was expanded to the features, and sums of one.
+    """
+    return _is_constant(node, axis, {})
+
+
+def _is_constant(node: fx.Node, axis: int, known: dict[Place, bool]) -> bool:
+    place = Place(node, axis)
+    if place not in known:
+        known[place] = False
+        known[place] = _finds_constant(node, axis, known)
+    return known[place]
+
+
+def _finds_constant(node: fx.Node, axis: int, known: dict[Place, bool]) -> bool:
+    name = operator_name(node)
+    if shape_of(node)[axis] == 1 or name in _CONSTANTS:
+        return True
+    if node.op != "call_function":
+        return False
+    if name in _PER_ELEMENT:
+        operands = [value for value in node.args if isinstance(value, fx.Node)]
+        places = [(one, across_broadcast(node, one, axis)) for one in operands]
+        return all(other is None or _is_constant(one, other, known) for one, other in places)
+    if name == "expand":
+        inner = axis - (len(shape_of(node)) - len(shape_of(operand_of(node))))
+        return inner < 0 or _is_constant(operand_of(node), inner, known)
+    if name == "sum" or (name in _PASSING and name not in _SPLITS and name != "getitem"):
+        mapped = _reduced if name == "sum" else _PASSING[name]
+        before = mapped(node, axis, False)
+        return before is not None and _is_constant(operand_of(node), before, known)
+    return False
 
 
 def across_broadcast(node: fx.Node, operand: fx.Node, axis: int) -> int | None:
@@ -255,6 +383,12 @@ def across_broadcast(node: fx.Node, operand: fx.Node, axis: int) -> int | None:
     other = axis - (len(shape_of(node)) - len(shape_of(operand)))
     kept = other >= 0 and shape_of(operand)[other] == shape_of(node)[axis]
     return other if kept else None
+
+
+def is_one_for_all(node: fx.Node, operand: fx.Node, axis: int) -> bool:
+    """Return whether all places along an output axis see the same value of an operand."""
+    other = across_broadcast(node, operand, axis)
+    return other is None or is_constant_along(operand, other)
 
 
 def operand_of(node: fx.Node) -> fx.Node:

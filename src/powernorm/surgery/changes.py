@@ -38,6 +38,10 @@ class Changes:
         self._undo.append(lambda: setattr(target, name, before))
         setattr(target, name, value)
 
+    def set_entry(self, module: nn.Module, name: str, value: object) -> None:
+        """Set an attribute of a module itself, in front of one of its class."""
+        self._set(module.__dict__, name, value)
+
     def leave_fast_path(self, model: nn.Module, norms: Iterable[nn.Module]) -> None:
         """Switch off torch's fused Transformer layers where they would bypass one of the norms.
 

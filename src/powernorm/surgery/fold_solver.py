@@ -15,20 +15,22 @@ Each round of the solver takes one norm more out of those that fold, so it ends.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
+from powernorm.inspection.observer import NormObserver
 from powernorm.inspection.reading import CHANNEL_NORMS, does_more_than_torch
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
-from powernorm.surgery.relations import Normed, Relations, Weighted, relate
+from powernorm.surgery.relations import Normed, Relations, Weighted, adapter_reason, relate
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
 from powernorm.surgery.structure import Rest, Structure
 from powernorm.surgery.tracing import Trace, mark_of, trace
@@ -81,8 +83,9 @@ def solve_fold(
     model: nn.Module,
     found: Sequence[FoundNorm],
     statics: Mapping[str, Static],
-    examples: Examples,
+    examples: Sequence[Examples],
     tied: Tied,
+    read_attributes: Mapping[str, str],
 ) -> Folding:
     """Trace the model and find the changes that fold as many norms as possible.
 
@@ -93,15 +96,23 @@ def solve_fold(
         model: in evaluation mode.
         found: its norms.
         statics: scale and shift of the static ones, by the name of the module that computes.
-        examples: arguments to trace the model with.
+        examples: arguments to trace the model with; the fold holds for all of them.
         tied: see `powernorm.plan_fold`.
+        read_attributes: attributes of norms that other modules read, by the norm's name.
     """
     names = list(statics)
     modules = dict(model.named_modules())
     norms = [modules[name] for name in names]
-    traced = trace(model, {norm: i for i, norm in enumerate(norms)}, examples.args, examples.kwargs)
+    calls = [(example.args, example.kwargs) for example in examples]
+    traced = trace(model, {norm: i for i, norm in enumerate(norms)}, calls)
     relations = relate(traced, [_feature_axis(norm) for norm in norms])
     solver = _Solver(traced, relations, list(statics.values()), norms, Slots(model), tied)
+    for name, attribute in read_attributes.items():
+        solver.leave_untouched(
+            names.index(name),
+            f"another module reads its attribute {attribute!r}, which nothing folded has: let it "
+            "read that elsewhere to fold the norm",
+        )
     solver.run()
     return _Summary(found, names, solver).folding()
 
@@ -135,27 +146,40 @@ class _Solver:
     def _exclude(self, traced: Trace) -> None:
         for index in range(len(self.norms)):
             if index not in self.uses:
-                self.reasons[index] = "the model does not use it on the example inputs"
+                self.reasons[index] = (
+                    "the model does not use it on the example inputs: give those that do in "
+                    "more_examples"
+                )
                 self.pinned.add(index)
-        for node in traced.graph.nodes:
+        for node in traced.nodes():
             mark = mark_of(node)
-            if mark is not None and mark.is_masked and _hides_padding(self.norms[mark.index]):
-                self._leave_untouched(
+            if mark is None:
+                continue
+            if mark.is_masked and _hides_padding(self.norms[mark.index]):
+                self.leave_untouched(
                     mark.index,
                     "variant='released' sets padding to 0 in evaluation, which is no affine map "
-                    "of its input where a mask is given",
+                    "of its input where a mask is given: if the model will run without one, give "
+                    "example inputs without one",
                 )
+            if traced.adapter_of(node):
+                self.leave_untouched(mark.index, adapter_reason(traced.adapter_of(node)))
         for index, norm in enumerate(self.norms):
             if _does_more(norm):
-                self._leave_untouched(index, "it has hooks or a forward of its own")
+                self.leave_untouched(
+                    index, "it has hooks or a forward of its own: remove them to fold it"
+                )
             elif index in traced.inplace_neighbors and index not in self.pinned:
                 self._give_up(
                     FoldConflictError(
-                        index, f"{traced.inplace_neighbors[index]} works in place next to it"
+                        index,
+                        f"{traced.inplace_neighbors[index]} works in place next to it: use the "
+                        "operator that makes a new tensor to fold it",
                     )
                 )
 
-    def _leave_untouched(self, index: int, reason: str) -> None:
+    def leave_untouched(self, index: int, reason: str) -> None:
+        """Take a norm out of those that change, with a reason."""
         self.reasons[index] = reason
         self.pinned.add(index)
         self.untouched.add(index)
@@ -176,14 +200,37 @@ class _Solver:
             except FoldConflictError as conflict:
                 self._give_up(conflict)
             else:
-                return
+                uneven = self._uneven()
+                if not uneven:
+                    return
+                self.decoupled -= uneven
+                self.pinned |= uneven
+
+    def _uneven(self) -> set[int]:
+        """Return the norms that would have to be a different multiply-add at each of their uses."""
+        return {
+            index
+            for index in self.decoupled
+            if not all(
+                self.affine(index, use).equals(self.affine(index, self.uses[index][0]))
+                for use in self.uses[index][1:]
+            )
+        }
+
+    def affine(self, index: int, use: Normed) -> Static:
+        """Return weight and bias of a norm that stays, between reparametrized values."""
+        norm = self.statics[index]
+        scales, shifts = self.solution.scales, self.solution.shifts
+        inner, outer = use.inputs[0], use.output
+        scale = norm.scale * scales[inner] / scales[outer]
+        shift = (norm.scale * shifts[inner] + norm.shift - shifts[outer]) / scales[outer]
+        return Static(scale, shift)
 
     def _give_up(self, conflict: FoldConflictError) -> None:
         index = conflict.index
         self.reasons[index] = conflict.reason
-        # torch's BatchNorm is a multiply-add already, so that there is nothing to gain. A norm that
-        # is used several times has one scale and cannot absorb different ones around its uses.
-        free = isinstance(self.norms[index], Norm) and len(self.uses[index]) == 1
+        # torch's BatchNorm is a multiply-add already, so that there is nothing to gain.
+        free = isinstance(self.norms[index], Norm)
         (self.decoupled if free else self.pinned).add(index)
 
 
@@ -209,7 +256,7 @@ class _Summary:
             if index in solver.reasons:
                 folding.reasons[name] = solver.reasons[index]
             if index in solver.decoupled or self._is_ours_and_pinned(index):
-                folding.multiply_adds[name] = self._affine(index)
+                folding.multiply_adds[name] = solver.affine(index, solver.uses[index][0])
         folding.replaced = tuple(
             name
             for index, name in enumerate(self.names)
@@ -235,17 +282,6 @@ class _Summary:
             and isinstance(norm, Norm)
             and index not in solver.untouched
         )
-
-    def _affine(self, index: int) -> Static:
-        """Return weight and bias of a norm that stays, between reparametrized values."""
-        solver = self.solver
-        # Of several uses all sides are pinned, so the first says it for all.
-        norm, use = solver.statics[index], solver.uses[index][0]
-        scales, shifts = solver.solution.scales, solver.solution.shifts
-        inner, outer = use.inputs[0], use.output
-        scale = norm.scale * scales[inner] / scales[outer]
-        shift = (norm.scale * shifts[inner] + norm.shift - shifts[outer]) / scales[outer]
-        return Static(scale, shift)
 
     def _around(self, uses: Sequence[Normed], changed: set[str]) -> tuple[str, ...]:
         """Return the changed parameters next to a norm, across operators that pass features on."""
@@ -287,7 +323,7 @@ def statics_of(norms: Iterable[FoundNorm]) -> dict[str, Static]:
         name, norm = found.inner
         counted = norm.layer if isinstance(norm, AdaptedNorm) else norm
         tracked = getattr(counted, "num_batches_tracked", None)
-        if tracked is not None and int(tracked) == 0:
+        if tracked is not None and int(tracked) == 0 and not _has_other_statistics(counted):
             raise InputError(
                 f"the statistics of {name!r} ({type(norm).__name__}) have never seen a batch: "
                 "train the model, or call powernorm.calibrate(model, batches) first"
@@ -314,7 +350,9 @@ def static_of(found: FoundNorm) -> Static | None:
             return None
         scale, shift = norm.affine()
         return Static(scale.detach().cpu(), shift.detach().cpu())
-    if not isinstance(norm, _TORCH_BATCH_NORMS) or does_more_than_torch(norm):
+    if not isinstance(norm, _TORCH_BATCH_NORMS):
+        return None if isinstance(norm, CHANNEL_NORMS) else _frozen(norm)
+    if does_more_than_torch(norm):
         return None
     if norm.running_var is not None:
         assert norm.running_mean is not None
@@ -328,35 +366,110 @@ def static_of(found: FoundNorm) -> Static | None:
     return None
 
 
+def _has_other_statistics(norm: nn.Module) -> bool:
+    """Return whether a BatchNorm of torch has statistics that are not those of its start.
+
+    Weights from before torch 0.4.1 had no counter, and it is 0 where they are loaded.
+    """
+    if not isinstance(norm, _TORCH_BATCH_NORMS) or norm.running_var is None:
+        return False
+    assert norm.running_mean is not None
+    return bool(norm.running_mean.any() or (norm.running_var != 1).any())
+
+
+_CHANNELS: Final = 1
+"""Dimension of the features in the input of a BatchNorm of torch or another library."""
+
+
+def _frozen(norm: nn.Module) -> Static | None:
+    """Return scale and shift of another library's BatchNorm with frozen statistics, else None.
+
+    Such as the FrozenBatchNorm2d of torchvision and of DETR and its relatives: a few vectors of one
+    length and no other part. That it is an affine map per channel is tried out, in float64.
+    """
+    tensors = [*norm._parameters.values(), *norm._buffers.values()]
+    vectors = [one for one in tensors if one is not None and one.ndim == 1]
+    sizes = {len(one) for one in vectors}
+    others = [one for one in tensors if one is not None and one.ndim > 1]
+    if norm._modules or others or len(sizes) != 1 or not hasattr(norm, "running_var"):
+        return None
+    (channels,) = sizes
+    shadow = _in_float64(norm)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, channels, 3, 3, generator=generator, dtype=torch.float64, device="cpu")
+    try:
+        with torch.no_grad():
+            y, one, zero = (
+                type(norm).forward(shadow, value)
+                for value in (x, torch.ones_like(x[:1]), torch.zeros_like(x[:1]))
+            )
+    except Exception:  # whatever a foreign forward raises, it is no map of a tensor alone
+        return None
+    if not all(isinstance(value, Tensor) and value.dtype == x.dtype for value in (y, one, zero)):
+        return None
+    shift = zero[0, :, 0, 0]
+    scale = one[0, :, 0, 0] - shift
+    expected = x * scale[:, None, None] + shift[:, None, None]
+    is_affine = y.shape == x.shape and torch.allclose(y, expected, 1e-10, 1e-10, equal_nan=True)
+    return Static(scale, shift) if is_affine else None
+
+
+def _in_float64(norm: nn.Module) -> nn.Module:
+    """Return a shallow copy in evaluation, its tensors on the CPU in float64."""
+    shadow = copy.copy(norm)
+
+    def wide(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        return {
+            name: None if one is None else one.detach().cpu().double()
+            for name, one in tensors.items()
+        }
+
+    shadow.__dict__["_parameters"] = wide(norm._parameters)
+    shadow.__dict__["_buffers"] = wide(norm._buffers)
+    shadow.__dict__["training"] = False
+    return shadow
+
+
 def _why_not_static(found: FoundNorm) -> str:
     """Return why a norm is not an affine map per feature."""
     if found.function:
-        return f"its forward calls torch.nn.functional.{found.function}: only modules fold"
+        return (
+            f"its forward calls torch.nn.functional.{found.function}: make that a module to fold it"
+        )
     norm = found.inner[1]
     if isinstance(norm, CHANNEL_NORMS) and does_more_than_torch(norm):
         return found.reason
     if isinstance(norm, _TORCH_BATCH_NORMS):
-        return "without running statistics it depends on the batch in evaluation"
+        return (
+            "without running statistics it depends on the batch in evaluation: swap it, and train"
+        )
     if isinstance(norm, CHANNEL_NORMS):
-        return "it depends on each input in evaluation"
+        return "it depends on each input in evaluation: swap it for a static norm to fold it"
     if isinstance(found.module, AdaptedNorm):
         return (
             "it does not say that it is an affine map per feature in evaluation (is_static = True)"
         )
-    return "it depends on each token in evaluation"
+    return "it depends on each token in evaluation: swap it for a static norm to fold it"
 
 
 def _feature_axis(norm: nn.Module) -> int:
     """Return the dimension of the features in the input of a norm that may be static."""
-    return norm.feature_dim if isinstance(norm, Norm) else 1
+    return norm.feature_dim if isinstance(norm, Norm) else _CHANNELS
 
 
 def _does_more(norm: nn.Module) -> bool:
     """Return whether a call of the norm does more than its class defines."""
     # Of a user's norm also those of the module inside.
     return "forward" in norm.__dict__ or any(
-        part._forward_hooks or part._forward_pre_hooks for part in norm.modules()
+        not _only_observes(hook)
+        for part in norm.modules()
+        for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
     )
+
+
+def _only_observes(hook: object) -> bool:
+    """Return whether it is a hook of a monitor of this library, idle in evaluation."""
+    return type(hook).__module__ == NormObserver.__module__
 
 
 def _hides_padding(norm: nn.Module) -> bool:

@@ -23,7 +23,15 @@ from powernorm.surgery.fold_solver import (
 from powernorm.surgery.marking import mark
 from powernorm.surgery.solution import Static
 from powernorm.surgery.structure import Structure, build_structure
-from powernorm.surgery.verification import Errors, Examples, as_call, check, compare
+from powernorm.surgery.verification import (
+    Errors,
+    Examples,
+    as_call,
+    attributes_read,
+    check,
+    compare,
+    run_folded,
+)
 from powernorm.surgery.weight_updates import Replacement, compute
 
 
@@ -69,7 +77,8 @@ class FoldPlan(NormTable):
         structure: how the modules change.
         multiply_adds: weight and bias of the norms that leave a multiply-add.
         statics: the norms to be removed, as they were when the plan was made.
-        examples: the example inputs.
+        examples: the example inputs, one call each.
+        wrapper: class around the model that keeps lists of its tensors, `""` if there is none.
     """
 
     model: nn.Module
@@ -78,7 +87,8 @@ class FoldPlan(NormTable):
     structure: Structure
     multiply_adds: Mapping[str, Static]
     statics: Mapping[str, Static]
-    examples: Examples
+    examples: tuple[Examples, ...]
+    wrapper: str = ""
 
     def apply(self, *, inplace: bool = True, verify: bool = True) -> FoldReport:
         """Fold the norms.
@@ -86,19 +96,34 @@ class FoldPlan(NormTable):
         Args:
             inplace: change the model itself; False folds a copy.
             verify: first fold copies and compare them with the original on the example inputs, in
-                float64, float32 and the model's own type.
+                float64, float32 and the model's own type. Without, the folded model is run once.
 
         Raises:
-            InputError: the folded model's outputs differ, the weights do not fit into the model's
-                type, or the model has changed since the plan was made; nothing has changed then.
+            InputError: the model is wrapped by DistributedDataParallel and would be changed in
+                place; the folded model's outputs differ, it fails, the weights do not fit into
+                the model's type, or the model has changed since the plan was made; nothing has
+                changed then.
         """
+        if inplace and self.wrapper:
+            raise InputError(
+                f"the model is wrapped by {self.wrapper}, which keeps lists of the parameters and "
+                "buffers that folding replaces: fold a copy of the module inside (inplace=False; "
+                "the report's model), or fold before wrapping"
+            )
         self._check_unchanged()
         errors: tuple[Errors, ...] = ()
         if verify:
             errors = compare(self.model, self._fold_into, self.examples)
             check(errors)
         model = self.model if inplace else deepcopy(self.model)
-        return FoldReport(model, self.rows, errors, self.structure, self._fold_into(model))
+        changes = self._fold_into(model)
+        if not verify:
+            try:
+                run_folded(model, self.examples)
+            except InputError:
+                changes.undo()
+                raise
+        return FoldReport(model, self.rows, errors, self.structure, changes)
 
     def _check_unchanged(self) -> None:
         training = [name for name, module in self.model.named_modules() if module.training]
@@ -161,7 +186,13 @@ class FoldPlan(NormTable):
                     )
 
 
-def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie") -> FoldPlan:
+def plan_fold(
+    model: nn.Module,
+    example_inputs: object,
+    *,
+    more_examples: Sequence[object] = (),
+    tied: Tied = "untie",
+) -> FoldPlan:
     """Plan how the static norms of a model fold into the weights around them.
 
     A static norm is `y = a ⊙ x + c` in evaluation. Every value s of the folded model stands for
@@ -171,13 +202,17 @@ def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie")
     maps, convolutions, embeddings and parameters.
 
     Args:
-        model: in evaluation mode; it is not changed.
+        model: in evaluation mode; it is not changed. Of one that DistributedDataParallel or
+            DataParallel wraps, the module inside is folded, which is then the plan's `model`; for
+            the former apply it to a copy.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments
-            that the model takes. The computation on them is what is folded. Other lengths and
-            masks work afterwards. But if the model's Python code branches on shapes, arguments or
-            values, give an example of the branch that will be used (of more than one token).
-            Values inside the folded model are reparametrized, so that hidden states that the
-            example does not return differ from the original's.
+            that the model takes; a dict for a model of sentence-transformers, too. The computation
+            on them is what is folded. Other lengths and masks work afterwards. But if the model's
+            Python code branches on shapes, arguments or values, give an example of each branch
+            that will be used (of more than one token). Values inside the folded model are
+            reparametrized, so that hidden states that the example does not return differ from the
+            original's.
+        more_examples: inputs of other branches, each as `example_inputs`. The fold holds for all.
         tied: if one tensor is both the embedding and the head and the two need different values,
             `untie` gives the head a tensor of its own (memory for another table), `keep` leaves a
             multiply-add before the head.
@@ -186,10 +221,17 @@ def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie")
         InputError: a model in training mode, uncalibrated statistics, scales that are not finite,
             inputs that fail, no static norm, or a model that torch.export cannot trace.
     """
-    examples = as_call(example_inputs)
+    wrapper = ""
+    while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            wrapper = type(model).__name__
+        model = model.module
+    examples = _examples(model, example_inputs, more_examples)
     found = find_norms(model)
     statics = _checked_statics(model, found, examples)
-    folding = solve_fold(model, found, statics, examples, tied)
+    modules = dict(model.named_modules())
+    read = attributes_read(model, {name: modules[name] for name in statics}, examples)
+    folding = solve_fold(model, found, statics, examples, tied, read)
     return FoldPlan(
         model,
         tuple(_row(norm, folding) for norm in found),
@@ -198,6 +240,7 @@ def plan_fold(model: nn.Module, example_inputs: object, *, tied: Tied = "untie")
         folding.multiply_adds,
         {name: statics[name] for name in folding.replaced},
         examples,
+        wrapper,
     )
 
 
@@ -205,6 +248,7 @@ def fold(
     model: nn.Module,
     example_inputs: object,
     *,
+    more_examples: Sequence[object] = (),
     inplace: bool = True,
     verify: bool = True,
     tied: Tied = "untie",
@@ -216,6 +260,7 @@ def fold(
     Args:
         model: in evaluation mode, with trained or calibrated statistics.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        more_examples: inputs of other branches of the model's code, see `plan_fold`.
         inplace: change the model itself; False folds a copy, the report's `model`.
         verify: compare with the original on the example inputs.
         tied: see `plan_fold`.
@@ -233,11 +278,22 @@ def fold(
     >>> [row.action for row in report.rows]
     ['fold']
     """
-    return plan_fold(model, example_inputs, tied=tied).apply(inplace=inplace, verify=verify)
+    plan = plan_fold(model, example_inputs, more_examples=more_examples, tied=tied)
+    return plan.apply(inplace=inplace, verify=verify)
+
+
+def _examples(model: nn.Module, first: object, others: Sequence[object]) -> tuple[Examples, ...]:
+    if not isinstance(others, tuple | list):
+        raise InputError(
+            f"more_examples is a {type(others).__name__}, expected a list of inputs, each as "
+            "example_inputs"
+        )
+    more = (as_call(one, model, name=f"more_examples[{i}]") for i, one in enumerate(others))
+    return (as_call(first, model), *more)
 
 
 def _checked_statics(
-    model: nn.Module, found: Sequence[FoundNorm], examples: Examples
+    model: nn.Module, found: Sequence[FoundNorm], examples: Sequence[Examples]
 ) -> Mapping[str, Static]:
     """Return the static norms by name, after checking that the model can be folded."""
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
@@ -263,12 +319,15 @@ def _checked_statics(
             f"the model holds no static norm to fold (it holds {', '.join(present) or 'none'}): "
             "see powernorm.swap, and `static` in powernorm.NORMS"
         )
-    try:
-        examples.call(model)
-    except Exception as error:
-        raise InputError(
-            f"the model fails on the example inputs: {type(error).__name__}: {error}"
-        ) from error
+    for position, example in enumerate(examples):
+        name = f"more_examples[{position - 1}]" if position else "the example inputs"
+        try:
+            example.call(model)
+        except Exception as error:
+            raise InputError(
+                f"{type(model).__name__} fails on {name}: {type(error).__name__}: {error}; give "
+                "inputs that it takes"
+            ) from error
     return statics
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, fx
 
 from powernorm.surgery.axes import Place, integers, operator_name, shape_of
-from powernorm.surgery.tracing import Trace
+from powernorm.surgery.tracing import Trace, path_of
 
-Kind = Literal["linear", "convolution", "embedding", "value", "diagonal"]
+Kind = Literal["linear", "convolution", "einsum", "embedding", "value", "diagonal"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,9 @@ class TensorPart:
 class Operation:
     """An operator that is affine in its input, with its weights in the model.
 
-    `linear`: y = W x + b; `convolution`: the same over a window; `embedding`: a row of the table;
-    `value`: the parameter itself; `diagonal`: y = w ⊙ x.
+    `linear`: y = W x + b; `convolution`: the same over a window; `einsum`: the same with W of more
+    dimensions and no b; `embedding`: a row of the table; `value`: the parameter itself;
+    `diagonal`: y = w ⊙ x.
     """
 
     node: fx.Node
@@ -49,10 +51,15 @@ class Operation:
     bias: TensorPart | None = None
     padded: bool = False
     """Whether a convolution pads its input with zeros."""
+    groups: int = 1
+    """Groups of a convolution."""
+    axes: tuple[int, int] = (0, 1)
+    """Dimensions of the weight with the features of the output and of the input, for `einsum`."""
 
 
 _SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 _WEIGHT_AT = {"linear": 1, "mm": 1, "matmul": 1, "addmm": 2}
+_PRODUCTS = ("mm", "matmul")
 
 
 def operation_of(node: fx.Node, trace: Trace) -> Operation | None:
@@ -62,12 +69,16 @@ def operation_of(node: fx.Node, trace: Trace) -> Operation | None:
     name = operator_name(node)
     if name in _WEIGHT_AT:
         return _linear(node, trace, name)
+    if name == "add":
+        return _product_plus_bias(node, trace)
     if name in _SPATIAL:
         return _convolution(node, trace)
+    if name == "einsum":
+        return _einsum(node, trace)
     if name == "embedding":
         table = part_of(node.args[0], trace)
         if table is not None and not table.transposed:
-            return Operation(node, "embedding", trace.path_of(node), None, _last(node), table)
+            return Operation(node, "embedding", path_of(node), None, _last(node), table)
     return None
 
 
@@ -89,7 +100,33 @@ def _linear(node: fx.Node, trace: Trace, name: str) -> Operation | None:
     if given is not None and (bias is None or len(shape_of(_node(given))) != 1):
         return None
     read = _last(_node(node.args[1 if name == "addmm" else 0]))
-    return Operation(node, "linear", trace.path_of(node), read, _last(node), weight, bias)
+    product = Operation(node, "linear", path_of(node), read, _last(node), weight, bias)
+    users = list(node.users)
+    if name in _PRODUCTS and len(users) == 1:
+        return _with_bias(product, users[0], trace) or product
+    return product
+
+
+def _product_plus_bias(node: fx.Node, trace: Trace) -> Operation | None:
+    """Return the operation of a sum that adds its bias to a product `x @ W`, or None."""
+    for value in node.args[:2]:
+        if isinstance(value, fx.Node) and operator_name(value) in _PRODUCTS:
+            product = operation_of(value, trace)
+            if product is not None and product.writes.node is node:
+                return product
+    return None
+
+
+def _with_bias(product: Operation, total: fx.Node, trace: Trace) -> Operation | None:
+    """Return a product together with the bias that its only user adds, None if that is no bias."""
+    if operator_name(total) != "add" or total.kwargs.get("alpha", 1) != 1:
+        return None
+    others = [value for value in total.args[:2] if value is not product.node]
+    bias = part_of(others[0], trace) if len(others) == 1 else None
+    width = shape_of(product.node)[-1]
+    if bias is None or shape_of(_node(others[0])) != (width,):
+        return None
+    return replace(product, writes=_last(total), bias=bias)
 
 
 def _convolution(node: fx.Node, trace: Trace) -> Operation | None:
@@ -99,13 +136,42 @@ def _convolution(node: fx.Node, trace: Trace) -> Operation | None:
     weight, bias = part_of(kernel, trace), part_of(given, trace)
     if weight is None or weight.transposed or (given is not None and bias is None):
         return None
-    if groups != 1:
-        return None
     padded = padding not in ("valid",) and (isinstance(padding, str) or any(integers(padding)))
     # Without a batch there is one leading axis less.
     channels = len(shape_of(node)) - 1 - _SPATIAL[operator_name(node)]
     read, written = Place(_node(x), channels), Place(node, channels)
-    return Operation(node, "convolution", trace.path_of(node), read, written, weight, bias, padded)
+    path = path_of(node)
+    return Operation(node, "convolution", path, read, written, weight, bias, padded, groups)
+
+
+def _einsum(node: fx.Node, trace: Trace) -> Operation | None:
+    """Return a product of a value and a whole parameter, such as `ibh,hnd->ibnd` in XLNet.
+
+    Of several dimensions that are summed over, or that the parameter alone brings in, the last one
+    counts as the features: a scale per feature can be taken up along each.
+    """
+    equation, operands = node.args[:2]
+    terms, _, written = str(equation).replace(" ", "").partition("->")
+    named = terms.split(",")
+    if not isinstance(operands, Sequence) or len(operands) != 2 or len(named) != 2:
+        return None
+    if any(not text.isalpha() or len(set(text)) < len(text) for text in (*named, written)):
+        return None
+    for x, weight in ((0, 1), (1, 0)):
+        part = part_of(operands[weight], trace)
+        summed = [one for one in named[x] if one in named[weight] and one not in written]
+        new = [one for one in written if one in named[weight] and one not in named[x]]
+        if part is None or part.transposed or not summed or not new:
+            continue
+        sizes = [dict(zip(named[i], shape_of(_node(operands[i])), strict=True)) for i in (0, 1)]
+        if any(sizes[0][one] != sizes[1][one] for one in sizes[0].keys() & sizes[1].keys()):
+            continue  # one of them is broadcast
+        read = Place(_node(operands[x]), named[x].index(summed[-1]))
+        wrote = Place(node, written.index(new[-1]))
+        axes = (named[weight].index(new[-1]), named[weight].index(summed[-1]))
+        path = path_of(node)
+        return Operation(node, "einsum", path, read, wrote, part, axes=axes)
+    return None
 
 
 def _last(node: fx.Node) -> Place:

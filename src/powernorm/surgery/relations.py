@@ -8,7 +8,7 @@ the original values: A = 1, B = 0. So a LayerNorm on a residual stream fixes the
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,17 +18,22 @@ from powernorm.surgery.axes import (
     Place,
     across,
     across_broadcast,
+    across_gather,
     across_stack,
     across_sum,
+    across_window,
     holds_floats,
+    is_one_for_all,
     only_checks,
     operand_of,
     operator_name,
     passes,
     shape_of,
+    takes_windows,
+    window_keeps_constants,
 )
 from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.tracing import Mark, Trace, mark_of
+from powernorm.surgery.tracing import Mark, Trace, mark_of, path_of
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,9 @@ class Relations:
     readers: dict[Place, list[Relation]] = field(default_factory=dict)
     """Relations by the features that they read."""
 
+    operations: dict[fx.Node, Operation] = field(default_factory=dict)
+    """All operations with weights next to what was reached."""
+
     def all(self) -> Iterator[Relation]:
         """Yield each relation once, in the order of the graph."""
         seen: set[int] = set()
@@ -123,14 +131,53 @@ class Relations:
         return (relation for relation in self.all() if isinstance(relation, Normed))
 
 
+def describe(node: fx.Node) -> str:
+    """Return an operator and the module that calls it, for the user."""
+    path = path_of(node)
+    return operator_name(node) + (f" in {path}" if path else "")
+
+
 def relate(trace: Trace, feature_axes: Sequence[int]) -> Relations:
     """Follow the features of every marked norm up and down the graph.
 
     Args:
-        trace: the graph.
+        trace: the graphs.
         feature_axes: the dimension of the features of each norm, by the norm's index.
     """
     return _Explorer(trace, feature_axes).explore()
+
+
+def adapter_reason(name: str) -> str:
+    """Return why norms next to an adapter of PEFT do not fold."""
+    return (
+        f"{name!r} is an adapter of PEFT, and merging or disabling it later would be wrong with "
+        "folded weights: merge it first, model = model.merge_and_unload()"
+    )
+
+
+def _twins(trace: Trace) -> dict[Place, Place]:
+    """Return what the same weights write in the first graph that uses them, by place.
+
+    The n-th use in one graph goes with the n-th in the other.
+    """
+    first: dict[tuple[object, ...], Place] = {}
+    twins: dict[Place, Place] = {}
+    for graph in trace.graphs if len(trace.graphs) > 1 else ():
+        uses: Counter[tuple[object, ...]] = Counter()
+        for node in graph.nodes:
+            operation = operation_of(node, trace)
+            part = part_of(node, trace) if node.op == "placeholder" else None
+            if operation is not None:
+                key, place = (operation.kind, operation.weight), operation.writes
+            elif part is not None:
+                key, place = ("value", part), Place(node, len(shape_of(node)) - 1)
+            else:
+                continue
+            uses[key] += 1
+            known = first.setdefault((*key, uses[key]), place)
+            if known.node.graph is not graph:
+                twins[place] = known
+    return twins
 
 
 _GIVEN = "it is an input or a constant of the model"
@@ -140,13 +187,17 @@ class _Explorer:
     def __init__(self, trace: Trace, feature_axes: Sequence[int]) -> None:
         self.trace = trace
         self.feature_axes = feature_axes
-        self.order = {node: i for i, node in enumerate(trace.graph.nodes)}
+        self.order = {node: i for i, node in enumerate(trace.nodes())}
         self.found = Relations()
         self.queue: deque[Place] = deque()
         self.seen: set[Place] = set()
+        self.weighted: dict[fx.Node, Weighted] = {}
+        """Relations of operations with weights, each the same from both sides."""
+        self.twins = _twins(trace)
+        """What the same weights write in the first graph, by what they write in another one."""
 
     def explore(self) -> Relations:
-        for node in self.trace.graph.nodes:
+        for node in self.trace.nodes():
             mark = mark_of(node)
             if mark is not None:
                 self._see(self._norm(node, mark).output)
@@ -167,6 +218,9 @@ class _Explorer:
         self.found.fixed.setdefault(place, reason)
 
     def _add(self, relation: Relation) -> None:
+        if isinstance(relation, Weighted) and relation.output in self.twins:
+            self._add_twin(relation)
+            return
         known = self.found.producers.setdefault(relation.output, relation)
         if known is not relation:
             return
@@ -176,6 +230,21 @@ class _Explorer:
         if not isinstance(relation, Weighted):
             for place in (relation.output, *relation.inputs):
                 self._see(place)
+
+    def _add_twin(self, relation: Weighted) -> None:
+        """Relate what weights write to what they write in the first graph: they change only once.
+
+        So the output is not free to have any A and B, but has those that it has there.
+        """
+        twin = self.twins[relation.output]
+        known = self.found.producers.get(relation.output)
+        if known is None:
+            known = self.found.producers[relation.output] = Same(relation.output, (twin,))
+            self.found.readers.setdefault(twin, []).append(known)
+            for place in relation.inputs:
+                self.found.readers.setdefault(place, []).append(relation)
+        self._see(twin)
+        self._see(relation.output)
 
     def _look_up(self, place: Place) -> None:
         """Relate features to the operator that writes them."""
@@ -188,7 +257,7 @@ class _Explorer:
             return
         relation = self._relation(node, place, None)
         if relation is None:
-            self._fix(place, f"it comes out of {self._describe(node)}")
+            self._fix(place, self._adapter(node) or f"it comes out of {describe(node)}")
         else:
             self._add(relation)
 
@@ -200,7 +269,7 @@ class _Explorer:
                 place, _GIVEN if part is None else "its last dimension is not that of the features"
             )
             return
-        self._add(Weighted(Operation(place.node, "value", "", None, place, part)))
+        self._add(self._weights(Operation(place.node, "value", "", None, place, part)))
 
     def _look_down(self, place: Place, user: fx.Node) -> None:
         """Relate features to one operator that reads them."""
@@ -211,25 +280,27 @@ class _Explorer:
             return
         relation = self._relation(user, None, place)
         if relation is None or place not in relation.inputs:
-            self._fix(place, f"{self._describe(user)} needs the original values")
+            reason = f"{describe(user)} needs the original values"
+            self._fix(place, self._adapter(user) or reason)
         else:
             self._add(relation)
 
-    def _describe(self, node: fx.Node) -> str:
-        path = self.trace.path_of(node)
-        return operator_name(node) + (f" in {path}" if path else "")
+    def _adapter(self, node: fx.Node) -> str:
+        """Return the reason why an operator of an adapter is left alone, "" for all others."""
+        adapter = self.trace.adapter_of(node)
+        return adapter and adapter_reason(adapter)
 
     def _relation(self, node: fx.Node, output: Place | None, read: Place | None) -> Relation | None:
         """Return the relation of an operator, reached at its output or at an operand, or None."""
         mark = mark_of(node)
         if mark is not None:
             return self._norm(node, mark)
-        if not holds_floats(node):
+        if not holds_floats(node) or self.trace.adapter_of(node):
             return None
         operation = operation_of(node, self.trace)
         if operation is not None:
             met = operation.writes == output if output else operation.reads == read
-            return self._known(operation.writes) or (Weighted(operation) if met else None)
+            return self._weights(operation) if met else None
         name = operator_name(node)
         if output is None:
             assert read is not None
@@ -237,6 +308,10 @@ class _Explorer:
         if output is None:
             return None
         return self._known(output) or self._build(node, name, output)
+
+    def _weights(self, operation: Operation) -> Weighted:
+        self.found.operations.setdefault(operation.node, operation)
+        return self.weighted.setdefault(operation.node, Weighted(operation))
 
     def _known(self, output: Place) -> Relation | None:
         return self.found.producers.get(output)
@@ -254,6 +329,10 @@ class _Explorer:
             axis = across_stack(node, read.axis, forward=True)
         elif name == "sum":
             axis = across_sum(node, read.axis, forward=True)
+        elif takes_windows(node):
+            axis = across_window(node, read.axis)
+        elif name == "gather" and operand_of(node) is read.node:
+            axis = across_gather(node, read.axis)
         elif name in _ELEMENTWISE:
             axis = read.axis + len(shape_of(node)) - len(shape_of(read.node))
         return None if axis is None else Place(node, axis)
@@ -270,6 +349,11 @@ class _Explorer:
             axis = across_sum(node, output.axis, forward=False)
             place = None if axis is None else Place(operand_of(node), axis)
             return None if place is None else Homogeneous(output, (place,))
+        if takes_windows(node):
+            return _windowed(node, output)
+        if name == "gather":
+            axis = across_gather(node, output.axis)
+            return None if axis is None else Same(output, (Place(operand_of(node), axis),))
         if name in _ELEMENTWISE:
             return _ELEMENTWISE[name](node, output, self.trace)
         return None
@@ -284,6 +368,15 @@ class _Explorer:
         if any(len(shape_of(item)) <= axis for item in nodes):
             return None
         return Same(output, tuple(Place(item, axis) for item in nodes))
+
+
+def _windowed(node: fx.Node, output: Place) -> Relation | None:
+    axis = across_window(node, output.axis)
+    keeps = window_keeps_constants(node)
+    if axis is None or keeps is None:
+        return None
+    place = Place(operand_of(node), axis)
+    return Same(output, (place,)) if keeps else Homogeneous(output, (place,))
 
 
 def _terms(node: fx.Node, output: Place, factor: float) -> Relation | None:
@@ -334,13 +427,13 @@ def _by_tensor(
     axis = across_broadcast(node, x, output.axis)
     if axis is None:
         return None
-    if across_broadcast(node, factor, output.axis) is None:
+    if is_one_for_all(node, factor, output.axis):
         return Homogeneous(output, (Place(x, axis),))
     part: TensorPart | None = part_of(factor, trace)
     last = len(shape_of(node)) - 1
     if part is None or len(shape_of(factor)) != 1 or output.axis != last or axis != last:
         return None
-    path = trace.path_of(node)
+    path = path_of(node)
     return Weighted(Operation(node, "diagonal", path, Place(x, axis), output, part))
 
 
@@ -352,7 +445,7 @@ def _divided(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
     axis = across_broadcast(node, x, output.axis)
     if axis is None:
         return None
-    if isinstance(divisor, fx.Node) and across_broadcast(node, divisor, output.axis) is not None:
+    if isinstance(divisor, fx.Node) and not is_one_for_all(node, divisor, output.axis):
         return None
     return Homogeneous(output, (Place(x, axis),))
 
@@ -369,7 +462,7 @@ def _masked(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
     if not isinstance(x, fx.Node) or not isinstance(mask, fx.Node) or value != 0:
         return None
     axis = across_broadcast(node, x, output.axis)
-    if axis is None or across_broadcast(node, mask, output.axis) is not None:
+    if axis is None or not is_one_for_all(node, mask, output.axis):
         return None
     return Homogeneous(output, (Place(x, axis),))
 

@@ -18,6 +18,7 @@ from powernorm.surgery.relations import (
     Same,
     Sum,
     Weighted,
+    describe,
 )
 
 
@@ -303,8 +304,18 @@ class _Shifts:
 
     def _fail(self, place: Place) -> None:
         index = nearest_norm(self.problem, place)
-        reason = self.fixed.get(place, "an operator there has no place for a shift")
+        reason = self.fixed.get(place) or self._why_not_shifted(place)
         raise FoldConflictError(index, f"its shift has nowhere to go: {reason}")
+
+    def _why_not_shifted(self, place: Place) -> str:
+        """Return which reader of the features has no place for a shift."""
+        for reader in self.problem.relations.readers.get(place, ()):
+            if isinstance(reader, Weighted) and not self._takes_shift(reader):
+                lacks = "pads with zeros" if reader.operation.padded else "has no place for a bias"
+                return f"{describe(reader.operation.node)} {lacks}"
+            if isinstance(reader, Homogeneous | Same):
+                return f"{describe(reader.output.node)} does not keep it"
+        return f"{describe(place.node)} does not give it"
 
     def _demands(self) -> list[tuple[Place, Place | None]]:
         """Return places whose shift must be 0, or that of another place, in graph order."""

@@ -135,11 +135,33 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
 
 
 def stop_tying(model: nn.Module, changes: Changes) -> None:
-    """Turn off weight tying in Hugging Face models inside; the next load would tie again."""
+    """Take the ties that are gone from the Hugging Face models inside, whose methods tie again.
+
+    `config.tie_word_embeddings` stays: some models scale by it in their forward.
+    """
     for module in model.modules():
-        config = getattr(module, "config", None)
-        if getattr(config, "tie_word_embeddings", False) is True:
-            changes.set_attribute(config, "tie_word_embeddings", False)
+        # Of the class: wrappers hand on the attributes of the model inside.
+        expand = getattr(type(module), "get_expanded_tied_weights_keys", None)
+        if expand is None:
+            continue
+        tensors = _all_tensors(module)
+        for name, ties in (
+            # What a model's class says, with patterns, and what the model found when it was built.
+            ("_tied_weights_keys", expand(module)),
+            ("all_tied_weights_keys", getattr(module, "all_tied_weights_keys", {})),
+        ):
+            kept = {
+                one: other for one, other in ties.items() if tensors.get(one) is tensors.get(other)
+            }
+            if len(kept) < len(ties):
+                changes.set_entry(module, name, kept)
+
+
+def _all_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
 
 
 def _rest(

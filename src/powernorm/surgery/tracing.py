@@ -1,4 +1,4 @@
-"""The graph of a model's evaluation, with its static norms as nodes of their own.
+"""The graphs of a model's evaluation, with its static norms as nodes of their own.
 
 In-place operators around a norm are recorded: a norm writes a new tensor, but a folded norm
 returns its input itself, so that an in-place operator on its output would change its input too,
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -59,41 +60,79 @@ def mark_of(node: fx.Node) -> Mark | None:
 
 @dataclass(frozen=True)
 class Trace:
-    """One run of a model as a functional graph of torch's operators."""
+    """Runs of a model, each as a functional graph of torch's operators."""
 
-    graph: fx.Graph
-    tensors: Mapping[str, str]
-    """Names of the model's parameters and persistent buffers by the graph's inputs."""
+    graphs: tuple[fx.Graph, ...]
+    tensors: Mapping[fx.Node, str]
+    """Names of the model's parameters and persistent buffers by the graphs' inputs."""
     inplace_neighbors: Mapping[int, str]
     """In-place operator that would write through each such norm, once folded, to another value."""
+    adapters: Collection[str] = ()
+    """Names of the modules that PEFT put around others."""
+
+    def nodes(self) -> Iterator[fx.Node]:
+        """Yield the nodes of all graphs, in order."""
+        return chain.from_iterable(graph.nodes for graph in self.graphs)
 
     def tensor_of(self, node: fx.Node) -> str | None:
         """Return the name of the parameter or persistent buffer that a node is, else None."""
-        return self.tensors.get(node.name) if node.op == "placeholder" else None
+        return self.tensors.get(node)
 
-    def path_of(self, node: fx.Node) -> str:
-        """Return the name of the module that a node was called in, `""` for the model itself."""
-        stack = list((node.meta.get("nn_module_stack") or {}).values())
-        return _strip(stack[-1][0]) if stack else ""
+    def adapter_of(self, node: fx.Node) -> str:
+        """Return the name of the adapter that a node was called in, "" if there is none."""
+        if not self.adapters:
+            return ""
+        stack = (node.meta.get("nn_module_stack") or {}).values()
+        paths = (_strip(name) for name, _ in stack)
+        return next((path for path in paths if path in self.adapters), "")
+
+
+def path_of(node: fx.Node) -> str:
+    """Return the name of the module that a node was called in, `""` for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return _strip(stack[-1][0]) if stack else ""
 
 
 def trace(
     model: nn.Module,
     norms: Mapping[nn.Module, int],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
 ) -> Trace:
     """Run a model in evaluation and record its operators.
 
     Args:
         model: in evaluation mode; it is unchanged afterwards.
         norms: the norms to be marked, with their index in the mark.
-        args: positional arguments of the run.
-        kwargs: keyword arguments of the run.
+        calls: positional and keyword arguments of each run.
 
     Raises:
         InputError: torch.export cannot trace the model.
     """
+    runs = [_run(model, norms, args, kwargs) for args, kwargs in calls]
+    tensors = {node: name for run in runs for node, name in run.tensors.items()}
+    neighbors: dict[int, str] = {}
+    for run in runs:
+        neighbors = {**run.inplace_neighbors, **neighbors}
+    graphs = tuple(graph for run in runs for graph in run.graphs)
+    return Trace(graphs, tensors, neighbors, adapters_in(model))
+
+
+def adapters_in(model: nn.Module) -> frozenset[str]:
+    """Return the names of the modules that PEFT put around others (LoRA and its relatives)."""
+    return frozenset(
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if {"base_layer", "original_module"} & module._modules.keys()
+        and any(cls.__module__.partition(".")[0] == "peft" for cls in type(module).__mro__)
+    )
+
+
+def _run(
+    model: nn.Module,
+    norms: Mapping[nn.Module, int],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Trace:
     recorder = _Recorder(model)
     with _marked(norms), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -107,7 +146,8 @@ def trace(
         except Exception as error:
             raise InputError(
                 f"{type(model).__name__} cannot be planned: torch.export cannot trace it on the "
-                f"example inputs: {_first_line(error)}"
+                f"example inputs: {_first_line(error)}; fold the parts that it can trace, each on "
+                "inputs of its own (powernorm.fold(model.encoder, …))"
             ) from error
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
@@ -118,8 +158,12 @@ def trace(
         if target not in signature.non_persistent_buffers
     }
     named = {**signature.inputs_to_parameters, **persistent}
-    tensors = {name: _strip(target) for name, target in named.items()}
-    return Trace(program.graph, tensors, inplace_neighbors)
+    tensors = {
+        node: _strip(named[node.name])
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in named
+    }
+    return Trace((program.graph,), tensors, inplace_neighbors)
 
 
 def _first_line(error: Exception) -> str:

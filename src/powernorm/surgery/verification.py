@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -13,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from powernorm.errors import InputError
 from powernorm.norms.preserved_state import preserved_state
+from powernorm.surgery.changes import Changes
 from powernorm.surgery.tracing import tensors_in
 
 
@@ -39,12 +43,17 @@ class Examples:
             return model(*args, **kwargs)
 
 
-def as_call(example_inputs: object) -> Examples:
+def as_call(
+    example_inputs: object, model: nn.Module | None = None, *, name: str = "example_inputs"
+) -> Examples:
     """Return example inputs as the arguments of a call.
 
     Args:
         example_inputs: a tensor, a tuple or list of positional arguments, or a mapping of keyword
-            arguments.
+            arguments, such as a tokenizer returns.
+        model: if its forward does not take these keyword arguments but a single one, the mapping
+            is that one, as for sentence-transformers.
+        name: what the inputs are called in errors.
 
     Raises:
         InputError: something else.
@@ -52,13 +61,35 @@ def as_call(example_inputs: object) -> Examples:
     if isinstance(example_inputs, Tensor):
         return Examples((example_inputs,), {})
     if isinstance(example_inputs, Mapping):
-        return Examples((), dict(example_inputs))
+        named = _plain(example_inputs)
+        if model is not None and _takes_one_mapping(model, named):
+            return Examples((named,), {})
+        return Examples((), named)
     if isinstance(example_inputs, tuple | list):
-        return Examples(tuple(example_inputs), {})
+        return Examples(tuple(map(_plain, example_inputs)), {})
     raise InputError(
-        f"example_inputs is a {type(example_inputs).__name__}, expected a tensor, a tuple of "
+        f"{name} is a {type(example_inputs).__name__}, expected a tensor, a tuple of "
         "positional arguments or a dict of keyword arguments"
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a mapping as a dict, with those in it; torch.export takes no others."""
+    if isinstance(value, dict | UserDict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _takes_one_mapping(model: nn.Module, named: Mapping[str, object]) -> bool:
+    """Return whether a forward takes one argument, and none by these names."""
+    signature = inspect.signature(model.forward)
+    with suppress(TypeError):
+        signature.bind(**named)
+        return False
+    with suppress(TypeError):
+        signature.bind(named)
+        return True
+    return False
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -107,7 +138,7 @@ class Errors(NamedTuple):
 
 
 def compare(
-    model: nn.Module, change: Callable[[nn.Module], object], examples: Examples
+    model: nn.Module, change: Callable[[nn.Module], object], examples: Sequence[Examples]
 ) -> tuple[Errors, ...]:
     """Run copies of a model before and after a change, in float64, float32 and its own type.
 
@@ -120,26 +151,88 @@ def compare(
     found = []
     for dtype in dict.fromkeys((torch.float64, torch.float32, own)):
         copy = deepcopy(model).to(dtype) if dtype != own else deepcopy(model)
-        inputs = examples if dtype == own else examples.converted(dtype)
+        calls = [one if dtype == own else one.converted(dtype) for one in examples]
         try:
             with _Types() as types:
-                before = _outputs(inputs.call(copy))
+                before = [tensor for call in calls for tensor in _outputs(call.call(copy))]
         except Exception:
             if dtype == own:
                 raise
             continue
         change(copy)
-        try:
-            after = _outputs(inputs.call(copy))
-        except Exception as error:
-            raise InputError(
-                f"the folded model fails on the example inputs ({type(error).__name__}: {error}): "
-                "nothing was changed. The model may read attributes of a norm"
-            ) from error
+        after = [tensor for result in run_folded(copy, calls) for tensor in _outputs(result)]
         narrow = dtype == torch.float64 and types.narrower_than(dtype)
         tolerance = _PARTLY_NARROW if narrow else _TOLERANCES.get(dtype, 0.05)
         found.append(_errors(dtype, before, after, tolerance))
     return tuple(found)
+
+
+def run_folded(model: nn.Module, examples: Sequence[Examples]) -> list[object]:
+    """Return the outputs of a folded model on each example.
+
+    Raises:
+        InputError: it fails.
+    """
+    try:
+        return [example.call(model) for example in examples]
+    except Exception as error:
+        raise InputError(
+            f"the folded {type(model).__name__} fails on the example inputs "
+            f"({type(error).__name__}: {error}): nothing was changed. {_where(model, error)}"
+        ) from error
+
+
+def _where(model: nn.Module, error: Exception) -> str:
+    """Return what a folded model lacks, as far as the error shows it."""
+    target = getattr(error, "obj", None)
+    for name, module in model.named_modules():
+        if module is target:
+            return f"Something reads an attribute of the norm {name!r}: let it read that elsewhere"
+    return "The model may read attributes of a norm: let it read them elsewhere"
+
+
+def attributes_read(
+    model: nn.Module, norms: Mapping[str, nn.Module], examples: Sequence[Examples]
+) -> dict[str, str]:
+    """Return the attribute that a model reads of each norm from outside, by the norm's name.
+
+    Such as Mamba, which converts its stream to the type of `norm.weight`: without the norm it would
+    fail. The model runs once per example with each norm behind a stand-in that passes calls on.
+    """
+    stand_ins = {norm: _StandIn(norm).eval() for norm in norms.values()}
+    changes = Changes()
+    for parent in list(model.modules()):
+        for attribute, child in list(parent._modules.items()):
+            if child in stand_ins:
+                changes.set_module(parent, attribute, stand_ins[child])
+    try:
+        # What else fails because of the stand-ins is found when the folded model runs.
+        with suppress(Exception):
+            for example in examples:
+                example.call(model)
+    finally:
+        changes.undo()
+    read = {name: stand_ins[norm].__dict__["read"] for name, norm in norms.items()}
+    return {name: attributes[0] for name, attributes in read.items() if attributes}
+
+
+class _StandIn(nn.Module):
+    """A module with the attributes of a folded norm, and those of the norm when they are read."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["norm"] = norm  # no part of the model while it stands in
+        self.__dict__["read"] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the norm returns."""
+        return self.__dict__["norm"](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Record that an attribute of the norm is read."""
+        value = getattr(self.__dict__["norm"], name)
+        self.__dict__["read"].append(name)
+        return value
 
 
 class _Types(TorchDispatchMode):
@@ -208,5 +301,6 @@ def check(errors: tuple[Errors, ...]) -> None:
             raise InputError(
                 "the folded model does not give the original's outputs on the example inputs "
                 f"({item}): nothing was changed. A part of the model does what the graph of its "
-                "operators does not show"
+                "operators does not show: fold its parts one by one to find which "
+                "(powernorm.fold(model.encoder, …))"
             )

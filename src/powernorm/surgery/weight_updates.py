@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,8 @@ class WeightUpdate:
     shift_in: Tensor
     scale_out: Tensor
     shift_out: Tensor
+    groups: int = 1
+    axes: tuple[int, int] = (0, 1)
 
     @property
     def is_trivial(self) -> bool:
@@ -44,6 +47,7 @@ class WeightUpdate:
         """Return whether both updates demand the same of the same rows."""
         return (
             (self.kind, self.weight, self.bias) == (other.kind, other.weight, other.bias)
+            and (self.groups, self.axes) == (other.groups, other.axes)
             and torch.equal(self.scale_in, other.scale_in)
             and torch.equal(self.shift_in, other.shift_in)
             and torch.equal(self.scale_out, other.scale_out)
@@ -56,20 +60,43 @@ class WeightUpdate:
             return (weight - self.shift_out) / self.scale_out
         if self.kind == "diagonal":
             return weight * self.scale_in / self.scale_out
+        if self.kind == "einsum":
+            outer, inner = self.axes
+            return (
+                weight
+                * _along(self.scale_in, inner, weight)
+                / _along(self.scale_out, outer, weight)
+            )
         oriented = weight.transpose(0, 1) if self.weight.transposed else weight
-        beyond = (1,) * (oriented.ndim - 2)
-        inner, outer = self.scale_in, self.scale_out
-        per_column = inner.reshape(1, -1, *beyond) if inner.ndim else inner
-        per_row = outer.reshape(-1, 1, *beyond) if outer.ndim else outer
-        changed = oriented * per_column / per_row
+        changed = oriented * self._inputs(self.scale_in, oriented)
+        changed = changed / _along(self.scale_out, 0, oriented)
         return changed.transpose(0, 1) if self.weight.transposed else changed
 
     def new_bias(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Return the new bias b' from the old weight and bias, in float64."""
         oriented = weight.transpose(0, 1) if self.weight.transposed else weight
         summed = oriented.flatten(2).sum(2) if oriented.ndim > 2 else oriented
-        added = summed @ self.shift_in.expand(summed.shape[1])
+        if self.groups > 1:
+            added = (summed * self._inputs(self.shift_in, summed)).sum(1)
+        else:
+            added = summed @ self.shift_in.expand(summed.shape[1])
         return (bias + added - self.shift_out) / self.scale_out
+
+    def _inputs(self, values: Tensor, weight: Tensor) -> Tensor:
+        """Return one value per input feature as a factor of a weight (out, in / groups, …).
+
+        Each group of rows reads the next part of the input features.
+        """
+        if not values.ndim or self.groups == 1:
+            return _along(values, 1, weight)
+        rows = weight.shape[0] // self.groups
+        per_row = values.reshape(self.groups, -1).repeat_interleave(rows, 0)
+        return per_row.reshape(*per_row.shape, *(1,) * (weight.ndim - 2))
+
+
+def _along(values: Tensor, axis: int, weight: Tensor) -> Tensor:
+    """Return one value per feature as a factor along an axis of a weight; 0-d ones as they are."""
+    return values.reshape(-1, *(1,) * (weight.ndim - 1 - axis)) if values.ndim else values
 
 
 @dataclass(frozen=True)
@@ -96,6 +123,7 @@ class Slots:
     """The slots that hold the tensors of a model."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._adds_bias: dict[nn.Module, bool] = {}
         self.modules = dict(model.named_modules(remove_duplicate=False))
         tensors = [
             *model.named_parameters(remove_duplicate=False),
@@ -142,7 +170,17 @@ class Slots:
         attention = isinstance(caller, nn.MultiheadAttention) and _runs(caller, _ATTENTION)
         if attention and caller is not None:
             return owner is caller or owner is caller.out_proj
-        return caller is not None and owner is caller and _runs(caller, _FORWARDS)
+        if caller is None or owner is not caller:
+            return False
+        return _runs(caller, _FORWARDS) or self._is_linear(caller)
+
+    def _is_linear(self, module: nn.Module) -> bool:
+        """Return whether a subclass of Linear with a forward of its own would add a bias."""
+        if not isinstance(module, nn.Linear) or "forward" in module.__dict__:
+            return False
+        if module not in self._adds_bias:
+            self._adds_bias[module] = _adds_bias(module)
+        return self._adds_bias[module]
 
 
 _ATTENTION = (nn.MultiheadAttention.forward,)
@@ -152,6 +190,31 @@ _FORWARDS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.
 def _runs(module: nn.Module, forwards: tuple[object, ...]) -> bool:
     """Return whether the module's forward is one of these, not a subclass's or an instance's."""
     return type(module).forward in forwards and "forward" not in module.__dict__
+
+
+def _adds_bias(module: nn.Linear) -> bool:
+    """Return whether a copy of a linear layer with another weight and a bias uses both."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+
+    rows, columns = module.weight.shape
+    # One column for all takes no memory, and a sum over the inputs still shows what is read.
+    weight, bias, x = draw(rows, 1).expand(rows, columns), draw(rows), draw(2, 3, columns)
+    shadow = copy.copy(module)
+    shadow.__dict__["_parameters"] = {
+        **dict.fromkeys(module._parameters),
+        "weight": nn.Parameter(weight, requires_grad=False),
+        "bias": nn.Parameter(bias, requires_grad=False),
+    }
+    try:
+        with torch.no_grad():
+            y = type(module).forward(shadow, x)
+    except Exception:  # whatever a foreign forward raises, it is not a plain linear map
+        return False
+    expected = nn.functional.linear(x, weight, bias)
+    return isinstance(y, Tensor) and y.shape == expected.shape and torch.allclose(y, expected)
 
 
 def can_shift(operation: Operation, slots: Slots) -> bool:
@@ -170,19 +233,22 @@ class Editor:
         self.relations = relations
         self.operations = self._operations()
 
-    def _operations(self) -> list[Operation]:
-        """Return all operations of the graph, also those unrelated to any norm."""
+    def _operations(self) -> dict[fx.Node, Operation]:
+        """Return all operations of the graphs by their nodes, also those unrelated to any norm."""
         related = {
-            relation.operation.node: relation.operation
-            for relation in self.relations.all()
-            if isinstance(relation, Weighted)
+            **self.relations.operations,
+            **{
+                relation.operation.node: relation.operation
+                for relation in self.relations.all()
+                if isinstance(relation, Weighted)
+            },
         }
-        for node in self.trace.graph.nodes:
+        for node in self.trace.nodes():
             if node not in related:
                 operation = operation_of(node, self.trace)
                 if operation is not None:
                     related[node] = operation
-        return list(related.values())
+        return related
 
     def replacements(
         self, solution: Solution, problem: Problem, *, untie: bool
@@ -192,7 +258,8 @@ class Editor:
         Raises:
             FoldConflictError: a parameter is shared by operations that need different updates.
         """
-        updates = [(operation, self._update(operation, solution)) for operation in self.operations]
+        operations = self.operations.values()
+        updates = [(operation, self._update(operation, solution)) for operation in operations]
         touched: dict[str, list[tuple[Operation, WeightUpdate]]] = {}
         made: dict[str, int] = {}
         for operation, update in updates:
@@ -246,7 +313,9 @@ class Editor:
         if bias is None and bool(shift_in.any() or shift_out.any()):
             found = self.slots.bias_for(operation)
             bias = found[0] if found else None
-        return WeightUpdate(operation.kind, weight, bias, scale_in, shift_in, scale_out, shift_out)
+        moves = scale_in, shift_in, scale_out, shift_out
+        groups, axes = operation.groups, operation.axes
+        return WeightUpdate(operation.kind, weight, bias, *moves, groups, axes)
 
     def _replace(
         self,
@@ -273,37 +342,37 @@ class Editor:
             yield Replacement(tuple(aliases), first)
             return
         if not untie:
-            raise _SharedError(_changed(uses), f"{name} is tied: {', '.join(aliases)}")
+            raise _SharedError(
+                _changed(uses),
+                f"{name} is tied: {', '.join(aliases)} (fold with tied='untie' to part them)",
+            )
         for slot, updates in agreed.items():
             if not all(update.is_trivial for update in updates):
                 yield Replacement((slot,), updates, unties=True)
 
     def _is_read_elsewhere(self, name: str) -> bool:
         """Return whether operators other than operations with weights read the tensor."""
-        nodes = {operation.node: operation for operation in self.operations}
         return any(
-            not self._is_weight(node, user, nodes)
-            for node in self.trace.graph.nodes
+            not self._is_weight(node, user)
+            for node in self.trace.nodes()
             if (target := self.trace.tensor_of(node)) is not None
             and self.slots.aliases(target)[0] == name
-            and node not in nodes
+            and node not in self.operations
             for user in node.users
         )
 
-    def _is_weight(
-        self, value: fx.Node, user: fx.Node, operations: Mapping[fx.Node, Operation]
-    ) -> bool:
+    def _is_weight(self, value: fx.Node, user: fx.Node) -> bool:
         """Return whether an operator reads a parameter, or a part, only as a weight or bias."""
         if only_checks(user):
             return True
-        if user in operations:
-            reads = operations[user].reads
+        if user in self.operations:
+            reads = self.operations[user].reads
             return reads is None or reads.node is not value
         # A split has no part of its own, its pieces have.
         pieces = isinstance(user.meta.get("val"), tuple | list)
         if part_of(user, self.trace) is None and not pieces:
             return False
-        return all(self._is_weight(user, after, operations) for after in user.users)
+        return all(self._is_weight(user, after) for after in user.users)
 
 
 class _SharedError(Exception):
