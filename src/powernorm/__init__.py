@@ -36,11 +36,13 @@ __all__ = [
     "Where",
     "build_norm",
     "calibrate",
+    "declare_mask",
     "declare_norm",
     "diagnose",
     "fold",
     "freeze_statistics",
     "load",
+    "mask_batch_norms",
     "match_teacher",
     "ops",
     "padding_mask",
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from powernorm import ops
     from powernorm.diagnosis import diagnose, training_inference_discrepancy
     from powernorm.errors import InputError
-    from powernorm.inspection import Where, declare_norm
+    from powernorm.inspection import Where, declare_mask, declare_norm
     from powernorm.integrations.saved_models import load, save
     from powernorm.norms import (
         NORMS,
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
         calibrate,
         fold,
         freeze_statistics,
+        mask_batch_norms,
         match_teacher,
         plan_fold,
         plan_swap,
@@ -107,6 +110,7 @@ else:
         "calibrate",
         "fold",
         "freeze_statistics",
+        "mask_batch_norms",
         "match_teacher",
         "plan_fold",
         "plan_swap",
@@ -126,6 +130,7 @@ else:
             **dict.fromkeys(_SURGERY, "surgery"),
             "InputError": "errors",
             "Where": "inspection",
+            "declare_mask": "inspection",
             "declare_norm": "inspection",
             "Moments": "ops",
             "load": "integrations.saved_models",

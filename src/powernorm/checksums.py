@@ -75,7 +75,7 @@ def save_sealed_tensors(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    temporary = path.with_name(f".{path.name}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save_file(dict(tensors), temporary, {**metadata, **SAFETENSORS_SEAL})
         with temporary.open("r+b") as file:

@@ -179,20 +179,6 @@ def test_modernberts_head_pools() -> None:
     all_get(seen, padding(2))
 
 
-def test_a_norm_longer_than_the_mask_is_one_error_that_says_what_to_do() -> None:
-    hf = transformers()
-    config = hf.LongformerConfig(
-        **SMALL, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=16, attention_window=4, max_position_embeddings=32,
-    )  # fmt: skip
-    model = hf.LongformerModel(config).train()
-    swap(model)
-    words = r"embeddings\.LayerNorm.*\(2, 8, 8\).*attention_mask.*\(2, 5\).*where=.*padding_mask"
-    with pytest.raises(InputError, match=words):
-        run(model, PADDED["bert"](0))
-    assert powernorm.norms.current_padding_mask() is None
-
-
 class Own(nn.Module):
     """A model of one's own around an encoder that takes a mask too."""
 

@@ -71,9 +71,9 @@ def inputs_of(model: nn.Module) -> Iterator[dict[str, list[tuple[Tensor, Tensor 
     seen: dict[str, list[tuple[Tensor, Tensor | None]]] = {name: [] for name in batch_norms(model)}
 
     def watch(name: str) -> Callable[..., None]:
-        def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+        def note(norm: nn.Module, args: tuple[Any, ...]) -> None:
             explicit = args[1] if len(args) > 1 else None
-            mask = explicit if explicit is not None else current_padding_mask()
+            mask = explicit if explicit is not None else current_padding_mask(args[0], norm)
             seen[name].append((args[0].detach(), mask))
 
         return note
@@ -222,10 +222,15 @@ def test_a_mask_does_not_leak_into_a_nested_model() -> None:
     swap(inner, "bn")
     model = Outer(inner).train()
     swap(model, "bn", where="norm")
-    with inputs_of(model) as seen:
+    with inputs_of(model) as seen, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         model(vectors(), attention_mask=keep(0))
     assert torch.equal(seen["norm"][0][1], padding())
     assert all(mask is None for name in seen if name != "norm" for _, mask in seen[name])
+    messages = [str(one.message) for one in caught if one.category is MaskWarning]
+    assert len(messages) == len(seen) - 1
+    assert messages[0].startswith("inner.layers.0.norm1 (BatchNorm) in Outer got no padding mask")
+    assert "attention_mask of Outer was given" in messages[0]
     # Nor where the inner norms are frozen: in evaluation they would refuse a mask of other lengths.
     inner.eval()
     model(vectors(), attention_mask=keep(0))

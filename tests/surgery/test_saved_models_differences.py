@@ -258,7 +258,6 @@ def test_weights_tied_by_transposition_are_refused(tmp_path: Path) -> None:
     ("value", "match"),
     [
         (torch.eye(3).to_sparse(), "sparse or nested"),
-        (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantized"),
         (torch.ones(3, dtype=torch.complex128), "that safetensors cannot hold"),
     ],
 )
@@ -328,3 +327,131 @@ def test_records_that_nothing_can_be_built_of(
     with pytest.raises(InputError):
         powernorm.load(tmp_path, model)
     assert model[0] is norm
+
+
+# Around the model --------------------------------------------------------------------------------
+
+
+def test_an_optimizer_keeps_its_parameters(tmp_path: Path) -> None:
+    model = seeded(torch_encoder)
+    powernorm.swap(model, "bn")
+    powernorm.save(model, tmp_path)
+    given = seeded(torch_encoder)
+    powernorm.swap(given, "bn")
+    before = dict(given.named_parameters())
+    powernorm.load(tmp_path, given)
+    assert all(parameter is before[name] for name, parameter in given.named_parameters())
+
+
+def test_what_is_loaded_is_not_the_file(tmp_path: Path) -> None:
+    """Another program writes a newer model there, with `cp` or `rsync --inplace`."""
+    powernorm.save(small(), tmp_path)
+    loaded = powernorm.load(tmp_path, small())
+    before = loaded[1].weight.clone()
+    with (tmp_path / WEIGHTS).open("r+b") as file:
+        content = file.read()
+        file.seek(0)
+        file.write(bytes(len(content)))
+    assert torch.equal(loaded[1].weight, before)
+    assert all(p.data_ptr() % 64 == 0 for p in loaded.parameters())
+
+
+def test_wrappers_do_not_see_what_is_loaded(tmp_path: Path) -> None:
+    powernorm.save(small(), tmp_path)
+    with pytest.raises(InputError, match="give the model inside, and wrap it afterwards"):
+        powernorm.load(tmp_path, torch.compile(small()))
+    inner = nn.Sequential(torch.compile(nn.Linear(4, 4)), powernorm.BatchNorm(4))
+    with pytest.raises(InputError, match="'0' is compiled"):
+        powernorm.save(inner, tmp_path / "a")
+
+
+def test_loading_without_gradients_leaves_trainable_parameters(tmp_path: Path) -> None:
+    powernorm.save(small().double(), tmp_path)
+    with torch.inference_mode():
+        loaded = powernorm.load(tmp_path, small())
+    loaded.train()(torch.randn(5, 4, dtype=torch.float64)).sum().backward()
+    assert loaded[1].weight.grad is not None
+
+
+def test_settings_of_generation_are_the_models_own(tmp_path: Path) -> None:
+    model, _ = FAMILIES["gpt2"]()
+    powernorm.swap(model, "bn")
+    model.generation_config.max_new_tokens = 7
+    model.generation_config.temperature = 0.5  # which transformers writes to no file so
+    powernorm.save(model, tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 99}')
+    found = powernorm.load(tmp_path).generation_config
+    assert (found.max_new_tokens, found.temperature) == (7, 0.5)
+
+
+def test_attention_of_each_part(tmp_path: Path) -> None:
+    hf = transformers()
+    text = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
+    vision = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
+    sizes = {"intermediate_size": 16}
+    model = hf.CLIPModel(
+        hf.CLIPConfig(text_config=text | sizes, vision_config=vision | sizes | {"image_size": 8})
+    )
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    powernorm.swap(model, "bn")
+    powernorm.save(model, tmp_path)
+    config = powernorm.load(tmp_path).config
+    assert config.text_config._attn_implementation == "eager"
+    assert config.vision_config._attn_implementation == "sdpa"
+
+
+class Around(nn.Module):
+    """A wrapper whose mask is for what it does itself: the model inside is called without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = FAMILIES["bert"]()[0]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        hidden: Tensor = self.model(input_ids=input_ids).last_hidden_state
+        return hidden * attention_mask.unsqueeze(-1)
+
+
+@pytest.mark.filterwarnings("ignore::powernorm.MaskWarning")
+def test_masks_come_from_where_they_came(tmp_path: Path) -> None:
+    model = Around()
+    powernorm.swap(model.model, "bn")  # its own mask alone, which it is not given
+    powernorm.save(model, tmp_path)
+    loaded = powernorm.load(tmp_path, Around())
+    inputs = PADDED["bert"](2)
+    for one in (model, loaded):
+        one.train()(**inputs)
+    state, other = model.state_dict(), loaded.state_dict()
+    assert [name for name in state if not torch.equal(state[name], other[name])] == []
+
+
+def test_padding_of_batch_norms_and_convolutions(tmp_path: Path) -> None:
+    class Convolutional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor, padding_mask: Tensor) -> Tensor:
+            y: Tensor = self.norm(self.conv(x.transpose(1, 2)))
+            return y.transpose(1, 2).masked_fill(padding_mask.unsqueeze(-1), 0.0)
+
+    torch.manual_seed(0)
+    model = Convolutional()
+    powernorm.mask_batch_norms(model)
+    x, padding = torch.randn(2, 6, 4), torch.arange(6) >= torch.tensor([[6], [3]])
+    model(x, padding)
+    powernorm.save(model, tmp_path)
+    for given in (Convolutional(), Convolutional()):
+        loaded = powernorm.load(tmp_path, given)
+        assert torch.equal(loaded(x, padding), model.eval()(x, padding))
+        assert torch.equal(loaded.train()(x, padding), model.train()(x, padding))
+        alone = loaded.eval()(x[1:, :3], padding[1:, :3])
+        torch.testing.assert_close(loaded(x, padding)[1:, :3], alone)
+
+
+def test_a_stock_checkpoint_is_compared_beyond_the_norms(tmp_path: Path) -> None:
+    model, _ = FAMILIES["bert"]()
+    powernorm.swap(model, "ln", where="encoder.*")
+    model.embeddings.LayerNorm.eps = 0.3
+    with pytest.raises(InputError, match=r"embeddings\.LayerNorm is LayerNorm.*eps=0\.3"):
+        powernorm.save(model, tmp_path / "a", stock=True)

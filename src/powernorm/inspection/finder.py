@@ -49,6 +49,11 @@ _FUNCTION_KINDS: Final[dict[str, Kind]] = {
     "instance_norm": "channel",
 }
 _FUNCTIONS: Final = {getattr(functional, name): name for name in _FUNCTION_KINDS}
+_OF_HEADS: Final = (
+    "normalizes queries, keys or values inside an attention, not the tokens of a stream"
+)
+_HEAD_SIZES: Final = ("head_dim", "head_size", "attention_head_size", "dim_head", "d_head")
+_HEAD_COUNTS: Final = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 _OF_POSITIONS: Final = {("DebertaV2Encoder", "LayerNorm")}
 """Class and attribute of norms whose inputs are not tokens."""
 
@@ -141,7 +146,7 @@ def find_norms(model: nn.Module) -> tuple[FoundNorm, ...]:
     return tuple(
         _called(names[module], module, callers[module])
         if module in callers
-        else _describe(names[module], module, slots[module])
+        else _describe(model, names[module], module, slots[module])
         for module in names
     )
 
@@ -167,8 +172,12 @@ def _norms_below(
             yield from _norms_below(child, inner, Slot(module, attribute))
 
 
-def _describe(names: list[str], module: nn.Module, slots: list[Slot]) -> FoundNorm:
+def _describe(
+    model: nn.Module, names: list[str], module: nn.Module, slots: list[Slot]
+) -> FoundNorm:
     reading = _elsewhere(slots) or _head_norm(names[0]) or _altered(module) or read_norm(module)
+    if isinstance(reading, Reading) and _is_of_a_head(model, names[0], reading.num_features):
+        reading = _OF_HEADS
     if isinstance(reading, str):
         return FoundNorm(tuple(names), module, tuple(slots), None, reading)
     return FoundNorm(tuple(names), module, tuple(slots), reading)
@@ -249,5 +258,26 @@ def _head_norm(name: str) -> str:
     # Outside a module that is named an attention, "value_norm" and "key" may mean anything.
     known = _HEAD_PARTS if "att" in path else _QUERY_PARTS
     if parts and parts <= known and ("att" in path or len(words) > len(parts)):
-        return "normalizes queries, keys or values inside an attention, not the tokens of a stream"
+        return _OF_HEADS
     return ""
+
+
+def _is_of_a_head(model: nn.Module, name: str, num_features: int) -> bool:
+    """Return whether a norm in an attention has the size of a head, and not of what that reads."""
+    module = model
+    for part in name.split(".")[:-1]:
+        module = module.get_submodule(part)
+        if "att" not in type(module).__name__.lower():
+            continue
+        widths = {getattr(child, "in_features", None) for child in module.children()} - {None}
+        sizes = {module.__dict__.get(size) for size in _HEAD_SIZES}
+        counts = {module.__dict__.get(count) for count in _HEAD_COUNTS} - {None}
+        sizes |= {
+            width // count
+            for width in widths
+            for count in counts
+            if isinstance(width, int) and isinstance(count, int) and count > 1
+        }
+        if widths and num_features not in widths and num_features in sizes:
+            return True
+    return False

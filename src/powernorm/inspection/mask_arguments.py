@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from powernorm.errors import InputError
 from powernorm.inspection.selection import Side
 
-Meaning = Literal["keep", "padding"]
-"""What a mask marks with 1 or True."""
+Meaning = Literal["keep", "padding", "lengths"]
+"""What a mask marks with 1 or True; or that it is the number of valid positions of each row."""
 
 _MEANINGS: Final[Mapping[str, Meaning]] = {
     "attention_mask": "keep",
@@ -22,6 +23,24 @@ _MEANINGS: Final[Mapping[str, Meaning]] = {
     "key_padding_mask": "padding",
     "padding_mask": "padding",
 }
+_OWN_MEANINGS: Final[Mapping[str, Meaning | None]] = {
+    "src_padding_mask": "padding",
+    "src_pad_mask": "padding",
+    "key_pad_mask": "padding",
+    "pad_mask": "padding",
+    "input_mask": "keep",
+    "valid_mask": "keep",
+    "lengths": "lengths",
+    "input_lengths": "lengths",
+    "src_lengths": "lengths",
+    "seq_lengths": "lengths",
+    "src_mask": None,
+    "tgt_mask": None,
+    "key_mask": None,
+    "mask": None,
+}
+"""Names in models of one's own and of further libraries; None may be either way round."""
+
 _SOURCE: Final = "src_key_padding_mask"
 _TARGET: Final = "tgt_key_padding_mask"
 _DATA: Final = (
@@ -30,11 +49,60 @@ _DATA: Final = (
 )  # fmt: skip
 """Names of the argument that the mask belongs to, if that is not the first one."""
 
-_STRIDES: Final = {"WhisperEncoder": 2, "WhisperModel": 2}
-"""Number of mask positions that a convolution before the layers merges into one, by class."""
-
 _LENGTH_FIRST: Final = frozenset({"XLNetModel", "FSMTEncoder"})
 """Classes that take (batch, length) and transpose it for the layers inside."""
+
+HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm", "powernorm"})
+"""Libraries whose models pass their mask on to the modules inside, unchanged. The meaning of their
+arguments and the layout of their vectors are known."""
+
+_declared: dict[tuple[type[nn.Module] | None, str], Meaning] = {}
+"""Users' declarations by class (None is any) and name."""
+
+
+def declare_mask(name: str, meaning: Meaning, cls: type[nn.Module] | None = None) -> None:
+    """Declare what an argument of models says about padding, if its name does not show it.
+
+    From then on, in this process, `powernorm.swap` passes it to the norms, and diagnosis and
+    monitors leave out the positions that it marks. Declare before the swap.
+
+    Args:
+        name: of an argument of the model's `forward`, or of a module's inside.
+        meaning: `keep`, 1 or True is a valid position, as in Hugging Face's attention_mask;
+            `padding`, True is padding, as in torch's src_key_padding_mask; `lengths`, the number of
+            valid positions at the start of each sequence, (batch,).
+        cls: class of the modules with such an argument, with its subclasses; None means all.
+
+    Raises:
+        InputError: the name is not one of an argument, the meaning does not exist, or `cls` is not
+            a class of modules.
+
+    >>> class Encoder(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.norm = nn.LayerNorm(8)
+    ...     def forward(self, x, seen):
+    ...         return self.norm(x)
+    >>> declare_mask("seen", "keep", Encoder)
+    >>> import powernorm
+    >>> powernorm.plan_swap(Encoder()).rows[0].mask
+    'seen'
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InputError(f"name is {name!r}, expected the name of an argument, as 'mask'")
+    if meaning not in get_args(Meaning):
+        raise InputError(f"meaning is {meaning!r}, expected one of {', '.join(get_args(Meaning))}")
+    if cls is not None and not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise InputError(f"cls is {cls!r}, expected a class of torch.nn.Module")
+    _declared[cls, name] = meaning
+
+
+def declared_meaning(module: nn.Module, name: str) -> Meaning | None:
+    """Return what a user has declared about an argument of a module, or None."""
+    for cls in (*type(module).__mro__, None):
+        if (cls, name) in _declared:
+            return _declared[cls, name]
+    return None
 
 
 @dataclass(frozen=True)
@@ -44,8 +112,10 @@ class MaskArgument:
     name: str
     position: int | None
     """Index among the positional arguments; None if it is keyword-only."""
-    meaning: Meaning
-    stride: int = 1
+    meaning: Meaning | None
+    """None until values show which way round it is."""
+    data_name: str = ""
+    """Name of the forward's first argument, in a model of one's own."""
 
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
         """Return the argument's value in a call, None if it is left out."""
@@ -53,6 +123,17 @@ class MaskArgument:
         if value is None and self.position is not None and self.position < len(args):
             value = args[self.position]
         return value
+
+    def data(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """Return the data of a call that its mask belongs to, or None.
+
+        These are tokens (batch, length) or vectors (batch, length, features); a nested tensor,
+        which holds no padding, is none of them.
+        """
+        names = (self.data_name, *_DATA)
+        candidates = [*args[:1], *(kwargs.get(name) for name in names if name != self.name)]
+        tensors = (x for x in candidates if isinstance(x, Tensor) and not x.is_nested)
+        return next((x for x in tensors if x.ndim in (2, 3)), None)
 
     def read(self, value: object, batch_size: int | None) -> Tensor | None:
         """Return a value as a bool mask (batch, length), True = padding; None if it is no mask.
@@ -62,15 +143,14 @@ class MaskArgument:
                 queries or 1, keys) for what attention may see.
             batch_size: of the data that the mask belongs to, if known.
         """
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or self.meaning in (None, "lengths"):
             return None
         if value.ndim == 4 and self.meaning == "keep":
             padding = _never_seen(value)
             fixed = batch_size is None or padding.shape[0] == batch_size
             return padding if fixed else _repeated(padding, batch_size)
-        if value.ndim not in (1, 2):
-            return None
-        return self._padding(value)[..., :: self.stride]
+        value = without_heads(value)
+        return self._padding(value) if value.ndim in (1, 2) else None
 
     def _padding(self, value: Tensor) -> Tensor:
         if self.meaning == "keep":
@@ -79,6 +159,18 @@ class MaskArgument:
             return value
         # torch adds a float mask to the scores: -inf at padding, 0 elsewhere.
         return value < 0 if value.is_floating_point() else value != 0
+
+
+def without_heads(value: Tensor) -> Tensor:
+    """Return (batch, length) for a mask (batch, 1, length) or (batch, 1, 1, length)."""
+    while value.ndim > 2 and value.shape[1] == 1:
+        value = value.squeeze(1)
+    return value
+
+
+def padding_after(lengths: Tensor, length: int) -> Tensor:
+    """Return the mask (batch, length) of rows with that many valid positions at their start."""
+    return torch.arange(length, device=lengths.device) >= lengths.unsqueeze(1)
 
 
 NO_MASK: Final = MaskArgument("", None, "keep")
@@ -112,18 +204,51 @@ def mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument |
     """
     parameters = parameters_of(module)
     names = list(parameters)
-    if "decoder_attention_mask" in names or (_SOURCE in names and _TARGET in names):
-        return None  # it takes the masks of two sides
-    known: dict[str, Meaning] = dict(_MEANINGS)
-    if library_of(module) == "x_transformers":
-        known["mask"] = "keep"
+    meanings = _meanings_of(module, names)
+    if _has_two_sides(names):
+        if side is None or "decoder_attention_mask" in names:
+            return None
+        other = "src_" if side == "decoder" else "tgt_"
+        meanings = {name: m for name, m in meanings.items() if not name.startswith(other)}
     preferred = _TARGET if side == "decoder" else _SOURCE
-    name = next((name for name in (preferred, *known) if name in names), None)
+    name = next((name for name in (preferred, *meanings) if name in meanings), None)
     if name is None:
         return None
     positional = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
-    stride = _STRIDES.get(type(module).__name__, 1)
-    return MaskArgument(name, names.index(name) if positional else None, known[name], stride)
+    position = names.index(name) if positional else None
+    # The first argument of another library's part may be other data.
+    first = "" if library_of(module) in HANDS_ON else names[0]
+    return MaskArgument(name, position, meanings[name], first)
+
+
+def _meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning | None]:
+    """Return the arguments that may give the mask, the likeliest first, and what they mean."""
+    library = library_of(module)
+    known: dict[str, Meaning | None] = dict(_MEANINGS)
+    if library == "x_transformers":
+        known["mask"] = "keep"
+    elif library not in HANDS_ON:
+        known.update(_OWN_MEANINGS)
+    said = {name: declared_meaning(module, name) for name in names}
+    declared = {name: meaning for name, meaning in said.items() if meaning is not None}
+    return {
+        **declared,
+        **{name: known[name] for name in known if name in names and name not in declared},
+    }
+
+
+def _has_two_sides(names: Sequence[str]) -> bool:
+    pairs = (("src_mask", "tgt_mask"), (_SOURCE, _TARGET))
+    return "decoder_attention_mask" in names or any(set(pair) <= set(names) for pair in pairs)
+
+
+def two_sided_argument(module: nn.Module) -> MaskArgument | None:
+    """Return the first argument for padding of a module that takes the masks of two sides."""
+    names = list(parameters_of(module))
+    name = next((name for name in ("attention_mask", _SOURCE, "src_mask") if name in names), None)
+    if name is None or not _has_two_sides(names):
+        return None
+    return MaskArgument(name, names.index(name), None, names[0])
 
 
 def parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -137,17 +262,6 @@ def parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 def library_of(module: nn.Module) -> str:
     """Return the top-level package that a module's class is from."""
     return type(module).__module__.partition(".")[0]
-
-
-def data_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the data of a call that its mask belongs to, or None.
-
-    These are tokens (batch, length) or vectors (batch, length, features); a nested tensor, which
-    holds no padding, is none of them.
-    """
-    candidates = [*args[:1], *(kwargs.get(name) for name in _DATA)]
-    tensors = (x for x in candidates if isinstance(x, Tensor) and not x.is_nested)
-    return next((x for x in tensors if x.ndim in (2, 3)), None)
 
 
 def takes_length_first(module: nn.Module) -> bool:

@@ -58,7 +58,7 @@ class MaskChecks:
         config = next((config for config in configs if hasattr(config, "pad_token_id")), None)
         pad = getattr(config, "pad_token_id", None)
         if not isinstance(pad, int):
-            return cls(None)
+            return cls(_padding_index(model))
         # If one token both ends and pads, it also occurs where nothing is padded.
         others = [getattr(config, f"{kind}_token_id", None) for kind in ("eos", "bos", "sep")]
         starts = getattr(config, "decoder_start_token_id", None) == pad
@@ -81,7 +81,7 @@ class MaskChecks:
             return
         self._looks[taker.key] = looks + 1
         with torch.no_grad():
-            pads = self._pads(data, taker.side)
+            pads = self.padding_in(data, taker.side)
             if mask is None:
                 if self.only_pads:
                     self._look_at_missing(taker, pads)
@@ -96,7 +96,7 @@ class MaskChecks:
     def unreadable(self, taker: Taker, given: object) -> None:
         """Warn of a mask that was given and cannot be read."""
         shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
-        self._warn(
+        self.warn(
             f"unreadable {taker.key}",
             f"{type(taker.module).__name__} was given {taker.argument} as a "
             f"{type(given).__name__}{shape}, which cannot be read as a padding mask (batch, "
@@ -104,7 +104,7 @@ class MaskChecks:
             "a mask by hand: `with powernorm.padding_mask(mask):`",
         )
 
-    def _pads(self, data: Tensor, side: Side | None) -> Tensor | None:
+    def padding_in(self, data: Tensor, side: Side | None) -> Tensor | None:
         """Return the positions that look like padding, (batch, length), or None if unknown."""
         if data.ndim == 3:
             return _run_from_the_end((data == 0).all(dim=-1))
@@ -118,7 +118,7 @@ class MaskChecks:
     def _look_at_missing(self, taker: Taker, pads: Tensor | None) -> None:
         if pads is None or not bool(pads.any()) or bool(pads.all()):
             return
-        self._warn(
+        self.warn(
             "missing",
             f"{type(taker.module).__name__} was called without {taker.argument}, but "
             f"{int(pads.sum())} of {pads.numel()} positions look like padding: they count in the "
@@ -131,15 +131,23 @@ class MaskChecks:
         num_empty = int(empty.sum())
         if num_empty:
             what = "all" if num_empty == empty.numel() else f"{num_empty} of {empty.numel()}"
-            self._warn(
+            self.warn(
                 "rows",
                 f"{argument} marks {what} rows as nothing but padding: is it the right way round?",
             )
 
-    def _warn(self, kind: str, message: str) -> None:
+    def warn(self, kind: str, message: str) -> None:
+        """Give a warning, once of each kind."""
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, MaskWarning, stacklevel=2)
+
+
+def _padding_index(model: nn.Module) -> int | None:
+    """Return the padding token that a model's embeddings agree on, or None."""
+    embeddings = (part for part in model.modules() if isinstance(part, nn.Embedding))
+    tokens = {embedding.padding_idx for embedding in embeddings} - {None}
+    return tokens.pop() if len(tokens) == 1 else None
 
 
 def _look_at_direction(argument: str, pads: Tensor, mask: Tensor) -> None:

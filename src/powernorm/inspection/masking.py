@@ -20,34 +20,39 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from powernorm.errors import InputError
 from powernorm.inspection.mask_arguments import (
+    HANDS_ON,
     NO_MASK,
     MaskArgument,
-    data_of,
     library_of,
     mask_argument,
     parameters_of,
     takes_length_first,
     turns_round,
+    two_sided_argument,
 )
 from powernorm.inspection.mask_checks import MaskChecks, Taker
+from powernorm.inspection.mask_meanings import MaskReader, UndecidedError
+from powernorm.inspection.mask_rules import (
+    REDUCES,
+    gives_all_masks,
+    mask_after,
+    parts_with_rules,
+)
 from powernorm.inspection.selection import Side
 from powernorm.norms import Norm
-from powernorm.norms.masks import ScopedMask, close_scope, innermost_scope, open_scope
+from powernorm.norms.masks import MaskSource, ScopedMask, close_scope, innermost_scope, open_scope
 from powernorm.ops.operators import in_backward
 
 _LENDERS: Final = ("WhisperModel",)
 """Classes that take the encoder's mask and do not pass it on."""
 
-_REDUCES: Final = "_get_feature_vector_attention_mask"
-"""Method of speech models whose mask is over samples; their encoder gets one over positions."""
-
 _TOKENS: Final = "input_ids"
-_OTHER_DATA: Final = {"pixel_values", "input_features", "input_values"}
+_IMAGES: Final = "pixel_values"
+_IMAGE_LIBRARIES: Final = {"timm", "torchvision"}
+_OTHER_DATA: Final = {_IMAGES, "input_features", "input_values"}
 """Inputs of a tower for images or audio beside a text model, whose mask is not the tower's."""
-
-_HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm", "powernorm"})
-"""Libraries whose models pass their mask on to the modules inside, unchanged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +66,10 @@ class MaskUse:
     """Modules that hold the norms; the norms may change."""
     observed: bool = False
     """Whether this is an observer, which needs the mask in evaluation and for any norm."""
+    evaluated: bool = False
+    """Whether the mask is needed in evaluation too, by others than observers."""
+    root: nn.Module | None = None
+    """Model in which the owner was searched."""
 
     def release(self) -> None:
         """Stop needing the owner, for example after an undo."""
@@ -77,6 +86,7 @@ class MaskOwner:
         argument: the argument by which it takes the mask.
         checks: checks of the first masks.
         reach: the part of the module whose norms the mask is for; None means all of it.
+        only_warns: whether it is not known which norms below the mask is for.
     """
 
     def __init__(
@@ -85,14 +95,25 @@ class MaskOwner:
         argument: MaskArgument,
         checks: MaskChecks,
         reach: nn.Module | None = None,
+        only_warns: bool = False,
     ) -> None:
         self.module = module
         self.argument = argument
         self.checks = checks
+        self.only_warns = only_warns
         self.reach = module if reach is None else reach
         self.uses: list[MaskUse] = []
         self.length_first = takes_length_first(module)
         self.turns_round = turns_round(module)
+        # A model of one's own may turn its vectors round anywhere.
+        self.is_own = library_of(module) not in HANDS_ON
+        self.parts = parts_with_rules(self.reach)
+        self.is_exact = not (self.is_own or self.parts)
+        is_open = bool(argument.name) and argument.meaning in (None, "lengths")
+        self.reader = MaskReader(module, argument, checks) if is_open else None
+        self.undecided = ""  # the error of a norm that would need this call's mask
+        # Norms whose inputs were seen to be (length, batch, features), or not.
+        self._length_first_at: dict[object, bool] = {}
         # Pickled handles, unlike their numbers, keep later hooks of another process from
         # replacing these.
         self.handles: list[RemovableHandle] = [
@@ -121,16 +142,19 @@ class MaskOwner:
         del module
         given, mask, data = None, None, None
         if self.is_read():
-            given, data = self.argument.given(args, kwargs), data_of(args, kwargs)
+            given, data = self.argument.given(args, kwargs), self.argument.data(args, kwargs)
             mask = self._read(given, data)
-        outer = self._outer(given is not None and mask is None)
-        if not torch.compiler.is_compiling():
+        outer, around = self._outer(given is not None and mask is None)
+        warns = given is not None and (self.only_warns or self.undecided)
+        if not torch.compiler.is_compiling() and not warns:
             self._check(given, mask, data, outer)
         if mask is not None:
             # A user's scope is for a model that is called without a mask.
             outer = tuple(one for one in outer if one.source is not None)
-            outer = (self._laid_out(mask), *outer)
-        open_scope(outer, self, observed=self.is_only_observed)
+            outer = (self._laid_out(mask, data), *outer)
+        elif warns:
+            around = self
+        open_scope(outer, self, observed=self.is_only_observed, given=around)
 
     def close(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         """Close the scope; runs after the forward, also if that failed."""
@@ -143,7 +167,14 @@ class MaskOwner:
         In evaluation most norms ignore masks, and in generation with a cache the mask is longer
         than the input.
         """
-        return self.is_observed or any(norm.wants_mask for norm in batch_norms(self.reach))
+        if any(use.observed or use.evaluated for use in self.uses):
+            return True
+        return any(norm.wants_mask for norm in batch_norms(self.reach))
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is a norm to pass masks to, or something that needs them besides."""
+        return any(batch_norms(self.reach)) or any(use.evaluated for use in self.uses)
 
     @property
     def is_only_observed(self) -> bool:
@@ -156,40 +187,131 @@ class MaskOwner:
         return any(use.observed for use in self.uses)
 
     def _read(self, given: object, data: Tensor | None) -> Tensor | None:
+        self.undecided = ""
+        if self.only_warns or given is None:
+            return None
+        if self.reader is not None:
+            around, _ = self._outer(True)
+            try:
+                return self.reader.read(given, data, [one.mask for one in around])
+            except UndecidedError as error:
+                # The modules inside may be given masks that say it.
+                self.undecided = str(error)
+                return None
         batch_dim = 1 if data is not None and self._transposed(data) else 0
         mask = self.argument.read(given, None if data is None else data.shape[batch_dim])
-        if mask is None or mask.ndim == 1 or data is None or self.argument.stride > 1:
+        if mask is None or mask.ndim == 1 or data is None or self.parts:
             return mask
         # With a cache the mask also covers the positions before the input.
         length = data.shape[1 - batch_dim]
+        if self.is_own and tuple(mask.shape) == (data.shape[1], data.shape[0]):
+            return mask
         return mask[:, -length:] if mask.shape[1] > length else mask
 
     def _transposed(self, data: Tensor) -> bool:
         return self.length_first and data.ndim == 3
 
-    def _laid_out(self, mask: Tensor) -> ScopedMask:
-        """Return the mask in the layout of the norms' inputs."""
-        if mask.ndim == 2 and (self.length_first or self.turns_round):
+    def _laid_out(self, mask: Tensor, data: Tensor | None) -> ScopedMask:
+        """Return the mask in the layout of the norms' inputs, as far as that is known."""
+        first = self.length_first or self.turns_round
+        if data is not None and mask.ndim == 2:
+            first = self.turns_round or self._is_length_first(data, mask) if self.is_own else first
+        if mask.ndim == 2 and first:
             return ScopedMask(mask.transpose(0, 1), self, 1)
         return ScopedMask(mask, self)
 
-    def _outer(self, unreadable: bool) -> tuple[ScopedMask, ...]:
-        """Return the masks of the surrounding scope that are meant for the norms in here."""
+    def fit(
+        self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object, strict: bool
+    ) -> Tensor | None:
+        """Return the mask for an input of that shape (without the features), or None."""
+        fits = mask.shape == shape
+        if fits and norm in self._length_first_at and not self.parts and shape[0] != shape[-1]:
+            return mask
+        if mask.ndim != 2 or len(shape) != 2:
+            return mask if fits else None
+        for part in self.parts:
+            plain = mask.transpose(0, 1) if batch_dim else mask
+            if shape[batch_dim] != plain.shape[0]:
+                break
+            try:
+                derived = mask_after(part, plain, shape[1 - batch_dim], norm)
+            except InputError:
+                if strict:
+                    raise
+                return None
+            if derived is not None:
+                return derived.transpose(0, 1) if batch_dim else derived
+        if not self.is_own:
+            return mask if fits else None
+        return self._turned(mask, batch_dim, shape, norm)
+
+    def _turned(
+        self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object
+    ) -> Tensor | None:
+        """Return the mask in the order of an input's dimensions, in a model of one's own."""
+        if tuple(shape) not in (tuple(mask.shape), tuple(mask.shape[::-1])):
+            return None
+        compiled = torch.compiler.is_compiling()
+        if shape[0] != shape[1]:
+            turned = mask.shape != shape
+            if norm is not None and not compiled:
+                self._length_first_at[norm] = turned != bool(batch_dim)
+            return mask.transpose(0, 1) if turned else mask
+        if norm is None:
+            return mask
+        if norm not in self._length_first_at and not compiled:
+            self.checks.warn(
+                f"square {self.name_of(norm)}",
+                f"{self.name_of(norm)} got as many positions as sequences, {shape[0]}, and has not "
+                f"been seen with other numbers: its input was taken as "
+                f"{'(length, batch, …)' if batch_dim else '(batch, length, …)'} for the mask from "
+                f"{self.label}; begin with a batch of another length",
+            )
+        length_first = self._length_first_at.get(norm, bool(batch_dim))
+        return mask.transpose(0, 1) if length_first != bool(batch_dim) else mask
+
+    def warn_unmasked(self, norm: object) -> None:
+        """Warn of a norm that no mask reaches although one was given around it."""
+        if self.undecided:
+            raise InputError(self.undecided)
+        if torch.compiler.is_compiling():
+            return
+        name = self.name_of(norm)
+        self.checks.warn(
+            f"unmasked {name}",
+            f"{name} got no padding mask, although {self.label} was given: padding counts in its "
+            "statistics, unless it is given a mask by hand, by its argument padding_mask or by "
+            "`with powernorm.padding_mask(mask):`, or left out of the swap by `where=`",
+        )
+
+    def _outer(self, unreadable: bool) -> tuple[tuple[ScopedMask, ...], MaskSource | None]:
+        """Return the masks of the surrounding scope that are meant for the norms in here.
+
+        Returns:
+            Masks; and the model around that was given one if none of its masks is meant.
+        """
         scope = innermost_scope(observing=self.is_only_observed)
         if scope is None:
-            return ()
-        masks, opener = scope
+            return (), None
+        masks, opener, around = scope
         if opener is None:
-            return masks
-        if not masks or not isinstance(opener, MaskOwner) or not self.argument.name:
-            return ()
+            return masks, None
+        if not isinstance(opener, MaskOwner) or not self.argument.name:
+            return (), None
+        source = masks[0].source if masks else around
+        if not isinstance(source, MaskOwner) or self._is_apart_from(source):
+            source = None
         # The scope of a surrounding model is for other data, unless it was opened for norms in
         # here too, or this module was given a mask and is a part of that model.
         inside = set(self.reach.modules())
         meant = any(parent in inside for use in opener.uses for parent in use.parents)
         if not meant and unreadable:
             meant = any(part is self.module for part in opener.reach.modules())
-        return masks if meant else ()
+        return (masks, None if masks else source) if meant else ((), source)
+
+    def _is_apart_from(self, owner: MaskOwner) -> bool:
+        """Return whether this module has data of its own beside those of a module around."""
+        return self.side is not None or _is_tower(self.module, owner.module)
 
     def _check(
         self,
@@ -206,13 +328,21 @@ class MaskOwner:
         if mask is None and (outer or not self.argument.name):
             return
         if mask is None and given is not None:
-            self.checks.unreadable(taker, given)
-        elif data is not None and self.argument.stride == 1:
+            reader = self.reader
+            if reader is None or (data is not None and not reader.is_attention(given, data)):
+                self.checks.unreadable(taker, given)
+        # Vectors of another length than the mask may have it in another place.
+        elif data is not None and not (self.parts and data.ndim == 3):
             if mask is not None and mask.ndim == 1:
                 data, mask = data[None], mask[None]
-            elif self._transposed(data):
+            elif self._is_length_first(data, mask):
                 data = data.transpose(0, 1)
             self.checks.look(taker, data, mask)
+
+    def _is_length_first(self, data: Tensor, mask: Tensor | None) -> bool:
+        if self.is_own and mask is not None and data.ndim == 3 and mask.shape[0] != mask.shape[1]:
+            return tuple(data.shape[:2]) == tuple(mask.shape[::-1])
+        return self._transposed(data)
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -233,7 +363,7 @@ def retire_owners(model: nn.Module) -> Callable[[], None]:
     """
     kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for module in list(model.modules()):
-        idle = {owner for owner in _owners_on(module) if not any(batch_norms(owner.reach))}
+        idle = {owner for owner in _owners_on(module) if not owner.is_needed}
         if not idle:
             continue
         kept.extend((hooks, dict(hooks)) for hooks in _hook_tables(module))
@@ -255,23 +385,26 @@ def retire_owners(model: nn.Module) -> Callable[[], None]:
     return put_back
 
 
-def masked_norms(model: nn.Module) -> tuple[str, ...]:
-    """Return the dotted names of the norms that a swap passes the model's own mask to."""
-    parents = {
-        parent
-        for module in model.modules()
-        for owner in _owners_on(module)
-        for use in owner.uses
-        if not use.observed
-        for parent in use.parents
-    }
-    return tuple(
-        f"{name}.{attribute}" if name else attribute
-        for name, module in model.named_modules(remove_duplicate=False)
-        if module in parents
-        for attribute, part in module._modules.items()
-        if isinstance(part, Norm) and part.reads_mask
-    )
+def masked_norms(model: nn.Module) -> dict[str, list[str]]:
+    """Return the norms that a swap passes the model's own mask to.
+
+    Returns:
+        Their dotted names by that of the module that was swapped: owners of masks were searched
+        in there alone. It is "" for the model, and for one around it.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    roots: dict[nn.Module, str] = {}
+    for module in names:
+        for use in (use for owner in _owners_on(module) for use in owner.uses if not use.observed):
+            root = names.get(use.root, "") if use.root is not None else ""
+            roots |= dict.fromkeys(use.parents, root)
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        for attribute, part in module._modules.items() if module in roots else ():
+            if isinstance(part, Norm) and part.reads_mask:
+                masked = f"{name}.{attribute}" if name else attribute
+                found.setdefault(roots[module], []).append(masked)
+    return found
 
 
 def _owners_on(module: nn.Module) -> list[MaskOwner]:
@@ -296,6 +429,7 @@ class _Need:
     argument: MaskArgument
     side: Side | None
     norms: list[str]
+    only_warns: bool = False
 
 
 def attach_mask_owners(
@@ -304,6 +438,7 @@ def attach_mask_owners(
     sides: Mapping[str, Side],
     *,
     observed: bool = False,
+    evaluated: bool = False,
 ) -> tuple[MaskUse, ...]:
     """Put hooks on the owners of the masks that these norms need.
 
@@ -312,6 +447,7 @@ def attach_mask_owners(
         norm_names: dotted names, every name of a shared one.
         sides: the stacks of an encoder-decoder by dotted name.
         observed: offer the mask to observers also where no norm trains.
+        evaluated: offer the mask in evaluation too.
 
     Returns:
         The caller's uses of the owners, to be released when the norms are removed.
@@ -320,8 +456,9 @@ def attach_mask_owners(
     needs: dict[str, _Need] = {}
     for norm_name in norm_names:
         owners, side = _owners_of(modules, norm_name, sides)
-        for name, argument in owners:
-            needs.setdefault(name, _Need(argument, side, [])).norms.append(norm_name)
+        for name, argument in owners or _two_sided_owners(modules, norm_name):
+            need = needs.setdefault(name, _Need(argument, side, [], not owners))
+            need.norms.append(norm_name)
     checks = MaskChecks.of(model)
     uses: list[MaskUse] = []
     for name, need in needs.items():
@@ -330,20 +467,35 @@ def attach_mask_owners(
             *_lenders(modules, name, need),
             (name, need.argument, name),
         ):
-            owner = _owner(modules[module], argument, modules[reach], checks)
-            uses.append(MaskUse(owner, need.side, parents, observed))
+            owner = _owner(modules[module], argument, modules[reach], checks, need.only_warns)
+            uses.append(MaskUse(owner, need.side, parents, observed, evaluated, model))
             owner.uses.append(uses[-1])
     return tuple(uses)
 
 
 def _owner(
-    module: nn.Module, argument: MaskArgument, reach: nn.Module, checks: MaskChecks
+    module: nn.Module,
+    argument: MaskArgument,
+    reach: nn.Module,
+    checks: MaskChecks,
+    only_warns: bool,
 ) -> MaskOwner:
     """Return the owner on a module: an existing one, or a new one."""
     for owner in _owners_on(module):
         if owner.argument == argument and owner.reach is reach:
             return owner
-    return MaskOwner(module, argument, checks, reach)
+    return MaskOwner(module, argument, checks, reach, only_warns)
+
+
+def _two_sided_owners(modules: Mapping[str, nn.Module], norm_name: str) -> list[_Owner]:
+    """Return the outermost module above a norm that takes the masks of two sides, if any."""
+    parts = norm_name.split(".")
+    for length in range(len(parts)):
+        name = ".".join(parts[:length])
+        argument = two_sided_argument(modules[name])
+        if argument is not None:
+            return [(name, argument)]
+    return []
 
 
 def _lenders(
@@ -360,10 +512,10 @@ def _lenders(
 
 def mask_sources(
     model: nn.Module, norm_names: Sequence[str], sides: Mapping[str, Side]
-) -> dict[str, str]:
+) -> dict[str, str | None]:
     """Return which argument of which module gives each norm its padding mask.
 
-    Norms without such an argument are left out.
+    Norms of images, which have no padding, are left out.
 
     Args:
         model: the model.
@@ -371,16 +523,29 @@ def mask_sources(
         sides: the stacks of an encoder-decoder by dotted name.
 
     Returns:
-        `argument` of the model itself, or `module.argument`.
+        `argument` of the model itself, or `module.argument`; None where no mask reaches a norm.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    sources: dict[str, str] = {}
+    sources: dict[str, str | None] = {}
     for name in norm_names:
         owners, _ = _owners_of(modules, name, sides)
-        if owners and owners[0][1] is not NO_MASK:
+        if not owners:
+            if not _takes_images(modules, name):
+                sources[name] = None
+        elif owners[0][1] is not NO_MASK:
             owner, argument = owners[0]
             sources[name] = f"{owner}.{argument.name}" if owner else argument.name
     return sources
+
+
+def _takes_images(modules: Mapping[str, nn.Module], norm_name: str) -> bool:
+    """Return whether a module around a norm takes images."""
+    parts = norm_name.split(".")
+    around = (modules[".".join(parts[:length])] for length in range(len(parts)))
+    return any(
+        _IMAGES in parameters_of(module) or library_of(module) in _IMAGE_LIBRARIES
+        for module in around
+    )
 
 
 _Owner = tuple[str, MaskArgument]
@@ -406,7 +571,7 @@ def _on_the_way(
     for length in range(start, len(parts)):
         name = ".".join(parts[:length])
         module = modules[name]
-        argument = None if hasattr(module, _REDUCES) else mask_argument(module, side)
+        argument = mask_argument(module, side)
         if owners and _is_tower(module, modules[owners[0][0]]):
             return [(name, argument or NO_MASK)]
         if argument is None:
@@ -424,11 +589,15 @@ def _is_handed_on(owner: nn.Module, module: nn.Module) -> bool:
     A user's own model may prepend a token to the input and pass a longer mask.
     """
     library = library_of(module)
-    return library in _HANDS_ON and library == library_of(owner)
+    if hasattr(owner, REDUCES) and not (hasattr(module, REDUCES) or gives_all_masks(owner)):
+        return False  # the modules inside get one over positions
+    return library in HANDS_ON and library == library_of(owner)
 
 
 def _is_tower(module: nn.Module, owner: nn.Module) -> bool:
     """Return whether a module takes images or audio inside an owner of a mask for text."""
+    if library_of(module) in _IMAGE_LIBRARIES and library_of(owner) not in _IMAGE_LIBRARIES:
+        return True
     inner, outer = set(parameters_of(module)), set(parameters_of(owner))
     return bool(inner & _OTHER_DATA) and _TOKENS not in inner and _TOKENS in outer
 

@@ -171,7 +171,7 @@ def _scoped_mask(x: Tensor, module: nn.Module) -> tuple[Tensor | None, bool]:
         # The mask that the layer itself would use in training, or its error if none fits.
         return current_padding_mask(x, module), True
     # This library's other norms do not use masks, like those of other libraries.
-    mask, fits = offered_padding_mask(x, observing=not isinstance(module, Norm))
+    mask, fits = offered_padding_mask(x, module, observing=not isinstance(module, Norm))
     return (mask, True) if fits else (None, False)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.integrations.architectures import model_class
+from powernorm.json_reading import read_json
 from powernorm.norms.arguments import check_model
 from powernorm.runs import MODEL_FILE
 from powernorm.surgery.loading import REBUILD, fill_model
@@ -41,6 +42,7 @@ _ATTENTION: Final = (
     "flash_attention_3",
     "flex_attention",
 )
+_GENERATION: Final = "generation_config"
 _STOCK: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 
@@ -87,18 +89,17 @@ def save(
     'RegularizedBatchNorm'
     """
     check_model(model)
+    path = _path_of(folder)
     model = _unwrapped(model)
-    _check_adapters(model)
-    path = Path(folder)
+    _check_parts(model)
     if stock:
         _save_stock(model, path)
         return
     if config is None:
         config = _config_of(model) if is_pretrained(model) else {}
-    write_model(model, path, config)
-    generation = getattr(model, "generation_config", None)
-    if is_pretrained(model) and generation is not None:
-        generation.save_pretrained(str(path))
+    generation = getattr(model, "generation_config", None) if is_pretrained(model) else None
+    more = {} if generation is None else {_GENERATION: json.loads(generation.to_json_string())}
+    write_model(model, path, config, more)
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
@@ -121,16 +122,22 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
             architecture; a given one is unchanged then.
         ModuleNotFoundError: transformers is missing.
     """
-    path = Path(folder)
+    path = _path_of(folder)
     if not path.is_dir():
         raise InputError(f"{path} is no folder: give one that powernorm.save wrote")
     if model is not None:
         check_model(model)
-        model = _unwrapped(model)
+        _check_unwrapped(model)
+    # Parameters that are made in there could not be trained.
+    with torch.inference_mode(False):
+        return _load(path, model)
+
+
+def _load(path: Path, model: nn.Module | None) -> nn.Module:
     if (path / MODEL_FILE).is_file():
         saved = read_model(path)
         if model is None:
-            model = _built(path, saved.config)
+            model = _built(path, saved.config, saved.more.get(_GENERATION))
         else:
             _check_configuration(model, saved.config, path)
         return fill_model(model, saved, path)
@@ -140,8 +147,34 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
             f"{path} holds no {MODEL_FILE}, and its config.json has no key {KEY!r}: it is no model "
             "that powernorm has changed"
         )
-    model = _built(path, config) if model is None else model
+    if model is None:
+        generation = path / "generation_config.json"
+        model = _built(path, config, read_json(generation, "") if generation.is_file() else None)
     return fill_model(model, _read_stock(path, config, model), path, _RENAMED)
+
+
+def _path_of(folder: object) -> Path:
+    """Return a folder's path.
+
+    Raises:
+        InputError: it is none that this system could have.
+    """
+    try:
+        path = Path(folder)  # type: ignore[arg-type]
+        path.exists()
+    except (TypeError, ValueError, OSError) as error:
+        raise InputError(f"folder is {folder!r}, expected the path of a folder: {error}") from error
+    return path
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    """Raise an InputError if something was built around a model that is to be changed."""
+    inner = _unwrapped(model)
+    if inner is not model:
+        raise InputError(
+            f"the model is in a {type(model).__name__}, which would not see what is loaded: give "
+            "the model inside, and wrap it afterwards"
+        )
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -155,8 +188,14 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _check_adapters(model: nn.Module) -> None:
+def _check_parts(model: nn.Module) -> None:
+    """Raise an InputError if a part of the model could not be built again."""
     for name, module in model.named_modules():
+        if "_orig_mod" in module._modules:
+            raise InputError(
+                f"{name!r} is compiled, which changes the names of its tensors: save the model as "
+                "it was before torch.compile, whose parameters are the same"
+            )
         if type(module).__module__.partition(".")[0] == "peft":
             raise InputError(
                 f"{name or 'the model'} is a {type(module).__name__} of PEFT, which has files of "
@@ -195,7 +234,7 @@ def _check_configuration(model: nn.Module, config: Mapping[str, Any], path: Path
         )
 
 
-def _built(path: Path, config: Mapping[str, Any]) -> nn.Module:
+def _built(path: Path, config: Mapping[str, Any], generation: Any = None) -> nn.Module:
     """Build a Hugging Face model for values that are read; only a class of transformers itself."""
     names = config.get("architectures")
     if "model_type" not in config or not isinstance(names, list) or len(names) != 1:
@@ -224,8 +263,8 @@ def _built(path: Path, config: Mapping[str, Any]) -> nn.Module:
         with torch.random.fork_rng(devices=[]), filled:
             built = kind._from_config(read, **options)
         built.tie_weights()
-        if (path / "generation_config.json").is_file():
-            built.generation_config = transformers.GenerationConfig.from_pretrained(str(path))
+        if generation is not None:
+            built.generation_config = transformers.GenerationConfig.from_dict(generation)
     except Exception as error:  # a damaged configuration may raise anything
         raise InputError(
             f"{path / 'config.json'} gives no model: {type(error).__name__}: {error}"
@@ -237,7 +276,8 @@ def _attention_of(config: Mapping[str, Any]) -> Any:
     """Return the implementation of attention that the model had; none that is fetched for it."""
     record = config.get(KEY)
     attention = record.get("attention") if isinstance(record, dict) else None
-    return attention if attention in _ATTENTION else None
+    each = attention.values() if isinstance(attention, dict) else [attention]
+    return attention if all(one in _ATTENTION for one in each) else None
 
 
 def _read_stock(path: Path, config: Mapping[str, Any], model: nn.Module) -> SavedModel:
@@ -270,10 +310,15 @@ def _stock_record(path: Path, config: Mapping[str, Any], model: nn.Module) -> Re
     except (TypeError, ValueError) as error:
         raise InputError(f"the key {KEY!r} of {path / 'config.json'}: {error}") from error
     placed = [record.below(_place_of(record, model, path)) for record in found]
+    masks: dict[str, list[str]] = {}
+    for record in placed:
+        for root, names in record.masks.items():
+            masks.setdefault(root, []).extend(names)
     return replace(
         placed[0],
         parts=tuple(part for record in placed for part in record.parts),
-        masks=tuple(name for record in placed for name in record.masks),
+        masks=masks,
+        erased=tuple(name for record in placed for name in record.erased),
     )
 
 

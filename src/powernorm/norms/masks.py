@@ -21,11 +21,26 @@ _MODULE_CALLS: Final = ("inner", "_call_impl")
 
 
 class MaskSource(Protocol):
-    """The opener of a scope for a model around the norms; it describes masks that do not fit."""
+    """The opener of a scope for a model around the norms."""
+
+    is_exact: bool
+    """Whether the mask belongs to each input of its shape; else `fit` is always asked."""
 
     @property
     def label(self) -> str:
         """Argument by which the mask was given."""
+
+    def fit(
+        self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object, strict: bool
+    ) -> Tensor | None:
+        """Return the mask for an input of that shape (without the features), or None."""
+
+    def warn_unmasked(self, norm: object) -> None:
+        """Warn of a norm that no mask reaches although one was given around it.
+
+        Raises:
+            InputError: the mask holds padding, but not known which way round.
+        """
 
     def name_of(self, norm: object) -> str:
         """Return a description of one of the norms."""
@@ -54,6 +69,8 @@ class _Frame(NamedTuple):
     hook that would close the scope: it is open for as long as that function is on the stack."""
     observed: bool = False
     """Whether the scope is for observers only: the norms use the scopes around it."""
+    given: MaskSource | None = None
+    """Model around the norms that was given a mask which does not reach them."""
 
 
 # What eager code opens belongs to the context: to an asyncio task, or to a thread without one.
@@ -217,10 +234,14 @@ def current_padding_mask(
     frame = _innermost(observing=observing)
     masks = frame.masks if frame is not None else ()
     if not masks:
+        given = frame.given if frame is not None and strict else None
+        # One vector a sequence holds no padding.
+        if given is not None and x is not None and x.ndim > 2:
+            given.warn_unmasked(norm)
         return None
     if x is None:
         return masks[0].mask
-    mask, fits = _fitting(masks, x.shape[:-1])
+    mask, fits = _fitting(masks, x.shape[:-1], norm, strict)
     if not fits and strict:
         raise _misfit(masks[0], x, norm)
     return mask
@@ -233,11 +254,12 @@ def users_padding_mask() -> Tensor | None:
     return masks[0].mask if masks and masks[0].source is None else None
 
 
-def offered_padding_mask(x: Tensor, *, observing: bool) -> tuple[Tensor | None, bool]:
+def offered_padding_mask(x: Tensor, norm: object, *, observing: bool) -> tuple[Tensor | None, bool]:
     """Return the mask that the scopes offer for an input, for observers and without an error.
 
     Args:
         x: input of a norm, features last, (..., C).
+        norm: the norm that gets the input.
         observing: see `current_padding_mask`.
 
     Returns:
@@ -245,21 +267,26 @@ def offered_padding_mask(x: Tensor, *, observing: bool) -> tuple[Tensor | None, 
     """
     frame = _innermost(observing=observing)
     masks = frame.masks if frame is not None else ()
-    mask, fits = _fitting(masks, x.shape[:-1]) if masks else (None, True)
+    mask, fits = _fitting(masks, x.shape[:-1], norm, False) if masks else (None, True)
     # A user's mask is for all norms inside, but the inputs of some may not be tokens.
     return mask, fits and (mask is None or mask.shape == x.shape[:-1])
 
 
-def _fitting(masks: tuple[ScopedMask, ...], shape: torch.Size) -> tuple[Tensor | None, bool]:
+def _fitting(
+    masks: tuple[ScopedMask, ...], shape: torch.Size, norm: object, strict: bool
+) -> tuple[Tensor | None, bool]:
     """Return the mask for an input's tokens, and whether one fits."""
     for mask, source, batch_dim in masks:
-        if source is None or mask.shape == shape:
+        if source is None or (source.is_exact and mask.shape == shape):
             return mask, True
         if len(shape) == 1 and mask.ndim == 2:
             if mask.numel() == shape[0]:
                 return mask.reshape(-1), True
             if mask.shape[batch_dim] == shape[0]:
                 return None, True  # one vector per sequence: padding has been pooled away
+        fitted = source.fit(mask, batch_dim, shape, norm, strict)
+        if fitted is not None:
+            return fitted, True
     return None, False
 
 
@@ -276,13 +303,19 @@ def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:
 
 def innermost_scope(
     *, observing: bool = False
-) -> tuple[tuple[ScopedMask, ...], object | None] | None:
-    """Return masks and opener (None is a user) of the innermost scope; None if none is open."""
+) -> tuple[tuple[ScopedMask, ...], object | None, MaskSource | None] | None:
+    """Return masks, opener (None is a user) and `given` of the innermost scope, None without."""
     frame = _innermost(observing=observing)
-    return None if frame is None else (frame.masks, frame.opener)
+    return None if frame is None else (frame.masks, frame.opener, frame.given)
 
 
-def open_scope(masks: tuple[ScopedMask, ...], opener: object, *, observed: bool = False) -> None:
+def open_scope(
+    masks: tuple[ScopedMask, ...],
+    opener: object,
+    *,
+    observed: bool = False,
+    given: MaskSource | None = None,
+) -> None:
     """Open a scope that outlives the caller; for hooks, where a `with` cannot span the call.
 
     Args:
@@ -290,13 +323,14 @@ def open_scope(masks: tuple[ScopedMask, ...], opener: object, *, observed: bool 
         opener: who opens it, not None; `close_scope` takes the same object. The scope ends at the
             latest with the call of the module whose hook opens it.
         observed: whether only callers with `observing` see it, not the norms inside.
+        given: the model around that was given a mask, if none reaches the norms inside.
     """
     if torch.compiler.is_compiling():
-        _push(_Frame(masks, opener, None, observed))
+        _push(_Frame(masks, opener, None, observed, given))
         return
     call = sys._getframe(2)
     known = call.f_code.co_name in _MODULE_CALLS
-    _push(_Frame(masks, opener, call if known else None, observed))
+    _push(_Frame(masks, opener, call if known else None, observed, given))
 
 
 def close_scope(opener: object) -> None:

@@ -5,6 +5,7 @@ Each verb has a plan that can be inspected, `apply()` and `undo()`.
 
 from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.selection import Where
+from powernorm.surgery.batch_norm_masks import mask_batch_norms
 from powernorm.surgery.calibration import CalibrationReport, calibrate
 from powernorm.surgery.folding import FoldPlan, FoldReport, fold, plan_fold
 from powernorm.surgery.freezing import (
@@ -29,6 +30,7 @@ __all__ = [
     "calibrate",
     "fold",
     "freeze_statistics",
+    "mask_batch_norms",
     "match_teacher",
     "plan_fold",
     "plan_swap",

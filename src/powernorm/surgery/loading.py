@@ -106,18 +106,25 @@ def _other_trait(model: nn.Module, saved: SavedModel) -> str:
 
 
 def _assign(model: nn.Module, saved: SavedModel, changes: Changes) -> None:
-    """Give a model the parameters themselves, in their types, tied and untied as they were."""
+    """Give a model parameters of the types that were saved, tied and untied as they were.
+
+    A parameter that fits stays the same object, which an optimizer may know.
+    """
     made: dict[str, nn.Parameter] = {}
-    was_tied: dict[int, str] = {}
+    taken: dict[int, str] = {}
     untied = False
     for name, old in list(model.named_parameters(remove_duplicate=False)):
         first = saved.shared.get(name, name)
+        value = saved.state[first]
+        is_free = taken.setdefault(id(old), first) == first
+        untied |= not is_free
         if first not in made:
-            value = saved.state[first].to(old.device)
-            made[first] = nn.Parameter(value, old.requires_grad and value.is_floating_point())
-        untied |= was_tied.setdefault(id(old), first) != first
-        module, attribute = slot_of(model, name)
-        changes.set_tensor(module, attribute, made[first])
+            fits = is_free and old.dtype == value.dtype
+            trains = old.requires_grad and value.is_floating_point()
+            made[first] = old if fits else nn.Parameter(value.to(old.device), trains)
+        if made[first] is not old:
+            module, attribute = slot_of(model, name)
+            changes.set_tensor(module, attribute, made[first])
     if untied:
         stop_tying(model, changes)
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):

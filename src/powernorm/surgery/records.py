@@ -22,6 +22,7 @@ from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.descriptions import NormDescription
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.changes import Changes, slot_of
+from powernorm.surgery.erasing import erase_padding, erasing_convolutions
 from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 from powernorm.version import __version__
 
@@ -96,14 +97,17 @@ class Record:
     Args:
         root: class of the model.
         parts: its modules of this library.
-        masks: names of the norms that get the model's own padding mask.
+        masks: names of the norms that get the model's own padding mask, by the name of the module
+            that was swapped.
+        erased: names of convolutions that get zeros at padding.
         attention: implementation of attention that a Hugging Face model is set to.
         version: of this library.
     """
 
     root: str
     parts: tuple[Part, ...]
-    masks: tuple[str, ...]
+    masks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    erased: tuple[str, ...] = ()
     attention: Any = None
     version: str = __version__
 
@@ -114,8 +118,13 @@ class Record:
         Raises:
             InputError: a norm of one's own that could not be built again.
         """
-        attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-        return cls(type(model).__name__, _parts_of(model), masked_norms(model), attention)
+        return cls(
+            type(model).__name__,
+            _parts_of(model),
+            masked_norms(model),
+            erasing_convolutions(model),
+            _attention_of(getattr(model, "config", None)),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -131,7 +140,8 @@ class Record:
             "version": self.version,
             "root": self.root,
             "modules": parts,
-            "masks": list(self.masks),
+            "masks": dict(self.masks),
+            "erased": list(self.erased),
             "attention": self.attention,
         }
 
@@ -151,11 +161,15 @@ class Record:
                 f"{FORMAT}: install the powernorm {values.get('version')!r} that wrote it"
             )
         parts = tuple(_part_from(part) for part in _listed(values.get("modules"), Mapping))
-        masks = tuple(_listed(values.get("masks"), str))
+        masks = values.get("masks")
+        if not isinstance(masks, dict):
+            raise ValueError(f"{masks!r} is no object of names")
+        masks = {str(root): list(_listed(names, str)) for root, names in masks.items()}
+        erased = tuple(_listed(values.get("erased"), str))
         root, version = values.get("root"), values.get("version")
         if not isinstance(root, str) or not isinstance(version, str):
             raise ValueError("the class of the model or the version is no string")
-        return cls(root, parts, masks, values.get("attention"), version)
+        return cls(root, parts, masks, erased, values.get("attention"), version)
 
     def names(self) -> Iterator[str]:
         """Yield the names of all modules."""
@@ -178,7 +192,12 @@ class Record:
             )
             for part in self.parts
         )
-        return replace(self, parts=parts, masks=tuple(f"{prefix}.{name}" for name in self.masks))
+        masks = {
+            f"{prefix}.{root}" if root else prefix: [f"{prefix}.{name}" for name in names]
+            for root, names in self.masks.items()
+        }
+        erased = tuple(f"{prefix}.{name}" for name in self.erased)
+        return replace(self, parts=parts, masks=masks, erased=erased)
 
     def apply(self, model: nn.Module, state: Mapping[str, Tensor]) -> Changes:
         """Put the modules into a model of the same architecture, without their values.
@@ -196,13 +215,23 @@ class Record:
             placed = list(self._place(model, state, changes))
             changes.leave_fast_path(model, placed)
             changes.on_undo(retire_owners(model))
-            sides = stacks(model, [name for norm in find_norms(model) for name in norm.names])
-            for use in attach_mask_owners(model, self.masks, sides):
-                changes.on_undo(use.release)
+            self._attach(model, changes)
         except BaseException:
             changes.undo()
             raise
         return changes
+
+    def _attach(self, model: nn.Module, changes: Changes) -> None:
+        """Pass the masks on."""
+        for root, names in self.masks.items():
+            swapped = model.get_submodule(root)
+            below = [name.removeprefix(f"{root}.") for name in names]
+            norms = [name for norm in find_norms(swapped) for name in norm.names]
+            for use in attach_mask_owners(swapped, below, stacks(swapped, norms)):
+                changes.on_undo(use.release)
+        present = set(erasing_convolutions(model))
+        for step in erase_padding(model, [name for name in self.erased if name not in present]):
+            changes.on_undo(step)
 
     def _place(
         self, model: nn.Module, state: Mapping[str, Tensor], changes: Changes
@@ -221,12 +250,14 @@ class Record:
         modules = dict(model.named_modules(remove_duplicate=False))
         norms = {id(found.inner[1]) for found in find_norms(model) if not found.function}
         norms |= {id(found.module) for found in find_norms(model) if not found.function}
-        for name in self.names():
-            if name not in modules or not name:
+        places = [*self.names(), *self.masks, *self.erased]
+        for name in places:
+            if name not in modules:
                 raise InputError(
                     f"{type(model).__name__} has no module {name!r}, which the saved model had: "
                     f"{_FIX}"
                 )
+        for name in self.names():
             if id(modules[name]) not in norms and _part_of(name, modules[name]) is None:
                 raise InputError(
                     f"{name!r} is a {type(modules[name]).__name__} where the saved model had a "
@@ -245,12 +276,24 @@ class Record:
                         f"the given {type(model).__name__} has {what} at {name!r}, where the saved "
                         f"model had none of this library: {_FIX}"
                     )
-        masked = sorted(set(masked_norms(model)) - set(self.masks))
-        if masked:
-            raise InputError(
-                f"{masked[0]!r} of the given {type(model).__name__} gets the model's padding mask, "
-                f"and that of the saved model did not: {_FIX}"
-            )
+        for root, names in masked_norms(model).items():
+            masked = sorted(set(names) - set(self.masks.get(root, ())))
+            if masked:
+                raise InputError(
+                    f"{masked[0]!r} of the given {type(model).__name__} gets a padding mask that "
+                    f"that of the saved model did not: {_FIX}"
+                )
+
+
+def _attention_of(config: Any) -> Any:
+    """Return how a Hugging Face model computes attention; of several parts that of each."""
+    own = getattr(config, "_attn_implementation", None)
+    parts = {
+        name: getattr(getattr(config, name, None), "_attn_implementation", None)
+        for name in getattr(config, "sub_configs", None) or ()
+    }
+    alike = set(parts.values()) <= {own, None}
+    return own if alike else {"": own, **{name: one for name, one in parts.items() if one}}
 
 
 def _parts_of(model: nn.Module) -> tuple[Part, ...]:

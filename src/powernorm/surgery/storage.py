@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class SavedModel:
         sums: checksums of the other buffers that are no part of a state dict, by name.
         traits: classes and settings of modules without parts, by name.
         config: `config.json`.
+        more: what else was written; JSON.
     """
 
     record: Record
@@ -58,15 +60,19 @@ class SavedModel:
     sums: Mapping[str, str] = field(default_factory=dict)
     traits: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:
+def write_model(
+    model: nn.Module, folder: Path, config: Mapping[str, Any], more: Mapping[str, Any]
+) -> None:
     """Write a model's tensors, and its record into its configuration.
 
     Args:
         model: as it is.
         folder: made where there is none.
         config: other entries of `config.json`; JSON.
+        more: what to keep beside the tensors; JSON.
 
     Raises:
         InputError: the folder holds other weights or cannot be written, the model has what cannot
@@ -84,6 +90,7 @@ def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> No
         "buffers": sorted(floats),
         "sums": {name: checksum_of(tensor) for name, tensor in others.items()},
         "traits": traits_of(model),
+        "more": dict(more),
     }
     try:
         page = json.dumps({**config, KEY: record}, indent=2, sort_keys=True) + "\n"
@@ -91,12 +98,13 @@ def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> No
         text = json.dumps({**described, "config": page})
     except (TypeError, ValueError) as error:
         raise InputError(f"config has to be JSON: {error}") from error
-    temporary = folder / f".{CONFIG_FILE}"
+    temporary = folder / f".{CONFIG_FILE}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # First, so that a full disk leaves the folder as it is.
+        temporary.write_text(page, encoding="utf-8")
         with needed_for_files():
             save_sealed_tensors(tensors, folder / MODEL_FILE, {KEY: text, "format": "pt"})
-        temporary.write_text(page, encoding="utf-8")
         temporary.replace(folder / CONFIG_FILE)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror}") from error
@@ -127,14 +135,19 @@ def read_model(folder: Path) -> SavedModel:
     try:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            # In memory of their own: else they are the file, which others may write to, and lie
+            # where some kernels round otherwise.
+            tensors = {
+                name: opened.get_tensor(name).clone()
+                for name in opened.keys()  # noqa: SIM118
+            }
         described = parse_json(metadata[KEY], str(file), _FIX)
         record = Record.from_dict(described[KEY])
         shared = {str(name): str(first) for name, first in described["shared"].items()}
         tensors |= {name: tensors[first] for name, first in shared.items()}
         buffers = {name: tensors.pop(name) for name in described["buffers"]}
         sums, traits = dict(described["sums"]), dict(described["traits"])
-        config = json.loads(described["config"])
+        config, more = json.loads(described["config"]), dict(described["more"])
     except InputError:
         raise
     except Exception as error:  # whatever a damaged file makes the readers raise
@@ -143,7 +156,7 @@ def read_model(folder: Path) -> SavedModel:
             f"{file} is no model of powernorm ({type(error).__name__}: {reason}): {_FIX}"
         ) from error
     _check_config(read_config(folder), config, folder)
-    return SavedModel(record, tensors, buffers, shared, sums, traits, config)
+    return SavedModel(record, tensors, buffers, shared, sums, traits, config, more)
 
 
 def _check_config(found: Mapping[str, Any], written: Mapping[str, Any], folder: Path) -> None:

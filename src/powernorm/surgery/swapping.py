@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -142,6 +142,10 @@ class Swap:
             self._changes.on_undo(use.release)
         mark(plan.model)
 
+    def on_undo(self, step: Callable[[], None]) -> None:
+        """Register a function to be called by `undo`, before the norms are put back."""
+        self._changes.on_undo(step)
+
     @property
     def norms(self) -> dict[str, Norm]:
         """New norms by dotted name, each once."""
@@ -214,10 +218,8 @@ def plan_swap(
         [site for site in sites if site.name in chosen], sites, to, norm_options
     )
     sides = stacks(model, [name for norm in found for name in norm.names])
-    masks = {}
-    if reads_mask:
-        masks = mask_sources(model, sorted(chosen), sides)
-    rows = tuple(_row(site, to, site.name in chosen, masks.get(site.name)) for site in sites)
+    masks = mask_sources(model, [site.name for site in sites], sides)
+    rows = tuple(_row(site, to, site.name in chosen, reads_mask, masks) for site in sites)
     by_name = {site.name: site.norm for site in sites}
     return SwapPlan(rows, to, dict(norm_options), model, by_name, sides)
 
@@ -257,15 +259,20 @@ def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_opti
     return plan_swap(model, to, where, **norm_options).apply()
 
 
-def _row(site: Site, to: str, selected: bool, mask: str | None) -> SwapRow:
+def _row(
+    site: Site, to: str, selected: bool, reads_mask: bool, masks: Mapping[str, str | None]
+) -> SwapRow:
     reading = site.norm.reading
-    reason = _why_not_selected(site) if not selected else site.norm.reason
+    reason = site.norm.reason if selected else _why_not_selected(site, masks)
+    kept = bool(reason)
+    if not kept and reads_mask and site.name in masks and masks[site.name] is None:
+        reason = "no mask reaches"
     return SwapRow(
         name=site.name,
         kind=site.norm.kind,
-        action="keep" if reason else "swap",
-        into=() if reason else (to,),
-        mask=None if reason else mask,
+        action="keep" if kept else "swap",
+        into=() if kept else (to,),
+        mask=masks.get(site.name) if reads_mask and not kept else None,
         reason=reason,
         type_name=site.type_name,
         num_features=None if reading is None else reading.num_features,
@@ -276,10 +283,13 @@ def _row(site: Site, to: str, selected: bool, mask: str | None) -> SwapRow:
     )
 
 
-def _why_not_selected(site: Site) -> str:
+def _why_not_selected(site: Site, masks: Mapping[str, str | None]) -> str:
+    reason = "not selected"
     if site.norm.is_over_channels:
-        return "not selected: normalizes over channels beside norms over tokens, name it in where="
-    return "not selected"
+        reason += ": normalizes over channels beside norms over tokens, name it in where="
+    if type(site.norm.inner[1]) is nn.BatchNorm1d and masks.get(site.name) is not None:
+        reason += "; powernorm.mask_batch_norms makes it leave out padding"
+    return reason
 
 
 def _check_possible(

@@ -1,0 +1,218 @@
+"""Masks for inputs of another length than a model's own mask, as the model's own code has them.
+
+Some models change the number of positions between their mask and their norms: by strides and
+pooling, by padding to a window, by tokens in front or behind, by several tokens for a position. A
+rule for such a part of a model gives the mask for an input of so many positions, or None if the
+part makes no input of that length.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from powernorm.errors import InputError
+from powernorm.inspection.mask_arguments import padding_after
+
+MaskRule = Callable[[Any, Tensor, int, object], "Tensor | None"]
+"""(part, padding (batch, length), number of positions of an input, norm) to its mask."""
+
+REDUCES: Final = "_get_feature_vector_attention_mask"
+"""Method of speech models whose mask is over samples; their encoder gets one over positions."""
+
+
+def parts_with_rules(module: nn.Module) -> list[nn.Module]:
+    """Return the parts of a module that change the number of positions."""
+    return [part for part in module.modules() if _rule(part) is not None]
+
+
+def mask_after(part: nn.Module, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    """Return the mask for a norm's input of another length, or None.
+
+    Args:
+        part: a part that changes the number of positions.
+        padding: mask of the model around, (batch, length), True = padding.
+        length: number of positions of the input.
+        norm: the norm that gets it.
+
+    Raises:
+        InputError: no mask can reach the norms of this part.
+    """
+    rule = _rule(part)
+    return None if rule is None else rule(part, padding, length, norm)
+
+
+def gives_all_masks(module: nn.Module) -> bool:
+    """Return whether a module's rule gives the masks of all norms inside, at any depth."""
+    return type(module).__name__ in _RULES
+
+
+def _rule(part: nn.Module) -> MaskRule | None:
+    rule = _RULES.get(type(part).__name__)
+    if rule is None and hasattr(part, REDUCES):
+        encoder = getattr(part, "feature_extractor", getattr(part, "feature_encoder", None))
+        return _after_convolutions if hasattr(encoder, "conv_layers") else None
+    return rule if type(part).__module__.startswith("transformers.") else None
+
+
+# A convolution's number of outputs for that many inputs; of valid ones too, if only what comes from
+# whole windows of input counts.
+_Step = Callable[[Any], Any]
+
+
+def _after(steps: Iterable[_Step], padding: Tensor, length: int) -> Tensor | None:
+    """Return the mask after the first of the steps that leaves that many positions."""
+    size, lengths = padding.shape[1], (~padding).sum(1)
+    for step in steps:
+        size, lengths = step(size), step(lengths)
+        if size == length:
+            return padding_after(lengths, length)
+    return None
+
+
+def _convolution(kernel: int, stride: int, padded: int = 0) -> _Step:
+    return lambda size: (size + 2 * padded - kernel) // stride + 1
+
+
+def _after_convolutions(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    del norm
+    sizes = zip(part.config.conv_kernel, part.config.conv_stride, strict=True)
+    return _after((_convolution(kernel, stride) for kernel, stride in sizes), padding, length)
+
+
+def _after_halving(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    del norm
+    return _after([_convolution(1, 2)] * part.config.num_conv_layers, padding, length)
+
+
+def _after_adapter(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    del norm
+    step = _convolution(part.kernel_size, part.stride, part.kernel_size // 2)
+    return _after([step] * len(part.layers), padding, length)
+
+
+def _moonshine(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    del norm
+    sizes = [(one.kernel_size[0], one.stride[0]) for one in (part.conv1, part.conv2, part.conv3)]
+    mask = _after((_convolution(kernel, stride) for kernel, stride in sizes), padding, length)
+    if mask is None or length != part._get_feat_extract_output_lengths(padding.shape[1]):
+        return mask
+    # Its attention counts a window as valid if its first sample is.
+    return padding[:, :: math.prod(stride for _, stride in sizes)][:, :length]
+
+
+def _every_other(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    del part, norm
+    fits = length < padding.shape[1] and length == (padding.shape[1] + 1) // 2
+    return padding[:, ::2] if fits else None
+
+
+def _pooled(factor: Callable[[Any], int]) -> MaskRule:
+    """Return the rule for windows that are valid if one of their positions is."""
+
+    def rule(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+        del norm
+        size = factor(part.config)
+        if size == 1 or length != padding.shape[1] // size:
+            return None
+        windows: Tensor = padding[:, : length * size].unflatten(1, (length, size))
+        return windows.all(dim=2)
+
+    return rule
+
+
+def _funnel(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    del norm
+    keep: Tensor = (~padding).float()
+    for _ in part.config.block_sizes[1:]:
+        keep = part.attention_structure.pool_tensor(keep, mode="min")
+        if keep.shape[1] == length and length < padding.shape[1]:
+            return keep == 0
+    return None
+
+
+def _padded_to(window: Callable[[Any], int]) -> MaskRule:
+    """Return the rule for inputs that are padded to a multiple of a window."""
+
+    def rule(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+        del norm
+        missing = -padding.shape[1] % window(part.config)
+        if not missing or length != padding.shape[1] + missing:
+            return None
+        return functional.pad(padding, (0, missing), value=True)
+
+    return rule
+
+
+def _attention_window(config: Any) -> int:
+    window = config.attention_window
+    return window if isinstance(window, int) else max(window)
+
+
+def _patches_behind(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    if not part.config.visual_embed:
+        return None
+    if norm is part.norm:  # of the patches alone, of which there may be as many as tokens
+        return padding.new_zeros(padding.shape[0], length)
+    patches = (part.config.input_size // part.config.patch_size) ** 2 + 1
+    if length != padding.shape[1] + patches:
+        return None
+    return functional.pad(padding, (0, patches), value=False)
+
+
+def _three_a_step(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    del part, norm
+    return padding.repeat_interleave(3, dim=1) if length == 3 * padding.shape[1] else None
+
+
+def _streams(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    del norm
+    count = 1 + part.config.ngram
+    return padding.repeat(1, count) if length == count * padding.shape[1] else None
+
+
+def _global_tokens(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    if norm is not part.global_input_layer_norm:
+        return None
+    make_blocks = sys.modules[type(part).__module__].__dict__["_make_global_fixed_block_ids"]
+    _, used = make_blocks((~padding).float(), part.global_block_size)
+    return used == 0 if used.shape[1] == length else None
+
+
+def _reversible(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    del norm
+    if torch.compiler.is_compiling() or bool(padding.any()) or length != padding.shape[1]:
+        raise InputError(
+            f"{type(part).__name__} computes its layers again in the backward, where no mask "
+            "reaches a norm: train it on sequences of one length, a multiple of its chunks, "
+            "without padding, or leave its norms out of the swap by `where=`"
+        )
+    return None
+
+
+_RULES: Final[Mapping[str, MaskRule]] = {
+    "Speech2TextEncoder": _after_halving,
+    "Wav2Vec2BertAdapter": _after_adapter,
+    "MoonshineEncoder": _moonshine,
+    "WhisperEncoder": _every_other,
+    "SEWEncoder": _pooled(lambda config: config.squeeze_factor),
+    "SEWDEncoder": _pooled(lambda config: config.squeeze_factor),
+    "CanineModel": _pooled(lambda config: config.downsampling_rate),
+    "FunnelEncoder": _funnel,
+    "LongformerModel": _padded_to(_attention_window),
+    "LEDEncoder": _padded_to(_attention_window),
+    "BigBirdModel": _padded_to(lambda config: config.block_size),
+    "BigBirdPegasusEncoder": _padded_to(lambda config: config.block_size),
+    "LayoutLMv3Model": _patches_behind,
+    "DecisionTransformerModel": _three_a_step,
+    "ProphetNetDecoder": _streams,
+    "LongT5TransientGlobalAttention": _global_tokens,
+    "ReformerModel": _reversible,
+}
+"""Rules by the name of transformers' class."""
