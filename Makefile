@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 
-.PHONY: help install demo test test-slow test-gpu bench results bench-inference bench-gpu check format docs clean
+.PHONY: help install demo test test-slow test-models test-gpu bench results bench-inference bench-gpu check format docs clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -39,8 +39,11 @@ demo: $(INSTALLED)  ## train a small language model with five norms, print the t
 test: $(INSTALLED)  ## run the default suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-test-slow: $(INSTALLED)  ## run what the default suite leaves out; SHARD=2/4: the second quarter of it
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'slow and not gpu' $(if $(SHARD),--shard $(SHARD))
+test-slow: $(INSTALLED)  ## run what the default suite leaves out, without the models; SHARD=2/4: the second quarter of it
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'slow and not gpu and not models' $(if $(SHARD),--shard $(SHARD))
+
+test-models: $(INSTALLED)  ## run all architectures, store their rows and the table of docs/models.md
+	$(BIN)/python -m pytest tests/architectures -n auto --maxprocesses 8 --dist worksteal -m models --rewrite-models
 
 test-gpu: $(INSTALLED)  ## run what needs a CUDA device
 	$(BIN)/python -m pytest -m gpu

@@ -1,0 +1,65 @@
+"""Every architecture of the table: nothing gets worse, and nothing is wrong in silence.
+
+`make test-models` runs all of them, and stores their rows and the table of docs/models.md.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from architectures import huggingface_models, other_models, tables
+from architectures.survey import survey
+
+ARCHITECTURES = {
+    one.name: one for one in (*huggingface_models.ARCHITECTURES, *other_models.ARCHITECTURES)
+}
+TYPICAL = (
+    "bert",
+    "gpt2",
+    "llama",
+    "t5",
+    "vit",
+    "wav2vec2",
+    "torch/encoder-pre",
+    "x-transformers/encoder",
+)
+"""Those that the default suite runs."""
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in TYPICAL else pytest.mark.slow)
+        for name in sorted(ARCHITECTURES)
+    ],
+)
+def test_an_architecture_is_no_worse_than_its_stored_row(
+    name: str, record_property: Any, pytestconfig: pytest.Config
+) -> None:
+    row = survey(ARCHITECTURES[name])
+    record_property("model", json.dumps(row))
+    stored = tables.read().get(name)
+    if stored is None and pytestconfig.getoption("rewrite_models", False):
+        return
+    assert stored is not None, f"no stored row of {name}: run `make test-models`"
+    assert not tables.worse(row, stored)
+
+
+def test_every_architecture_has_a_row_and_every_row_an_architecture() -> None:
+    assert sorted(tables.read()) == sorted(ARCHITECTURES)
+
+
+def test_the_page_is_made_from_the_rows() -> None:
+    assert tables.PAGE.read_text(encoding="utf-8") == tables.page(tables.read().values())
+
+
+def test_a_row_gets_worse_by_status_mask_and_counts() -> None:
+    good = {"status": "ok", "mask": "ok", "swapped": 5, "folded": 5, "wrong": [], "refused": []}
+    assert not tables.worse(good, good)
+    assert not tables.worse(good, {**good, "status": "wrong", "folded": 3})
+    for change in ({"status": "refused"}, {"mask": "silent"}, {"swapped": 4}, {"folded": 4}):
+        assert tables.worse({**good, **change}, good)
