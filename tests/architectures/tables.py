@@ -62,7 +62,7 @@ _START: Final = """# Models
 
 What happens to {count} architectures, built small from configurations with random weights, in
 [surgery](surgery.md): written by `make test-models`, which runs them all. Each is swapped to `bn`,
-trained for a step, calibrated and folded.
+trained for a step, calibrated, folded, saved and loaded.
 
 - **norms**: found, and of them **swapped** by default (of an encoder-decoder those of the encoder).
 - **mask**: are the running statistics of all norms the same when a batch is padded further, by loud
@@ -73,6 +73,9 @@ trained for a step, calibrated and folded.
   of both sides. **error**: bound of the largest relative difference to the unfolded model (float64
   where the model's code allows it) on the example and on inputs of another batch size, another
   length, and with padding on either side, where it takes a mask.
+- **saved**: `powernorm.save` and `powernorm.load` give a model with the same outputs and, after a
+  step in training, the same statistics, bit for bit: built by its own configuration, or loaded into
+  a given model.
 - **training**: a step with finite loss and gradients for every swapped norm that was called.
 
 """
@@ -122,12 +125,13 @@ _COLUMNS: Final = {
     "multiply-add": "multiply_adds",
     "kept": "fold_kept",
     "error": "fold_error",
+    "saved": "save",
 }
 """Headings and the keys of rows; a new stage adds its own."""
 
 
 def _table(rows: list[Row]) -> str:
-    lines = ["| " + " | ".join(_COLUMNS) + " |", "|---|--:|--:|---|---|--:|--:|--:|--:|"]
+    lines = ["| " + " | ".join(_COLUMNS) + " |", "|---|--:|--:|---|---|--:|--:|--:|--:|---|"]
     for row in rows:
         cells = [_cell(row, key) for key in _COLUMNS.values()]
         lines.append("| " + " | ".join(cells) + " |")

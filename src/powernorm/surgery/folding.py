@@ -31,6 +31,7 @@ from powernorm.surgery.verification import (
     check,
     compare,
     run_folded,
+    with_masks,
 )
 from powernorm.surgery.weight_updates import Replacement, compute
 
@@ -231,7 +232,15 @@ def plan_fold(
     statics = _checked_statics(model, found, examples)
     modules = dict(model.named_modules())
     read = attributes_read(model, {name: modules[name] for name in statics}, examples)
-    folding = solve_fold(model, found, statics, examples, tied, read)
+    masked = with_masks(model, examples[0])
+    try:
+        both = examples if masked is None else (*examples, masked)
+        folding = solve_fold(model, found, statics, both, tied, read)
+        examples = both
+    except InputError:
+        if masked is None:
+            raise
+        folding = solve_fold(model, found, statics, examples, tied, read)
     return FoldPlan(
         model,
         tuple(_row(norm, folding) for norm in found),

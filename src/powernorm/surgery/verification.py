@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from powernorm.errors import InputError
+from powernorm.inspection.mask_arguments import parameters_of
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.tracing import tensors_in
@@ -71,6 +72,47 @@ def as_call(
         f"{name} is a {type(example_inputs).__name__}, expected a tensor, a tuple of "
         "positional arguments or a dict of keyword arguments"
     )
+
+
+def with_masks(model: nn.Module, examples: Examples) -> Examples | None:
+    """Return example inputs with the masks that a Hugging Face model takes and they leave out.
+
+    Some models set vectors to zero by their mask between a norm and what would take it up, and
+    only if they are given one. The masks hide nothing, and there are at least two rows, as such
+    code leaves single ones alone.
+
+    Returns:
+        None where there is nothing to add, or the model does not take it.
+    """
+    parameters = parameters_of(model)
+    given = dict(zip(parameters, examples.args, strict=False)) | dict(examples.kwargs)
+    added: dict[str, Tensor] = {}
+    for name, datas in _MASKS.items():
+        data = next((given[one] for one in datas if isinstance(given.get(one), Tensor)), None)
+        if name in parameters and given.get(name) is None and data is not None and data.ndim > 1:
+            added[name] = torch.ones(data.shape[:2], dtype=torch.long, device=data.device)
+    if not added:
+        return None
+    kwargs = given | added
+    one_row = all(len(mask) == 1 for mask in added.values())
+    twice = _mapped(kwargs, _two_rows) if one_row else kwargs
+    masked = Examples((), twice)
+    try:
+        masked.call(model)
+    except Exception:  # whatever a model raises that wants another mask
+        return None
+    return masked
+
+
+_MASKS: Final = {
+    "attention_mask": ("input_ids", "inputs_embeds", "input_features", "input_values"),
+    "decoder_attention_mask": ("decoder_input_ids", "decoder_inputs_embeds"),
+}
+"""Masks of Hugging Face's models, and the data that they belong to."""
+
+
+def _two_rows(tensor: Tensor) -> Tensor:
+    return tensor.repeat(2, *(1,) * (tensor.ndim - 1)) if tensor.shape[:1] == (1,) else tensor
 
 
 def _plain(value: Any) -> Any:
