@@ -124,7 +124,7 @@ def test_a_given_model_has_more_norms_or_masks(tmp_path: Path) -> None:
     model.layers[0].norm1 = powernorm.BatchNorm(8)  # by hand, without the model's masks
     powernorm.save(model, tmp_path / "b")
     powernorm.swap(given, "bn", where="layers.0.norm1")
-    with pytest.raises(InputError, match="gets the model's padding mask"):
+    with pytest.raises(InputError, match="gets a padding mask that that of the saved"):
         powernorm.load(tmp_path / "b", given)
 
 
@@ -198,7 +198,7 @@ def test_copies_of_a_model_have_marks_of_their_own(tmp_path: Path) -> None:
     copied.embeddings.LayerNorm.eps = 0.3
     torch.save(copied, tmp_path / "model.pt")
     for name, one, eps in (
-        ("model", model, 1e-12),
+        ("model", model, 1e-5),
         ("copy", copied, 0.3),
         ("pickle", torch.load(tmp_path / "model.pt", weights_only=False), 0.3),
     ):
@@ -367,8 +367,9 @@ def test_wrappers_do_not_see_what_is_loaded(tmp_path: Path) -> None:
 
 def test_loading_without_gradients_leaves_trainable_parameters(tmp_path: Path) -> None:
     powernorm.save(small().double(), tmp_path)
+    given = small()
     with torch.inference_mode():
-        loaded = powernorm.load(tmp_path, small())
+        loaded = powernorm.load(tmp_path, given)
     loaded.train()(torch.randn(5, 4, dtype=torch.float64)).sum().backward()
     assert loaded[1].weight.grad is not None
 
@@ -441,12 +442,13 @@ def test_padding_of_batch_norms_and_convolutions(tmp_path: Path) -> None:
     x, padding = torch.randn(2, 6, 4), torch.arange(6) >= torch.tensor([[6], [3]])
     model(x, padding)
     powernorm.save(model, tmp_path)
-    for given in (Convolutional(), Convolutional()):
-        loaded = powernorm.load(tmp_path, given)
-        assert torch.equal(loaded(x, padding), model.eval()(x, padding))
-        assert torch.equal(loaded.train()(x, padding), model.train()(x, padding))
-        alone = loaded.eval()(x[1:, :3], padding[1:, :3])
-        torch.testing.assert_close(loaded(x, padding)[1:, :3], alone)
+    loaded = powernorm.load(tmp_path, Convolutional())
+    assert torch.equal(loaded(x, padding), model.eval()(x, padding))
+    assert torch.equal(loaded.train()(x, padding), model.train()(x, padding))
+    alone = loaded.eval()(x[1:, :3], padding[1:, :3])
+    torch.testing.assert_close(loaded(x, padding)[1:, :3], alone)
+    powernorm.load(tmp_path, loaded)  # whose convolution has its hook already
+    assert len(loaded.conv._forward_pre_hooks) == 1
 
 
 def test_a_stock_checkpoint_is_compared_beyond_the_norms(tmp_path: Path) -> None:

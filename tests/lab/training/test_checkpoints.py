@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from same_runs import assert_readable, assert_same_run
@@ -21,7 +22,7 @@ from tiny_translation import tiny_translation, write_pairs
 import powernorm
 from forking import own_packages
 from powernorm.errors import InputError
-from powernorm.lab.engine import averaging, folders
+from powernorm.lab.engine import folders
 from powernorm.lab.engine.events import Event, RunStarted, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.builtin import compare
@@ -149,7 +150,7 @@ def from_call(number: int, function: Any, failing: Any) -> Any:
     ("owner", "name", "failing"),
     [
         (Path, "write_bytes", no_space),
-        (averaging, "save_file", no_space_in_safetensors),
+        (safetensors.torch, "save_file", no_space_in_safetensors),
         (checkpoints.shutil, "copyfile", no_space),
         (Path, "replace", no_space),
     ],
@@ -225,8 +226,8 @@ def test_full_disk_elsewhere(pairs: Path, tmp_path: Path, file: str) -> None:
     if file == "metrics.csv":
         failing = patch("powernorm.lab.engine.logs.CsvLog.write", from_call(4, print, no_space))
     elif file == "average":
-        real = averaging.save_file
-        failing = patch.object(averaging, "save_file", from_call(4, real, no_space_in_safetensors))
+        real, full = safetensors.torch.save_file, no_space_in_safetensors
+        failing = patch.object(safetensors.torch, "save_file", from_call(4, real, full))
     else:
 
         def write(path: Path, content: bytes) -> None:
