@@ -107,6 +107,14 @@ def _moonshine(part: Any, padding: Tensor, length: int, norm: object) -> Tensor 
     return padding[:, :: math.prod(stride for _, stride in sizes)][:, :length]
 
 
+def _subsampled(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    del norm
+    if length != int(part._get_subsampling_output_length(torch.tensor(padding.shape[1]))):
+        return None
+    keep: Tensor = part._get_output_attention_mask((~padding).long(), length)
+    return keep == 0
+
+
 def _every_other(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
     del part, norm
     fits = length < padding.shape[1] and length == (padding.shape[1] + 1) // 2
@@ -200,6 +208,8 @@ _RULES: Final[Mapping[str, MaskRule]] = {
     "Speech2TextEncoder": _after_halving,
     "Wav2Vec2BertAdapter": _after_adapter,
     "MoonshineEncoder": _moonshine,
+    "ParakeetEncoder": _subsampled,
+    "LasrEncoder": _subsampled,
     "WhisperEncoder": _every_other,
     "SEWEncoder": _pooled(lambda config: config.squeeze_factor),
     "SEWDEncoder": _pooled(lambda config: config.squeeze_factor),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from powernorm.runs import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.records import KEY, Record
 from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 
+_ZEROS: Final = re.compile(r"(?<=\d)\.0\b")
+"""What tells 0.0 from 0, as a configuration has it before and after it was JSON."""
 _FIX: Final = "save the model again with powernorm.save"
 _FOREIGN: Final = (
     "model.safetensors",
@@ -357,7 +360,7 @@ def traits_of(model: nn.Module) -> dict[str, str]:
     No tensor says what they are.
     """
     return {
-        name: f"{type(module).__name__}({module.extra_repr()})"
+        name: f"{type(module).__name__}({_ZEROS.sub('', module.extra_repr())})"
         for name, module in model.named_modules(remove_duplicate=False)
         if not module._modules and not isinstance(module, Norm | FoldedNorm | FeatureAffine)
     }
