@@ -20,6 +20,9 @@ from powernorm.surgery.swapping import swap
 from surgery.foreign_models import PAD, WIDTH, transformers
 from surgery.models_of_other_lengths import BASE, CASES, Case, attention_mask, text
 
+# torch's own, of how WavLM calls its attention.
+pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
+
 # Their own convolutions, or attention at random places, let the last positions see padding.
 LEAKS = ("data2vec",)
 # One of each rule; the others are alike.
