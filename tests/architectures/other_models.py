@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import pytest
@@ -201,22 +198,8 @@ _IMAGE_MODELS: Final = (
 # torchaudio
 
 
-@cache
-def _torchaudio_conformer() -> ModuleType:
-    """Load the file alone: the package asks for its C++ part, which fits some builds of torch."""
-    path = Path(sys.prefix) / "files" / "torchaudio" / "models" / "conformer.py"
-    if not path.exists():
-        pytest.skip("torchaudio is not installed")
-    spec = importlib.util.spec_from_file_location("torchaudio_conformer", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def _conformer(**options: Any) -> nn.Module:
-    return _torchaudio_conformer().Conformer(
+    return foreign_models.conformer_module().Conformer(
         WIDTH, NUM_HEADS, INNER_WIDTH, NUM_LAYERS, 3, **options
     )
 

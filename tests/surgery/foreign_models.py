@@ -7,11 +7,13 @@ them, and the masks. A library that is not installed skips the test that asks fo
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -95,6 +97,21 @@ def import_torchvision() -> None:
     _torchvision_schemas()
     with patch.object(torch.ops, "load_library", side_effect=OSError("the Python part alone")):
         pytest.importorskip("torchvision")
+
+
+@cache
+def conformer_module() -> ModuleType:
+    """torchaudio's file alone: its C++ part fits some builds of torch only."""
+    path = Path(sys.prefix) / "files" / "torchaudio" / "models" / "conformer.py"
+    if not path.exists():
+        pytest.skip("torchaudio is not installed")
+    spec = importlib.util.spec_from_file_location("torchaudio_conformer", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def transformers() -> Any:

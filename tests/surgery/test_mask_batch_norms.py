@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
 import pickle
-import sys
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,25 +14,17 @@ from torch.utils.checkpoint import checkpoint
 
 import powernorm
 from powernorm.errors import InputError
-from surgery.foreign_models import WIDTH, generator, patchtst, seeded, transformers
+from surgery.foreign_models import (
+    WIDTH,
+    conformer_module,
+    generator,
+    patchtst,
+    seeded,
+    transformers,
+)
 from surgery.models_of_other_lengths import CONVOLUTIONS, SPEECH, audio
 
 LENGTHS = torch.tensor([9, 5, 7])
-
-
-@cache
-def conformer_module() -> ModuleType:
-    """torchaudio's file alone: its C++ part fits some builds of torch only."""
-    path = Path(sys.prefix) / "files" / "torchaudio" / "models" / "conformer.py"
-    if not path.exists():
-        pytest.skip("torchaudio is not installed")
-    spec = importlib.util.spec_from_file_location("torchaudio_conformer", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def conformer(**options: Any) -> nn.Module:

@@ -248,8 +248,8 @@ class Record:
 
     def _check(self, model: nn.Module) -> None:
         modules = dict(model.named_modules(remove_duplicate=False))
-        norms = {id(found.inner[1]) for found in find_norms(model) if not found.function}
-        norms |= {id(found.module) for found in find_norms(model) if not found.function}
+        found = [norm for norm in find_norms(model) if not norm.function]
+        norms = {id(module) for norm in found for module in (norm.module, norm.inner[1])}
         places = [*self.names(), *self.masks, *self.erased]
         for name in places:
             if name not in modules:
