@@ -56,6 +56,12 @@ HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm", 
 """Libraries whose models pass their mask on to the modules inside, unchanged. The meaning of their
 arguments and the layout of their vectors are known."""
 
+_TOKENS: Final = "input_ids"
+IMAGES: Final = "pixel_values"
+IMAGE_LIBRARIES: Final = {"timm", "torchvision"}
+_OTHER_DATA: Final = {IMAGES, "input_features", "input_values"}
+"""Inputs of a tower for images or audio beside a text model, whose mask is not the tower's."""
+
 _declared: dict[tuple[type[nn.Module] | None, str], Meaning] = {}
 """Users' declarations by class (None is any) and name."""
 
@@ -275,3 +281,11 @@ def takes_length_first(module: nn.Module) -> bool:
 def turns_round(module: nn.Module) -> bool:
     """Return whether a module takes (batch, length) and its norms get (length, batch, features)."""
     return any(type(part).__name__ in _LENGTH_FIRST for part in module.modules())
+
+
+def is_tower(module: nn.Module, owner: nn.Module) -> bool:
+    """Return whether a module takes images or audio inside an owner of a mask for text."""
+    if library_of(module) in IMAGE_LIBRARIES and library_of(owner) not in IMAGE_LIBRARIES:
+        return True
+    inner, outer = set(parameters_of(module)), set(parameters_of(owner))
+    return bool(inner & _OTHER_DATA) and _TOKENS not in inner and _TOKENS in outer
