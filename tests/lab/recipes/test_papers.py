@@ -26,7 +26,7 @@ ALL = [
     for preset in presets
 ]
 FIGURES_ONLY = [("image", "cifar10-resnet18"), ("image", "mnist-resnet20")]
-"""What they repeat, the papers draw and print no number of."""
+"""Of what they repeat the papers print no score."""
 
 
 @pytest.mark.parametrize(("task", "preset"), ALL)
