@@ -304,7 +304,8 @@ TRANSLATION_METRICS: Final = (
 )
 """Corpus scores of the translations of the test split, 0 to 100: detokenized, cased BLEU; BLEU of
 Moses tokens, cased; the same in lower case; chrF. Then target subwords that the search gave in a
-second, end marks included.
+second, end marks included. A comparison may ask for `test_bleu_compound` besides, BLEU of Moses
+tokens, cased, with compounds split at their dashes.
 """
 
 

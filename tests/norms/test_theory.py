@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -61,8 +64,142 @@ def test_adanorm_needs_few_values_beyond_its_bound() -> None:
     assert float((y.abs() > 10).float().mean()) < 0.01
 
 
+FAMILY: dict[str, Callable[[Tensor], Tensor]] = {
+    "1": torch.ones_like,
+    "y": lambda y: y,
+    "y2": torch.square,
+    "y3": lambda y: y**3 / 2,
+    "y4": lambda y: y**4 / 4,
+    "y5": lambda y: y**5 / 8,
+    "y6": lambda y: y**6 / 16,
+    "tanh": torch.tanh,
+    "sin": lambda y: torch.sin(2 * y),
+    "bell": lambda y: torch.exp(-y.square()),
+    "softplus": torch.nn.functional.softplus,
+}
+"""Differentiable functions of which φ may be any combination."""
+
+
+def normalized_tokens(width: int, seed: int) -> Tensor:
+    """(200, width): mean 0 and variance 1 in each; from flat to heavy tails, skewed both ways."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(200, width, generator=generator, dtype=torch.float64)
+    x = x.sign() * x.abs() ** (0.5 + 2 * torch.rand(200, 1, generator=generator))
+    x = x + torch.randn(200, 1, generator=generator) * x.square()
+    return (x - x.mean(-1, keepdim=True)) / x.std(-1, unbiased=False, keepdim=True)
+
+
+@given(seeds, st.integers(8, 33))
+@settings(max_examples=20)
+def test_which_scalings_of_a_token_have_a_constant_mean(seed: int, width: int) -> None:
+    """Xu et al. 2019, Theorem 2, its conditions (1) and (2), for a token y of any one width H.
+
+    (1) φ is differentiable; (2) (1/H) Σ φ(y_i) = C > 0 for all y. As (1/H) Σ y_i = 0 and
+    (1/H) Σ y_i² = 1, these leave φ = a + b y + c y² with a + c = C, and nothing else.
+    """
+    y = normalized_tokens(width, seed)
+    means = torch.stack([f(y).mean(-1) for f in FAMILY.values()], dim=-1)
+    # φ = Σ_j p_j f_j has a constant mean where p is orthogonal to all rows.
+    _, sizes, directions = torch.linalg.svd(means - means.mean(0))
+    assert int((sizes < 1e-9 * sizes[0]).sum()) == 3
+    assert directions[-3:, 3:].abs().max() < 1e-6
+
+
+@given(st.floats(0.5, 3.0), st.floats(-0.5, 0.5), st.floats(0.01, 0.5))
+def test_the_scaling_is_unique_where_its_bound_is_for_all_widths(
+    scale: float, k: float, curvature: float
+) -> None:
+    """Xu et al. 2019, Theorem 2, its condition (3): |(1/H) Σ z_i| < M for z = φ(y) ⊙ y.
+
+    Of what the other two leave it takes φ = C (1 - k y) alone, if one M is to do for all H: then
+    (1/H) Σ z_i = -C k. With c y² it is -C k + c (1/H) Σ y_i³, which grows as √H in a token with
+    one large feature. For a single H there is an M for these too, so that the solution is unique
+    as a statement on all widths only.
+    """
+    for curved in (False, True):
+        bounds = []
+        for width in (16, 256, 4096, 65536):
+            x = torch.zeros(width, dtype=torch.float64)
+            x[0] = 1.0
+            y = powernorm.SimpleLayerNorm(width, eps=1e-300)(x)
+            c = curvature if curved else 0.0
+            phi = scale * (1 - k * y) + c * (y.square() - 1)
+            torch.testing.assert_close(phi.mean().item(), scale)
+            bounds.append(abs(float((phi * y).mean() + scale * k)))
+        if curved:
+            assert all(b > 3.9 * a for a, b in pairwise(bounds))
+        else:
+            assert max(bounds) < 1e-9
+
+
+def loss_above(seed: int) -> Callable[[Tensor], Tensor]:
+    """A loss behind the norm: an activation, mixed features, a mean over tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    into = torch.randn(8, 16, generator=generator, dtype=torch.float64)
+    out = torch.randn(16, 5, generator=generator, dtype=torch.float64)
+    return lambda y: torch.logsumexp((y @ into).tanh() @ out, dim=-1).mean()
+
+
+def gradient_norms(
+    x: Tensor, norm: torch.nn.Module, loss: Callable[[Tensor], Tensor], shift: bool
+) -> tuple[Tensor, Tensor]:
+    """(‖∂L/∂X_c‖, ‖∂L̂/∂X_c‖) by feature, with the norm and without it.
+
+    Args:
+        x: (tokens, C).
+        norm: a PowerNormV.
+        loss: L of the norm's output.
+        shift: make the loss L̂ of the network without a norm one that meets Assumption 9,
+            ∂L̂/∂X = ∂L/∂Y at this x; else it is the same function, L̂ = L(X).
+    """
+    leaf = x.clone().requires_grad_()
+    y = norm(leaf)
+    (grad,) = torch.autograd.grad(loss(y), leaf)
+    (plain,) = torch.autograd.grad(loss(leaf + (y - leaf).detach() if shift else leaf), leaf)
+    return grad.norm(dim=0), plain.norm(dim=0)
+
+
+@given(seeds, st.floats(0.01, 100.0))
+@settings(max_examples=40)
+def test_power_norm_v_makes_the_loss_smoother(seed: int, spread: float) -> None:
+    """Shen et al. 2020, Lemma 2: ‖∂L/∂X_c‖ ≤ ‖∂L̂/∂X_c‖ under Assumption 9, where γ_c ≤ ψ_B,c.
+
+    Assumption 9: what arrives at the norm's output, ∂L/∂Y, is what would arrive at X in a network
+    without the norm, ∂L̂/∂X. In general ‖∂L/∂X_c‖ ≤ (γ_c/ψ_B,c) ‖∂L̂/∂X_c‖, with equality only for
+    a gradient orthogonal to X_c.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(24, 8, generator=generator, dtype=torch.float64) * spread + 0.3
+    psi = x.square().mean(0).sqrt()
+    norm = powernorm.PowerNormV(8, eps=1e-300, dtype=torch.float64)
+    with torch.no_grad():
+        norm.weight.copy_(torch.rand(8, generator=generator, dtype=torch.float64) * 3)
+    grad, plain = gradient_norms(x, norm, loss_above(seed), shift=True)
+    gamma = norm.weight.detach()
+    assert bool((grad <= gamma / psi * plain * (1 + 1e-9)).all())
+    smoother = gamma <= psi
+    assert bool((grad[smoother] <= plain[smoother] * (1 + 1e-9)).all())
+
+
+def test_power_norm_v_need_not_be_smoother_without_its_assumptions() -> None:
+    """Lemma 2 says nothing where γ > ψ_B, or where the norm changes what arrives from above.
+
+    A loss that is flat far out (Assumption 9 does not hold) has a small gradient without the norm,
+    which brings its input to where the loss is steep.
+    """
+    noise = torch.randn(24, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x, weights = 20 + noise, noise.roll(1, 0)
+    norm = powernorm.PowerNormV(8, eps=1e-300, dtype=torch.float64)  # γ = 1, ψ_B about 20
+    grad, plain = gradient_norms(x, norm, lambda y: (y.tanh() * weights).sum(), shift=False)
+    assert bool((grad > 1.1 * plain).all())
+    with torch.no_grad():
+        norm.weight.fill_(60.0)
+    grad, plain = gradient_norms(x, norm, lambda y: (y * weights).sum(), shift=True)
+    assert bool((grad > 1.1 * plain).all())
+
+
 def test_power_norm_v_gradient_norm() -> None:
-    """Shen et al. 2020, Lemma 2, with eps = 0."""
+    """Shen et al. 2020, Lemma 2, its equation, with eps = 0."""
     torch.manual_seed(0)
     x = torch.randn(64, 8, dtype=torch.float64) * 2 + 1
     norm = powernorm.PowerNormV(8, eps=1e-300, dtype=torch.float64)

@@ -21,6 +21,9 @@ from powernorm.norms.registry import NORMS, NormInfo, build_norm, short_name
 _UNTOLD: Final = ("device", "dtype", "process_group", "track_running_stats")
 """Arguments that belong to a process or a tensor, or have one value."""
 
+_ATTRIBUTES: Final = {"alpha": "initial_alpha", "penalty": "divergence"}
+"""Where a layer has an argument whose name is that of something else."""
+
 
 @dataclass(frozen=True)
 class NormDescription:
@@ -154,4 +157,4 @@ def _value(norm: nn.Module, option: str) -> Any:
         return any(norm._parameters.get(name) is not None for name in ("weight", "bias"))
     if option == "bias":
         return norm._parameters.get("bias") is not None
-    return getattr(norm, "initial_alpha" if option == "alpha" else option, None)
+    return getattr(norm, _ATTRIBUTES.get(option, option), None)

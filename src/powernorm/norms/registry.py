@@ -9,18 +9,20 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from itertools import chain
+from typing import Any, Final, cast, get_args
 
 from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.norms import pointwise, token
-from powernorm.norms.arguments import feature_count
+from powernorm.norms.arguments import Variant, feature_count
 from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
+from powernorm.norms.divergences import Divergence
 from powernorm.norms.moving_average import MovingAverageBatchNorm
 from powernorm.norms.named_layers import imported_layer, packaged_layer, packaged_names
 from powernorm.norms.own_layers import (
@@ -30,7 +32,7 @@ from powernorm.norms.own_layers import (
     is_same_layer,
     title_of,
 )
-from powernorm.norms.power import PowerNorm
+from powernorm.norms.power import Decay, PowerNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
 from powernorm.norms.renorm import BatchRenorm
 
@@ -140,6 +142,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """Allowed names: they become part of folder names, and are listed with commas between them."""
 _NO_OPTIONS: Final = ("num_features", "track_running_stats")
 """Arguments of the layers that are no options: the latter has one value."""
+_CHOICES: Final = {
+    name: tuple(map(repr, get_args(choice)))
+    for name, choice in (("Variant", Variant), ("Decay", Decay), ("Divergence", Divergence))
+}
+"""Values of the arguments that are one of a few names, by the annotation."""
+_PLAIN: Final = {"int", "float", "bool", "str", "None", *chain(*_CHOICES.values())}
 _UNKNOWN: Final = "-"
 """Table entry for a property that is not known of a user's norm."""
 
@@ -283,28 +291,33 @@ def _check_options(info: NormInfo, options: Mapping[str, Any]) -> None:
             raise InputError(
                 f"{info.title} ({info.name}) has no option {key!r}, it takes {', '.join(known)}"
             )
-        annotation = str(parameters[key].annotation)
-        if not _fits(value, annotation):
+        accepted = _accepted(str(parameters[key].annotation))
+        if not _fits(value, accepted):
             raise InputError(
                 f"option {key} of {info.name} is {value!r} ({type(value).__name__}), expected "
-                f"{annotation}"
+                f"{' | '.join(accepted)}"
             )
 
 
-def _fits(value: Any, annotation: str) -> bool:
-    """Return whether a value fits a parameter's annotation; only plain types are checked."""
-    accepted = {part.strip() for part in annotation.split("|")}
+def _accepted(annotation: str) -> tuple[str, ...]:
+    """Return the parts of a parameter's annotation; of a choice, its values as in `repr`."""
+    parts = (part.strip() for part in annotation.split("|"))
+    return tuple(name for part in parts for name in _CHOICES.get(part, (part,)))
+
+
+def _fits(value: Any, accepted: Collection[str]) -> bool:
+    """Return whether a value fits; only plain types and choices are checked."""
     if value is None:
         return "None" in accepted
     if isinstance(value, bool):
         return "bool" in accepted
     if isinstance(value, int):
-        return bool(accepted & {"int", "float"})
+        return "int" in accepted or "float" in accepted
     if isinstance(value, float):
         return "float" in accepted
     if isinstance(value, str):
-        return bool(accepted & {"str", "Variant", "Decay", "torch.device"})
-    return not accepted <= {"int", "float", "bool", "str", "None", "Variant", "Decay"}
+        return "str" in accepted or "torch.device" in accepted or repr(value) in accepted
+    return not _PLAIN.issuperset(accepted)
 
 
 def short_name(layer: Norm) -> str:

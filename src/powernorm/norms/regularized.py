@@ -13,6 +13,13 @@ from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_number, check_variant
 from powernorm.norms.batch_statistics import memory_of
 from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.divergences import (
+    Compared,
+    Divergence,
+    Terms,
+    check_divergence,
+    divergence_terms,
+)
 from powernorm.norms.feature_dims import Normalized
 from powernorm.norms.penalties import MOST_COMPILED, Pending
 from powernorm.ops.batch_norm import OPERATOR as BATCH_NORM
@@ -28,11 +35,29 @@ class RegularizedBatchNorm(BackwardStateNorm):
     """Regularized BatchNorm (Wang et al. 2022, Section 4.1).
 
     BatchNorm over the valid tokens, and a penalty to be added to the loss,
-    `λ_mean Σ_c (μ_run - μ_B)² + λ_var Σ_c |σ²_run - σ²_B|`, in which the running statistics are
-    those after this step's update and constants. Get it from `penalty()` here or, over a whole
-    model and with the right scale, from `powernorm.penalty`. A layer within a model that has gone
-    through 100 backwards without being asked for it warns, once in a process: it has been plain
-    BatchNorm.
+    `λ_mean Σ_c d_mean + λ_var Σ_c d_var`: two divergences of the batch's statistics μ_B, σ²_B
+    (biased) from the running ones μ_run, σ²_run, which are those after this step's update and
+    constants. Get it from `penalty()` here or, over a whole model and with the right scale, from
+    `powernorm.penalty`. A layer within a model that has gone through 100 backwards without being
+    asked for it warns, once in a process: it has been plain BatchNorm.
+
+    With s² = σ² + eps, what the layer divides by (`max(σ², eps)` in the released variant), each
+    feature has
+
+    | penalty | d_mean | d_var | unit of λ |
+    |---|---|---|---|
+    | `diff` | (μ_run - μ_B)² | abs(σ²_run - σ²_B) | loss/x² |
+    | `diff2` | (μ_run - μ_B)² | (s_run - s_B)² | loss/x² |
+    | `reldiff` | (μ_run - μ_B)²/s²_run | abs(σ²_run - σ²_B)/s²_run | loss |
+    | `symkl` | (μ_run - μ_B)² (1/s²_run + 1/s²_B)/2 | (s²_run - s²_B)²/(2 s²_run s²_B) | loss |
+
+    `diff` is what the released code computes, with λ for a loss summed over tokens. Of the others
+    only this is known: `diff2` has the squared gap of standard deviations, `reldiff` is relative
+    to σ_run, `symkl` is the symmetric KL divergence. The rest is this library's reading. `reldiff`
+    is `diff` of x/s_run, and so does not change with the scale of a feature. `symkl` is
+    KL(B‖run) + KL(run‖B) (Jeffreys' divergence, not half of it) of the Gaussians N(μ, s²), whose
+    part with means has λ_mean and whose other part λ_var; it and its gradient grow without bound
+    as a batch's variance goes to 0, where eps is all that is left.
 
     Args:
         num_features: C.
@@ -41,8 +66,9 @@ class RegularizedBatchNorm(BackwardStateNorm):
             average of all batches.
         affine: learn γ and β.
         track_running_stats: True, torch's argument of this name; False is refused.
-        mean_penalty: λ_mean ≥ 0.
-        var_penalty: λ_var ≥ 0.
+        mean_penalty: λ_mean ≥ 0, in the units above.
+        var_penalty: λ_var ≥ 0, in the units above.
+        penalty: which divergence; the attribute is `divergence`.
         groups: GroupScaling with this many groups in front; None leaves it out.
         variant: `paper`, or `released` (see BatchNorm).
         sync: statistics over all processes.
@@ -83,6 +109,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
         *,
         mean_penalty: float = 0.1,
         var_penalty: float = 0.01,
+        penalty: Divergence = "diff",
         groups: int | None = None,
         variant: Variant = "paper",
         sync: bool = True,
@@ -107,6 +134,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
         self.variant = check_variant(variant)
         self.mean_penalty = check_number("mean_penalty", mean_penalty, at_least=0)
         self.var_penalty = check_number("var_penalty", var_penalty, at_least=0)
+        self.divergence = check_divergence(penalty)
         self.forget_penalty()
         self.register_hook()
 
@@ -245,35 +273,39 @@ class RegularizedBatchNorm(BackwardStateNorm):
         measured = statistics, snapshot(running_mean), snapshot(running_var), weight
         if torch.is_grad_enabled():
             # In a repetition too, which has to save the same tensors as the first run.
-            self._pending.add_compiled(self._sum(*self._gaps(*measured)))
+            self._pending.add_compiled(self._sum(self._terms(*measured)))
         else:
             self._pending.add_blind(measured)
 
-    def _gaps(
+    def _terms(
         self, statistics: Tensor, running_mean: Tensor, running_var: Tensor, weight: float | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """(μ_run - μ_B, σ²_run - σ²_B) after this step's update, which is a constant."""
+    ) -> Terms:
+        """Return the divergences from the running statistics after this step's update."""
         mean, var, count = statistics[0], statistics[1], statistics[-1].detach()
         weight = (count > 0).to(mean.dtype) * weight
         new_mean = mixed(running_mean.to(mean.dtype), mean.detach(), weight)
         target = self.running_target(var.detach(), count)
         new_var = mixed(running_var.to(var.dtype), target, weight)
-        return new_mean - mean, new_var - var
+        return divergence_terms(
+            self.divergence, Compared(mean, var, new_mean, new_var, self.eps, self.floor)
+        )
 
-    def _sum(self, mean_gap: Tensor, var_gap: Tensor) -> Tensor:
-        mean_term = self.mean_penalty * mean_gap.square().sum()
-        total: Tensor = mean_term + self.var_penalty * var_gap.abs().sum()
+    def _sum(self, terms: Terms) -> Tensor:
+        mean_term = self.mean_penalty * terms.mean.sum()
+        total: Tensor = mean_term + self.var_penalty * terms.var.sum()
         return total
 
     def _evaluate(
         self, statistics: Tensor, running_mean: Tensor, running_var: Tensor, weight: float | Tensor
     ) -> tuple[Tensor, Tensor]:
         """The penalty of a forward and its gradient by the statistics; see `Evaluation`."""
-        mean_gap, var_gap = self._gaps(statistics, running_mean, running_var, weight)
+        terms = self._terms(statistics, running_mean, running_var, weight)
         gradient = torch.zeros_like(statistics)
-        gradient[0] = mean_gap * (-2 * self.mean_penalty)
-        gradient[1] = var_gap.sign() * -self.var_penalty
-        return self._sum(mean_gap, var_gap), gradient
+        gradient[0] = terms.mean_by_mean * self.mean_penalty
+        gradient[1] = terms.var_by_var * self.var_penalty
+        if terms.mean_by_var is not None:
+            gradient[1] += terms.mean_by_var * self.mean_penalty
+        return self._sum(terms), gradient
 
     def receive(self, sums: Tensor) -> None:
         """The end of a backward: what the penalty was of is over."""
@@ -315,7 +347,8 @@ class RegularizedBatchNorm(BackwardStateNorm):
 
     def extra_repr(self) -> str:
         """Features and the penalties."""
+        penalty = "" if self.divergence == "diff" else f", penalty={self.divergence!r}"
         return (
             f"{super().extra_repr()}, mean_penalty={self.mean_penalty}, "
-            f"var_penalty={self.var_penalty}"
+            f"var_penalty={self.var_penalty}{penalty}"
         )

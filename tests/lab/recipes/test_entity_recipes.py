@@ -49,6 +49,7 @@ def test_the_experiments_of_wang_et_al(
     assert penalties["var_penalty"] == 0
     assert config.norm_options["pn"]["warmup_steps"] == 4000
     assert (config.model.character_features is not None) == (name == "conll")
+    assert config.model.bigram_features == (50 if name == "resume" else None)
     # Yan et al. 2019 drop fewer of the characters than of the words.
     assert config.model.character_dropout == (0.3 if name == "conll" else None)
 

@@ -74,6 +74,7 @@ def test_records_follow_the_placement() -> None:
         ("iwslt14-wang2022-post", "test_bleu_tokenised"),  # "case sensitive tokenized BLEU"
         ("wmt16-wang2022-pre", "test_bleu_tokenised"),
         ("iwslt14-xu2019", "test_bleu_tokenised"),  # "BLEU", no more is said
+        ("wmt14-xu2019", "test_bleu_compound"),  # "the same compound splitting following previous"
     ],
 )
 def test_records_are_of_the_score_that_the_paper_reports(preset: str, metric: str) -> None:

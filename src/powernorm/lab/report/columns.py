@@ -7,6 +7,7 @@ from typing import Final
 from powernorm.lab.report import numerals
 from powernorm.lab.report.magnitudes import significant_decimals
 from powernorm.lab.report.measures import (
+    COMPOUND_BLEU,
     MEASURES,
     PERPLEXITY,
     TRANSLATION_SCORES,
@@ -184,8 +185,15 @@ def _main_score(measure: Measure) -> Column:
     )
 
 
-def _translation_columns(measure: Measure) -> tuple[Column, ...]:
-    metrics = (*TRANSLATION_SCORES, "test_loss")
+def translation_scores(comparison: Comparison) -> list[str]:
+    """The metrics of its translations that a comparison asks for."""
+    is_split = any_run(comparison.runs, lambda run: run.metrics.get(COMPOUND_BLEU))
+    return [metric for metric in TRANSLATION_SCORES if is_split or metric != COMPOUND_BLEU]
+
+
+def _translation_columns(comparison: Comparison) -> tuple[Column, ...]:
+    measure = comparison.measure
+    metrics = (*translation_scores(comparison), "test_loss")
     others = [MEASURES[metric] for metric in metrics if metric != measure.metric]
     return (
         Column(
@@ -360,8 +368,9 @@ def columns_of(comparison: Comparison) -> Sequence[Column]:
         return _own_columns(comparison)
     if comparison.metric == PERPLEXITY:
         return COLUMNS
-    is_translation = comparison.metric in TRANSLATION_SCORES
-    return (_translation_columns if is_translation else _task_columns)(comparison.measure)
+    if comparison.metric in TRANSLATION_SCORES:
+        return _translation_columns(comparison)
+    return _task_columns(comparison.measure)
 
 
 def caption_of_results(comparison: Comparison, *, is_shaded: bool) -> str:

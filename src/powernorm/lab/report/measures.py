@@ -37,6 +37,9 @@ class Measure:
 _PERCENT: Final = "in percent."
 _SEARCHED: Final = "of the translations of the whole test text by beam search, 0 to 100"
 
+COMPOUND_BLEU: Final = "test_bleu_compound"
+"""Of comparisons that ask for it."""
+
 _ROWS: Final = (
     Measure(
         PERPLEXITY,
@@ -62,6 +65,13 @@ _ROWS: Final = (
         "test_bleu_lowercase",
         "BLEU lower-case",
         "BLEU of Moses tokens in lower case, as Shen et al. 2020 report it of IWSLT14.",
+        higher_is_better=True,
+    ),
+    Measure(
+        COMPOUND_BLEU,
+        "BLEU compounds split",
+        "BLEU of Moses tokens, cased, with compounds split at their dashes on both sides, as Xu et "
+        "al. 2019 report it of WMT14.",
         higher_is_better=True,
     ),
     Measure(
@@ -161,7 +171,13 @@ _ROWS: Final = (
 MEASURES: Final[Mapping[str, Measure]] = MappingProxyType({row.metric: row for row in _ROWS})
 """By metric."""
 
-TRANSLATION_SCORES: Final = ("test_bleu", "test_bleu_tokenised", "test_bleu_lowercase", "test_chrf")
+TRANSLATION_SCORES: Final = (
+    "test_bleu",
+    "test_bleu_tokenised",
+    "test_bleu_lowercase",
+    COMPOUND_BLEU,
+    "test_chrf",
+)
 """Metrics of translations, the main one first."""
 
 MAIN: Final = (

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from powernorm.lab.report import numerals
-from powernorm.lab.report.columns import MAX_METRICS, any_run, own_metric
+from powernorm.lab.report.columns import (
+    MAX_METRICS,
+    any_run,
+    own_metric,
+    translation_scores,
+)
 from powernorm.lab.report.magnitudes import significant_decimals
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, TRANSLATION_SCORES
 from powernorm.lab.report.records import Comparison, Run
@@ -56,19 +61,19 @@ RUN_COLUMNS: Final[Sequence[RunColumn]] = (
 )
 """Of comparisons that are about perplexity."""
 
-_TRANSLATION_RUN_COLUMNS: Final[Sequence[RunColumn]] = (
-    *_RUN_HEAD,
-    *(
-        _metric_column(MEASURES[metric].heading, metric)
-        for metric in ("test_loss", *TRANSLATION_SCORES)
-    ),
-    *_RUN_SPEED,
-    RunColumn(
-        "decoding tokens/s",
-        lambda run: numerals.count(run.metrics.get("decoding_tokens_per_second")),
-    ),
-    *_RUN_TAIL,
-)
+
+def _translation_run_columns(comparison: Comparison) -> list[RunColumn]:
+    metrics = ("test_loss", *translation_scores(comparison))
+    return [
+        *_RUN_HEAD,
+        *(_metric_column(MEASURES[metric].heading, metric) for metric in metrics),
+        *_RUN_SPEED,
+        RunColumn(
+            "decoding tokens/s",
+            lambda run: numerals.count(run.metrics.get("decoding_tokens_per_second")),
+        ),
+        *_RUN_TAIL,
+    ]
 
 
 _OWN_SPEEDS: Final[Sequence[tuple[Callable[[Run], float | None], RunColumn]]] = (
@@ -112,7 +117,7 @@ def run_columns_of(comparison: Comparison) -> Sequence[RunColumn]:
     if comparison.metric == PERPLEXITY:
         return RUN_COLUMNS
     if comparison.metric in TRANSLATION_SCORES:
-        return _TRANSLATION_RUN_COLUMNS
+        return _translation_run_columns(comparison)
     measure = comparison.measure
     return (
         *_RUN_HEAD[:-1],

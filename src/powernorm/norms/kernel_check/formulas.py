@@ -327,14 +327,29 @@ def _regularized_batch_norm(p: Problem) -> Formula:
 
 
 def _penalty(p: Problem, mean: Tensor, var: Tensor, after: Mapping[str, Tensor]) -> Tensor:
-    """Return `λ_mean Σ (μ_run - μ_B)² + λ_var Σ |σ²_run - σ²_B|`, running ones after the step."""
-    r = p.rounding
+    """Return λ_mean and λ_var times the divergences, whose running statistics are after the step.
+
+    See `RegularizedBatchNorm`.
+    """
+    r, kind = p.rounding, p.options.get("penalty", "diff")
     if not p.count:
         return p.total.new_zeros(p.samples)
-    mean_gap = r(after["running_mean"].unsqueeze(1) - mean)
-    var_gap = r(after["running_var"].unsqueeze(1) - var)
-    total = p.options["mean_penalty"] * r(mean_gap.square()).sum((1, 2))
-    summed: Tensor = total + p.options["var_penalty"] * var_gap.abs().sum((1, 2))
+    running_mean, running_var = (after[f"running_{k}"].unsqueeze(1) for k in ("mean", "var"))
+    square, running_square = (
+        v.clamp(min=p.eps) if p.released else r(v + p.eps) for v in (var, running_var)
+    )
+    mean_term = r(r(running_mean - mean).square())
+    var_term = r(running_var - var).abs()
+    if kind == "diff2":
+        var_term = r(r(r(running_square.sqrt()) - r(square.sqrt())).square())
+    elif kind == "reldiff":
+        mean_term, var_term = r(mean_term / running_square), r(var_term / running_square)
+    elif kind == "symkl":
+        mean_term = r(mean_term * r(0.5 / running_square + 0.5 / square))
+        gap = r(running_square - square)
+        var_term = r(r(gap / running_square) * r(gap / square)) / 2
+    total = p.options["mean_penalty"] * mean_term.sum((1, 2))
+    summed: Tensor = total + p.options["var_penalty"] * var_term.sum((1, 2))
     return r(summed, mean.shape[-1])
 
 

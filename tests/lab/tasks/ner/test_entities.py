@@ -122,6 +122,55 @@ def test_word_vectors_begin_the_embeddings(names: Path, tmp_path: Path) -> None:
         compare(tiny_entities(names, data=given), tmp_path / "out")
 
 
+def as_characters(folder: Path, names: Path) -> Path:
+    """The same sentences with a letter in place of each word."""
+    folder.mkdir()
+    letters: dict[str, str] = {}
+    for file in sorted(names.iterdir()):
+        lines = [line.split() for line in file.read_text().splitlines()]
+        for columns in lines:
+            if columns:
+                columns[0] = letters.setdefault(columns[0], chr(0x4E00 + len(letters)))
+        (folder / file.name).write_text("\n".join(map(" ".join, lines)) + "\n")
+    return folder
+
+
+def test_bigrams_from_file_to_a_trained_tagger(names: Path, tmp_path: Path) -> None:
+    data = as_characters(tmp_path / "characters", names)
+    first, second = (data / "train.char.bmes").read_text().split()[:4:2]
+    file = tmp_path / "bi.vec"
+    file.write_text(f"1 3\n{first}{second} 0 3 4\n")
+    given = {"bigram_vectors": str(file)}
+    with pytest.raises(InputError, match=r"bigram_vectors=.*bi.vec has .* set model.bigram_featu"):
+        tiny_entities(data, data=given)
+    with pytest.raises(InputError, match=r"vectors of 3 numbers.* set model\.bigram_features=3"):
+        compare(tiny_entities(data, data=given, model={"bigram_features": 5}), tmp_path / "out")
+    for characters in (None, 4):
+        shape = {"bigram_features": 3, "character_features": characters}
+        config = tiny_entities(data, norms=("bn",), data=given, model=shape)
+        encoded = encoded_of(config)
+        assert encoded.bigrams is not None
+        place = NUM_MARKS + encoded.bigrams.index(first + second)
+        model = build(config)
+        torch.testing.assert_close(model.bigrams.weight[place], torch.tensor([0, 0.6, 0.8]))
+        plain = {**shape, "bigram_features": None}
+        assert (
+            model.projection.in_features
+            == 3 + build(tiny_entities(data, model=plain)).projection.in_features
+        )
+    results = compare(config, tmp_path / "runs")
+    assert results["data"]["bigram_vectors"] == 1
+    run = tmp_path / "runs" / "bn-pre-seed0"
+    trained = load_trained(run)
+    (batch,) = training_batches(trained.settings, 1)
+    assert set(batch) == {"tokens", "characters", "bigrams", "padding_mask"}
+    assert trained.model(*trained.example_inputs()).shape[:2] == (2, 40)
+    with torch.no_grad():
+        trained.model.eval()
+        other = {**batch, "bigrams": torch.full_like(batch["bigrams"], 1)}
+        assert not torch.equal(trained.model(**batch), trained.model(**other))
+
+
 def test_a_tagger_knows_its_words_and_reads_another_text(names: Path, tmp_path: Path) -> None:
     config = tiny_entities(names, norms=("bn",))
     compare(config, tmp_path / "runs")

@@ -18,6 +18,7 @@ from powernorm.lab.tasks.ner.encoding import (
     PADDING_ID,
     UNKNOWN_ID,
     EncodedEntities,
+    bigrams_of,
     encode_entities,
     thinned,
 )
@@ -205,3 +206,46 @@ def test_evaluation_reads_a_split_in_its_order() -> None:
     )
     # Rows 0, 2 and 4 of six.
     assert [batch.num_tokens for batch in some] == [4, 4, 1]
+
+
+RESUME = corpus(
+    sentence("张 三 丰 , 张 三 A", ("NAME", 0, 3)),
+    sentence("三 丰 a B"),
+    test=sentence("丰 张 三"),
+)
+
+
+def test_bigrams_are_a_character_and_the_next_one_of_its_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "bi.vec"
+    file.write_text("2 2\n丰张 0 2\nxy 1 1\n三A 3 0\n")
+    encoded = encode(RESUME, has_bigrams=True, bigram_vectors=file, max_length=4)
+    first = RESUME.sentences["train"][0]
+    assert bigrams_of(first) == ["张三", "三丰", "丰,", ",张", "张三", "三a", "a<eos>"]
+    # Twice in training, then those with a vector in any split; others are unknown.
+    assert encoded.bigrams == ("三丰", "张三", "三a", "丰张")
+    one, two, three, four = range(NUM_MARKS, NUM_MARKS + 4)
+    train = encoded.splits["train"].bigrams.tolist()
+    assert train == [two, one, *[UNKNOWN_ID] * 2, two, three, UNKNOWN_ID, one, *[UNKNOWN_ID] * 3]
+    assert encoded.splits["test"].bigrams.tolist() == [four, two, UNKNOWN_ID]
+    vectors = {index: vector.tolist() for index, vector in encoded.bigram_vectors.items()}
+    assert vectors == {three: [1, 0], four: [0, 1]}
+    rows = TaggedRows(encoded.splits["train"], has_characters=False, has_bigrams=True)
+    batch = rows.batch(torch.tensor([0, 1]))  # cut after four: the neighbor stays what it is
+    assert batch.named["bigrams"].tolist() == [
+        [two, one, UNKNOWN_ID, UNKNOWN_ID],
+        [two, three, UNKNOWN_ID, PADDING_ID],
+    ]
+
+
+def test_bigrams_tell_data_apart_and_their_absence_does_not() -> None:
+    plain, asked = encode(RESUME), encode(RESUME, has_bigrams=True)
+    assert plain.bigrams is None
+    assert plain.num_bigrams == plain.splits["train"].bigrams.numel() == 0
+    assert plain.fingerprint != asked.fingerprint
+    rare = encode(corpus(sentence("张 三", ("NAME", 0, 2))), has_bigrams=True)
+    assert (rare.bigrams, rare.num_bigrams) == ((), NUM_MARKS)
+
+
+def test_bigrams_of_words_are_refused() -> None:
+    with pytest.raises(InputError, match=r"words such as 'The', .* set model.bigram_features=none"):
+        encode(has_bigrams=True)

@@ -1,9 +1,11 @@
 import math
+import re
 from dataclasses import dataclass
 
 import pytest
+from sacrebleu import corpus_bleu
 
-from powernorm.lab.tasks.translation.bleu import corpus_scores
+from powernorm.lab.tasks.translation.bleu import corpus_scores, split_compounds
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,41 @@ def test_signatures_say_how() -> None:
     assert "version:" in signatures["test_chrf"]
     given = corpus_scores(["a b"], ["a b"], Text("de", tokenized=True)).signatures
     assert "|tok:none|moses:none|" in given["test_bleu_tokenised"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "split"),
+    [
+        ("ein rich-text Format", "ein rich ##AT##-##AT## text Format"),
+        ("a - b -c d- e", "a - b -c d- e"),
+        ("a-b-c Ost-West-Bahn", "a ##AT##-##AT## b-c Ost ##AT##-##AT## West ##AT##-##AT## Bahn"),
+        ("semi @-@ final x@-@y @-@", "semi @-@ final x@ ##AT##-##AT## @y @-@"),
+    ],
+)
+def test_compounds_are_split_as_by_the_script(tokens: str, split: str) -> None:
+    assert split_compounds(tokens) == split
+
+
+@pytest.mark.parametrize("tokenized", [False, True])
+def test_a_half_right_compound_counts_where_compounds_are_split(tokenized: bool) -> None:
+    translations = ["das ist ein Rich-Text Format von mir", "die Ost-West-Bahn kommt heute"]
+    references = ["das ist ein Plain-Text Format von mir", "die Ost-West-Bahn kommt nie"]
+    text = Text("de", tokenized)
+    scores = corpus_scores(translations, references, text, splits_compounds=True)
+    plain = corpus_scores(translations, references, text)
+    assert "test_bleu_compound" not in plain.metrics
+    assert plain.metrics == {name: scores.metrics[name] for name in plain.metrics}
+    split = [
+        [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line) for line in lines]
+        for lines in (translations, references)
+    ]
+    expected = corpus_bleu(split[0], [split[1]], tokenize="none", force=True).score
+    assert scores.metrics["test_bleu_compound"] == pytest.approx(expected, abs=1e-3)
+    assert expected > scores.metrics["test_bleu_tokenised"]
+    signature = scores.signatures["test_bleu_compound"]
+    assert "|case:mixed|" in signature
+    assert "|compounds:split|" in signature
+    assert "compounds" not in scores.signatures["test_bleu_tokenised"]
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,18 @@ class TaggedRows(PaddedRows):
     Args:
         sentences: the split.
         has_characters: whether batches hold the words' characters.
+        has_bigrams: whether batches hold bigrams.
     """
 
     unit = "sentences"
 
-    def __init__(self, sentences: EncodedSentences, *, has_characters: bool) -> None:
+    def __init__(
+        self, sentences: EncodedSentences, *, has_characters: bool, has_bigrams: bool = False
+    ) -> None:
         super().__init__(sentences.lengths)
         self._sentences = sentences
         self._has_characters = has_characters
+        self._has_bigrams = has_bigrams
 
     def order(self, *, batch_size: int, seed: int) -> Order:
         """Return the order of a training: sentences of about the same length together."""
@@ -48,6 +52,10 @@ class TaggedRows(PaddedRows):
         }
         if self._has_characters:
             named["characters"] = self._characters(places, padding)
+        if self._has_bigrams:
+            named["bigrams"] = (
+                self._sentences.bigrams[places].long().masked_fill(padding, PADDING_ID)
+            )
         return Batch(
             named=named,
             targets=self._sentences.tags[places].long().masked_fill(padding, IGNORED),
@@ -74,8 +82,8 @@ class EntityData(RowData[EntitySettings]):
         seed: of the order of the sentences.
 
     Raises:
-        InputError: the train split has fewer sentences than a batch, or the word vectors are of
-            another size than the model's embeddings.
+        InputError: the train split has fewer sentences than a batch, or vectors are of another
+            size than the model's embeddings.
     """
 
     selection = "f1"
@@ -83,10 +91,13 @@ class EntityData(RowData[EntitySettings]):
     def __init__(self, encoded: EncodedEntities, config: EntitySettings, seed: int) -> None:
         _check_vectors(encoded, config)
         self._encoded = encoded
-        has_characters = config.model.character_features is not None
         super().__init__(
             config,
-            lambda split: TaggedRows(encoded.splits[split], has_characters=has_characters),
+            lambda split: TaggedRows(
+                encoded.splits[split],
+                has_characters=config.model.character_features is not None,
+                has_bigrams=config.model.bigram_features is not None,
+            ),
             seed,
         )
 
@@ -116,11 +127,17 @@ def _put_together(rows: Sequence[Sequence[str]], sentences: EncodedSentences) ->
 
 
 def _check_vectors(encoded: EncodedEntities, config: EntitySettings) -> None:
-    for vector in encoded.vectors.values():
-        wanted = config.model.embedding_features or config.model.num_features
-        if vector.numel() != wanted:
-            raise InputError(
-                f"{config.data.vectors} has vectors of {vector.numel()} numbers, the model's "
-                f"embeddings have {wanted}: set model.embedding_features={vector.numel()}."
-            )
-        return
+    shape, data = config.model, config.data
+    wanted = shape.embedding_features or shape.num_features
+    _check_size(data.vectors, encoded.vectors, wanted, "model.embedding_features")
+    wanted = shape.bigram_features or 0
+    _check_size(data.bigram_vectors, encoded.bigram_vectors, wanted, "model.bigram_features")
+
+
+def _check_size(file: str | None, vectors: Mapping[int, Tensor], wanted: int, key: str) -> None:
+    size = next((vector.numel() for vector in vectors.values()), wanted)
+    if size != wanted:
+        raise InputError(
+            f"{file} has vectors of {size} numbers, the model's embeddings have {wanted}: set "
+            f"{key}={size}."
+        )

@@ -1,9 +1,9 @@
-"""Sentences with entities as numbers: ids of words, of their characters, and of the tags."""
+"""Sentences with entities as numbers: ids of words, characters, bigrams, and of the tags."""
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +20,17 @@ from powernorm.lab.tasks.ner.vectors import read_vectors
 
 PADDING_ID: Final = 0
 UNKNOWN_ID: Final = 1
-"""Of a word, or a character, that the vocabulary has not."""
+"""Of a word, a character or a bigram that the vocabulary has not."""
 NUM_MARKS: Final = 2
 LEAST_COUNT: Final = 2
 """What occurs less often in the train split is unknown there, too, so that the unknown is learned;
 but a word with a vector is always known."""
 WORD_LENGTH: Final = 20
 """Characters of a word that are looked at."""
+END: Final = "<eos>"
+"""Stands after the last character of a sentence in its bigram."""
+_MOST_LONGER: Final = 0.1
+"""Share of the training words that may be longer than a character where there are bigrams."""
 _FORMAT: Final = 1
 
 
@@ -38,6 +42,9 @@ class EncodedSentences:
     """int32, (number of words,): ids."""
     characters: Tensor
     """int32, (number of words, characters of the longest), `PADDING_ID` after a word's end."""
+    bigrams: Tensor
+    """int32, (number of words,): ids of each word with the next one of its sentence; (0,) where
+    there are no bigrams."""
     tags: Tensor
     """int32, (number of words,): ids by `tag_names`; a row begins and ends outside of entities, so
     one that lies across a cut is two here."""
@@ -56,11 +63,15 @@ class EncodedEntities:
     """Known words in the order of their ids, from `NUM_MARKS` on."""
     characters: tuple[str, ...]
     """Known characters, in the same way."""
+    bigrams: tuple[str, ...] | None
+    """Known bigrams, in the same way; None where none were asked for."""
     kinds: tuple[str, ...]
     """Of entities, in the order of the tags (`tag_names`)."""
     splits: Mapping[Split, EncodedSentences]
     vectors: Mapping[int, Tensor]
     """Vector of some words by id, float32; empty where none were asked for."""
+    bigram_vectors: Mapping[int, Tensor]
+    """The same of bigrams."""
     fingerprint: str
     """A hash of everything that determines the ids."""
 
@@ -75,6 +86,11 @@ class EncodedEntities:
         return NUM_MARKS + len(self.characters)
 
     @property
+    def num_bigrams(self) -> int:
+        """Return the number of ids of bigrams; 0 where none were asked for."""
+        return 0 if self.bigrams is None else NUM_MARKS + len(self.bigrams)
+
+    @property
     def tags(self) -> list[str]:
         """Return the tags in the order of their ids."""
         return tag_names(self.kinds)
@@ -84,9 +100,11 @@ class EncodedEntities:
 class _Ids:
     words: Mapping[str, int]
     characters: Mapping[str, int]
+    bigrams: Mapping[str, int] | None
     tags: Mapping[str, int]
     kinds: tuple[str, ...]
     vectors: Mapping[int, Tensor]
+    bigram_vectors: Mapping[int, Tensor]
 
 
 def encode_entities(
@@ -95,12 +113,16 @@ def encode_entities(
     vocabulary_size: int,
     max_length: int,
     vectors: Path | None = None,
+    has_bigrams: bool = False,
+    bigram_vectors: Path | None = None,
     by: EntityCorpus | None = None,
 ) -> EncodedEntities:
-    """Number the words, in lower case, the characters, as they are, and the tags.
+    """Number the words, in lower case, the characters, as they are, bigrams, and the tags.
 
     The words are the most frequent ones of the train split, and all words of all splits that have
-    a vector; the others are one unknown word. The kinds of entities are those of all splits.
+    a vector; the others are one unknown word. The bigram of a word is it and the next one of its
+    sentence, in lower case and written together (`END` after the last); known are those that the
+    train split has twice and those with a vector. The kinds of entities are those of all splits.
 
     Args:
         corpus: the sentences.
@@ -108,24 +130,31 @@ def encode_entities(
             left out.
         max_length: words in a row at most.
         vectors: text file of word vectors.
+        has_bigrams: number bigrams, too.
+        bigram_vectors: text file of vectors of bigrams.
         by: corpus whose words, characters and kinds are taken, which a model was trained with; None
             is `corpus`.
 
     Raises:
-        InputError: the file of vectors is damaged; or there is a kind of entities that `by` has
-            not, or none at all.
+        InputError: a file of vectors is damaged; or there is a kind of entities that `by` has not,
+            or none at all; or bigrams are asked for and the words are not characters.
     """
     own = by or corpus
     ids = _ids(own, vocabulary_size, vectors)
+    if has_bigrams:
+        _check_characters(corpus)
+        ids = _with_bigrams(ids, own, bigram_vectors)
     _check_kinds(corpus, own)
     splits = {split: _encoded(corpus.sentences[split], ids, max_length) for split in SPLITS}
     return EncodedEntities(
         corpus=corpus,
         words=tuple(ids.words),
         characters=tuple(ids.characters),
+        bigrams=None if ids.bigrams is None else tuple(ids.bigrams),
         kinds=ids.kinds,
         splits=splits,
         vectors=ids.vectors,
+        bigram_vectors=ids.bigram_vectors,
         fingerprint=_fingerprint(ids, splits),
     )
 
@@ -155,10 +184,40 @@ def _ids(corpus: EntityCorpus, vocabulary_size: int, vectors: Path | None) -> _I
     return _Ids(
         words=word_ids,
         characters=_numbered(characters),
+        bigrams=None,
         tags={name: index for index, name in enumerate(tag_names(kinds))},
         kinds=tuple(kinds),
         vectors={word_ids[word]: vector for word, vector in found.items()},
+        bigram_vectors={},
     )
+
+
+def _with_bigrams(ids: _Ids, corpus: EntityCorpus, vectors: Path | None) -> _Ids:
+    known = _ranked(name for item in corpus.sentences["train"] for name in bigrams_of(item))
+    found: dict[str, Tensor] = {}
+    if vectors is not None:
+        forms = {name for part in corpus.sentences.values() for s in part for name in bigrams_of(s)}
+        found = read_vectors(vectors, forms)
+    bigrams = _numbered([*known, *sorted(set(found) - set(known))])
+    of_ids = {bigrams[name]: vector for name, vector in found.items()}
+    return replace(ids, bigrams=bigrams, bigram_vectors=of_ids)
+
+
+def bigrams_of(sentence: TaggedSentence) -> list[str]:
+    """Return each word of a sentence with the next one, in lower case and written together."""
+    words = [word.lower() for word in sentence.words]
+    return [first + second for first, second in zip(words, [*words[1:], END], strict=True)]
+
+
+def _check_characters(corpus: EntityCorpus) -> None:
+    words = [word for sentence in corpus.sentences["train"] for word in sentence.words]
+    longer = [word for word in words if len(word) > 1]
+    if len(longer) > _MOST_LONGER * len(words):
+        raise InputError(
+            f"{corpus.source} has words such as {longer[0][:40]!r}, and bigrams are of neighboring "
+            "characters: set model.bigram_features=none, or take data whose words are characters, "
+            "as train.char.bmes of Resume."
+        )
 
 
 def _ranked(items: Iterable[str]) -> list[str]:
@@ -205,6 +264,7 @@ def _encoded(sentences: Sequence[TaggedSentence], ids: _Ids, max_length: int) ->
     return EncodedSentences(
         words=torch.tensor(words, dtype=torch.int32),
         characters=_characters(sentences, ids.characters),
+        bigrams=_bigrams(sentences, ids.bigrams),
         tags=torch.tensor(tags, dtype=torch.int32),
         lengths=torch.tensor(lengths, dtype=torch.int64),
         rows_per_sentence=torch.tensor(rows, dtype=torch.int64),
@@ -234,11 +294,23 @@ def _characters(sentences: Sequence[TaggedSentence], ids: Mapping[str, int]) -> 
     return table[torch.tensor([numbers[form] for form in forms], dtype=torch.int64)]
 
 
+def _bigrams(sentences: Sequence[TaggedSentence], ids: Mapping[str, int] | None) -> Tensor:
+    if ids is None:
+        return torch.empty(0, dtype=torch.int32)
+    found = [ids.get(name, UNKNOWN_ID) for item in sentences for name in bigrams_of(item)]
+    return torch.tensor(found, dtype=torch.int32)
+
+
 def _fingerprint(ids: _Ids, splits: Mapping[Split, EncodedSentences]) -> str:
     digest = hashlib.sha256("\n".join([*ids.words, "", *ids.characters, "", *ids.kinds]).encode())
     for part in splits.values():
         for values in (part.words, part.characters, part.tags, part.lengths):
             digest.update(values.numpy().tobytes())
-    for index, vector in sorted(ids.vectors.items(), key=lambda item: item[0]):
-        digest.update(str(index).encode() + vector.numpy().tobytes())
+    for vectors in (ids.vectors, ids.bigram_vectors):
+        for index, vector in sorted(vectors.items(), key=lambda item: item[0]):
+            digest.update(str(index).encode() + vector.numpy().tobytes())
+    if ids.bigrams is not None:
+        digest.update("\n".join(ids.bigrams).encode())
+        for part in splits.values():
+            digest.update(part.bigrams.numpy().tobytes())
     return cache_key(format=_FORMAT, task="ner", ids=digest.hexdigest())

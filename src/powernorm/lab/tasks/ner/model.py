@@ -51,9 +51,9 @@ class CharacterFeatures(nn.Module):
 class EntityTagger(nn.Module):
     """Says the tag of every word (TENER, Yan et al. 2019).
 
-    Embeddings of the words and, where there are any, features of their characters; a linear map to
-    the width of the encoder; its layers; scores of the tags, over which a conditional random field
-    stands. With placement `pre` one more norm follows the last layer.
+    Embeddings of the words and, where there are any, of bigrams, and features of the words'
+    characters; a linear map to the width of the encoder; its layers; scores of the tags, over which
+    a conditional random field stands. With placement `pre` one more norm follows the last layer.
 
     Args:
         num_words: number of ids of words; 0 is padding.
@@ -61,17 +61,21 @@ class EntityTagger(nn.Module):
         norm: makes every norm of the model, or of its lowest layers.
         shape: of its layers.
         embedding_features: size of a word's embedding; None is that of the layers.
-        embedding_dropout: of the words' embeddings, in training; None is that of the layers.
+        embedding_dropout: of the embeddings of words and bigrams, in training; None is that of the
+            layers.
         output_dropout: before the scores, in training.
         num_characters: number of ids of characters; 0 is padding.
         character_features: made of a word's characters; 0 leaves them out.
         character_dropout: of characters, in training; None is `embedding_dropout`.
+        num_bigrams: number of ids of bigrams; 0 is padding.
+        bigram_features: size of a bigram's embedding; 0 leaves them out.
         seed: of the initial weights, which are the same for every norm.
         upper_norm: makes the norms above the lowest layers.
 
     Shape:
         - tokens: int64, (batch, length): ids of words
         - characters: int64, (batch, length, characters of the longest word)
+        - bigrams: int64, (batch, length): ids of bigrams
         - padding_mask: bool, (batch, length), True = padding, at the end of a row
         - output: scores, (batch, length, tags)
 
@@ -92,6 +96,8 @@ class EntityTagger(nn.Module):
         num_characters: int = 0,
         character_features: int = 0,
         character_dropout: float | None = None,
+        num_bigrams: int = 0,
+        bigram_features: int = 0,
         seed: int = 0,
         upper_norm: NormFactory | None = None,
     ) -> None:
@@ -111,7 +117,10 @@ class EntityTagger(nn.Module):
             if character_features
             else None
         )
-        self.projection = nn.Linear(embedding_features + character_features, num_features)
+        self.bigrams = nn.Embedding(num_bigrams, bigram_features) if bigram_features else None
+        self.projection = nn.Linear(
+            embedding_features + character_features + bigram_features, num_features
+        )
         self.layers = nn.ModuleList(
             AttentionLayer(
                 DirectionalAttention(
@@ -133,9 +142,10 @@ class EntityTagger(nn.Module):
         tokens: Tensor,
         characters: Tensor | None = None,
         padding_mask: Tensor | None = None,
+        bigrams: Tensor | None = None,
     ) -> Tensor:
         """Return the scores of the tags of every word, as `nll` and `decode` take them."""
-        features = self.features(tokens, characters, padding_mask)
+        features = self.features(tokens, characters, padding_mask, bigrams)
         scores: Tensor = self.head(self.output_dropout(features))
         return scores
 
@@ -144,9 +154,13 @@ class EntityTagger(nn.Module):
         tokens: Tensor,
         characters: Tensor | None = None,
         padding_mask: Tensor | None = None,
+        bigrams: Tensor | None = None,
     ) -> Tensor:
         """Return what the scores are made from, (batch, length, num_features)."""
-        x: Tensor = self.embedding_dropout(self.embedding(tokens))
+        embedded: Tensor = self.embedding(tokens)
+        if self.bigrams is not None and bigrams is not None:
+            embedded = torch.cat((embedded, self.bigrams(bigrams)), dim=-1)
+        x: Tensor = self.embedding_dropout(embedded)
         if self.characters is not None and characters is not None:
             x = torch.cat((x, self.characters(characters)), dim=-1)
         x = self.projection(x)

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.model import DetailedTransformerSettings
-from powernorm.lab.settings.section import FractionBelowOne, Positive, section
+from powernorm.lab.settings.section import FractionBelowOne, Positive, refuse, section
 from powernorm.lab.tasks.text_settings import SequenceDataSettings
 
 
@@ -20,6 +20,8 @@ class EntityDataSettings(SequenceDataSettings):
     """Only about so many training sentences, evenly spaced; none is all."""
     vectors: str | None = None
     """Text file of word vectors (GloVe) that the embeddings begin with."""
+    bigram_vectors: str | None = None
+    """The same of bigrams, two characters written together, where the words are characters."""
 
 
 @section("model")
@@ -32,6 +34,9 @@ class EntityTaggerShape(DetailedTransformerSettings):
     """Of the embeddings; none is `dropout`."""
     output_dropout: FractionBelowOne | None = None
     """Before the output; none is none."""
+    bigram_features: Positive | None = None
+    """Size of the embeddings of bigrams, a character with the one after it, where the words are
+    characters; none is none."""
     character_features: Positive | None = None
     """Features made of a word's characters; none is none."""
     character_dropout: FractionBelowOne | None = None
@@ -46,3 +51,13 @@ class EntitySettings(ComparisonSettings):
     measure: ClassVar[str] = "test_f1"
     data: EntityDataSettings = EntityDataSettings()
     model: EntityTaggerShape = EntityTaggerShape()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.bigram_vectors is not None and self.model.bigram_features is None:
+            raise refuse(
+                "data.bigram_vectors",
+                self.data.bigram_vectors,
+                "has vectors of bigrams, but the model has none: set model.bigram_features to the "
+                "size of the vectors",
+            )

@@ -33,13 +33,13 @@ class EntityTask(Task[EncodedEntities, EntitySettings]):
     examples = "sentences"
 
     def encode(self, config: EntitySettings) -> EncodedEntities:
-        """Read the sentences and number their words, characters and tags."""
-        return _encoded(_corpus(config.data.path, config.data), None, config.data)
+        """Read the sentences and number their words, characters, bigrams and tags."""
+        return _encoded(_corpus(config.data.path, config.data), None, config)
 
     def encode_by(self, source: str, config: EntitySettings) -> EncodedEntities:
         """Read `source` with the words, characters and tags of `data.path`."""
         data = config.data
-        return _encoded(_corpus(source, data), _corpus(data.path, data), data)
+        return _encoded(_corpus(source, data), _corpus(data.path, data), config)
 
     def data(
         self, encoded: EncodedEntities, config: EntitySettings, seed: int
@@ -62,6 +62,7 @@ class EntityTask(Task[EncodedEntities, EntitySettings]):
             "vocabulary_size": encoded.num_words,
             "kinds": list(encoded.kinds),
             "vectors": len(encoded.vectors),
+            **(_bigram_facts(encoded) if encoded.num_bigrams else {}),
             "splits": {
                 split: {
                     "documents": len(corpus.sentences[split]),
@@ -79,21 +80,24 @@ class EntityTask(Task[EncodedEntities, EntitySettings]):
         return DataSummary(encoded.corpus.name, num_sentences, "sentences", encoded.num_words)
 
     def sizes(self, encoded: EncodedEntities) -> Sizes:
-        """Return the numbers of ids of words and characters, and of tags."""
-        return (encoded.num_words, encoded.num_characters, len(encoded.tags))
+        """Return the numbers of ids of words, characters and bigrams (if any), and of tags."""
+        bigrams = (encoded.num_bigrams,) if encoded.num_bigrams else ()
+        return (encoded.num_words, encoded.num_characters, *bigrams, len(encoded.tags))
 
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
         """Return the same of a model; 0 where it has no characters."""
         characters = weights.get("characters.embedding.weight")
+        bigrams = weights.get("bigrams.weight")
         return (
             len(weights["embedding.weight"]),
             0 if characters is None else len(characters),
+            *(() if bigrams is None else (len(bigrams),)),
             len(weights["head.weight"]),
         )
 
     def build(self, config: EntitySettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
         """Return the model of a run; equal seeds give equal weights to all norms."""
-        num_words, num_characters, num_tags = sizes
+        num_words, num_characters, *num_bigrams, num_tags = sizes
         shape = config.model
         return EntityTagger(
             num_words,
@@ -106,40 +110,59 @@ class EntityTask(Task[EncodedEntities, EntitySettings]):
             num_characters=num_characters,
             character_features=shape.character_features or 0,
             character_dropout=shape.character_dropout,
+            num_bigrams=sum(num_bigrams),
+            bigram_features=shape.bigram_features or 0,
             seed=seed,
             upper_norm=norm_factory(UPPER_NORM),
         )
 
     def fill(self, model: TaskModel, encoded: EncodedEntities) -> None:
-        """Put the word vectors into the embeddings of a new model."""
-        if encoded.vectors:
-            ids = torch.tensor(list(encoded.vectors))
-            with torch.no_grad():
-                weight: Tensor = model.get_parameter("embedding.weight")
-                weight[ids] = torch.stack(list(encoded.vectors.values()))
+        """Put the vectors of words and bigrams into the embeddings of a new model."""
+        given = {"embedding.weight": encoded.vectors, "bigrams.weight": encoded.bigram_vectors}
+        for name, vectors in given.items():
+            if vectors:
+                ids = torch.tensor(list(vectors))
+                with torch.no_grad():
+                    weight: Tensor = model.get_parameter(name)
+                    weight[ids] = torch.stack(list(vectors.values()))
 
     def example_inputs(self, config: EntitySettings, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Return ids of words, (2, length), and of their characters where the model has them."""
+        """Return ids of words, (2, length), and what else the model has, in the forward's order.
+
+        What stands before the bigrams there and does not count has a value of no effect.
+        """
         generator = torch.Generator().manual_seed(0)
         shape = (2, config.data.sequence_length)
         words = torch.randint(1, sizes[0], shape, generator=generator)
-        if config.model.character_features is None:
-            return (words,)
-        shape_of_characters = (*shape, _EXAMPLE_CHARACTERS)
-        return words, torch.randint(1, sizes[1], shape_of_characters, generator=generator)
+        characters = torch.ones(*shape, 1, dtype=torch.int64)
+        if config.model.character_features is not None:
+            shape_of_characters = (*shape, _EXAMPLE_CHARACTERS)
+            characters = torch.randint(1, sizes[1], shape_of_characters, generator=generator)
+        if config.model.bigram_features is not None:
+            no_padding = torch.zeros(shape, dtype=torch.bool)
+            bigrams = torch.randint(1, sizes[2], shape, generator=generator)
+            return words, characters, no_padding, bigrams
+        return (words,) if config.model.character_features is None else (words, characters)
 
 
 def _corpus(source: str | None, data: EntityDataSettings) -> EntityCorpus:
     return thinned(load_entities(source), data.max_examples)
 
 
+def _bigram_facts(encoded: EncodedEntities) -> dict[str, int]:
+    return {"bigrams": encoded.num_bigrams, "bigram_vectors": len(encoded.bigram_vectors)}
+
+
 def _encoded(
-    corpus: EntityCorpus, by: EntityCorpus | None, data: EntityDataSettings
+    corpus: EntityCorpus, by: EntityCorpus | None, config: EntitySettings
 ) -> EncodedEntities:
+    data = config.data
     return encode_entities(
         corpus,
         vocabulary_size=data.vocabulary_size,
         max_length=data.sequence_length,
         vectors=None if data.vectors is None else Path(data.vectors),
+        has_bigrams=config.model.bigram_features is not None,
+        bigram_vectors=None if data.bigram_vectors is None else Path(data.bigram_vectors),
         by=by,
     )

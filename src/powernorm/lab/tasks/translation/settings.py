@@ -43,6 +43,9 @@ class TranslationDataSettings(DataSettings):
     """Source and target, as `de-en`; none is that of the embedded verses."""
     tokenized: bool = False
     """Whether the lines come as tokens (Moses), as the official ones do."""
+    split_compounds: bool = False
+    """Whether `test_bleu_compound` is given, too: BLEU of tokens whose compounds are split at their
+    dashes, as some papers score WMT14 English-German."""
     count_padding: bool = True
     """Whether padded positions count in `batch_tokens`."""
     max_length_ratio: Annotated[float, Field(ge=1)] | None = None

@@ -59,7 +59,6 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
 
     def baselines(self, encoded: EncodedPairs, config: TranslationSettings) -> list[Baseline]:
         """Return the unigram of the target's subwords, and the source left as it is."""
-        del config
         train = encoded.splits["train"].target.tokens
         unigram = UnigramModel(train, encoded.target_vocabulary_size)
         losses: dict[str, float | None] = {}
@@ -68,7 +67,12 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
             loss = -float(unigram.probabilities(ids).log().mean())
             losses[f"{split}_loss"] = loss
             losses[f"{split}_perplexity"] = float(torch.tensor(loss).exp())
-        copied = corpus_scores(encoded.sources("test"), encoded.references("test"), encoded.corpus)
+        copied = corpus_scores(
+            encoded.sources("test"),
+            encoded.references("test"),
+            encoded.corpus,
+            splits_compounds=config.data.split_compounds,
+        )
         return [
             Baseline(name="unigram", metrics=losses),
             Baseline(name="copy", metrics=copied.metrics),
@@ -144,7 +148,12 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
         found = translate_ids(model, sources, config.decoding, device)
         translations = encoded.target_subwords.decode([best[0].tokens for best in found.hypotheses])
         references = encoded.references("test")
-        scores = corpus_scores(translations, references, encoded.corpus)
+        scores = corpus_scores(
+            translations,
+            references,
+            encoded.corpus,
+            splits_compounds=config.data.split_compounds,
+        )
         return replace(
             scores,
             metrics={**scores.metrics, "decoding_tokens_per_second": found.tokens_per_second},
