@@ -48,7 +48,7 @@ PRESETS = {
             "seeds=0,1,2,3,4",
         ],
     ),
-    "full": ("ptb-tensorized-pre", ["seeds=0,1,2"]),
+    "full": ("ptb-wang2022-pre", ["seeds=0,1,2"]),
 }
 """By name: the recipe of `lm` that it starts from, and what is changed. `full` is the papers'
 Penn-Treebank setting, for a GPU."""

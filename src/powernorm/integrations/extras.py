@@ -23,6 +23,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "hf": ("accelerate", "datasets", "transformers"),
     "lightning": ("lightning",),
+    "sentencepiece": ("sentencepiece",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
 }
 """Packages of each extra, by their import names."""

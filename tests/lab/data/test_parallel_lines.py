@@ -12,6 +12,7 @@ from powernorm.lab.data.lines import (
     read_line_pairs,
     read_lines,
     refuse_pieces,
+    require_pieces,
 )
 
 
@@ -78,12 +79,18 @@ def test_wrong_number_of_tabs_is_named(tmp_path: Path, line: str, tabs: int) -> 
 
 @pytest.mark.parametrize("pair", [("wo@@ rt es", "a b"), ("a", "\u2581wor d")])
 def test_pieces_of_words_are_refused(pair: tuple[str, str]) -> None:
-    path = Path("train.de")
     many = [("a", "b"), pair] * 3
-    with pytest.raises(InputError, match=r"train\.de holds pieces of words"):
-        list(refuse_pieces(iter(many), path))
+    with pytest.raises(InputError, match=r"The text holds pieces of words.*: set data\.subwords"):
+        list(refuse_pieces(iter(many), "The text"))
     few = [("a", "b")] * 9 + [pair] + [("c", "d")] * 2000
-    assert list(refuse_pieces(iter(few), path)) == few
+    assert list(refuse_pieces(iter(few), "The text")) == few
+
+
+def test_pieces_of_words_are_asked_for() -> None:
+    cut = [("wo@@ rt es", "a b")] + [("a", "b")] * 2000
+    assert list(require_pieces(iter(cut), "The text")) == cut
+    with pytest.raises(InputError, match=r"The text holds no pieces of words .*set data\.subwords"):
+        list(require_pieces(iter([("a", "b")] * 3), "The text"))
 
 
 @given(st.binary(max_size=60))

@@ -11,7 +11,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data import subwords
 from powernorm.lab.data.cache import cache_folder, read_cached
 from powernorm.lab.data.corpus import SPLITS, Corpus
-from powernorm.lab.data.subwords import END_ID, encode_corpus
+from powernorm.lab.data.subwords import END_ID, UNKNOWN_ID, Words, encode_by, encode_corpus
 
 
 def corpus(*, line_ends_count: bool = False, train: tuple[str, ...] | None = None) -> Corpus:
@@ -129,3 +129,38 @@ def test_split_without_words_is_named() -> None:
     empty = Corpus("t", "the source", "none", {"train": ("a",), "valid": (), "test": ("b",)}, False)
     with pytest.raises(InputError, match="valid split of the source has no words"):
         encode_corpus(empty, 280)
+
+
+def test_words_are_numbered_by_frequency_and_others_are_unknown() -> None:
+    train = ("b a <unk> b <eos> c", "b a d")
+    text = corpus(line_ends_count=True, train=train)
+    encoded = encode_corpus(text, 5, Words)
+    # <eos>, <unk>, b, a, and the first in the order of letters of those that occur once.
+    assert encoded.vocabulary_size == 5
+    assert encoded.splits["train"].tokens.tolist() == [2, 3, 1, 2, 1, 4, 0, 2, 3, 1, 0]
+    assert encoded.splits["test"].tokens.tolist() == [1, 1, 1, 1, 0]
+    assert encoded.unknown_id == UNKNOWN_ID
+    assert encode_corpus(text, 99, Words).vocabulary_size == 6
+    again = encode_corpus(text, 5, Words)
+    assert again.splits["train"].tokens.tolist() == encoded.splits["train"].tokens.tolist()
+    assert again.fingerprint == encoded.fingerprint
+    assert encode_corpus(text, 257).fingerprint != encode_corpus(text, 257, Words).fingerprint
+    other = encode_by(corpus(train=("d b",)), text, 5, Words)
+    assert other.splits["train"].tokens.tolist() == [1, 2, 0]
+
+
+def test_every_token_over_words_counts_as_a_word_in_official_files() -> None:
+    """So that the perplexity is exp of the loss, as the papers count."""
+    text = corpus(line_ends_count=True)
+    for split in encode_corpus(text, 99, Words).splits.values():
+        assert split.num_tokens == split.num_words
+
+
+def test_damaged_words_are_counted_anew(caplog: pytest.LogCaptureFixture) -> None:
+    text = corpus()
+    encoded = encode_corpus(text, 9, Words)
+    (path,) = cache_folder().glob("*.tokenizer.json")
+    path.write_text("{}")
+    again = encode_by(text, text, 9, Words)
+    assert "damaged" in caplog.text
+    assert again.splits["test"].tokens.tolist() == encoded.splits["test"].tokens.tolist()

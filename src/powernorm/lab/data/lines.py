@@ -1,7 +1,7 @@
 r"""Lines of text files, one at a time: only "\n" or "\r\n" ends a line."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,15 @@ TextPair = tuple[str, str]
 
 _CHUNK: Final = 1 << 20
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_PIECE_MARKS: Final = {"@@ ": "subword-nmt", "\u2581": "SentencePiece"}
+_SUBWORD_NMT: Final = "@@ "
+_PIECE_MARKS: Final = {
+    _SUBWORD_NMT: (
+        "subword-nmt",
+        "set data.subwords=split and data.vocabulary_size=none, or give",
+    ),
+    "\u2581": ("SentencePiece", "set data.subwords to the path of its model, and give"),
+}
+"""Of the text that has them: which program makes it, and what to do."""
 _SAMPLE: Final = 1000
 """Lines that are looked at for such marks."""
 
@@ -95,23 +103,48 @@ def read_columns(path: Path, *, has_header: bool = False) -> Iterator[TextPair]:
             )
 
 
-def refuse_pieces(pairs: Iterator[TextPair], path: Path) -> Iterator[TextPair]:
+def refuse_pieces(pairs: Iterator[TextPair], source: str) -> Iterator[TextPair]:
     """Yield the pairs unless their words are cut into pieces already.
 
     Scores of translations would then be of pieces, and look better or worse than they are.
+
+    Args:
+        pairs: to look at.
+        source: of them, for the message.
 
     Raises:
         InputError: many of the first lines have the marks of such pieces.
     """
     first = list(islice(pairs, _SAMPLE))
-    for mark, name in _PIECE_MARKS.items():
-        if sum(mark in source or mark in target for source, target in first) > len(first) / 4:
+    for mark, (name, fix) in _PIECE_MARKS.items():
+        if _share(first, mark) > 1 / 4:
             raise InputError(
-                f"{path} holds pieces of words ({mark.strip()!r}, as {name} writes them): give the "
-                "text from before that step; subwords are made here."
+                f"{source} holds pieces of words ({mark.strip()!r}, as {name} writes them): {fix} "
+                "the text from before that step."
             )
     yield from first
     yield from pairs
+
+
+def require_pieces(pairs: Iterator[TextPair], source: str) -> Iterator[TextPair]:
+    """Yield the pairs if their words are cut into pieces by subword-nmt.
+
+    Raises:
+        InputError: none of the first lines has its mark.
+    """
+    first = list(islice(pairs, _SAMPLE))
+    if first and not _share(first, _SUBWORD_NMT):
+        raise InputError(
+            f"{source} holds no pieces of words ({_SUBWORD_NMT.strip()!r}): data.subwords=split "
+            "needs every split cut by the same codes; set data.subwords to the path of the codes, "
+            "or to learned, for words."
+        )
+    yield from first
+    yield from pairs
+
+
+def _share(pairs: Sequence[TextPair], mark: str) -> float:
+    return sum(mark in source or mark in target for source, target in pairs) / max(1, len(pairs))
 
 
 def hash_files(paths: Iterable[Path]) -> str:

@@ -1,10 +1,12 @@
-"""Byte-pair subwords: text to ids and back; corpora over them, cached with their token ids."""
+"""Byte-pair subwords and whole words: text to ids and back; corpora over them, cached."""
 
 import io
+import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Final
 
 import tokenizers
@@ -21,6 +23,11 @@ LOGGER = logging.getLogger(__name__)
 END: Final = "<eos>"
 """Ends every document, and stands before the first one."""
 END_ID: Final = 0
+UNKNOWN: Final = "<unk>"
+"""Stands for every word that is not in a vocabulary of words."""
+UNKNOWN_ID: Final = 1
+_NO_WORD: Final = ""
+"""Has the id of the end mark: no word, not even "<eos>", is encoded as it."""
 CACHE_FORMAT: Final = 1
 PORTION: Final = 4096
 """Documents that are encoded at a time."""
@@ -110,13 +117,78 @@ class Subwords:
         return [_normalized(text) for text in texts]
 
 
+class Words:
+    """The words of a vocabulary, between white space.
+
+    >>> words = Words.count(["to be or not to be"], size=4)
+    >>> words.encode(["to see or to be"]), words.decode([[3, 1, 2, 0]])
+    ([[3, 1, 1, 3, 2]], ['to <unk> be'])
+
+    Args:
+        words: in the order of their ids, after the end mark (`END_ID`) and `<unk>`.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = [END, UNKNOWN, *words]
+        ids = {word: number for number, word in enumerate([_NO_WORD, UNKNOWN, *words])}
+        self._tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+        self._tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+
+    @classmethod
+    def count(cls, texts: Iterable[str], size: int | None = None) -> "Words":
+        """Take the words of texts, the most frequent first, of equal ones in the order of letters.
+
+        Args:
+            texts: gone through once.
+            size: number of entries at most, the end mark and `<unk>` among them; None is all words.
+        """
+        counts = Counter(chain.from_iterable(text.split() for text in texts))
+        # Texts that come with `<unk>` for rare words, as the Penn Treebank's files, mean this one.
+        for known in (END, UNKNOWN):
+            counts.pop(known, None)
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(ordered if size is None else ordered[: max(0, size - 2)])
+
+    @classmethod
+    def from_json(cls, content: str) -> "Words":
+        """Return the words that `to_json` wrote.
+
+        Raises:
+            InputError: it did not write this.
+        """
+        try:
+            words = json.loads(content)["words"]
+            return cls([str(word) for word in words])
+        except (ValueError, LookupError, TypeError) as error:
+            raise InputError(
+                f"The words cannot be read ({error}): expected what Words.to_json wrote."
+            ) from error
+
+    def to_json(self) -> str:
+        """Return all that is needed to make them again."""
+        return json.dumps({"words": self._words[2:]}, ensure_ascii=False)
+
+    @property
+    def size(self) -> int:
+        """Return the number of entries, the end mark and `<unk>` included."""
+        return len(self._words)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts, without end marks."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of ids, words between single spaces; end marks are passed over."""
+        return [" ".join(self._words[one] for one in row if one != END_ID) for row in ids]
+
+
 def _normalized(text: str) -> str:
     return " ".join(text.split())
 
 
 @dataclass(frozen=True)
 class EncodedSplit:
-    """A split as one stream of subwords, every document followed by the end mark."""
+    """A split as one stream of subwords or words, every document followed by the end mark."""
 
     tokens: Tensor
     """int32, (num_tokens,)."""
@@ -124,63 +196,78 @@ class EncodedSplit:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of subwords, end marks included."""
+        """Return the number of subwords or words, end marks included."""
         return self.tokens.numel()
 
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """A corpus over its subwords."""
+    """A corpus over its subwords or words."""
 
     corpus: Corpus
     vocabulary_size: int
     splits: dict[Split, EncodedSplit]
     fingerprint: str
     """A hash of everything that determines the token ids."""
+    unknown_id: int | None = field(default=None, kw_only=True)
+    """Stands for words that are not in the vocabulary; None where every word can be spelled."""
 
 
-def encode_corpus(corpus: Corpus, vocabulary_size: int) -> EncodedCorpus:
-    """Train byte-pair subwords on the train split and encode all splits, or find both cached.
+def encode_corpus(
+    corpus: Corpus, vocabulary_size: int, kind: type[Subwords] | type[Words] = Subwords
+) -> EncodedCorpus:
+    """Find subwords or words on the train split and encode all splits, or find both cached.
 
     Words are joined by single spaces: which white space stood between them is not modeled. Every
-    string can be encoded, since each byte is a subword. A small text may yield fewer subwords than
-    asked for.
+    string can be spelled in subwords, since each byte is one; a word of another split that is not
+    in a vocabulary of words is `<unk>`. A small text may yield fewer than asked for.
+
+    Args:
+        corpus: the text.
+        vocabulary_size: number of subwords or words.
+        kind: `Subwords` or `Words`.
 
     Raises:
         InputError: a split has no words.
     """
     _check_words(corpus)
-    key = _key(corpus, vocabulary_size)
+    key = _key(corpus, vocabulary_size, kind)
     streams = _read_streams(key)
     if streams is None:
-        subwords = _train(corpus, vocabulary_size)
-        streams = {split: _encode(subwords, corpus, split) for split in SPLITS}
-        streams["vocabulary_size"] = torch.tensor(subwords.size)
-        write_cached(f"{key}.tokenizer.json", subwords.to_json().encode())
+        found = _train(corpus, vocabulary_size, kind)
+        streams = {split: _encode(found, corpus, split) for split in SPLITS}
+        streams["vocabulary_size"] = torch.tensor(found.size)
+        write_cached(f"{key}.tokenizer.json", found.to_json().encode())
         write_cached(f"{key}.tokens.pt", _packed(streams))
-    return _encoded(corpus, streams, key)
+    return _encoded(corpus, streams, key, kind)
 
 
-def encode_by(corpus: Corpus, other: Corpus, vocabulary_size: int) -> EncodedCorpus:
-    """Encode a corpus with the subwords of another, which a model was trained with.
+def encode_by(
+    corpus: Corpus,
+    other: Corpus,
+    vocabulary_size: int,
+    kind: type[Subwords] | type[Words] = Subwords,
+) -> EncodedCorpus:
+    """Encode a corpus with the subwords or words of another, which a model was trained with.
 
     Raises:
         InputError: a split has no words.
     """
     _check_words(corpus)
-    key = _key(other, vocabulary_size)
-    subwords = _read_subwords(key) or _train(other, vocabulary_size)
-    streams: dict[Split | str, Tensor] = {s: _encode(subwords, corpus, s) for s in SPLITS}
-    streams["vocabulary_size"] = torch.tensor(subwords.size)
-    return _encoded(corpus, streams, cache_key(subwords=key, text=corpus.fingerprint()))
+    key = _key(other, vocabulary_size, kind)
+    known = _read_known(key, kind) or _train(other, vocabulary_size, kind)
+    streams: dict[Split | str, Tensor] = {s: _encode(known, corpus, s) for s in SPLITS}
+    streams["vocabulary_size"] = torch.tensor(known.size)
+    key = cache_key(subwords=key, text=corpus.fingerprint())
+    return _encoded(corpus, streams, key, kind)
 
 
-def _read_subwords(key: str) -> Subwords | None:
+def _read_known(key: str, kind: type[Subwords] | type[Words]) -> Subwords | Words | None:
     content = read_cached(f"{key}.tokenizer.json")
     if content is None:
         return None
     try:
-        return Subwords.from_json(content.decode())
+        return kind.from_json(content.decode())
     except (InputError, UnicodeDecodeError) as error:
         LOGGER.warning("The cached subwords %s are damaged (%s) and are made anew.", key, error)
         return None
@@ -192,8 +279,10 @@ def _check_words(corpus: Corpus) -> None:
             raise InputError(f"The {split} split of {corpus.source} has no words: give it text.")
 
 
-def _key(corpus: Corpus, vocabulary_size: int) -> str:
+def _key(corpus: Corpus, vocabulary_size: int, kind: type[Subwords] | type[Words]) -> str:
     return cache_key(
+        # Of subwords nothing, by which earlier runs are found.
+        **({} if kind is Subwords else {"kind": kind.__name__}),
         format=CACHE_FORMAT,
         text=corpus.fingerprint(),
         vocabulary_size=vocabulary_size,
@@ -201,22 +290,32 @@ def _key(corpus: Corpus, vocabulary_size: int) -> str:
     )
 
 
-def _encoded(corpus: Corpus, streams: dict[Split | str, Tensor], key: str) -> EncodedCorpus:
+def _encoded(
+    corpus: Corpus,
+    streams: dict[Split | str, Tensor],
+    key: str,
+    kind: type[Subwords] | type[Words],
+) -> EncodedCorpus:
     return EncodedCorpus(
         corpus=corpus,
         vocabulary_size=int(streams["vocabulary_size"]),
         splits={s: EncodedSplit(streams[s], corpus.num_words(s)) for s in SPLITS},
         fingerprint=key,
+        unknown_id=UNKNOWN_ID if kind is Words else None,
     )
 
 
-def _train(corpus: Corpus, vocabulary_size: int) -> Subwords:
+def _train(
+    corpus: Corpus, vocabulary_size: int, kind: type[Subwords] | type[Words]
+) -> Subwords | Words:
+    if issubclass(kind, Words):
+        return Words.count(corpus.documents["train"], vocabulary_size)
     # Official files are tokenized already (`<unk>`, `n't`): only white space may part their words.
     tokenized = bool(corpus.line_ends_count)
     return Subwords.train(corpus.documents["train"], vocabulary_size, tokenized=tokenized)
 
 
-def _encode(subwords: Subwords, corpus: Corpus, split: Split) -> Tensor:
+def _encode(subwords: Subwords | Words, corpus: Corpus, split: Split) -> Tensor:
     documents = iter(corpus.documents[split])
     # In portions: the encodings of 100 million words at once would not fit into memory.
     portions = iter(lambda: list(islice(documents, PORTION)), [])

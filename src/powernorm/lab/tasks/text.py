@@ -6,9 +6,15 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from powernorm.lab.data.corpus import SPLITS
+from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.data.readers import load_corpus
-from powernorm.lab.data.subwords import EncodedCorpus, encode_by, encode_corpus
+from powernorm.lab.data.subwords import (
+    EncodedCorpus,
+    Subwords,
+    Words,
+    encode_by,
+    encode_corpus,
+)
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings
@@ -45,6 +51,7 @@ class TextTask(Task[_Text, _Settings]):
                     "documents": len(corpus.documents[split]),
                     "words": encoded.splits[split].num_words,
                     "tokens": encoded.splits[split].num_tokens,
+                    **_unknown(encoded, split),
                 }
                 for split in SPLITS
             },
@@ -98,11 +105,23 @@ class SubwordTask(TextTask[EncodedCorpus, _Subword]):
     """A task over the subwords of a text."""
 
     def encode(self, config: _Subword) -> EncodedCorpus:
-        """Read the text and number its subwords."""
-        return encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
+        """Read the text and number its subwords or words."""
+        data = config.data
+        kind = self._encoder_of(config)
+        return encode_corpus(load_corpus(data.path), data.vocabulary_size, kind)
 
     def encode_by(self, source: str, config: _Subword) -> EncodedCorpus:
-        """Read `source` with the subwords of `data.path`."""
-        return encode_by(
-            load_corpus(source), load_corpus(config.data.path), config.data.vocabulary_size
-        )
+        """Read `source` with the subwords or words of `data.path`."""
+        data = config.data
+        other, kind = load_corpus(data.path), self._encoder_of(config)
+        return encode_by(load_corpus(source), other, data.vocabulary_size, kind)
+
+    def _encoder_of(self, config: _Subword) -> type[Subwords] | type[Words]:
+        return Words if config.data.vocabulary == "words" else Subwords
+
+
+def _unknown(encoded: EncodedCorpus, split: Split) -> dict[str, int]:
+    """Return how many words of a split are not in the vocabulary, where this can be."""
+    if encoded.unknown_id is None:
+        return {}
+    return {"unknown": int((encoded.splits[split].tokens == encoded.unknown_id).sum())}

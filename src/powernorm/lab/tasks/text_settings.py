@@ -1,6 +1,6 @@
 """Settings of language modeling, masked language modeling and tagging."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,9 +19,16 @@ class SequenceDataSettings(BatchedDataSettings):
     """Tokens in a segment; also the longest context that the model sees."""
 
 
+Vocabulary = Literal["subwords", "words"]
+
+
 @section("data")
 class SubwordDataSettings(SequenceDataSettings):
-    """A text over its subwords."""
+    """A text over its subwords, or over whole words."""
 
+    vocabulary: Vocabulary = "subwords"
+    """`subwords` spell every word by byte pairs; `words` are those between white space, and those
+    that are not among them are `<unk>`, as in the papers."""
     vocabulary_size: NumSubwords = 2000
-    """Number of byte-pair subwords, every byte and the end mark among them."""
+    """Number of byte-pair subwords, every byte and the end mark among them; of words at most, the
+    most frequent ones, the end mark and `<unk>` among them."""

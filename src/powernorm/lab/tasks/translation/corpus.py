@@ -7,7 +7,7 @@ from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import SPLITS, Split
-from powernorm.lab.data.lines import TextPair
+from powernorm.lab.data.lines import TextPair, refuse_pieces, require_pieces
 
 EMPTY: Final = "empty"
 """Why a pair is left out: one of its sides has no words."""
@@ -28,6 +28,8 @@ class ParallelCorpus:
     """Goes through a split from its beginning; what has no words is still there."""
     hash_content: Callable[[], str] | None = None
     """A quicker hash of what `read` gives than that of every pair."""
+    is_split: bool = False
+    """Whether the words are cut into pieces already, as `Hau@@ s`."""
     num_dropped: dict[Split, Mapping[str, int]] = field(default_factory=dict, compare=False)
     """Pairs that were left out, by reason; of each split once it was read to its end."""
 
@@ -40,10 +42,12 @@ class ParallelCorpus:
         """Go through the pairs of a split; those with a side without words are left out.
 
         Raises:
-            InputError: the data are damaged, or no pair is left.
+            InputError: the data are damaged, no pair is left, or words are cut into pieces where
+                they should not be, or the other way round.
         """
         num_kept = num_empty = 0
-        for pair in self.read(split):
+        check = require_pieces if self.is_split else refuse_pieces
+        for pair in check(self.read(split), f"The {split} split of {self.source}"):
             if not pair[0] or pair[0].isspace() or not pair[1] or pair[1].isspace():
                 num_empty += 1
                 continue

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from powernorm.errors import InputError
-from powernorm.lab.data.lines import hash_files, read_line_pairs, refuse_pieces
+from powernorm.lab.data.lines import hash_files, read_line_pairs
 from powernorm.lab.data.readers import USER_LICENSE
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
 from powernorm.lab.tasks.translation.layouts import (
@@ -92,6 +92,6 @@ def _read_sides(
         source_language=pair[0],
         target_language=pair[1],
         tokenized=tokenized,
-        read=lambda split: refuse_pieces(read_line_pairs(*files[split]), files[split][0]),
+        read=lambda split: read_line_pairs(*files[split]),
         hash_content=partial(hash_files, list(chain.from_iterable(files.values()))),
     )

@@ -1,7 +1,7 @@
 """Sentence pairs as numbers: which corpus, which subwords, and the ids of both sides."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -17,6 +17,13 @@ from powernorm.lab.data.lines import TextPair
 from powernorm.lab.data.subwords import LEAST_SIZE, Subwords
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
 from powernorm.lab.tasks.translation.hub import HUB_PREFIX, hub_pairs
+from powernorm.lab.tasks.translation.imported_subwords import (
+    ImportedSubwords,
+    Pieces,
+    TextEncoder,
+    joined,
+    text_encoder,
+)
 from powernorm.lab.tasks.translation.languages import check_languages
 from powernorm.lab.tasks.translation.readers import read_parallel
 from powernorm.lab.tasks.translation.store import (
@@ -49,8 +56,9 @@ _FILES: Final[Mapping[Side, str]] = MappingProxyType(
 class PairOptions:
     """How the pairs of a corpus become numbers."""
 
-    vocabulary_size: int
-    """Subwords of both languages together, or of the source language."""
+    vocabulary_size: int | None
+    """Subwords of both languages together, or of the source language; None where they are not
+    learned."""
     target_vocabulary_size: int | None = None
     """Subwords of a target language with a vocabulary of its own; None is one for both."""
     max_length: int = 256
@@ -83,8 +91,8 @@ class EncodedPairs:
     """A corpus of sentence pairs over the ids of its subwords, which lie in files."""
 
     corpus: ParallelCorpus
-    source_subwords: Subwords
-    target_subwords: Subwords
+    source_subwords: TextEncoder
+    target_subwords: TextEncoder
     """The same object where both languages share their subwords."""
     splits: dict[Split, EncodedPairSplit]
     fingerprint: str
@@ -145,7 +153,9 @@ class EncodedPairs:
         }
 
 
-def load_pairs(source: str | None, languages: str | None, tokenized: bool) -> ParallelCorpus:
+def load_pairs(
+    source: str | None, languages: str | None, tokenized: bool, *, is_split: bool = False
+) -> ParallelCorpus:
     """Return the sentence pairs that a configuration names.
 
     - `verses`: the embedded verses, German to English where `languages` does not say otherwise
@@ -158,12 +168,17 @@ def load_pairs(source: str | None, languages: str | None, tokenized: bool) -> Pa
         source: one of these; None is `verses`. (Write `./verses` for a path of this name.)
         languages: of source and target, as `de-en`; `pt-br-en` where the data are in pt-br and en.
         tokenized: whether the lines are tokens with spaces between them, as Moses writes them.
+        is_split: whether their words are cut into pieces already, as `Hau@@ s`.
 
     Raises:
         InputError: there is no such corpus, or the languages are not those that it has.
     """
     if languages is not None:
         check_languages(languages)
+    return replace(_read_pairs(source, languages, tokenized), is_split=is_split)
+
+
+def _read_pairs(source: str | None, languages: str | None, tokenized: bool) -> ParallelCorpus:
     if source is None or source == VERSES:
         return verse_pairs(languages, tokenized=tokenized)
     if source.startswith(HUB_PREFIX):
@@ -172,7 +187,11 @@ def load_pairs(source: str | None, languages: str | None, tokenized: bool) -> Pa
 
 
 def encode_pairs(
-    corpus: ParallelCorpus, config: PairOptions, subwords: tuple[Subwords, Subwords] | None = None
+    corpus: ParallelCorpus,
+    config: PairOptions,
+    subwords: tuple[TextEncoder, TextEncoder] | None = None,
+    *,
+    imported: ImportedSubwords | None = None,
 ) -> EncodedPairs:
     """Train byte-pair subwords on the train split and encode all splits, or find both cached.
 
@@ -184,6 +203,7 @@ def encode_pairs(
         corpus: gone through up to four times; its text is never in memory as a whole.
         config: sizes and filters.
         subwords: of source and target, which a model was trained with; None trains them.
+        imported: those that exist already, in place of trained ones.
 
     Raises:
         InputError: the corpus is damaged, a split has no pairs, or the filters leave none.
@@ -196,14 +216,16 @@ def encode_pairs(
         tokenizers=tokenizers.__version__,
         subwords=known,
         **asdict(config),
+        **({} if imported is None else {"imported": imported.fingerprint}),
     )
-    return _opened(corpus, key, found_or_made(key, partial(_make, corpus, config, subwords)))
+    find = partial(_found, config, subwords, imported)
+    return _opened(corpus, key, found_or_made(key, partial(_make, corpus, config, find)))
 
 
 def _opened(corpus: ParallelCorpus, key: str, store: PairStore) -> EncodedPairs:
-    source = target = Subwords.from_json((store.folder / _FILES["source"]).read_text())
+    source = target = text_encoder((store.folder / _FILES["source"]).read_text())
     if (store.folder / _FILES["target"]).exists():
-        target = Subwords.from_json((store.folder / _FILES["target"]).read_text())
+        target = text_encoder((store.folder / _FILES["target"]).read_text())
     facts = store.facts
     return EncodedPairs(
         corpus=corpus,
@@ -222,23 +244,23 @@ def _opened(corpus: ParallelCorpus, key: str, store: PairStore) -> EncodedPairs:
 def _make(
     corpus: ParallelCorpus,
     config: PairOptions,
-    subwords: tuple[Subwords, Subwords] | None,
+    find: Callable[["_TrainingText"], tuple[TextEncoder, TextEncoder]],
     folder: Path,
 ) -> dict[str, Any]:
     """Write subwords and ids; return what was counted."""
     train = _TrainingText(corpus, config.max_pairs)
-    source, target = _train(train, config) if subwords is None else subwords
+    source, target = find(train)
     (folder / _FILES["source"]).write_text(source.to_json())
     if target is not source:
         (folder / _FILES["target"]).write_text(target.to_json())
     facts: dict[str, Any] = {}
     for split in SPLITS:
-        encoder = _Encoder(source, target, config, is_train=split == "train")
+        encoder = _Encoder(corpus, (source, target), config, is_train=split == "train")
         with PairWriter(folder, split) as writer:
             for portion in _portions(train if split == "train" else corpus.pairs(split)):
                 encoder.write(portion, writer)
                 if split != "train":
-                    append_text(folder, split, portion)
+                    append_text(folder, split, _as_words(portion, corpus))
         facts[split] = encoder.facts(corpus.num_dropped[split])
         if not encoder.num_pairs:
             raise InputError(
@@ -270,9 +292,21 @@ class _TrainingText:
                 yield pair
 
 
+def _found(
+    config: PairOptions,
+    subwords: tuple[TextEncoder, TextEncoder] | None,
+    imported: ImportedSubwords | None,
+    text: _TrainingText,
+) -> tuple[TextEncoder, TextEncoder]:
+    if subwords is not None:
+        return subwords
+    return _train(text, config) if imported is None else imported.encoders(text)
+
+
 def _train(text: _TrainingText, config: PairOptions) -> tuple[Subwords, Subwords]:
     tokenized = text.corpus.tokenized
     size, target_size = config.vocabulary_size, config.target_vocabulary_size
+    assert size is not None
     if target_size is None:
         joint = Subwords.train(chain.from_iterable(text), size, tokenized=tokenized)
         return joint, joint
@@ -288,9 +322,18 @@ class _Encoder:
     """Encodes pairs, leaves out or cuts those that are too long, and counts."""
 
     def __init__(
-        self, source: Subwords, target: Subwords, config: PairOptions, *, is_train: bool
+        self,
+        corpus: ParallelCorpus,
+        subwords: tuple[TextEncoder, TextEncoder],
+        config: PairOptions,
+        *,
+        is_train: bool,
     ) -> None:
-        self._subwords = {"source": source, "target": target}
+        self._corpus = corpus
+        self._encode = {
+            side: part.encode_split if corpus.is_split and isinstance(part, Pieces) else part.encode
+            for side, part in zip(SIDES, subwords, strict=True)
+        }
         self._max_words = config.max_length - 1
         self._max_ratio = config.max_length_ratio
         self._is_train = is_train
@@ -301,16 +344,19 @@ class _Encoder:
 
     def write(self, pairs: list[TextPair], writer: PairWriter) -> None:
         """Encode pairs and append those that stay."""
-        texts = {side: [pair[place] for pair in pairs] for place, side in enumerate(SIDES)}
-        ids = {side: self._subwords[side].encode(texts[side]) for side in SIDES}
+        ids = {
+            side: self._encode[side]([pair[place] for pair in pairs])
+            for place, side in enumerate(SIDES)
+        }
         kept = list(range(len(pairs)))
         if self._is_train:
             lengths = ([len(row) for row in ids[side]] for side in SIDES)
             kept = [n for n, sizes in enumerate(zip(*lengths, strict=True)) if self._fits(*sizes)]
-        for side in SIDES:
+        words = _as_words(pairs, self._corpus)
+        for place, side in enumerate(SIDES):
             rows = [ids[side][number] for number in kept]
             self._cut[side] += sum(len(row) > self._max_words for row in rows)
-            self._words[side] += sum(len(texts[side][number].split()) for number in kept)
+            self._words[side] += sum(len(words[number][place].split()) for number in kept)
             writer.write(side, [row[: self._max_words] for row in rows])
         self.num_pairs += len(kept)
 
@@ -328,6 +374,13 @@ class _Encoder:
             self._dropped[LENGTH_RATIO] += 1
             return False
         return True
+
+
+def _as_words(pairs: list[TextPair], corpus: ParallelCorpus) -> list[TextPair]:
+    """Return pairs without marks of pieces."""
+    if not corpus.is_split:
+        return pairs
+    return [(joined(source), joined(target)) for source, target in pairs]
 
 
 def _portions(pairs: Iterable[TextPair]) -> Iterator[list[TextPair]]:

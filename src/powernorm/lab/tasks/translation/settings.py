@@ -33,8 +33,15 @@ class TranslationDataSettings(DataSettings):
 
     batch_tokens: Positive
     """Positions of a micro-batch, of pairs those of the longer side, over all processes."""
-    vocabulary_size: NumSubwords = 2000
-    """Number of byte-pair subwords, every byte and the end mark among them."""
+    subwords: str = "learned"
+    """Where the subwords are from: `learned` on the train split; `split`, the files hold pieces of
+    words (`Hau@@ s`); or the path of codes of subword-nmt or of a model of SentencePiece (.model),
+    which cut the words of the files."""
+    joint_vocabulary: bool = True
+    """Of subwords that are not learned: whether source and target have one vocabulary."""
+    vocabulary_size: NumSubwords | None = 2000
+    """Number of byte-pair subwords, every byte and the end mark among them; none where they are not
+    learned."""
     target_vocabulary_size: NumSubwords | None = None
     """Subwords of a target language with a vocabulary of its own; none is one for both."""
     sequence_length: Length = 64
@@ -57,6 +64,35 @@ class TranslationDataSettings(DataSettings):
     def __post_init__(self) -> None:
         if self.languages is not None:
             check_languages(self.languages)
+        if self.subwords == "learned":
+            self._check_learned()
+        else:
+            self._check_imported()
+
+    def _check_learned(self) -> None:
+        if self.vocabulary_size is None:
+            raise refuse("data.vocabulary_size", None, "says how many are learned: give a number")
+        if not self.joint_vocabulary:
+            raise refuse(
+                "data.joint_vocabulary",
+                False,
+                "is of subwords that are not learned: give data.target_vocabulary_size, or set "
+                "data.subwords",
+            )
+
+    def _check_imported(self) -> None:
+        for name in ("vocabulary_size", "target_vocabulary_size"):
+            if getattr(self, name) is not None:
+                raise refuse(
+                    f"data.{name}",
+                    getattr(self, name),
+                    f"says how many are learned, and data.subwords={self.subwords} has its own: "
+                    f"set data.{name}=none",
+                )
+        if self.subwords.endswith(".model") and not self.joint_vocabulary:
+            raise refuse(
+                "data.joint_vocabulary", False, "does not fit one model of SentencePiece for both"
+            )
 
 
 @section("model")
@@ -127,6 +163,13 @@ class TranslationSettings(ComparisonSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         own = self.data.target_vocabulary_size
+        if self.model.shared_embeddings == "all" and not self.data.joint_vocabulary:
+            raise refuse(
+                "data.joint_vocabulary",
+                False,
+                "gives the target pieces of its own, which cannot share a table with those of "
+                "the source: set model.shared_embeddings to target or none",
+            )
         if self.model.shared_embeddings == "all" and own is not None:
             raise refuse(
                 "data.target_vocabulary_size",

@@ -13,6 +13,7 @@ from powernorm.lab.data.corpus import Split
 from powernorm.lab.engine.folders import write_json
 from powernorm.lab.tasks.translation.batches import TranslationData
 from powernorm.lab.tasks.translation.bleu import corpus_scores
+from powernorm.lab.tasks.translation.imported_subwords import SPLIT, joined, read_subwords
 from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
 from powernorm.lab.tasks.translation.moses import Tokenization
 from powernorm.lab.tasks.translation.sentence_pairs import (
@@ -41,13 +42,22 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
 
     def encode(self, config: TranslationSettings) -> EncodedPairs:
         """Read the sentence pairs and number their subwords."""
-        corpus = load_pairs(config.data.path, config.data.languages, config.data.tokenized)
-        return encode_pairs(corpus, _pair_options(config.data))
+        data = config.data
+        corpus = load_pairs(
+            data.path, data.languages, data.tokenized, is_split=data.subwords == SPLIT
+        )
+        imported = read_subwords(data.subwords, corpus, is_joint=data.joint_vocabulary)
+        return encode_pairs(corpus, _pair_options(data), imported=imported)
 
     def encode_by(self, source: str, config: TranslationSettings) -> EncodedPairs:
         """Read `source` with the subwords of `data.path`."""
         own = self.encode(config)
-        corpus = load_pairs(source, own.corpus.languages, config.data.tokenized)
+        corpus = load_pairs(
+            source,
+            own.corpus.languages,
+            config.data.tokenized,
+            is_split=config.data.subwords == SPLIT,
+        )
         subwords = (own.source_subwords, own.target_subwords)
         return encode_pairs(corpus, _pair_options(config.data), subwords)
 
@@ -114,11 +124,13 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
 
     def keep(self, encoded: EncodedPairs, folder: Path) -> None:
         """Write the subwords into a run's folder."""
+        is_split = encoded.corpus.is_split
+        sources = (source for source, _ in encoded.corpus.pairs("train"))
         record = vocabulary_record(
             encoded.source_subwords,
             encoded.target_subwords,
             (encoded.corpus.source_language, encoded.corpus.target_language),
-            Tokenization.of(source for source, _ in encoded.corpus.pairs("train"))
+            Tokenization.of(map(joined, sources) if is_split else sources)
             if encoded.corpus.tokenized
             else None,
         )

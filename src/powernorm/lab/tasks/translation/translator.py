@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from powernorm.errors import InputError
-from powernorm.lab.data.subwords import Subwords
 from powernorm.lab.tasks.trained_models import (
     TrainedModel,
     is_folded,
@@ -16,6 +15,7 @@ from powernorm.lab.tasks.trained_models import (
     load_trained,
     run_config,
 )
+from powernorm.lab.tasks.translation.imported_subwords import Pieces, TextEncoder
 from powernorm.lab.tasks.translation.model import TranslationModel
 from powernorm.lab.tasks.translation.moses import Moses
 from powernorm.lab.tasks.translation.settings import DecodingSettings, TranslationSettings
@@ -50,7 +50,7 @@ class Translator:
     """
 
     model: TranslationModel
-    subwords: tuple[Subwords, Subwords]
+    subwords: tuple[TextEncoder, TextEncoder]
     decoding: DecodingSettings
     num_best: int
     device: torch.device
@@ -107,7 +107,8 @@ def load_translator(
         length_penalty: of the search; None is the run's.
         num_best: translations of each sentence.
         tokens: of a model of tokenized text: take and give tokens; else Moses' rules split text
-            into tokens and put it together again.
+            into tokens and put it together again. Of a model of split text without codes: take
+            text that is split.
         device: `auto`, `cpu` or `cuda`.
 
     Raises:
@@ -120,6 +121,11 @@ def load_translator(
     if not isinstance(config, TranslationSettings) or not isinstance(model, TranslationModel):
         raise InputError(f"{path} is a run of the task {config.task}, which does not translate.")
     known = vocabulary()
+    if isinstance(known.source, Pieces) and known.source.codes is None and not tokens:
+        raise InputError(
+            f"{path} was trained on files that came split, without their codes: give text that is "
+            "split in the same way (`Hau@@ s`), with --tokens."
+        )
     decoding = replace(
         config.decoding,
         beam_size=beam_size or max(num_best, config.decoding.beam_size),

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from powernorm.errors import InputError
-from powernorm.lab.data.subwords import Subwords
 from powernorm.lab.engine.folders import read_json
+from powernorm.lab.tasks.translation.imported_subwords import TextEncoder, text_encoder
 from powernorm.lab.tasks.translation.moses import Tokenization
 
 VOCABULARY_FILE: Final = "subwords.json"
@@ -20,16 +20,16 @@ SUBWORDS: Final = "subwords"
 class Vocabulary:
     """What text becomes numbers by, and numbers text."""
 
-    source: Subwords
-    target: Subwords
+    source: TextEncoder
+    target: TextEncoder
     languages: tuple[str, str]
     tokenization: Tokenization | None
     """Of text that is tokens with spaces between them; None for text as it is written."""
 
 
 def vocabulary_record(
-    source: Subwords,
-    target: Subwords,
+    source: TextEncoder,
+    target: TextEncoder,
     languages: tuple[str, str],
     tokenization: Tokenization | None,
 ) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def vocabulary_of(content: Mapping[str, Any], path: Path) -> Vocabulary:
         InputError: it is something else.
     """
     try:
-        source = Subwords.from_json(content["source"])
-        target = source if content["target"] is None else Subwords.from_json(content["target"])
+        source = text_encoder(content["source"])
+        target = source if content["target"] is None else text_encoder(content["target"])
         languages = (str(content["source_language"]), str(content["target_language"]))
         found = content["tokenisation"]
         tokenization = None if found is None else Tokenization(**found)
