@@ -59,7 +59,7 @@ METRICS_COLUMNS: Final = (
 
 The gaps are of a few validation batches, by running statistics and by each batch's own (see
 `powernorm.diagnosis.evaluation_gap`); empty for norms without batch statistics. The last is the
-score of the valid split that chooses the best checkpoint, in percent, for tasks that have one.
+task's own measure of the valid split, or of a sample of it: `score` in results.json says which.
 """
 
 NORMS_COLUMNS: Final = (
@@ -291,8 +291,9 @@ class RunResult(TypedDict):
     signatures: NotRequired[dict[str, str]]
     """How TRANSLATION_METRICS were computed, in sacrebleu's words, by their names."""
     scored: NotRequired[str]
-    """Which weights the metrics are of: `best checkpoint`, or `average of the last N checkpoints,
-    running statistics recalibrated` (or `averaged`)."""
+    """Which weights the metrics are of: `best checkpoint`, `best checkpoint by valid_accuracy`
+    where that and not the loss chose it (older runs do not say so), or `average of the last N
+    checkpoints, running statistics recalibrated` (or `averaged`)."""
 
 
 TRANSLATION_METRICS: Final = (
@@ -392,6 +393,9 @@ class ComparisonHead(TypedDict):
     """Required in format 2."""
     measure: NotRequired[str]
     """Of format 1 only; else `test_perplexity`."""
+    score: NotRequired[Goal]
+    """What `valid_score` in metrics.csv is, such as `valid_bleu`, and which way it is better;
+    absent where no validation tells it."""
     preset: NotRequired[str]
     """Absent for an own function, as is `placement`."""
     placement: NotRequired[Literal["pre", "post"]]

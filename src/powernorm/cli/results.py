@@ -1,7 +1,7 @@
 """`powernorm report`, `results`, `fluctuation`, `curves`: pages and pictures of measurements."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -81,23 +81,37 @@ def fluctuation(
 
 
 def curves(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder of a comparison, with its runs.")
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUNS…", help="Folder of a comparison, of parts of it, or of runs."),
     ],
     norms: Annotated[
         str,
         typer.Option(metavar="NAME,…", help="Which to draw, as the table names them; else all."),
     ] = "",
+    measure: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,…",
+            help="Columns of metrics.csv, or the task's score, e.g. valid_loss,valid_bleu; else "
+            "the losses, and the score where the runs have it.",
+        ),
+    ] = "",
+    x: Annotated[
+        Literal["step", "epoch", "tokens"], typer.Option("--x", help="What they are drawn against.")
+    ] = "step",
     out: Annotated[Path, typer.Option(metavar="FILE", help="The picture, .svg or .png.")] = Path(
         "curves.svg"
     ),
 ) -> None:
-    """Draw training and validation loss side by side, mean and range of the seeds of each norm."""
-    from powernorm.lab.report.pictures import draw_loss_curves
+    """Draw losses and scores over the training, mean and range of the seeds of each norm."""
+    from powernorm.lab.report.pictures import draw_training_curves
 
     _check_suffix(out)
-    chosen = [name.strip() for name in norms.split(",") if name.strip()]
-    typer.echo(f"written: {draw_loss_curves(folder, out, chosen)}")
+    chosen, measures = (
+        [name.strip() for name in names.split(",") if name.strip()] for names in (norms, measure)
+    )
+    typer.echo(f"written: {draw_training_curves(folders, out, chosen, measures, x)}")
 
 
 def _check_suffix(out: Path) -> None:

@@ -28,7 +28,7 @@ from powernorm.lab.report.comparison_tables import cells, markdown_table, run_ce
 from powernorm.lab.report.figures import MAX_CURVES, learning_curves, own_columns
 from powernorm.lab.report.joining import joined
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.pictures import draw_loss_curves
+from powernorm.lab.report.pictures import draw_training_curves
 from powernorm.lab.report.results_document import results_document
 from powernorm.lab.report.run_columns import run_columns_of
 from powernorm.lab.report.summary import best_rows
@@ -203,7 +203,7 @@ def test_curves_are_of_what_was_logged(comparison: Comparison) -> None:
     columns = own_columns(comparison)
     assert columns == ["train_loss", "valid_loss", "accuracy", "gradient_norm"]
     captions = [drawn.caption for drawn in learning_curves(comparison)]
-    assert captions[2].startswith("The accuracy as the function logged it. One line a seed.")
+    assert captions[2].startswith("The accuracy as the function logged it. Lines are means over")
 
 
 def test_page_has_curves_heat_maps_and_the_function(page: str) -> None:
@@ -424,7 +424,7 @@ def test_logs_may_have_columns_of_any_name(hostile: Comparison) -> None:
 
 
 def test_a_picture_of_the_curves(folder: Path, tmp_path: Path) -> None:
-    text = draw_loss_curves(folder, tmp_path / "curves.svg").read_text(encoding="utf-8")
+    text = draw_training_curves([folder], tmp_path / "curves.svg").read_text(encoding="utf-8")
     assert "<!-- train loss -->" in text
     assert "<!-- valid loss -->" in text
     assert "nats" not in text

@@ -9,7 +9,7 @@ from synthetic import write_comparison
 
 from powernorm.errors import InputError
 from powernorm.lab.report import pictures
-from powernorm.lab.report.pictures import draw_loss_curves
+from powernorm.lab.report.pictures import draw_training_curves
 from powernorm.runs import METRICS_FILE
 
 
@@ -23,7 +23,7 @@ def _texts(picture: Path) -> str:
 
 
 def test_a_line_for_each_norm_that_is_named(folder: Path, tmp_path: Path) -> None:
-    picture = draw_loss_curves(folder, tmp_path / "figures" / "curves.svg", ["rbn", "ln"])
+    picture = draw_training_curves([folder], tmp_path / "figures" / "curves.svg", ["rbn", "ln"])
     text = _texts(picture)
     assert text.startswith("<?xml")
     assert "<!-- rbn -->" in text
@@ -35,8 +35,8 @@ def test_a_line_for_each_norm_that_is_named(folder: Path, tmp_path: Path) -> Non
 
 
 def test_the_same_twice(folder: Path, tmp_path: Path) -> None:
-    first = draw_loss_curves(folder, tmp_path / "a.svg")
-    assert first.read_bytes() == draw_loss_curves(folder, tmp_path / "b.svg").read_bytes()
+    first = draw_training_curves([folder], tmp_path / "a.svg")
+    assert first.read_bytes() == draw_training_curves([folder], tmp_path / "b.svg").read_bytes()
 
 
 def test_a_line_is_the_mean_of_the_seeds(
@@ -45,7 +45,7 @@ def test_a_line_is_the_mean_of_the_seeds(
     monkeypatch.setattr(pictures, "_BLOCKS", 1)
     drawn = {}
     monkeypatch.setattr(pictures, "_save", lambda figure, out: drawn.update(f=figure) or out)
-    draw_loss_curves(folder, tmp_path / "a.svg", ["ln"])
+    draw_training_curves([folder], tmp_path / "a.svg", ["ln"])
     (line,) = drawn["f"].axes[1].lines
     wanted = []
     for run in folder.glob("ln-pre-seed*"):
@@ -60,12 +60,12 @@ def test_a_line_is_the_mean_of_the_seeds(
 
 def test_bad_input(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no run of pn2: it has .*rbn"):
-        draw_loss_curves(folder, tmp_path / "a.svg", ["ln", "pn2"])
+        draw_training_curves([folder], tmp_path / "a.svg", ["ln", "pn2"])
     with pytest.raises(InputError, match="holds neither"):
-        draw_loss_curves(tmp_path, tmp_path / "a.svg")
+        draw_training_curves([tmp_path], tmp_path / "a.svg")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"a\.svg cannot be written"):
-        draw_loss_curves(folder, tmp_path / "file" / "a.svg")
+        draw_training_curves([folder], tmp_path / "file" / "a.svg")
 
 
 def test_results_without_their_runs_have_no_curves(folder: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_results_without_their_runs_have_no_curves(folder: Path, tmp_path: Path)
     alone.mkdir()
     (folder / "results.json").rename(alone / "results.json")
     with pytest.raises(InputError, match="no losses over the training"):
-        draw_loss_curves(alone, tmp_path / "a.svg")
+        draw_training_curves([alone], tmp_path / "a.svg")
     assert not (tmp_path / "a.svg").exists()
 
 
@@ -87,5 +87,5 @@ def test_a_loss_that_falls_far_has_a_logarithmic_axis(
     metrics.write_text(f"{header}\n1,0,8,1,0.1,1.0,1.0,2\n2,0,16,2,0.1,{last},0.9,2\n")
     drawn = {}
     monkeypatch.setattr(pictures, "_save", lambda figure, out: drawn.update(f=figure) or out)
-    draw_loss_curves(folder, tmp_path / "a.svg")
+    draw_training_curves([folder], tmp_path / "a.svg")
     assert [axes.get_yscale() for axes in drawn["f"].axes] == [scale, "linear"]

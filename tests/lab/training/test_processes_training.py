@@ -155,7 +155,11 @@ def jobs(pairs: Path, text: Path) -> dict[str, Job]:
         *(
             Job(
                 f"overflow-{strategy}",
-                translation(pairs, "pn", training={"precision": "float16", "strategy": strategy}),
+                translation(
+                    pairs,
+                    "pn",
+                    training={"precision": "float16", "strategy": strategy, "score_every": 1},
+                ),
                 poison=5,
                 poisons_once=True,
             )
@@ -163,7 +167,9 @@ def jobs(pairs: Path, text: Path) -> dict[str, Job]:
         ),
     ]
     for strategy in ("ddp", "fsdp2"):
-        dropped = translation(pairs, "pn", training={"strategy": strategy, "log_every": 2})
+        scored = {"score_every": 1, "select_by": "score", "score_examples": 9}
+        training = {"strategy": strategy, "log_every": 2, **scored}
+        dropped = translation(pairs, "pn", training=training)
         made.append(Job(f"whole-{strategy}", dropped))
         made.append(Job(f"parts-{strategy}", dropped, stop=STOPPED_AT))
         plain = plain_job(f"pn-{strategy}", pairs)
@@ -328,6 +334,8 @@ def test_two_processes_go_on_exactly(two: tuple[Path, list[dict[str, Any]]], str
     for name in ("metrics.csv", "norms.csv"):
         cells = [[{**row, "seconds": ""} for row in rows(part, name)] for part in (whole, parts)]
         assert cells[0] == cells[1], name
+        if name == "metrics.csv":
+            assert [row["step"] for row in cells[0] if row["valid_score"]] == ["3", "6"]
     states = [
         torch.load(part / "checkpoints/last.ckpt", weights_only=True) for part in (whole, parts)
     ]

@@ -9,13 +9,13 @@ from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.training import (
     OptimizerSettings,
     ScheduleSettings,
-    SmoothedTrainingSettings,
 )
 from powernorm.lab.tasks.translation.settings import (
     DecodingSettings,
     TranslationDataSettings,
     TranslationSettings,
     TranslationShape,
+    TranslationTrainingSettings,
 )
 
 ONES = ("null", "eins", "zwei", "drei", "vier", "neun")
@@ -58,7 +58,7 @@ def tiny_translation(path: Path, **changes: Any) -> ComparisonSettings:
         ),
         optimizer=OptimizerSettings(learning_rate=1e-2, accumulation=2, clip_norm=None),
         schedule=ScheduleSettings(name="inverse_sqrt", warmup_steps=5),
-        training=SmoothedTrainingSettings(
+        training=TranslationTrainingSettings(
             max_steps=12,
             log_every=2,
             validate_every=4,

@@ -7,6 +7,8 @@ from typing import Final, Literal, TypeVar, get_args
 
 Split = Literal["train", "valid", "test"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
+EvaluatedSplit = Literal["valid", "test"]
+EVALUATED_SPLITS: Final[tuple[EvaluatedSplit, ...]] = get_args(EvaluatedSplit)
 
 SPLIT_PERIOD: Final = 20
 VALID_REMAINDER: Final = 9

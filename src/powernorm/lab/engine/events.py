@@ -66,7 +66,7 @@ class Validated:
     valid_loss: float
     valid_perplexity: float
     score: tuple[str, float] | None = None
-    """Name and value, in percent, of what chooses the best checkpoint in place of the loss."""
+    """Name and value of the task's own measure, such as `accuracy`, where it was told."""
 
 
 @dataclass(frozen=True, slots=True)

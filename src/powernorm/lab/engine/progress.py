@@ -35,6 +35,7 @@ SCORES: Final = {
     "test_bits_per_character": "test bits per character",
 }
 """What a run is told by, in place of its perplexity."""
+PERCENTAGES: Final = frozenset({"accuracy", "f1", "uas"})
 STYLES: Final = {"finished": "green", "interrupted": "yellow"}
 
 
@@ -136,7 +137,8 @@ class ComparisonProgress:
         found = f"perplexity {_number(event.valid_perplexity)}"
         if event.score is not None:
             name, value = event.score
-            found = f"{name} {value:.2f} %"
+            word = SCORES.get(f"test_{name}", name).removeprefix("test ")
+            found = f"{word} {value:.2f}{' %' if name in PERCENTAGES else ''}"
         if self._console.is_terminal:
             self._advance(event.step, f"valid {found}")
         else:

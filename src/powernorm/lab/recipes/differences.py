@@ -53,6 +53,11 @@ UNIMPORTANT: Final = frozenset(
 and seeds, which the results name anyway; the data have a sentence of their own."""
 
 
+_OF_SCORES: Final = frozenset(
+    {"training.score_every", "training.score_examples", "training.score_beam"}
+)
+"""Settings that are as unimportant where the loss selects."""
+
 _PLACED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "lm": ("norm_options.rbn.mean_penalty", "norm_options.rbn.var_penalty"),
@@ -238,6 +243,8 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _matters(key: str, config: ComparisonSettings) -> bool:
+    if key in _OF_SCORES and not config.selects_by_score:
+        return False
     section, _, rest = key.partition(".")
     if section == "norm_options":
         return rest.partition(".")[0] in chosen_norms(config)

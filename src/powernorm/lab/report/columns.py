@@ -12,6 +12,7 @@ from powernorm.lab.report.measures import (
     PERPLEXITY,
     TRANSLATION_SCORES,
     Measure,
+    better_way,
     meaning_of_own,
     own_heading,
 )
@@ -154,11 +155,6 @@ def _score(measure: Measure) -> Column:
         counts_finished=True,
         metric=measure.metric,
     )
-
-
-def better_way(measure: Measure) -> str:
-    """Where the better values of a measure lie."""
-    return "higher" if measure.higher_is_better else "lower"
 
 
 def _gap(measure: Measure) -> Column:

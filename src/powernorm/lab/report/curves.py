@@ -1,8 +1,8 @@
 """Lines over training: one a run, one color a norm."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from statistics import fmean
 from typing import Final, Literal
 
@@ -37,19 +37,111 @@ class Series:
     lost: bool = False
 
 
-def series_of(
-    runs: Iterable[Run], column: str, against: Literal["tokens", "step"] = "tokens"
-) -> list[Series]:
-    """A column of `metrics.csv` against tokens or steps, one line a run that has it."""
-    lines = []
-    for run in runs:
-        points = [
-            (row[against], row[column])
+Axis = Literal["tokens", "step", "epoch"]
+"""What curves are drawn against."""
+
+
+def bands_over_seeds(
+    runs: Sequence[Run], column: str, against: Axis, order: Sequence[str], most: int = MAX_POINTS
+) -> list[Band]:
+    """A column of `metrics.csv`, of each norm the mean of its seeds and their range.
+
+    A run that did not finish is a thin line of its own where it broke down, or where another seed
+    of the norm finished.
+
+    Args:
+        runs: of the comparison.
+        column: of `metrics.csv`, or of its own.
+        against: the quantity on the x axis.
+        order: names of the norms; the place there is the number of a line's style.
+        most: points of a line; longer logs are averaged in blocks.
+    """
+    runs_of = {name: [run for run in runs if run.name == name] for name in order}
+    drawn = sum(map(bool, runs_of.values()))
+    most = min(most, max(FEWEST_POINTS, MAX_DRAWN // max(drawn, 1)))
+    bands = (
+        _band(name, style, _points(runs_of[name], column, against), most)
+        for style, name in enumerate(order)
+    )
+    return [band for band in bands if band.x or band.traces]
+
+
+def _band(
+    name: str, style: int, lines: Sequence[tuple[Run, Mapping[float, float]]], most: int
+) -> Band:
+    """The mean over the runs of a norm, and those that are no part of it."""
+    sound = [points for run, points in lines if run.finished]
+    sound = sound or [points for run, points in lines if not run.broke_down]
+    means = list(_means(sound, most))
+    low, high = ([end(values) for _, values in means] for end in (min, max))
+    others = [
+        (run, thinned(name, sorted(points.items()), most))
+        for run, points in lines
+        if all(points is not one for one in sound)
+    ]
+    return Band(
+        name,
+        style,
+        [place for place, _ in means],
+        [fmean(values) for _, values in means],
+        low if len(sound) > 1 else (),
+        high if len(sound) > 1 else (),
+        traces=[Trace(line.x, line.y, lost=run.broke_down) for run, line in others],
+    )
+
+
+def _means(
+    lines: Sequence[Mapping[float, float]], most: int
+) -> Iterator[tuple[float, Sequence[float]]]:
+    """Middle of a block, and each seed's mean there, for the positions that all seeds have."""
+    places = sorted(set.intersection(*map(set, lines))) if lines else []
+    size = max(1, -(-len(places) // most))
+    for start in range(0, len(places), size):
+        block = places[start : start + size]
+        yield fmean(block), [fmean(line[place] for place in block) for line in lines]
+
+
+def _points(
+    runs: Sequence[Run], column: str, against: Axis
+) -> list[tuple[Run, Mapping[float, float]]]:
+    """The values of runs of one norm by position, NaN where one is not finite; not of no values."""
+    length = steps_per_epoch(runs) if against == "epoch" else 1.0
+    if length is None:
+        return []
+    axis = "step" if against == "epoch" else against
+    found = [
+        {
+            place / length: value if isfinite(value) else nan
             for row in run.curve
-            if row.get(against) is not None and row.get(column) is not None
-        ]
-        lines += _line(run, points)
-    return lines
+            if (place := row.get(axis)) is not None and (value := row.get(column)) is not None
+        }
+        for run in runs
+    ]
+    return [(run, points) for run, points in zip(runs, found, strict=True) if points]
+
+
+def steps_per_epoch(runs: Iterable[Run]) -> float | None:
+    """The steps in which runs go through their data once; None where all ended before.
+
+    By the steps at which one epoch ends and the next begins, to the steps between two rows of the
+    log.
+    """
+    longest, shortest = inf, 0.0
+    for row in (row for run in runs for row in run.curve):
+        step, epoch = row.get("step"), row.get("epoch")
+        if step is None or epoch is None:
+            continue
+        shortest = max(shortest, step / (epoch + 1))
+        if epoch > 0:
+            longest = min(longest, step / epoch)
+    return (shortest + longest) / 2 if isfinite(longest) else None
+
+
+def num_epochs(run: Run) -> float:
+    """How often a run has gone through its data; 0 where that is less than once."""
+    length = steps_per_epoch([run])
+    steps = [step for row in run.curve if (step := row.get("step")) is not None]
+    return max(steps, default=0.0) / length if length else 0.0
 
 
 def gap_series(runs: Iterable[Run]) -> list[Series]:

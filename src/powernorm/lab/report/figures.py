@@ -8,7 +8,8 @@ from typing import Final, Literal
 from markupsafe import Markup
 
 from powernorm.lab.report import curves, heatmaps
-from powernorm.lab.report.measures import MAIN, MEASURES, Measure, own_heading
+from powernorm.lab.report.lines import Band, Panel, draw_panels
+from powernorm.lab.report.measures import better_way, own_heading
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.runs import METRICS_COLUMNS
@@ -27,12 +28,8 @@ def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
     if comparison.function is not None:
         curves_of_task = list(map(_own_curve, own_columns(comparison)[:MAX_CURVES]))
     else:
-        has_scores = any(
-            row.get("valid_score") is not None for run in comparison.runs for row in run.curve
-        )
-        curves_of_task = [
-            _known_curve(comparison, name) for name in (SCORED if has_scores else LIKELY)
-        ]
+        columns = SCORED if _has_scores(comparison) else LIKELY
+        curves_of_task = [_known_curve(comparison, name) for name in columns]
     drawn = (
         _draw_curve(comparison, curve, f"{comparison.anchor}curve-{number}")
         for number, curve in enumerate(curves_of_task)
@@ -86,7 +83,6 @@ class _Curve:
         logarithmic: whether the y axis is; None where the values decide.
         metric: of the baselines, which are drawn with it; empty where they have none.
         against: the quantity on the x axis.
-        x_label: what that is in the task's data.
     """
 
     column: str
@@ -95,8 +91,7 @@ class _Curve:
     y_label: str
     logarithmic: bool | None
     metric: str
-    against: Literal["tokens", "step"]
-    x_label: str
+    against: curves.Axis
 
 
 def _own_curve(column: str) -> _Curve:
@@ -109,7 +104,6 @@ def _own_curve(column: str) -> _Curve:
         logarithmic=None,
         metric=column,
         against="step",
-        x_label="step",
     )
 
 
@@ -120,7 +114,7 @@ _CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
         "Loss on the validation data, nats per target. Where it rises while the training loss "
         "falls, the model overfits.",
     ),
-    "valid_score": ("Validation score", "{heading} on the validation data."),
+    "valid_score": ("Validation {heading}", "{heading} on the validation data{sample}; {better}."),
     "valid_perplexity": (
         "Validation perplexity",
         "Perplexity on the validation text, logarithmic.",
@@ -130,28 +124,35 @@ _CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
 
 def _known_curve(comparison: Comparison, column: _Column) -> _Curve:
     title, caption = _CAPTIONS[column]
-    score = _score(comparison)
+    score = comparison.score_measure
     heading = score.heading.removeprefix("test ")
     metric = score.metric.replace("test_", "valid_") if column == "valid_score" else column
     return _Curve(
         column=column,
-        title=title,
-        caption=caption.format(heading=heading),
+        title=title.format(heading=heading),
+        caption=caption.format(
+            heading=heading[:1].upper() + heading[1:],
+            sample=_sample(comparison),
+            better=f"{better_way(score)} is better",
+        ),
         y_label={
             "valid_perplexity": _perplexity_label(comparison),
-            "valid_score": f"{heading}, %",
+            "valid_score": ", ".join(filter(None, (heading, score.unit))),
         }.get(column, "nats per target"),
         logarithmic=column == "valid_perplexity",
         metric=metric if column.startswith("valid") else "",
-        against="tokens",
-        x_label=_tokens_label(comparison),
+        against="epoch" if _is_by_epoch(comparison) else "tokens",
     )
 
 
-def _score(comparison: Comparison) -> Measure:
-    """The task's own measure, also where the goal is another."""
-    known = [MEASURES[name] for name in MAIN if name in comparison.other_metrics]
-    return comparison.measure if comparison.has_known_measure or not known else known[0]
+def _sample(comparison: Comparison) -> str:
+    """What is translated at a validation, and how; empty for other tasks."""
+    training = comparison.settings.get("training") or {}
+    if "score_beam" not in training:
+        return ""
+    number, beam = training.get("score_examples"), training["score_beam"]
+    what = "" if number is None else f", at most {number} evenly spaced pairs of it,"
+    return f"{what} translated {'greedily' if beam == 1 else f'with a beam of {beam}'}"
 
 
 def _perplexity_label(comparison: Comparison) -> str:
@@ -159,40 +160,55 @@ def _perplexity_label(comparison: Comparison) -> str:
     return f"perplexity per {units.get(comparison.task, 'word')}"
 
 
-def _tokens_label(comparison: Comparison) -> str:
-    """What a training token is in the task's data."""
+def _is_by_epoch(comparison: Comparison) -> bool:
+    """Whether runs with scores all went through their data several times."""
+    runs = [run for run in comparison.runs if run.curve]
+    return _has_scores(comparison) and all(curves.num_epochs(run) >= FEWEST_EPOCHS for run in runs)
+
+
+def _has_scores(comparison: Comparison) -> bool:
+    return any(row.get("valid_score") is not None for run in comparison.runs for row in run.curve)
+
+
+FEWEST_EPOCHS: Final = 2
+"""Of a training whose curves are drawn against them, as Wang et al. 2022 draw theirs (Figure 1)."""
+
+
+def _x_label(comparison: Comparison, axis: curves.Axis) -> str:
+    """What the x axis counts, in the words of the task's data."""
     units = {"image": "images", "parse": "transitions", "lm-char": "bytes"}
-    return units.get(comparison.task, "tokens")
+    return units.get(comparison.task, "tokens") if axis == "tokens" else axis
 
 
 def _draw_curve(comparison: Comparison, curve: _Curve, prefix: str) -> DrawnFigure | None:
-    series = curves.series_of(comparison.runs, curve.column, curve.against)
-    if not series:
+    bands = curves.bands_over_seeds(comparison.runs, curve.column, curve.against, comparison.names)
+    if not bands:
         return None
+    values = [y for band in bands for y in (*band.mean, *(y for t in band.traces for y in t.y))]
     baselines = {
         baseline.name: value
         for baseline in comparison.baselines
         if (value := baseline.metrics.get(curve.metric)) is not None
     }
-    norms = ", ".join(dict.fromkeys(printable(line.norm) for line in series))
-    notes = [curve.caption, "One line a seed."]
+    norms = ", ".join(dict.fromkeys(printable(band.label) for band in bands))
+    notes = [curve.caption, _seeds_note(bands)]
     if baselines:
         is_own = comparison.function is not None
         notes.append(f"Dotted: {'baselines' if is_own else 'models without a network'}.")
-    if any(line.lost for line in series):
+    if any(trace.lost for band in bands for trace in band.traces):
         notes.append(_LOST if comparison.baselines else _FAILED)
-    svg = curves.draw_curves(
-        series,
-        order=comparison.names,
-        title=curve.title,
-        y_label=curve.y_label,
-        logarithmic=_is_wide(series) if curve.logarithmic is None else curve.logarithmic,
-        baselines=baselines,
-        prefix=prefix,
-        description=f"{curve.title} against training {curve.x_label} for {norms}",
-        x_label=curve.x_label,
-    )
-    return DrawnFigure(svg, " ".join(notes))
+    x_label = _x_label(comparison, curve.against)
+    logarithmic = _is_wide(values) if curve.logarithmic is None else curve.logarithmic
+    panel = Panel(curve.title, curve.y_label, bands, baselines, logarithmic=logarithmic)
+    described = f"{curve.title} against training {x_label} for {norms}"
+    svg = draw_panels([panel], x_label=x_label, prefix=prefix, description=described)
+    return DrawnFigure(svg, " ".join(filter(None, notes)))
+
+
+def _seeds_note(bands: Sequence[Band]) -> str:
+    """What a line is of the seeds; empty where each norm has but one."""
+    is_mean = any(band.low for band in bands)
+    return "Lines are means over the seeds that finished, shades their range." if is_mean else ""
 
 
 _ENDED: Final = "Thin, with a cross at its end or on the edge where it leaves the frame: a run that"
@@ -200,9 +216,9 @@ _LOST: Final = f"{_ENDED} diverged or became NaN."
 _FAILED: Final = f"{_ENDED} failed or became NaN."
 
 
-def _is_wide(series: Sequence[curves.Series]) -> bool:
-    values = [value for line in series for value in line.y if isfinite(value)]
-    return bool(values) and 0 < _DECADES * min(values) < max(values)
+def _is_wide(values: Sequence[float]) -> bool:
+    finite = [value for value in values if isfinite(value)]
+    return bool(finite) and 0 < _DECADES * min(finite) < max(finite)
 
 
 @dataclass(frozen=True)

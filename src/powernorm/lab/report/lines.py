@@ -307,14 +307,17 @@ def scale_x(axes: Axes, panels: Sequence[Panel], *, logarithmic: bool = False) -
     is_logarithmic = logarithmic and bool(positions) and positions[0] > 0
     if is_logarithmic:
         axes.set_xscale("log")
-    if len(positions) <= MAX_TICKS and _have_room(positions, logarithmic=is_logarithmic):
+    are_round = all(abs(x) >= 1e5 or float(f"{x:.5g}") == x for x in positions)
+    have_room = _have_room(positions, logarithmic=is_logarithmic)
+    if len(positions) <= MAX_TICKS and are_round and have_room:
         axes.xaxis.set_major_locator(FixedLocator(positions))
         axes.xaxis.set_major_formatter(FuncFormatter(_round))
     elif is_logarithmic:
         logarithmic_ticks(axes.xaxis, *axes.get_xlim())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        is_large = bool(positions) and positions[-1] >= 1000
+        axes.xaxis.set_major_formatter(EngFormatter(sep="") if is_large else FuncFormatter(_round))
     axes.xaxis.set_minor_locator(NullLocator())
 
 

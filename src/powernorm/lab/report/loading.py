@@ -168,7 +168,10 @@ def _goal(written: JsonObject, runs: Sequence[Run]) -> Goal:
     if "goal" not in written.values:
         found = {metric for run in runs for metric in run.metrics}
         return goal_of(next((metric for metric in MAIN if metric in found), PERPLEXITY))
-    goal = written.child("goal")
+    return _direction(written.child("goal"))
+
+
+def _direction(goal: JsonObject) -> Goal:
     direction = cast(Literal["min", "max"], goal.choice("direction", ("min", "max")))
     return Goal(metric=goal.text("metric"), direction=direction)
 
@@ -211,6 +214,7 @@ def _read_results(path: Path) -> Comparison:
         paper=_paper(results),
         reduced=_text(results, "reduced"),
         changes=_changes(results),
+        score=_direction(results.child("score")) if "score" in results.values else None,
         baselines=[BaselineRow(row.text("name"), _metrics(row)) for row in baselines],
         runs=runs,
     )

@@ -24,6 +24,7 @@ class Measure:
         higher_is_better: whether it is a score, not a loss.
         others: metrics that stand beside it where a comparison is about it.
         decimals: of a difference.
+        unit: of its axis; empty where it has none.
     """
 
     metric: str
@@ -32,6 +33,7 @@ class Measure:
     higher_is_better: bool
     others: tuple[str, ...] = ()
     decimals: int = 2
+    unit: str = ""
 
 
 _PERCENT: Final = "in percent."
@@ -93,11 +95,12 @@ _ROWS: Final = (
         f"Share of the test examples whose class is right, {_PERCENT}",
         higher_is_better=True,
         others=("valid_accuracy", "test_loss"),
+        unit="%",
     ),
     Measure(
         "valid_accuracy",
         "valid accuracy",
-        f"The same of the validation examples, by which the checkpoint was chosen, {_PERCENT}",
+        f"The same of the validation examples, {_PERCENT}",
         higher_is_better=True,
     ),
     Measure(
@@ -107,6 +110,7 @@ _ROWS: Final = (
         f"counts where its words and its kind are right, {_PERCENT}",
         higher_is_better=True,
         others=("test_precision", "test_recall", "valid_f1", "test_loss"),
+        unit="%",
     ),
     Measure(
         "test_precision",
@@ -123,7 +127,7 @@ _ROWS: Final = (
     Measure(
         "valid_f1",
         "valid F1",
-        f"F1 of the validation split, by which the checkpoint was chosen, {_PERCENT}",
+        f"F1 of the validation split, {_PERCENT}",
         higher_is_better=True,
     ),
     Measure(
@@ -133,6 +137,7 @@ _ROWS: Final = (
         f"without punctuation, {_PERCENT}",
         higher_is_better=True,
         others=("test_las", "valid_uas", "test_loss", "parsing_sentences_per_second"),
+        unit="%",
     ),
     Measure(
         "test_las",
@@ -143,7 +148,7 @@ _ROWS: Final = (
     Measure(
         "valid_uas",
         "valid UAS",
-        f"UAS of the validation split, by which the checkpoint was chosen, {_PERCENT}",
+        f"UAS of the validation split, {_PERCENT}",
         higher_is_better=True,
     ),
     Measure(
@@ -240,6 +245,11 @@ def goal_of(metric: str) -> Goal:
     {'metric': 'test_bleu', 'direction': 'max'}
     """
     return Goal(metric=metric, direction="max" if MEASURES[metric].higher_is_better else "min")
+
+
+def better_way(measure: Measure) -> str:
+    """Where the better values of a measure lie."""
+    return "higher" if measure.higher_is_better else "lower"
 
 
 def heading_of(metric: str) -> str:

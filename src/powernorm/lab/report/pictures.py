@@ -1,10 +1,9 @@
 """Pictures in files of their own, for papers and pages other than the report."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Final, Literal
 
 import matplotlib as mpl
@@ -12,23 +11,30 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from powernorm.errors import InputError
+from powernorm.lab.report.curves import Axis, bands_over_seeds
 from powernorm.lab.report.drawing import legend_entries
 from powernorm.lab.report.figures import own_columns
+from powernorm.lab.report.joining import joined
 from powernorm.lab.report.lines import Band, Panel, draw_panel, scale_x
-from powernorm.lab.report.loading import is_run_folder, read_comparison, read_runs
-from powernorm.lab.report.measures import own_heading
+from powernorm.lab.report.loading import is_run_folder, read_runs
+from powernorm.lab.report.measures import better_way, own_heading
 from powernorm.lab.report.records import Comparison, NormSample, Run
+from powernorm.lab.report.selections import read_selection
 
 SUFFIXES: Final = (".svg", ".png")
 
 # A name from a file may hold a dollar sign. Any: recent matplotlib types the keys as a Literal.
 _STYLE: Final[Any] = {"text.parse_math": False, "svg.hashsalt": "powernorm"}
 
-_LOSSES: Final = (
-    ("train_loss", "Training loss"),
-    ("valid_loss", "Validation loss"),
-)
-"""Xu et al. 2019, Figure 1."""
+_CURVES: Final = ("train_loss", "valid_loss", "valid_score")
+"""Wang et al. 2022, Figure 1, and Xu et al. 2019, Figure 1; the last where runs have it."""
+
+_TITLES: Final = {
+    "train_loss": ("Training loss", "nats per target"),
+    "valid_loss": ("Validation loss", "nats per target"),
+    "valid_perplexity": ("Validation perplexity", "perplexity"),
+}
+"""Of the columns of the built-in tasks: title and unit."""
 
 _WIDE: Final = 20
 """A line whose highest value is so many times its lowest is drawn on a logarithmic axis: at the end
@@ -38,93 +44,122 @@ _BLOCKS: Final = 40
 """Points of a drawn line: the training loss of single steps is noise."""
 
 
-def draw_loss_curves(folder: Path, out: Path, norms: Sequence[str] = ()) -> Path:
-    """Draw the losses of a comparison against the steps, mean of the seeds and their range.
+def draw_training_curves(
+    folders: Sequence[Path],
+    out: Path,
+    norms: Sequence[str] = (),
+    measures: Sequence[str] = (),
+    against: Axis = "step",
+) -> Path:
+    """Draw what a comparison logged over its training, mean of the seeds and their range.
 
     Seeds that did not finish are left out of a norm that has others.
 
     Args:
-        folder: of a comparison, with its runs.
+        folders: of a comparison with its runs, of its parts, or of its runs.
         out: the picture, `.svg` or `.png`.
         norms: which to draw, in this order; all where none is named.
+        measures: columns of metrics.csv, or what its `valid_score` is, such as `valid_bleu`; where
+            none is named the losses, and the score where the runs have one. Of an own function the
+            first ones.
+        against: the x axis.
 
     Raises:
-        InputError: the folder is no comparison, has no such norm, or nothing was logged of it; the
-            picture cannot be written.
+        InputError: the folders are no comparison, or several; there is no such norm or measure, or
+            nothing was logged of it; a run ended before an epoch did; the picture cannot be
+            written.
     """
-    comparison = read_comparison(folder)
-    chosen = _chosen(comparison, norms, folder)
+    comparison = _only(folders)
+    chosen = _chosen(comparison, norms)
     panels = [
         Panel(title, y_label, bands, logarithmic=_are_wide(bands))
-        for column, title, y_label in _panes(comparison)
-        if (bands := list(_bands(comparison, chosen, column)))
+        for column in _columns(comparison, chosen, measures)
+        for title, y_label in [_title(comparison, column)]
+        if (bands := _bands(comparison, chosen, column, against))
     ]
+    if not panels and against == "epoch" and any(run.curve for run in comparison.runs):
+        raise InputError(
+            f"{comparison.folder} has no run that logged the end of an epoch: draw against step."
+        )
     if not panels:
         raise InputError(
-            f"{folder} has no losses over the training: give the folder that "
+            f"{comparison.folder} has no losses over the training: give the folder that "
             "`powernorm compare` wrote, with its runs."
         )
-    return _save(_draw(panels, "step"), out)
+    return _save(_draw(panels, against), out)
 
 
-def _bands(comparison: Comparison, norms: Sequence[str], column: str) -> Iterator[Band]:
+def _only(folders: Sequence[Path]) -> Comparison:
+    comparisons = joined(read_selection(folders))
+    if len(comparisons) > 1:
+        raise InputError(
+            f"{', '.join(map(str, folders))} are {len(comparisons)} comparisons, which differ in "
+            "more than norms and seeds: draw each by itself."
+        )
+    return comparisons[0]
+
+
+def _bands(
+    comparison: Comparison, norms: Sequence[str], column: str, against: Axis
+) -> Sequence[Band]:
     """The mean over the seeds of each norm as a line, their range as a band."""
-    for style, name in enumerate(norms):
-        lines = [line for run in _runs_of(comparison, name) if (line := _line(run, column))]
-        points = list(_blocks(lines)) if lines else []
-        if points:
-            steps, values = zip(*points, strict=True)
-            low, high = (list(map(end, values)) for end in (min, max))
-            yield Band(name, style, steps, list(map(fmean, values)), low, high)
+    found = bands_over_seeds(comparison.runs, column, against, norms, most=_BLOCKS)
+    return [replace(band, traces=()) if band.x else band for band in found]
 
 
-def _panes(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Column, title and unit of the frames: of an own function what it logged first of all."""
-    if comparison.function is None:
-        return [(column, title, "nats per target") for column, title in _LOSSES]
-    headings = {name: own_heading(name) for name in own_columns(comparison)[: len(_LOSSES)]}
-    return [(name, heading, heading) for name, heading in headings.items()]
+def _columns(
+    comparison: Comparison, norms: Sequence[str], measures: Sequence[str]
+) -> Sequence[str]:
+    """The columns that are drawn, each with a value at least."""
+    runs = [run for run in comparison.runs if run.name in norms]
+    logged = dict.fromkeys(
+        name
+        for run in runs
+        for row in run.curve
+        for name, value in row.items()
+        if value is not None and name not in _NOT_DRAWN
+    )
+    if not measures and comparison.function is not None:
+        return own_columns(comparison)[:2]
+    own_name = comparison.score_measure.metric.replace("test_", "valid_", 1)
+    named = ["valid_score" if name == own_name else name for name in measures]
+    missing = [name for name, column in zip(measures, named, strict=True) if column not in logged]
+    if missing and logged:
+        known = [own_name if name == "valid_score" else name for name in logged]
+        raise InputError(
+            f"{comparison.folder} logged no {', '.join(missing)}: it has {', '.join(known)}."
+        )
+    return named or [name for name in _CURVES if name in logged]
 
 
-def _chosen(comparison: Comparison, norms: Sequence[str], folder: Path) -> Sequence[str]:
+_NOT_DRAWN: Final = frozenset({"step", "epoch", "tokens", "seconds"})
+
+
+def _title(comparison: Comparison, column: str) -> tuple[str, str]:
+    """Title and unit of a frame."""
+    if comparison.function is None and column == "valid_score":
+        score = comparison.score_measure
+        heading = score.heading.removeprefix("test ")
+        unit = f"{score.unit}, " if score.unit else ""
+        return f"Validation {heading}", f"{heading} ({unit}{better_way(score)} is better)"
+    if comparison.function is None and column in _TITLES:
+        return _TITLES[column]
+    return own_heading(column), own_heading(column)
+
+
+def _chosen(comparison: Comparison, norms: Sequence[str]) -> Sequence[str]:
     unknown = [name for name in norms if name not in comparison.names]
     if unknown:
         raise InputError(
-            f"{folder} has no run of {', '.join(unknown)}: it has {', '.join(comparison.names)}."
+            f"{comparison.folder} has no run of {', '.join(unknown)}: it has "
+            f"{', '.join(comparison.names)}."
         )
     return norms or comparison.names
 
 
-def _runs_of(comparison: Comparison, name: str) -> Sequence[Run]:
-    """The finished runs of a norm, as in the table's averages; all where none finished."""
-    runs = [run for run in comparison.runs if run.name == name]
-    return [run for run in runs if run.finished] or runs
-
-
-def _line(run: Run, column: str) -> Mapping[float, float]:
-    """Losses by step."""
-    return {
-        step: value
-        for row in run.curve
-        if (step := row.get("step")) is not None
-        and (value := row.get(column)) is not None
-        and isfinite(value)
-    }
-
-
 def _are_wide(bands: Sequence[Band]) -> bool:
-    return any(0 < _WIDE * min(band.mean) < max(band.mean) for band in bands)
-
-
-def _blocks(
-    lines: Sequence[Mapping[float, float]],
-) -> Iterator[tuple[float, Sequence[float]]]:
-    """Middle step of a block, and each seed's mean there, for the steps that all seeds have."""
-    steps = sorted(set.intersection(*(set(line) for line in lines)))
-    size = max(1, -(-len(steps) // _BLOCKS))
-    for start in range(0, len(steps), size):
-        block = steps[start : start + size]
-        yield fmean(block), [fmean(line[step] for step in block) for line in lines]
+    means = ([value for value in band.mean if isfinite(value)] for band in bands)
+    return any(0 < _WIDE * min(mean) < max(mean) for mean in means if mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +239,12 @@ def _points(run: Run, panel: _Panel) -> Sequence[tuple[float, float]]:
 
 
 def _draw(panels: Sequence[Panel], x_label: str) -> Figure:
-    """Draw panels on white, two in a row."""
-    rows = -(-len(panels) // 2)
-    drawn = Figure(figsize=(9, 3.3 * rows), layout="constrained", dpi=150)
+    """Draw panels on white, two in a row, or three where that fills it."""
+    columns = 3 if len(panels) == 3 else 2
+    rows = -(-len(panels) // columns)
+    drawn = Figure(figsize=(4.5 * columns, 3.3 * rows), layout="constrained", dpi=150)
     FigureCanvasAgg(drawn)
-    frames = iter(drawn.subplots(rows, 2, squeeze=False).flat)
+    frames = iter(drawn.subplots(rows, columns, squeeze=False).flat)
     for panel, axes in zip(panels, frames, strict=False):
         draw_panel(axes, panel)
         scale_x(axes, [panel])

@@ -149,6 +149,7 @@ class Comparison:
         paper: what papers print for its recipe.
         reduced: what has to be known beside a paper's numbers; empty where nothing has.
         changes: settings that are not as in the preset it stands for; None where all are.
+        score: what `valid_score` in its runs' metrics.csv is; None where it does not say.
     """
 
     folder: Path
@@ -167,6 +168,7 @@ class Comparison:
     paper: Sequence[PaperRecord] = ()
     reduced: str = ""
     changes: ChangesRecord | None = None
+    score: Goal | None = None
 
     @property
     def where(self) -> str:
@@ -197,6 +199,18 @@ class Comparison:
             return MEASURES[self.metric]
         values = (run.metrics.get(self.metric) for run in self.runs if run.finished)
         return own_measure(self.goal, [value for value in values if value is not None])
+
+    @cached_property
+    def score_measure(self) -> Measure:
+        """What `valid_score` is, by the measure of the test split that it has the name of.
+
+        Older files do not say it: then it is what the task is about beside the likelihood.
+        """
+        if self.score is not None:
+            metric = self.score["metric"].replace("valid_", "test_", 1)
+            return MEASURES[metric] if metric in MEASURES else own_measure(self.score)
+        known = [MEASURES[name] for name in MAIN if name in (self.metric, *self.other_metrics)]
+        return known[0] if known else self.measure
 
     @cached_property
     def other_metrics(self) -> list[str]:

@@ -9,11 +9,11 @@ from powernorm.errors import InputError
 from powernorm.lab.report import numerals
 from powernorm.lab.report.changes import changes_sentence, changes_table
 from powernorm.lab.report.claims import WORDS, Claim, claims
-from powernorm.lab.report.columns import better_way, columns_of
+from powernorm.lab.report.columns import columns_of
 from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial
 from powernorm.lab.report.joining import joined
 from powernorm.lab.report.loading import read_comparison
-from powernorm.lab.report.measures import decimals_of, heading_of
+from powernorm.lab.report.measures import better_way, decimals_of, heading_of
 from powernorm.lab.report.numerals import counted
 from powernorm.lab.report.paired import paired_gap
 from powernorm.lab.report.paper_tables import printed_with_source

@@ -16,6 +16,7 @@ from powernorm.lab.settings.training import (
     ScheduleSettings,
     TrainingSettings,
 )
+from powernorm.runs import Goal
 
 OptionValue = int | float | bool | str | None
 
@@ -71,6 +72,8 @@ class ComparisonSettings:
     task: ClassVar[str]
     measure: ClassVar[str] = "test_perplexity"
     """The metric that comparisons of the task are about."""
+    score: ClassVar[Goal | None] = None
+    """What `valid_score` in metrics.csv is, where the task has a measure beside the likelihood."""
     preset: str = "own"
     """Name of the recipe."""
     norms: Names = ("ln", "bn")
@@ -108,6 +111,25 @@ class ComparisonSettings:
         """Return that of the training loss, 0 where the task has none."""
         smoothing: float = getattr(self.training, "label_smoothing", 0.0)
         return smoothing
+
+    @property
+    def score_name(self) -> str | None:
+        """Return what `RunData.scores` or `from_loss` calls the score."""
+        return None if self.score is None else self.score["metric"].removeprefix("valid_")
+
+    @property
+    def score_every(self) -> int:
+        """Return the validations from one that is scored to the next; 0 where none is.
+
+        1 where the score follows from the loss, and takes no setting.
+        """
+        every: int = getattr(self.training, "score_every", 1)
+        return every
+
+    @property
+    def selects_by_score(self) -> bool:
+        """Return whether the score, not the loss, chooses the best checkpoint."""
+        return getattr(self.training, "select_by", "loss") == "score"
 
 
 def options_of(config: ComparisonSettings, norm: str) -> dict[str, OptionValue]:

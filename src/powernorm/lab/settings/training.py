@@ -21,6 +21,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 Accelerator = Literal["auto", "cpu", "gpu"]
 Strategy = Literal["ddp", "fsdp2"]
 AveragedStatistics = Literal["recalibrate", "average"]
+SelectedBy = Literal["loss", "score"]
 
 
 @section("optimizer")
@@ -109,7 +110,8 @@ class TrainingSettings:
     """About how many tokens of the valid split a validation *during* the run reads, in evenly
     spaced segments; none is all. The result is always of the whole split."""
     patience: Positive | None = None
-    """Validations without a better loss after which the run stops early; none never stops."""
+    """Validations without a better loss after which the run stops early, or scored ones without a
+    better score where that selects; none never stops."""
     monitor_every: NotNegative = 50
     """Updates between two rows a layer of norms.csv; 0 switches the monitor off."""
     tid_batches: NotNegative = 50
@@ -147,3 +149,27 @@ class SmoothedTrainingSettings(TrainingSettings):
 
     label_smoothing: FractionBelowOne = 0.0
     """In the training loss only; logged and evaluated losses have none."""
+
+
+@section("training")
+class ScoredTrainingSettings(TrainingSettings):
+    """The same where validations can tell the task's own score, such as accuracy, in percent."""
+
+    score_every: NotNegative = 1
+    """Validations from one whose score is told to the next, in metrics.csv as `valid_score`; where
+    there are any, that of the last is; 0 tells none."""
+    select_by: SelectedBy = "score"
+    """What the best checkpoint is best by, and what `patience` waits for."""
+
+    def __post_init__(self) -> None:
+        if self.select_by == "score" and not self.score_every:
+            raise refuse(
+                "training.select_by",
+                self.select_by,
+                "needs scores: set training.score_every to 1 or more, or training.select_by=loss",
+            )
+
+
+@section("training")
+class ClassifierTrainingSettings(ScoredTrainingSettings, SmoothedTrainingSettings):
+    """The same where what is scored are classes, and the loss is a cross-entropy over them."""

@@ -239,6 +239,8 @@ def _head(config: ComparisonSettings, notes: Notes) -> dict[str, Any]:
         "placement": config.placement,
         "settings": comparison_settings(config),
     }
+    if config.score is not None and config.score_every:
+        head["score"] = config.score
     if config.study is not None:
         head["study"] = study_info(config.study)
     if notes.paper:

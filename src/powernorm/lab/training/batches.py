@@ -4,7 +4,7 @@ import multiprocessing
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from powernorm.errors import InputError
 from powernorm.lab.data.batch import Batch, EvaluationBatches, TrainingBatches
-from powernorm.lab.data.corpus import Split
+from powernorm.lab.data.corpus import EvaluatedSplit, Split
 from powernorm.lab.engine.processes import num_processes, rank
 from powernorm.lab.engine.stopping import SIGNALS
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -98,9 +98,6 @@ class RunData(ABC, Generic[Settings]):
         batches: of the training, of all processes together.
     """
 
-    selection: ClassVar[str | None] = None
-    """Which of the scores chooses the best checkpoint, higher is better; None is the loss."""
-
     def __init__(self, config: Settings, batches: TrainingBatches) -> None:
         self._config = config
         self.batches = batches
@@ -146,15 +143,21 @@ class RunData(ABC, Generic[Settings]):
         del split
         return 1.0
 
-    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+    def scores(
+        self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
+    ) -> Mapping[str, float]:
         """Return what a split says beyond the likelihood, by name, such as `accuracy`.
 
+        Every process calls it. Nothing is drawn at random.
+
         Args:
-            split: `valid` or `test`, read as a whole.
+            split: that is scored.
             model: in evaluation mode.
             device: of the model.
+            brief: as at the validations of a training: where scoring takes long, of a part of the
+                split, and without the scores that nobody asks for there.
         """
-        del split, model, device
+        del split, model, device, brief
         return {}
 
     def from_loss(self, loss: float) -> Mapping[str, float]:

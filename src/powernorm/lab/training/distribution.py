@@ -1,8 +1,8 @@
 """One model in several processes: replicated, or with its weights divided among them."""
 
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -53,6 +53,25 @@ def synchronized(module: nn.Module) -> nn.Module:
 def accumulating(module: nn.Module) -> AbstractContextManager[None]:
     """Return a context in which the gradients of a `synchronized` module stay in their process."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+
+
+@contextmanager
+def whole(model: nn.Module) -> Iterator[None]:
+    """Have the weights of a model that is divided whole in every process, to evaluate it.
+
+    Processes may then call its layers, or their methods, as often as each has to.
+    """
+    parts = [part for part in model.modules() if isinstance(part, FSDPModule)]
+    try:
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        yield
+    finally:
+        for part in parts:
+            # As `fully_shard` has it: the whole model's own remain until the backward.
+            part.set_reshard_after_forward(part is not model, recurse=False)
+            part.reshard()
 
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -25,6 +25,7 @@ from powernorm.lab.training.distribution import (
     load_state,
     load_weights,
     synchronized,
+    whole,
     whole_state,
     whole_weights,
 )
@@ -248,12 +249,22 @@ class TrainingLoop:
                 )
             loss = nll / num_targets
             perplexity = word_perplexity(loss, data.words_per_token("valid"))
-            score = None
-            if data.selection is not None:
-                score = data.scores("valid", model, self._device)[data.selection]
+            score = self._score(loss)
             # The same batches in every process: those of this one alone are fewer in some.
             gap = gap_cells(model, batches, self._device)
         recorder.record_validation(self.step, loss, perplexity, score, gap)
-        waited, patience = recorder.validations_since_best, self._config.training.patience
-        self._is_over |= patience is not None and waited >= patience
-        self._checkpoints.save(self.state(), validated=True, is_best=waited == 0)
+        self._is_over |= recorder.is_out_of_patience()
+        self._checkpoints.save(self.state(), validated=True, is_best=recorder.is_best)
+
+    def _score(self, loss: float) -> float | None:
+        """Return the task's own score at a validation; None where none is due."""
+        data, name = self._data, self._config.score_name
+        if name is None or name in (derived := data.from_loss(loss)):
+            return None if name is None else derived[name]
+        is_last = self._is_over or self._recorder.is_out_of_patience(loss)
+        if not self._recorder.is_score_due(is_last=is_last):
+            return None
+        with whole(self._model):
+            score = data.scores("valid", self._model, self._device, brief=True)[name]
+        # The first one's in all: each may have running statistics of its own.
+        return gather(score)[0]

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -69,7 +69,9 @@ class Recorder:
         self.valid_losses: list[float] = []
         """Of every validation of the run so far, earlier sittings included."""
         self.valid_scores: list[float] = []
-        """The same of the score, where the task has one."""
+        """Of those at which the task's own score was told."""
+        self.is_best = False
+        """Whether the latest validation is the best one."""
         self._examples_per_second: float | None = None
         self.is_nonfinite = False
 
@@ -170,6 +172,15 @@ class Recorder:
         self._listener(StepsDone(self._norm, self._seed, step, loss))
         self.is_nonfinite = not math.isfinite(loss) and not num_finite
 
+    def is_score_due(self, *, is_last: bool) -> bool:
+        """Return whether the validation that is going on tells the task's score.
+
+        Args:
+            is_last: whether it is the run's last one.
+        """
+        every = self._config.score_every
+        return every > 0 and (is_last or (len(self.valid_losses) + 1) % every == 0)
+
     def record_validation(
         self,
         step: int,
@@ -184,26 +195,37 @@ class Recorder:
             step: number of updates that are done.
             loss: nats per token.
             perplexity: per word.
-            score: by which the best checkpoint is chosen; None where that is the loss.
+            score: of the task; None where it has none, or none was due.
             gap: cells that compare running with batch statistics.
         """
         self.valid_losses.append(loss)
         cells = {"valid_loss": loss, "valid_perplexity": perplexity}
         named = None
-        if score is not None and self._data.selection is not None:
+        name = self._config.score_name
+        if score is not None and name is not None:
             self.valid_scores.append(score)
             cells["valid_score"] = score
-            named = (self._data.selection, score)
+            named = (name, score)
+        selects = score is not None or not self._config.selects_by_score
+        self.is_best = selects and self._waited(self.valid_losses) == 0
         self._write(step, cells | dict(gap))
         if self._log is not None:
             self._log.flush()
         self._listener(Validated(self._norm, self._seed, step, loss, perplexity, named))
 
-    @property
-    def validations_since_best(self) -> int:
-        """Return the number of validations after the best one; 0 where the latest is the best."""
-        losses = self.valid_losses
-        if self._data.selection is not None:
+    def is_out_of_patience(self, next_loss: float | None = None) -> bool:
+        """Return whether the run has waited long enough for a better validation.
+
+        Args:
+            next_loss: of a validation that is not recorded yet.
+        """
+        patience = self._config.training.patience
+        losses = self.valid_losses if next_loss is None else [*self.valid_losses, next_loss]
+        return patience is not None and self._waited(losses) >= patience
+
+    def _waited(self, losses: Sequence[float]) -> int:
+        """Return the number of validations after the best one, of what selects."""
+        if self._config.selects_by_score:
             losses = [-score for score in self.valid_scores]
         best, waited = math.inf, 0
         for loss in losses:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
 from powernorm.lab.data.batch import Batch
-from powernorm.lab.data.corpus import Split
+from powernorm.lab.data.corpus import EVALUATED_SPLITS
 from powernorm.lab.engine.averaging import AVERAGE, Snapshots, write_weights
 from powernorm.lab.engine.events import RunScored, RunStarted
 from powernorm.lab.engine.folders import LAST, write_json, write_rows
@@ -45,7 +45,6 @@ from powernorm.runs import (
 from powernorm.surgery import calibrate
 
 METRICS = ("valid_perplexity", "test_perplexity", "valid_loss", "test_loss")
-EVALUATED: Final[tuple[Split, ...]] = ("valid", "test")
 SEED_STRIDE = 7919
 """Between the seeds of processes, so that they drop other features."""
 
@@ -163,8 +162,8 @@ class RunTrainer:
         losses = self.recorder.valid_losses
         if self.recorder.is_nonfinite or not losses or not math.isfinite(losses[-1]):
             return "nonfinite"
-        floor = self._unigram.get(f"valid_{self.data.selection}")
-        scores = self.recorder.valid_scores
+        floor = self._unigram.get(f"valid_{self.config.score_name}")
+        scores = self.recorder.valid_scores if self.config.selects_by_score else []
         if scores and floor is not None and scores[-1] > floor:
             # An overconfident classifier is right more often than it is likely.
             return "finished"
@@ -186,7 +185,10 @@ class RunTrainer:
         name = BEST if status == "finished" else LAST
         path = self.run.folder / CHECKPOINTS_FOLDER / name
         self._load(path, on_main(lambda: read_checkpoint(path)["weights"]))
-        return BEST_SCORED if name == BEST else "last checkpoint"
+        if name == LAST:
+            return "last checkpoint"
+        chooser = self.config.score if self.config.selects_by_score else None
+        return BEST_SCORED if chooser is None else f"{BEST_SCORED} by {chooser['metric']}"
 
     def _load_average(self) -> str:
         training = self.config.training
@@ -215,7 +217,7 @@ class RunTrainer:
 
     def _metrics(self) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
-        for split in EVALUATED:
+        for split in EVALUATED_SPLITS:
             likelihood = evaluate(
                 self.model,
                 own_evaluation(self.data.evaluation(split)),
@@ -235,13 +237,15 @@ class RunTrainer:
         self.model.eval()
         self._listener(RunScored(run.label, run.seed))
         scores = self._task.score(self.model, run.data, self.config, self.device)
+        wanted = [name for name in self._task.metrics if name not in scores.metrics]
         own: dict[str, float | None] = {}
         with torch.no_grad():
-            for split in EVALUATED:
-                for name, value in self.data.scores(split, self.model, self.device).items():
-                    own[f"{split}_{name}"] = finite_or_none(value)
-        wanted = {name: value for name, value in own.items() if name in self._task.metrics}
-        return replace(scores, metrics={**wanted, **scores.metrics})
+            for split in EVALUATED_SPLITS:
+                if any(name.startswith(split) for name in wanted):
+                    found = self.data.scores(split, self.model, self.device)
+                    own |= {f"{split}_{name}": finite_or_none(found[name]) for name in found}
+        own = {name: value for name, value in own.items() if name in wanted}
+        return replace(scores, metrics={**own, **scores.metrics})
 
     def _write_files(self, scores: Scores) -> None:
         if scores.translations and is_main():

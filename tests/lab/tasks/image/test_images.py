@@ -10,7 +10,7 @@ from powernorm.inspection.modules import batch_layers
 from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.settings.training import OptimizerSettings, SmoothedTrainingSettings
+from powernorm.lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
 from powernorm.lab.tasks.builtin import check_norms, compare
 from powernorm.lab.tasks.image.batches import ImageData, accuracy
 from powernorm.lab.tasks.image.convnet import ConvNet
@@ -35,7 +35,7 @@ def image_config(**changes: object) -> ComparisonSettings:
             path=DRAWN, batch_size=16, evaluation_batch_size=100, max_examples=400
         ),
         optimizer=OptimizerSettings(learning_rate=2e-3),
-        training=SmoothedTrainingSettings(
+        training=ClassifierTrainingSettings(
             max_steps=60, log_every=5, validate_every=30, monitor_every=10, tid_batches=3
         ),
     )

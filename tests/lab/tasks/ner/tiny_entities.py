@@ -7,7 +7,7 @@ from typing import Any
 
 from lab.training.tiny_training import STEPS
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.settings.training import OptimizerSettings, TrainingSettings
+from powernorm.lab.settings.training import OptimizerSettings, ScoredTrainingSettings
 from powernorm.lab.tasks.ner.settings import EntityDataSettings, EntitySettings, EntityTaggerShape
 
 NAMES = ("Adams", "Bergen", "Clare", "Dover", "Essen")
@@ -44,7 +44,7 @@ def tiny_entities(
     *,
     norms: tuple[str, ...] = ("ln",),
     seeds: tuple[int, ...] = (0,),
-    training: TrainingSettings | None = None,
+    training: ScoredTrainingSettings | None = None,
     norm_options: dict[str, dict[str, float]] | None = None,
     data: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
@@ -68,6 +68,6 @@ def tiny_entities(
         data=replace(read, **(data or {})),
         model=replace(shape, **(model or {})),
         optimizer=OptimizerSettings(learning_rate=2e-2),
-        training=training or TrainingSettings(**STEPS),
+        training=training or ScoredTrainingSettings(**STEPS),
         norm_options=norm_options or {},
     )

@@ -12,7 +12,7 @@ from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.settings.training import OptimizerSettings, SmoothedTrainingSettings
+from powernorm.lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
 from powernorm.lab.tasks.builtin import check_norms, compare
 from powernorm.lab.tasks.parse.batches import STATES, ParsingData, parse_split
 from powernorm.lab.tasks.parse.configurations import NUM_FEATURES
@@ -38,7 +38,7 @@ def parsing_config(path: str = "turkish", **changes: object) -> ComparisonSettin
             num_features=32, num_layers=1, embedding_features=8, activation="relu", dropout=0.1
         ),
         optimizer=OptimizerSettings(learning_rate=3e-2),
-        training=SmoothedTrainingSettings(
+        training=ClassifierTrainingSettings(
             max_steps=160,
             log_every=20,
             validate_every=80,

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from powernorm.errors import InputError
 from powernorm.lab.data.batch import IGNORED, Batch, TrainingBatches
 from powernorm.lab.data.subwords import END_ID
-from powernorm.lab.tasks.translation.batches import evaluation_pairs, padded_sources, training_pairs
+from powernorm.lab.tasks.translation.batches import evaluation_pairs, training_pairs
 from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
+from powernorm.lab.tasks.translation.translating import padded_sources
 
 Sizes = list[tuple[int, int]]
 SIZES = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=30)

@@ -1,13 +1,14 @@
 """Padded texts, each with its class, as the batches of a run."""
 
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from powernorm.lab.data.batch import MASK, Batch, EvaluationBatches, TrainingBatches
-from powernorm.lab.data.corpus import Split
+from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.data.orders import LengthGroups, Order, WithinBudget, spaced_by_tokens
 from powernorm.lab.data.rows import PaddedRows
 from powernorm.lab.tasks.classify.encoded_texts import EncodedTexts, EncodedTextSplit
@@ -97,8 +98,6 @@ class ClassifiedTextData(RowData[ClassificationSettings]):
         InputError: the train split has fewer texts than a batch.
     """
 
-    selection: ClassVar[str | None] = "accuracy"
-
     def __init__(self, encoded: EncodedTexts, config: ClassificationSettings, seed: int) -> None:
         self._encoded = encoded
         super().__init__(
@@ -107,8 +106,11 @@ class ClassifiedTextData(RowData[ClassificationSettings]):
             seed,
         )
 
-    def scores(self, split: Split, model: nn.Module, device: torch.device) -> dict[str, float]:
+    def scores(
+        self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
+    ) -> Mapping[str, float]:
         """Return the percentage of texts whose class is right."""
+        del brief
         accuracy = MulticlassAccuracy(len(self._encoded.labels), average="micro").to(device)
         for batch in self.evaluation(split):
             moved = batch.to(device)

@@ -14,8 +14,9 @@ from powernorm.lab.settings.section import (
     refuse,
     section,
 )
-from powernorm.lab.settings.training import SmoothedTrainingSettings
+from powernorm.lab.settings.training import ClassifierTrainingSettings
 from powernorm.lab.tasks.text_settings import SequenceDataSettings
+from powernorm.runs import Goal
 
 Pooling = Literal["mean", "max", "cls"]
 """How one vector is made of a text's positions: their mean, their maximum, or that of a mark in
@@ -71,6 +72,7 @@ class ClassificationSettings(ComparisonSettings):
 
     task: ClassVar[str] = "classify"
     measure: ClassVar[str] = "test_accuracy"
+    score: ClassVar[Goal | None] = Goal(metric="valid_accuracy", direction="max")
     data: ClassificationDataSettings = ClassificationDataSettings()
     model: ClassifierShape = ClassifierShape()
-    training: SmoothedTrainingSettings = SmoothedTrainingSettings()
+    training: ClassifierTrainingSettings = ClassifierTrainingSettings()

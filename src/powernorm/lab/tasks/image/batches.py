@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from powernorm.lab.data.batch import Batch
-from powernorm.lab.data.corpus import Split
+from powernorm.lab.data.corpus import EvaluatedSplit, Split
 from powernorm.lab.data.orders import generator_of
 from powernorm.lab.data.rows import Rows
 from powernorm.lab.tasks.image.encoded_images import EncodedImages
@@ -116,16 +116,17 @@ class ImageData(RowData[ImageSettings]):
         InputError: there are fewer training images than a batch has.
     """
 
-    selection = "accuracy"
-
     def __init__(self, encoded: EncodedImages, config: ImageSettings, seed: int) -> None:
         augmentation = config.data.augmentation
         super().__init__(
             config, lambda split: ImageRows(encoded, split, augmentation=augmentation), seed
         )
 
-    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+    def scores(
+        self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
+    ) -> Mapping[str, float]:
         """Return the accuracy in percent."""
+        del brief
         answers, labels = [], []
         for batch in self.evaluation(split):
             logits: Tensor = model(**batch.to(device).inputs())

@@ -6,7 +6,8 @@ from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.data import BatchedDataSettings
 from powernorm.lab.settings.model import ModelSettings
 from powernorm.lab.settings.section import Positive, section
-from powernorm.lab.settings.training import SmoothedTrainingSettings
+from powernorm.lab.settings.training import ClassifierTrainingSettings
+from powernorm.runs import Goal
 
 ImageArchitecture = Literal["convnet", "resnet20", "resnet18"]
 
@@ -35,6 +36,7 @@ class ImageSettings(ComparisonSettings):
 
     task: ClassVar[str] = "image"
     measure: ClassVar[str] = "test_accuracy"
+    score: ClassVar[Goal | None] = Goal(metric="valid_accuracy", direction="max")
     data: ImageDataSettings = ImageDataSettings()
     model: ImageModelSettings = ImageModelSettings()
-    training: SmoothedTrainingSettings = SmoothedTrainingSettings()
+    training: ClassifierTrainingSettings = ClassifierTrainingSettings()

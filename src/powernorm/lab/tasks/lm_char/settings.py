@@ -7,6 +7,7 @@ from powernorm.lab.settings.model import DetailedTransformerSettings
 from powernorm.lab.settings.section import NotNegative, section
 from powernorm.lab.settings.training import SmoothedTrainingSettings
 from powernorm.lab.tasks.text_settings import SequenceDataSettings
+from powernorm.runs import Goal
 
 
 @section("model")
@@ -26,6 +27,7 @@ class CharacterSettings(ComparisonSettings):
 
     task: ClassVar[str] = "lm-char"
     measure: ClassVar[str] = "test_bits_per_character"
+    score: ClassVar[Goal | None] = Goal(metric="valid_bits_per_character", direction="min")
     data: SequenceDataSettings = SequenceDataSettings()
     model: TransformerXLShape = TransformerXLShape()
     training: SmoothedTrainingSettings = SmoothedTrainingSettings()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.lab.data.batch import IGNORED, MASK, Batch
-from powernorm.lab.data.corpus import Split
+from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.data.orders import Order, ShuffledByLength
 from powernorm.lab.data.rows import PaddedRows
 from powernorm.lab.tasks.ner.encoding import PADDING_ID, EncodedEntities, EncodedSentences
@@ -86,8 +86,6 @@ class EntityData(RowData[EntitySettings]):
             size than the model's embeddings.
     """
 
-    selection = "f1"
-
     def __init__(self, encoded: EncodedEntities, config: EntitySettings, seed: int) -> None:
         _check_vectors(encoded, config)
         self._encoded = encoded
@@ -101,8 +99,11 @@ class EntityData(RowData[EntitySettings]):
             seed,
         )
 
-    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+    def scores(
+        self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
+    ) -> Mapping[str, float]:
         """Return F1, precision and recall of the entities of a split, in percent."""
+        del brief
         if not isinstance(model, EntityTagger):
             raise TypeError(f"expected a tagger, got {type(model).__name__}")
         names = self._encoded.tags

@@ -7,7 +7,9 @@ from pydantic import Field
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.model import DetailedTransformerSettings
 from powernorm.lab.settings.section import FractionBelowOne, Positive, refuse, section
+from powernorm.lab.settings.training import ScoredTrainingSettings
 from powernorm.lab.tasks.text_settings import SequenceDataSettings
+from powernorm.runs import Goal
 
 
 @section("data")
@@ -49,8 +51,10 @@ class EntitySettings(ComparisonSettings):
 
     task: ClassVar[str] = "ner"
     measure: ClassVar[str] = "test_f1"
+    score: ClassVar[Goal | None] = Goal(metric="valid_f1", direction="max")
     data: EntityDataSettings = EntityDataSettings()
     model: EntityTaggerShape = EntityTaggerShape()
+    training: ScoredTrainingSettings = ScoredTrainingSettings()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.lab.data.batch import IGNORED, Batch
-from powernorm.lab.data.corpus import Split
+from powernorm.lab.data.corpus import EvaluatedSplit, Split
 from powernorm.lab.data.orders import spaced
 from powernorm.lab.data.rows import Rows
 from powernorm.lab.tasks.parse.encoding import EncodedTreebank
@@ -59,8 +59,6 @@ class ParsingData(RowData[ParsingSettings]):
         InputError: the train split has fewer transitions than a batch.
     """
 
-    selection = "uas"
-
     def __init__(self, encoded: EncodedTreebank, config: ParsingSettings, seed: int) -> None:
         self._encoded = encoded
 
@@ -70,8 +68,11 @@ class ParsingData(RowData[ParsingSettings]):
 
         super().__init__(config, transitions, seed)
 
-    def scores(self, split: Split, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+    def scores(
+        self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
+    ) -> Mapping[str, float]:
         """Return UAS and LAS of all trees of a split, in percent."""
+        del brief
         parsed = parse_split(self._encoded, split, model, device)
         return attachment_scores(self._encoded.trees[split], parsed)
 

@@ -9,7 +9,8 @@ from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.data import BatchedDataSettings
 from powernorm.lab.settings.model import ModelSettings
 from powernorm.lab.settings.section import FractionBelowOne, Positive, section
-from powernorm.lab.settings.training import SmoothedTrainingSettings
+from powernorm.lab.settings.training import ClassifierTrainingSettings
+from powernorm.runs import Goal
 
 
 @section("data")
@@ -51,6 +52,7 @@ class ParsingSettings(ComparisonSettings):
 
     task: ClassVar[str] = "parse"
     measure: ClassVar[str] = "test_uas"
+    score: ClassVar[Goal | None] = Goal(metric="valid_uas", direction="max")
     data: ParsingDataSettings = ParsingDataSettings()
     model: ParserShape = ParserShape()
-    training: SmoothedTrainingSettings = SmoothedTrainingSettings()
+    training: ClassifierTrainingSettings = ClassifierTrainingSettings()

@@ -1,9 +1,12 @@
 """Tagged sentences as the batches of a run: every word is asked for its tag."""
 
-from torch import Tensor
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
 
 from powernorm.lab.data.batch import IGNORED, MASK, Batch
-from powernorm.lab.data.corpus import Split
+from powernorm.lab.data.corpus import EvaluatedSplit, Split
 from powernorm.lab.data.rows import DocumentRows
 from powernorm.lab.data.subwords import END_ID
 from powernorm.lab.tasks.tag.settings import TaggingSettings
@@ -61,3 +64,16 @@ class TaggedSentenceData(RowData[TaggingSettings]):
             )
 
         super().__init__(config, sentences, seed)
+
+    def scores(
+        self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
+    ) -> Mapping[str, float]:
+        """Return the percentage of words whose part of speech is right."""
+        del brief
+        num_right = num_words = 0
+        for batch in self.evaluation(split):
+            answers = model(**batch.to(device).inputs()).argmax(-1).cpu()
+            is_word = batch.targets != IGNORED
+            num_right += int((answers == batch.targets)[is_word].sum())
+            num_words += int(is_word.sum())
+        return {"accuracy": 100 * num_right / num_words}

@@ -7,8 +7,9 @@ from pydantic import Field
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.model import TransformerSettings
 from powernorm.lab.settings.section import section
-from powernorm.lab.settings.training import SmoothedTrainingSettings
+from powernorm.lab.settings.training import ClassifierTrainingSettings, SelectedBy
 from powernorm.lab.tasks.text_settings import SequenceDataSettings
+from powernorm.runs import Goal
 
 
 @section("data")
@@ -19,11 +20,19 @@ class TaggingDataSettings(SequenceDataSettings):
     """Number of words, two marks included."""
 
 
+@section("training")
+class TaggingTrainingSettings(ClassifierTrainingSettings):
+    """The length of the run, and what is watched and scored during it."""
+
+    select_by: SelectedBy = "loss"
+
+
 @section()
 class TaggingSettings(ComparisonSettings):
     """Settings of `powernorm compare tag`."""
 
     task: ClassVar[str] = "tag"
+    score: ClassVar[Goal | None] = Goal(metric="valid_accuracy", direction="max")
     data: TaggingDataSettings = TaggingDataSettings()
     model: TransformerSettings = TransformerSettings()
-    training: SmoothedTrainingSettings = SmoothedTrainingSettings()
+    training: TaggingTrainingSettings = TaggingTrainingSettings()

@@ -24,6 +24,7 @@ class TaggingTask(TextTask[EncodedTags, TaggingSettings]):
     """
 
     units = "words and tags"
+    metrics = ("valid_accuracy", "test_accuracy")
 
     def encode(self, config: TaggingSettings) -> EncodedTags:
         """Read the treebank and number its words and tags."""

@@ -1,31 +1,25 @@
 """Sentence pairs as the batches of a run, as many at a time as a budget of tokens allows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.lab.data.batch import IGNORED, Batch, EvaluationBatches, TrainingBatches
-from powernorm.lab.data.corpus import Split
-from powernorm.lab.data.orders import LengthGroups, WithinBudget, spaced_by_tokens
+from powernorm.lab.data.corpus import EvaluatedSplit, Split
+from powernorm.lab.data.orders import LengthGroups, WithinBudget, spaced, spaced_by_tokens
+from powernorm.lab.tasks.translation.bleu import corpus_bleu, corpus_scores
 from powernorm.lab.tasks.translation.sentence_pairs import EncodedPairs
 from powernorm.lab.tasks.translation.settings import TranslationSettings
-from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
+from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit
+from powernorm.lab.tasks.translation.translating import translate_split
 from powernorm.lab.training.batches import RunData
 
 _PAIR_SEED: Final = 1 << 20
 """Keeps the generator of the pairs apart from that of the batches."""
-
-
-def padded_sources(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-    """Return the source side of a batch: sentences with their end marks, and their padding mask.
-
-    Args:
-        sentences: ids without end marks, at least one sentence.
-    """
-    return TokenLists.from_lists(sentences).padded(torch.arange(len(sentences)))
 
 
 def training_pairs(
@@ -145,3 +139,34 @@ class TranslationData(RunData[TranslationSettings]):
             batch_tokens=self._config.data.batch_tokens,
             max_tokens=max_tokens,
         )
+
+    def scores(
+        self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
+    ) -> Mapping[str, float]:
+        """Return BLEU in its forms and chrF of a split's translations; in brief, only BLEU.
+
+        Args:
+            split: that is translated.
+            model: translates.
+            device: of the model.
+            brief: translate `training.score_examples` pairs by a beam of `training.score_beam`.
+        """
+        config, encoded = self._config, self._encoded
+        if not brief:
+            whole = translate_split(model, encoded, split, config.decoding, device)
+            found = corpus_scores(whole.translations, whole.references, encoded.corpus).metrics
+            return {
+                name.removeprefix("test_"): value
+                for name, value in found.items()
+                if value is not None
+            }
+        training = config.training
+        part = translate_split(
+            model,
+            encoded,
+            split,
+            replace(config.decoding, beam_size=training.score_beam),
+            device,
+            rows=spaced(len(encoded.splits[split]), training.score_examples),
+        )
+        return {"bleu": corpus_bleu(part.translations, part.references, encoded.corpus)}

@@ -87,6 +87,17 @@ def split_compounds(tokens: str) -> str:
     return _DASH.sub(lambda m: f"{m[1]} ##AT##-##AT## {m[2]}" if m[1] else m[0], tokens)
 
 
+def corpus_bleu(
+    translations: Sequence[str], references: Sequence[str], corpus: Translated
+) -> float:
+    """Return the first of `corpus_scores` alone: detokenized and cased, 0 to 100."""
+    hypotheses, truths = (
+        _detokenized(lines, corpus.target_language, corpus.tokenized)
+        for lines in (translations, references)
+    )
+    return float(round(BLEU(force=True).corpus_score(hypotheses, [truths]).score, 4))
+
+
 def _detokenized(lines: Sequence[str], language: str, is_tokenized: bool) -> list[str]:
     if not is_tokenized:
         return list(lines)

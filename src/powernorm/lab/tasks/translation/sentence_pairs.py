@@ -12,7 +12,7 @@ import tokenizers
 
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_key
-from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.corpus import EVALUATED_SPLITS, SPLITS, EvaluatedSplit, Split
 from powernorm.lab.data.lines import TextPair
 from powernorm.lab.data.subwords import LEAST_SIZE, Subwords
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
@@ -27,9 +27,7 @@ from powernorm.lab.tasks.translation.imported_subwords import (
 from powernorm.lab.tasks.translation.languages import check_languages
 from powernorm.lab.tasks.translation.readers import read_parallel
 from powernorm.lab.tasks.translation.store import (
-    EVALUATED_SPLITS,
     SIDES,
-    EvaluatedSplit,
     PairStore,
     PairWriter,
     Side,

@@ -11,12 +11,14 @@ from powernorm.lab.settings.section import (
     NotNegative,
     NotNegativeNumber,
     Positive,
+    is_default,
     refuse,
     section,
 )
-from powernorm.lab.settings.training import SmoothedTrainingSettings
+from powernorm.lab.settings.training import ClassifierTrainingSettings, SelectedBy
 from powernorm.lab.tasks.text_settings import Length, NumSubwords
 from powernorm.lab.tasks.translation.languages import check_languages
+from powernorm.runs import Goal
 
 SharedEmbeddings = Literal["all", "target", "none"]
 """Which tables of a translation model are one: those of source, target and output; those of target
@@ -149,15 +151,41 @@ class DecodingSettings:
     """Source positions of a batch of searches, padding included."""
 
 
+@section("training")
+class TranslationTrainingSettings(ClassifierTrainingSettings):
+    """The length of the run, and what is watched and translated during it."""
+
+    score_every: NotNegative = 0
+    """Validations from one at which sentences are translated to the next; their BLEU is
+    `valid_score` in metrics.csv; where there are any, that of the last is; 0 translates none."""
+    select_by: SelectedBy = "loss"
+    score_examples: Positive | None = 500
+    """About so many pairs of the valid split, evenly spaced, are translated then; none is all."""
+    score_beam: Positive = 1
+    """The beam of these searches, 1 is greedy; the rest is as `decoding` has it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("score_examples", "score_beam"):
+            if not self.score_every and not is_default(self, name):
+                raise refuse(
+                    f"training.{name}",
+                    getattr(self, name),
+                    "means nothing with training.score_every=0, which translates nothing during "
+                    "the training: set training.score_every=1, or leave it out",
+                )
+
+
 @section()
 class TranslationSettings(ComparisonSettings):
     """Settings of `powernorm compare translation`."""
 
     task: ClassVar[str] = "translation"
     measure: ClassVar[str] = "test_bleu"
+    score: ClassVar[Goal | None] = Goal(metric="valid_bleu", direction="max")
     data: TranslationDataSettings
     model: TranslationShape = TranslationShape()
-    training: SmoothedTrainingSettings = SmoothedTrainingSettings()
+    training: TranslationTrainingSettings = TranslationTrainingSettings()
     decoding: DecodingSettings = DecodingSettings()
 
     def __post_init__(self) -> None:

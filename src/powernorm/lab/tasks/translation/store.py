@@ -26,7 +26,7 @@ import torch
 from powernorm.errors import InputError
 from powernorm.json_reading import parse_json, read_json_object
 from powernorm.lab.data.cache import cache_folder
-from powernorm.lab.data.corpus import Split
+from powernorm.lab.data.corpus import EvaluatedSplit, Split
 from powernorm.lab.data.lines import TextPair
 from powernorm.lab.data.subwords import END_ID
 from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
@@ -35,8 +35,6 @@ LOGGER = logging.getLogger(__name__)
 
 Side = Literal["source", "target"]
 SIDES: Final[tuple[Side, ...]] = ("source", "target")
-EvaluatedSplit = Literal["valid", "test"]
-EVALUATED_SPLITS: Final[tuple[EvaluatedSplit, ...]] = ("valid", "test")
 MANIFEST: Final = "manifest.json"
 _SUFFIX: Final = ".pairs"
 _ABANDONED_AFTER: Final = 24 * 60 * 60

@@ -23,7 +23,7 @@ from powernorm.lab.tasks.translation.sentence_pairs import (
     load_pairs,
 )
 from powernorm.lab.tasks.translation.settings import TranslationDataSettings, TranslationSettings
-from powernorm.lab.tasks.translation.translating import translate_ids
+from powernorm.lab.tasks.translation.translating import translate_split
 from powernorm.lab.tasks.translation.vocabulary_files import VOCABULARY_FILE, vocabulary_record
 from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, norm_options
@@ -154,22 +154,18 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
         device: torch.device,
     ) -> Scores:
         """Return BLEU and chrF of the translations of the test split."""
-        assert isinstance(model, TranslationModel)
-        split = encoded.splits["test"]
-        sources = [split.source.row(index)[:-1].tolist() for index in range(len(split))]
-        found = translate_ids(model, sources, config.decoding, device)
-        translations = encoded.target_subwords.decode([best[0].tokens for best in found.hypotheses])
-        references = encoded.references("test")
+        found = translate_split(model, encoded, "test", config.decoding, device)
+        lines = (found.sources, found.references, found.translations)
         scores = corpus_scores(
-            translations,
-            references,
+            found.translations,
+            found.references,
             encoded.corpus,
             splits_compounds=config.data.split_compounds,
         )
         return replace(
             scores,
             metrics={**scores.metrics, "decoding_tokens_per_second": found.tokens_per_second},
-            translations=tuple(zip(encoded.sources("test"), references, translations, strict=True)),
+            translations=tuple(zip(*lines, strict=True)),
         )
 
 

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
+from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.engine.processes import gather, num_processes, rank
-from powernorm.lab.tasks.translation.batches import padded_sources
 from powernorm.lab.tasks.translation.beam_search import BeamSearch, Hypothesis, beam_search
 from powernorm.lab.tasks.translation.model import TranslationModel
+from powernorm.lab.tasks.translation.sentence_pairs import EncodedPairs
 from powernorm.lab.tasks.translation.settings import DecodingSettings
+from powernorm.lab.tasks.translation.token_lists import TokenLists
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,51 @@ class Translations:
     def tokens_per_second(self) -> float | None:
         """Return the speed of the search."""
         return self.num_tokens / self.seconds if self.seconds > 0 and self.num_tokens else None
+
+
+@dataclass(frozen=True)
+class SplitTranslations:
+    """Sentences of a split with their references and translations, as text."""
+
+    sources: list[str]
+    references: list[str]
+    translations: list[str]
+    tokens_per_second: float | None
+    """The speed of the search."""
+
+
+def translate_split(
+    model: nn.Module,
+    encoded: EncodedPairs,
+    split: EvaluatedSplit,
+    config: DecodingSettings,
+    device: torch.device,
+    *,
+    rows: Tensor | None = None,
+) -> SplitTranslations:
+    """Translate the sentences of a split; every process calls it.
+
+    Args:
+        model: on the device.
+        encoded: the sentences.
+        split: of them.
+        config: how to search.
+        device: of the model.
+        rows: which pairs, int64, (pairs,); None is all.
+    """
+    if not isinstance(model, TranslationModel):
+        raise TypeError(f"expected a model that translates, got {type(model).__name__}")
+    pairs = encoded.splits[split]
+    indices = list(range(len(pairs))) if rows is None else rows.tolist()
+    ids = [pairs.source.row(index)[:-1].tolist() for index in indices]
+    found = translate_ids(model, ids, config, device)
+    sources, references = encoded.sources(split), encoded.references(split)
+    return SplitTranslations(
+        [sources[index] for index in indices],
+        [references[index] for index in indices],
+        encoded.target_subwords.decode([best[0].tokens for best in found.hypotheses]),
+        found.tokens_per_second,
+    )
 
 
 def translate_ids(
@@ -69,6 +117,15 @@ def translate_ids(
     ordered = [merged[index] for index in range(len(sources))]
     num_tokens = sum(len(best[0].tokens) + 1 for best in ordered)
     return Translations(ordered, num_tokens, time.perf_counter() - started)
+
+
+def padded_sources(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+    """Return the source side of a batch: sentences with their end marks, and their padding mask.
+
+    Args:
+        sentences: ids without end marks, at least one sentence.
+    """
+    return TokenLists.from_lists(sentences).padded(torch.arange(len(sentences)))
 
 
 def batches_by_length(sources: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]]:
