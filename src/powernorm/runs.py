@@ -15,6 +15,8 @@ COMPARISON/                 one folder a comparison
     result.json             RunResult, written when the run has ended
     scales.json             ScalesRecord, where `training.record_scales` asks for it
     diagnosis.json          DiagnosisRecord, written by `powernorm diagnose`
+    diagnoses.jsonl         one DiagnosisRecord a line, in the order of the steps, where
+                            `training.diagnose_every` asks for them
     translations.tsv        source, reference, translation of the test split (task translation)
     checkpoints/            last.ckpt, best.ckpt; early.ckpt where the recipe asks for it;
                             step-N.safetensors (weights of the last validations) and
@@ -33,6 +35,7 @@ METRICS_FILE: Final = "metrics.csv"
 NORMS_FILE: Final = "norms.csv"
 RESULT_FILE: Final = "result.json"
 DIAGNOSIS_FILE: Final = "diagnosis.json"
+DIAGNOSES_FILE: Final = "diagnoses.jsonl"
 SCALES_FILE: Final = "scales.json"
 TRANSLATIONS_FILE: Final = "translations.tsv"
 TRANSLATIONS_COLUMNS: Final = ("source", "reference", "translation")
@@ -188,14 +191,17 @@ class DiagnosisRecord(TypedDict):
     model: str
     """Class of the model, or name of the run."""
     step: int | None
-    """Of the checkpoint."""
+    """Of the checkpoint, or updates that were done when it was made."""
+    epoch: NotRequired[float]
+    """Passes over the training data that were done, of a diagnosis during the training."""
     num_batches: int
     num_tokens: int
     """Valid tokens in all batches."""
     padding: float
     """Share of padded positions."""
     layers: list[dict[str, Any]]
-    """DIAGNOSIS_COLUMNS, and what else a layer has."""
+    """DIAGNOSIS_COLUMNS, and what else a layer has; empty where the model could not be diagnosed
+    during its training, for the reason in `notes`."""
     verdict: VerdictRecord
     batch_sizes: list[BatchSizeRow]
     spectra: list[SpectrumRecord]

@@ -10,7 +10,7 @@ import torch
 
 from commands import SMALL, Outcome, powernorm
 from integrations.tiny_encoder import TEXTS, write_encoder
-from powernorm.cli.models import diagnose
+from powernorm.cli.diagnose import diagnose
 from powernorm.errors import InputError
 from powernorm.lab.tasks.trained_models import load_folded_run, load_trained
 from powernorm.norms import Norm
@@ -171,7 +171,11 @@ def test_a_checkpoint_leaves_the_runs_folder_alone(runs: Path) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"source": "missing"}, "is no run of `powernorm compare`"),
+    ({"sources": ["missing"]}, "is no run of `powernorm compare`"),
+    ({"sources": ["one", "two"]}, "2 models are given: add --overlay"),
+    ({"sources": [".."]}, "add --overlay for one page of all, or give one, such as"),
+    ({"device": "cuda:93"}, "device is 'cuda:93', which this machine does not have"),
+    ({"device": "gpu"}, "device is 'gpu', expected auto, cpu"),
     ({"out": Path("missing/page.html")}, "is no folder"),
     ({"csv": Path("checkpoints")}, "is a folder"),
     ({"sequences": 4}, "leave out --sequences"),
@@ -187,7 +191,7 @@ def test_what_cannot_be_diagnosed(
     run = runs / "ln-pre-seed0"
     monkeypatch.chdir(run)
     with pytest.raises(InputError, match=words):
-        diagnose(**{"source": str(run), "batches": 2, **given})
+        diagnose(**{"sources": [str(run)], "batches": 2, **given})
 
 
 def test_a_pretrained_model_on_another_text(
@@ -198,7 +202,9 @@ def test_a_pretrained_model_on_another_text(
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"{TEXTS[n % 40]} {n}" for n in range(400)) + "\n")
     monkeypatch.chdir(tmp_path)
-    diagnose(str(folder), data=str(text), csv=Path("layers.csv"), batches=2, sequences=4, length=8)
+    diagnose(
+        [str(folder)], data=str(text), csv=Path("layers.csv"), batches=2, sequences=4, length=8
+    )
     printed = capsys.readouterr().out
     assert "embeddings.LayerNorm" in printed
     assert "verdict: " in printed
@@ -211,3 +217,24 @@ def test_errors_are_one_line(runs: Path) -> None:
     outcome = powernorm(runs, "diagnose", "missing")
     assert outcome.code == 2
     assert len(outcome.err.strip().splitlines()) == 1
+
+
+def test_several_runs_in_one_picture(runs: Path, tmp_path: Path) -> None:
+    """Each is diagnosed once; a page and a table of all of them."""
+    (runs / "bn-pre-seed0" / "diagnosis.json").unlink(missing_ok=True)
+    names = ("ln-pre-seed0", "bn-pre-seed0")
+    more = ("--overlay", "--batches", "4", "--csv", tmp_path / "layers.csv")
+    outcome = powernorm(runs, "diagnose", *names, *more)
+    assert outcome.code == 0, outcome.err
+    assert all(name in outcome.out for name in names)
+    assert "report: overlay.html" in outcome.out
+    assert all((runs / name / "diagnosis.json").exists() for name in names)
+    with (tmp_path / "layers.csv").open(encoding="utf-8") as file:
+        assert {row["model"] for row in csv.DictReader(file)} == set(names)
+    again = powernorm(tmp_path, "diagnose", runs, "--overlay", "--batches", "4")
+    assert again.code == 0, again.err
+    assert "1 diagnosed now, 2 before" in again.out
+    assert "pn-static-pre-seed0" in again.out
+    page = (runs / "overlay.html").read_text(encoding="utf-8")
+    assert "λ₁ by layer" in page
+    assert 'data-name="pn-static"' in page

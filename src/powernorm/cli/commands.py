@@ -6,7 +6,17 @@ from typing import Annotated
 import typer
 
 import powernorm
-from powernorm.cli import compare, data, machine, models, recipes, results, translate, verify
+from powernorm.cli import (
+    compare,
+    data,
+    diagnose,
+    machine,
+    models,
+    recipes,
+    results,
+    translate,
+    verify,
+)
 
 app = typer.Typer(
     help="Normalization for Transformers beyond LayerNorm.",
@@ -46,7 +56,7 @@ _add(app, translate.translate, machine.norms, recipes.recipes, results.report)
 app.add_typer(data.app, name="data")
 # In a group without a name: typer puts an app's own commands before its groups, such as `data`.
 _rest = typer.Typer()
-_add(_rest, models.swap, models.fold, models.diagnose)
+_add(_rest, models.swap, models.fold, diagnose.diagnose)
 _add(_rest, verify.verify)
 _add(_rest, results.results, results.fluctuation, results.curves, machine.doctor, machine.bench)
 app.add_typer(_rest)

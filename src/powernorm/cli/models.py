@@ -1,28 +1,19 @@
-"""`powernorm swap`, `fold` and `diagnose`: surgery and diagnosis of models that exist."""
+"""`powernorm swap` and `fold`: surgery of models that exist."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from powernorm.cli.launching import INTERRUPTED
-from powernorm.cli.progress import progress_bar
 from powernorm.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from powernorm.diagnosis import Diagnosis
     from powernorm.inspection.selection import Role, Side
     from powernorm.surgery import Where
     from powernorm.surgery.fold_solver import Tied
-
-_PAGE: Final = "diagnosis.html"
-_PASSES: Final = 2
-"""Over the batches."""
-_TEXT: Final = "rt"
-"""For a pretrained model: sentences, documents of a length that a batch is made of."""
 
 
 def swap(
@@ -185,141 +176,3 @@ def _own_subwords(checkpoint: Path) -> dict[str, Any]:
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent.parent
     file = folder / VOCABULARY_FILE
     return {SUBWORDS: read_json(file)} if file.is_file() else {}
-
-
-def diagnose(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="model",
-            help="A run's folder (the weights that were scored), one of its checkpoints, a folder "
-            "with a Hugging Face model, or module:name of (model, batches) or of a function that "
-            "returns them.",
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Another text than the run's, as `compare --data`."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The page; for a run else RUN/diagnosis.html."),
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the table of layers there, too.")
-    ] = None,
-    batches: Annotated[
-        int, typer.Option(min=2, metavar="N", help="Training batches in each pass.")
-    ] = 50,
-    sequences: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: rows in a batch (32)."),
-    ] = None,
-    length: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: tokens in a row (128)."),
-    ] = None,
-) -> None:
-    """Say whether batch statistics (would) work in a trained model, layer by layer.
-
-    In Python, for any model: powernorm.diagnose(model, batches).
-    """
-    from powernorm.integrations.pretrained import is_pretrained
-
-    model = Path(source)
-    keeps_it = model.is_dir() and data is None and not is_pretrained(model)
-    if keeps_it:
-        out = out or model / _PAGE
-    for target in (out, csv):
-        _check_target(target)
-    try:
-        with progress_bar() as progress:
-            task = progress.add_task("diagnosing", total=_PASSES * batches)
-            report = _diagnosis(
-                *(model, data, batches, sequences, length),
-                lambda done, _: progress.update(task, completed=done),
-            )
-    except KeyboardInterrupt:
-        typer.echo("interrupted: nothing was written", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    _print_diagnosis(report, model if keeps_it else None, out, csv)
-
-
-def _diagnosis(
-    path: Path,
-    data: str | None,
-    num_batches: int,
-    sequences: int | None,
-    length: int | None,
-    on_progress: Callable[[int, int], None],
-) -> "Diagnosis":
-    """Load a run, one of its checkpoints or a folder in Hugging Face's layout, and look."""
-    from powernorm.integrations.pretrained import diagnose_pretrained, is_pretrained
-    from powernorm.lab.own_models import diagnose_own, is_own_run, load_own_run, model_by_name
-
-    is_named = ":" in str(path) and not path.exists()
-    if is_named or is_own_run(path):
-        given = {"--data": data, "--sequences": sequences, "--length": length}
-        for option, value in given.items():
-            if value is not None:
-                raise InputError(f"{path} has batches of its own: leave out {option}")
-        own = model_by_name(str(path)) if is_named else load_own_run(path)
-        return diagnose_own(own, path.name, num_batches, on_progress)
-    if is_pretrained(path):
-        from powernorm.lab.data.readers import load_corpus
-
-        return diagnose_pretrained(
-            path,
-            load_corpus(data or _TEXT).documents["train"],
-            num_batches=num_batches,
-            batch_size=sequences or 32,
-            length=length or 128,
-            on_progress=on_progress,
-        )
-    if sequences is not None or length is not None:
-        raise InputError(
-            f"{path} is a run, which has batches of its own: leave out --sequences and --length, "
-            "which are for a folder with a Hugging Face model"
-        )
-    from powernorm.lab.tasks.run_diagnosis import diagnose_run
-
-    return diagnose_run(path, data=data, num_batches=num_batches, on_progress=on_progress)
-
-
-def _print_diagnosis(
-    report: "Diagnosis", run: Path | None, out: Path | None, csv: Path | None
-) -> None:
-    """Print the table and the verdict, and write what is asked for.
-
-    Args:
-        report: what was found.
-        run: the folder of a run that keeps it; None where nobody does.
-        out: the page.
-        csv: the table of layers.
-    """
-    from powernorm.lab.report.diagnosis_page import write_diagnosis_page
-    from powernorm.lab.report.diagnosis_words import evaluation_words
-    from powernorm.runs import DIAGNOSIS_FILE
-
-    typer.echo(str(report))
-    words = evaluation_words(report.to_json()["evaluation"])
-    if words:
-        typer.echo(words)
-    if run is not None:
-        report.write_json(run / DIAGNOSIS_FILE)
-        typer.echo(f"written: {run / DIAGNOSIS_FILE}")
-    if csv is not None:
-        report.write_csv(csv)
-        typer.echo(f"written: {csv}")
-    if out is not None:
-        typer.echo(f"report: {write_diagnosis_page(report.to_json(), out)}")
-
-
-def _check_target(target: Path | None) -> None:
-    """Before the minutes that it takes, not after."""
-    if target is None:
-        return
-    if target.is_dir():
-        raise InputError(f"{target} is a folder: give the name of a file")
-    if not target.resolve().parent.is_dir():
-        raise InputError(f"{target} cannot be written: {target.resolve().parent} is no folder")

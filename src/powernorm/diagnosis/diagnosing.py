@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 from torch import nn
@@ -16,6 +17,7 @@ from powernorm.diagnosis.targets import Target, find_targets
 from powernorm.diagnosis.verdicts import Limits, judge_layer, judge_model
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, Progress, call_model, check_repeatable
+from powernorm.inspection.devices import Device, MovedBatches, checked_device, placed
 from powernorm.inspection.selection import Selection
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_flag, check_function
@@ -37,6 +39,7 @@ def diagnose(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     limits: Limits | None = None,
     spectra: bool = True,
+    device: Device | None = None,
     on_progress: Progress | None = None,
 ) -> Diagnosis:
     """Measure batch statistics at every norm of a model, and judge whether they would work.
@@ -60,7 +63,8 @@ def diagnose(
     Args:
         model: any module; compiled parts run uncompiled.
         batches: read twice, so not a generator; tensors, tuples or keyword mappings that the model
-            takes, on its device, made as in training: TID depends on the batch size.
+            takes, on its device unless `device` is given, made as in training: TID depends on the
+            batch size.
         forward: runs the model on a batch. None calls `model(batch)` for a tensor,
             `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
         where: which norms, as in `powernorm.swap`; None means all. The verdict for the model covers
@@ -70,6 +74,9 @@ def diagnose(
         limits: of the verdict.
         spectra: also compute the spectra of covariances and embeddings, which takes time and memory
             that grow with C² for each norm (134 MB at 4,096 features; none is computed above).
+        device: where it runs: `cuda`, `cuda:1`, `auto` for a GPU where there is one. The model is
+            put there and back again, and each batch when its turn comes. None leaves both as they
+            are.
         on_progress: called after every batch with (batches done, batches in all); the second is
             0 in the first pass.
 
@@ -79,7 +86,11 @@ def diagnose(
     Raises:
         InputError: a model without such norms; batches that can be read only once, that are empty
             or that differ in structure; a norm's input that is not finite (the message names layer
-            and batch); no valid token; batch sizes that cannot be made.
+            and batch); no valid token; batch sizes that cannot be made; a device that is not there.
+
+    Numerics:
+        Statistics are sums in float64 on the model's device; where that has none (MPS), each input
+        is brought to the CPU.
 
     Distributed:
         Only the batches of this process are measured. Norms that share statistics still exchange
@@ -99,15 +110,17 @@ def diagnose(
     sizes = () if batch_sizes in ((), []) else check_sizes(batch_sizes)
     if limits is not None and not isinstance(limits, Limits):
         raise InputError(f"limits is a {type(limits).__name__}, expected a powernorm Limits")
+    place = None if device is None else checked_device(device)
     survey = Survey(
-        model, targets, batches, forward or call_model, sizes, check_flag("spectra", spectra),
-        on_progress,
+        model, targets, batches if place is None else MovedBatches(batches, place),
+        forward or call_model, sizes, check_flag("spectra", spectra), on_progress,
     )  # fmt: skip
     # All norms with batch statistics normalize by the batch, frozen and unselected ones too.
     training = [part for part in model.modules() if isinstance(part, _BATCH_NORMS)]
-    with preserved_state(model, training):
-        survey.run()
-    return _report(model, targets, survey, limits or Limits(), spectra=spectra)
+    with nullcontext() if place is None else placed(model, place):
+        with preserved_state(model, training):
+            survey.run()
+        return _report(model, targets, survey, limits or Limits(), spectra=spectra)
 
 
 def _report(
@@ -208,9 +221,9 @@ def _scales(seen: Mapping[Target, Observed]) -> list[ScaleRecord]:
         scale = target.reading.scale()
         if scale is None or not target.uses_batch_statistics:
             continue
-        square, _ = item.moments()
-        finite = scale.detach().isfinite().to(square.device)
-        scale, square = scale.detach()[finite.to(scale.device)], square[finite]
+        square = item.moments()[0].cpu()
+        scale = scale.detach().cpu()
+        scale, square = scale[scale.isfinite()], square[scale.isfinite()]
         found.append(
             ScaleRecord(
                 layer=target.name,

@@ -86,9 +86,12 @@ class CovarianceSums:
         self._count += tokens.shape[0]
 
     def conditioning(self) -> Conditioning | None:
-        """Return the conditioning of the tokens so far; None for fewer than two tokens."""
+        """Return the conditioning of the tokens so far.
+
+        None for fewer than two tokens, and where a product of two features was beyond float32.
+        """
         covariance = self.covariance()
-        if covariance is None or self._shift is None:
+        if covariance is None or self._shift is None or not covariance.isfinite().all():
             return None
         return conditioning(covariance, rounding=10 * torch.finfo(self._shift.dtype).eps)
 

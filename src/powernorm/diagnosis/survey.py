@@ -25,6 +25,7 @@ from powernorm.diagnosis.spectra import CovarianceSums
 from powernorm.diagnosis.targets import Target, observing
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, Progress, numbered, repeated_random_numbers
+from powernorm.inspection.devices import has_float64
 from powernorm.inspection.mask_arguments import takes_length_first, turns_round
 from powernorm.inspection.observer import NormCall
 
@@ -279,7 +280,7 @@ class Survey:
                 length_first=self._length_first,
                 conditioning=self._conditioning,
             )
-        if not self.observed[target].pool(call.x.detach(), call.padding_mask):
+        if not self.observed[target].pool(*_measured(call)):
             raise InputError(
                 f"the input of {target.name} holds NaN or infinite values in batch {self._batch}: "
                 "the weights or this batch are broken; powernorm.diagnosis.first_nonfinite(model, "
@@ -288,7 +289,7 @@ class Survey:
 
     def _compare(self, target: Target, call: NormCall) -> None:
         if target in self.observed:
-            self.observed[target].compare(call.x.detach(), call.padding_mask)
+            self.observed[target].compare(*_measured(call))
 
     def _check_called(self) -> None:
         if not self.observed:
@@ -307,6 +308,14 @@ class Survey:
         self._num_done += 1
         if self._on_progress is not None:
             self._on_progress(self._num_done, 2 * self.num_batches)
+
+
+def _measured(call: NormCall) -> tuple[Tensor, Tensor | None]:
+    """Return the input and mask of a call, where float64 is to be had."""
+    x, mask = call.x.detach(), call.padding_mask
+    if has_float64(x.device):
+        return x, mask
+    return x.cpu(), None if mask is None else mask.cpu()
 
 
 def _tokens(x: Tensor, padding_mask: Tensor | None) -> Tensor:

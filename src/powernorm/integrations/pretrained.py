@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.errors import InputError
+from powernorm.inspection.devices import Device
 from powernorm.integrations.architectures import model_class
 from powernorm.integrations.extras import needed_for
 from powernorm.json_reading import read_json
@@ -147,6 +148,7 @@ def diagnose_pretrained(
     num_batches: int = 50,
     batch_size: int = 32,
     length: int = 128,
+    device: Device | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Diagnosis:
     """Diagnose a pretrained model on texts.
@@ -157,10 +159,12 @@ def diagnose_pretrained(
         num_batches: largest number of batches in each pass, ≥ 2.
         batch_size: number of texts in a batch.
         length: largest number of tokens of a text.
+        device: where it runs; see `powernorm.diagnose`.
         on_progress: see `powernorm.diagnose`.
 
     Raises:
-        InputError: model or tokenizer cannot be loaded, or there are too few texts.
+        InputError: model or tokenizer cannot be loaded, there are too few texts, or no such
+            device.
         ModuleNotFoundError: transformers is missing.
     """
     if num_batches < 2:
@@ -172,7 +176,7 @@ def diagnose_pretrained(
         )
     found = load_pretrained(path)
     batches = found.batches(texts[: num_batches * batch_size], batch_size, length)
-    report = diagnose(found.model, batches, on_progress=on_progress)
+    report = diagnose(found.model, batches, device=device, on_progress=on_progress)
     notes = list(report.notes)
     if found.missing:
         notes.append(

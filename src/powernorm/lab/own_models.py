@@ -10,6 +10,7 @@ from torch import nn
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Progress
+from powernorm.inspection.devices import Device
 from powernorm.lab.engine.folders import read_json
 from powernorm.lab.engine.tasks import task_of
 from powernorm.norms.named_layers import imported
@@ -58,10 +59,17 @@ def model_by_name(name: str) -> ModelWithBatches:
 
 
 def diagnose_own(
-    found: ModelWithBatches, name: str, num_batches: int, on_progress: Progress | None
+    found: ModelWithBatches,
+    name: str,
+    num_batches: int,
+    *,
+    device: Device | None = None,
+    on_progress: Progress | None = None,
 ) -> Diagnosis:
     """Diagnose a model on the first of its batches."""
-    report = diagnose(found.model, found.batches[:num_batches], on_progress=on_progress)
+    report = diagnose(
+        found.model, found.batches[:num_batches], device=device, on_progress=on_progress
+    )
     return replace(report, model=name)
 
 

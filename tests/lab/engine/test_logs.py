@@ -1,8 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from powernorm.lab.engine.logs import CsvLog, MergedLog
+from powernorm.lab.engine.logs import CsvLog, JsonLinesLog, MergedLog
 
 COLUMNS = ("step", "loss", "rate")
 
@@ -55,3 +56,19 @@ def test_cells_of_one_step_share_a_row(tmp_path: Path) -> None:
         merged.flush()
         merged.flush()
     assert path.read_text().splitlines() == ["step,loss,rate", "1,0.5,2", "2,0.4,"]
+
+
+def test_lines_of_json_that_go_on_drop_those_after_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = JsonLinesLog(path)
+    assert not path.exists()
+    for step in (0, 2, 4):
+        log.write({"step": step, "text": "line\nend"})
+    with path.open("a") as file:
+        file.write('no json\n{"step": 2, "te')  # the last line was cut off
+    JsonLinesLog(path, last_step=2).write({"step": 3, "text": ""})
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 2, 3]
+    assert rows[0]["text"] == "line\nend"
+    JsonLinesLog(path)
+    assert not path.exists()

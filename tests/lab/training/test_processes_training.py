@@ -1,6 +1,7 @@
 """Two processes of this machine train as one does, stop together and go on from one another's."""
 
 import csv
+import json
 import math
 import shutil
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from powernorm.lab.tasks.trained_models import load_trained, run_config
 from powernorm.lab.tasks.translation.model import TranslationModel
 from powernorm.lab.tasks.translation.translating import translate_ids
 from powernorm.lab.training.losses import Losses, TrainingLoss
-from powernorm.runs import RunResult
+from powernorm.runs import DIAGNOSES_FILE, RunResult
 from sharing import made_once
 
 pytestmark = pytest.mark.distributed
@@ -139,6 +140,7 @@ def jobs(pairs: Path, text: Path) -> dict[str, Job]:
     made = [plain_job(name, pairs) for name in SAME]
     made += [Job(task, language(text, task)) for task in ("lm", "tag")]
     average = {"average_checkpoints": 2, "recalibration_batches": 2}
+    diagnosed = {"diagnose_every": 3, "diagnose_batches": 3}
     made += [
         Job("average", even(translation(pairs, "bn", training=average))),
         # Noisy enough to stop early.
@@ -151,6 +153,7 @@ def jobs(pairs: Path, text: Path) -> dict[str, Job]:
                 training={"max_steps": 60, "patience": 2},
             ),
         ),
+        Job("diagnosed", even(translation(pairs, "rbn", training=diagnosed))),
         Job("poison", translation(pairs, "ln", training={"max_steps": 20}), poison=5),
         *(
             Job(
@@ -255,7 +258,7 @@ def measured(run: RunResult) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-@pytest.mark.parametrize("name", [*SAME, "lm", "tag", "average"])
+@pytest.mark.parametrize("name", [*SAME, "lm", "tag", "average", "diagnosed"])
 def test_two_processes_equal_one(
     name: str, jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -285,6 +288,23 @@ def assert_equals_one_process(
     if name not in ("lm", "tag"):
         texts = [the_run(part / name) / "translations.tsv" for part in (out, tmp_path)]
         assert texts[0].read_text() == texts[1].read_text()
+
+
+def test_two_processes_diagnose_whole_batches_once(
+    jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    out, _ = two
+    run_job(jobs["diagnosed"], tmp_path)
+    of_one, of_two = (
+        [json.loads(line) for line in (the_run(part) / DIAGNOSES_FILE).read_text().splitlines()]
+        for part in (tmp_path / "diagnosed", out / "diagnosed")
+    )
+    assert [row["step"] for row in of_two] == [0, 3, 6]
+    for row, twin in zip(of_one, of_two, strict=True):
+        assert row["num_tokens"] == twin["num_tokens"]
+        for layer, other in zip(row["layers"], twin["layers"], strict=True):
+            for name in ("mean_tid", "var_tid", "kappa_50", "lambda_1"):
+                assert other[name] == pytest.approx(layer[name], rel=1e-3)
 
 
 def test_a_process_had_no_rows(jobs: dict[str, Job]) -> None:

@@ -1,7 +1,8 @@
-"""The CSV files of a run folder: appended while training, cut back when a run goes on."""
+"""The logs of a run folder: appended while training, cut back when a run goes on."""
 
 import csv
 import io
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -90,6 +91,30 @@ class CsvLog:
         self.close()
 
 
+class JsonLinesLog:
+    """A file with an object in each line, which has a `step`.
+
+    Args:
+        path: the file; its folder exists. It is made at the first row.
+        last_step: keep the rows up to this step of a file that exists, to append to them; None
+            starts anew, without a file.
+    """
+
+    def __init__(self, path: Path, last_step: int | None = None) -> None:
+        self._path = path
+        kept = [] if last_step is None else _lines_until(path, last_step)
+        if kept:
+            write_atomically(path, b"".join(kept))
+        else:
+            path.unlink(missing_ok=True)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row."""
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
 class MergedLog:
     """A CsvLog in which all cells that come for one step share a row.
 
@@ -122,3 +147,18 @@ def _rows_until(path: Path, last_step: float) -> list[dict[str, str]]:
     # A row that was cut off while it was written may have lost digits of its step.
     whole = [row for row in rows if None not in row and None not in row.values()]
     return [row for row in whole if row[STEP].isdigit() and int(row[STEP]) <= last_step]
+
+
+def _lines_until(path: Path, last_step: int) -> list[bytes]:
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [line for line in lines if 0 <= _step_of(line) <= last_step]
+
+
+def _step_of(line: bytes) -> int:
+    """Return the step of a row; -1 for one that was cut off while it was written."""
+    try:
+        return int(json.loads(line)[STEP]) if line.endswith(b"\n") else -1
+    except (ValueError, KeyError, TypeError):
+        return -1

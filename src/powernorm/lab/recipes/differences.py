@@ -47,6 +47,7 @@ UNIMPORTANT: Final = frozenset(
         *("training.num_workers", "training.compile"),
         *("training.strategy", "training.log_every", "training.monitor_every"),
         *("training.tid_batches", "training.early_checkpoint", "training.record_scales"),
+        *("training.diagnose_every", "training.diagnose_batches"),
     }
 )
 """Settings that change what a run costs or writes, not what it comes to, and the choices of norms

@@ -1,9 +1,12 @@
-"""Reading `diagnosis.json`; what is damaged is named by its file and key."""
+"""Reading `diagnosis.json` and `diagnoses.jsonl`; what is damaged is named by file and key."""
 
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
+from powernorm.errors import InputError
+from powernorm.json_reading import parse_json
 from powernorm.lab.report.json_files import JsonObject, read_object
+from powernorm.lab.report.logs import read_text
 from powernorm.runs import (
     DIAGNOSIS_COLUMNS,
     BatchSizeRow,
@@ -17,6 +20,7 @@ from powernorm.runs import (
 
 _FORMAT: Final = 1
 _COMMAND: Final = "`powernorm diagnose`"
+_MEND_LINE: Final = "mend or remove the line"
 _MEND: Final = f"restore the file, or delete it and run {_COMMAND} again"
 _TEXTS: Final = frozenset({"layer", "norm"})
 _OPTIONAL_TEXTS: Final = frozenset({"verdict", "reason"})
@@ -29,10 +33,38 @@ def read_diagnosis(path: Path) -> DiagnosisRecord:
     Raises:
         InputError: the file is damaged, or a newer version of powernorm wrote it.
     """
-    record = read_object(path, _MEND)
+    return _diagnosis(read_object(path, _MEND))
+
+
+def read_diagnoses(path: Path) -> list[DiagnosisRecord]:
+    """The diagnoses of a `diagnoses.jsonl`; an empty list where the file does not exist.
+
+    Raises:
+        InputError: a line is damaged, or a newer version of powernorm wrote it; file and line are
+            named.
+    """
+    if not path.exists():
+        return []
+    text = read_text(path)
+    # A last line without its line end is still being written, or its writer was killed.
+    complete = text[: text.rfind("\n") + 1].split("\n")[:-1]
+    return [
+        _diagnosis(_object_of(path, number, line)) for number, line in enumerate(complete, start=1)
+    ]
+
+
+def _object_of(path: Path, number: int, line: str) -> JsonObject:
+    values = parse_json(line, str(path), _MEND_LINE, line=number)
+    place = path.with_name(f"{path.name}, line {number}")
+    if not isinstance(values, dict):
+        raise InputError(f"{place}: expected an object; {_MEND_LINE}")
+    return JsonObject(place, values, _MEND_LINE)
+
+
+def _diagnosis(record: JsonObject) -> DiagnosisRecord:
     record.check_format(_FORMAT, _COMMAND)
     step = record.values.get("step")
-    return DiagnosisRecord(
+    diagnosis = DiagnosisRecord(
         format=1,
         model=record.text("model"),
         step=None if step is None else record.whole("step"),
@@ -50,6 +82,9 @@ def read_diagnosis(path: Path) -> DiagnosisRecord:
         evaluation=[_evaluation(row) for row in record.children("evaluation")],
         notes=record.texts("notes"),
     )
+    if "epoch" in record.values:
+        diagnosis["epoch"] = record.sure_number("epoch")
+    return diagnosis
 
 
 def _layer(row: JsonObject) -> dict[str, Any]:

@@ -222,7 +222,7 @@ def _is_wide(values: Sequence[float]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Panel:
+class MonitoredPanel:
     """A figure of one column of `norms.csv` over training."""
 
     column: str
@@ -233,8 +233,8 @@ class _Panel:
     scale: float = 1
 
 
-_TID_PANELS: Final = (
-    _Panel(
+FLUCTUATIONS: Final = (
+    MonitoredPanel(
         "var_tid",
         "average",
         "TID over training: deviation",
@@ -243,7 +243,7 @@ _TID_PANELS: Final = (
         "averaged over the norm layers, logarithmic (Wang et al. 2022, Fig. 4).",
         scale=100,
     ),
-    _Panel(
+    MonitoredPanel(
         "mean_tid",
         "average",
         "TID over training: mean",
@@ -251,7 +251,7 @@ _TID_PANELS: Final = (
         "Online TID of the mean in percent, averaged over the norm layers, logarithmic.",
         scale=100,
     ),
-    _Panel(
+    MonitoredPanel(
         "var_distance",
         "first",
         "Fluctuation of the variance",
@@ -259,7 +259,7 @@ _TID_PANELS: Final = (
         "Distance of the batch's variance (or quadratic mean) to the running one in the first norm "
         "layer, logarithmic (Shen et al. 2020, Fig. 2 right, Fig. 4 left).",
     ),
-    _Panel(
+    MonitoredPanel(
         "mean_distance",
         "first",
         "Fluctuation of the mean",
@@ -268,8 +268,8 @@ _TID_PANELS: Final = (
     ),
 )
 
-_GRADIENT_PANELS: Final = (
-    _Panel(
+GRADIENTS: Final = (
+    MonitoredPanel(
         "var_gradient_norm",
         "first",
         "Gradient through the variance",
@@ -278,21 +278,21 @@ _GRADIENT_PANELS: Final = (
         "or quadratic mean (g_σ², g_ψ²), logarithmic (Shen et al. 2020, Fig. 3 right, Fig. 4 "
         "right).",
     ),
-    _Panel(
+    MonitoredPanel(
         "mean_gradient_norm",
         "first",
         "Gradient through the mean",
         "norm of the part",
         "The same for the part through the mean (g_μ; Fig. 3 left).",
     ),
-    _Panel(
+    MonitoredPanel(
         "gradient_norm",
         "first",
         "Input gradient, first layer",
         "norm",
         "Norm of the whole gradient of the first norm layer's input, logarithmic.",
     ),
-    _Panel(
+    MonitoredPanel(
         "token_gradient_var",
         "average",
         "Gradient variance per token",
@@ -300,7 +300,7 @@ _GRADIENT_PANELS: Final = (
         "Variance over features of the input gradient, mean over tokens and norm layers, "
         "logarithmic: what normalization reduces according to Xu et al. 2019, Theorem 1.",
     ),
-    _Panel(
+    MonitoredPanel(
         "outlier_share",
         "average",
         "Share of |y| above 1/k",
@@ -314,7 +314,7 @@ _GRADIENT_PANELS: Final = (
 
 def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
     """Online TID averaged over layers, and the fluctuation of the statistics, against steps."""
-    return _panels(comparison, _TID_PANELS) + _evaluation_gap(comparison)
+    return _panels(comparison, FLUCTUATIONS) + _evaluation_gap(comparison)
 
 
 def _evaluation_gap(comparison: Comparison) -> list[DrawnFigure]:
@@ -341,10 +341,10 @@ def _evaluation_gap(comparison: Comparison) -> list[DrawnFigure]:
 
 def gradients_over_time(comparison: Comparison) -> list[DrawnFigure]:
     """Parts of the norms' input gradients against steps; empty where none were recorded."""
-    return _panels(comparison, _GRADIENT_PANELS)
+    return _panels(comparison, GRADIENTS)
 
 
-def _panels(comparison: Comparison, panels: Sequence[_Panel]) -> list[DrawnFigure]:
+def _panels(comparison: Comparison, panels: Sequence[MonitoredPanel]) -> list[DrawnFigure]:
     drawn = []
     for panel in panels:
         series = curves.layer_series(comparison.runs, panel.column, panel.layers, panel.scale)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, cast
 
 from powernorm.errors import InputError
-from powernorm.lab.report.diagnoses import read_diagnosis
+from powernorm.lab.report.diagnoses import read_diagnoses, read_diagnosis
 from powernorm.lab.report.formats import upgraded_results
 from powernorm.lab.report.json_files import JsonObject, read_object
 from powernorm.lab.report.logs import read_metrics, read_norms
@@ -17,6 +17,7 @@ from powernorm.lab.report.records import KNOWN_STATUSES, BaselineRow, Comparison
 from powernorm.runs import (
     COMPARISON_FILE,
     CONFIG_FILE,
+    DIAGNOSES_FILE,
     DIAGNOSIS_FILE,
     METRICS_FILE,
     MODEL_FILE,
@@ -269,6 +270,7 @@ def _with_logs(comparison: Path, run: Run) -> Run:
         curve=read_metrics(folder / METRICS_FILE),
         samples=read_norms(folder / NORMS_FILE),
         diagnosis=read_diagnosis(diagnosis) if diagnosis.exists() else None,
+        diagnoses=read_diagnoses(folder / DIAGNOSES_FILE),
         scales=_scales(folder / SCALES_FILE),
     )
 

@@ -23,6 +23,8 @@ from powernorm.lab.report.document import Article, SectionParts, document, write
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import counted, printable
+from powernorm.lab.report.overlay_page import training_contents
+from powernorm.lab.report.overlays import lines_of
 from powernorm.lab.report.paper_tables import paper_contents
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scoring_notes
@@ -106,21 +108,36 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     tid = _tid_contents(comparison)
     if tid:
         yield "tid", "Training inference discrepancy", tid
-    gradients = figures.gradients_over_time(comparison)
-    if gradients:
-        yield "gradients", "Gradients of the norms' inputs", [part("gallery", gradients)]
-    diagnoses = comparison_contents(comparison)
-    if diagnoses:
-        yield "diagnoses", "Diagnoses", diagnoses
-    samples = sample_contents(comparison)
-    if samples:
-        yield "translations", "Translations", samples
+    yield from _found_in_runs(comparison)
     yield "runs", "Every run", [run_table(comparison)]
     yield "columns", "What the columns mean", [glossary(comparison)]
     if comparison.data:
         yield "data", "Data", [settings_table(comparison.data, "Corpus of the comparison")]
     if comparison.settings or comparison.function:
         yield "settings", "Settings and environment", _settings(comparison)
+
+
+def _found_in_runs(comparison: Comparison) -> Iterator[SectionParts]:
+    """What only some comparisons have."""
+    gradients = figures.gradients_over_time(comparison)
+    prefix = f"{comparison.anchor}diagnosed-"
+    sections: Sequence[SectionParts] = (
+        (
+            "gradients",
+            "Gradients of the norms' inputs",
+            [part("gallery", gradients)] if gradients else [],
+        ),
+        (
+            "diagnosed",
+            "Diagnoses through training",
+            training_contents(lines_of(comparison.runs), prefix),
+        ),
+        ("diagnoses", "Diagnoses", comparison_contents(comparison)),
+        ("translations", "Translations", sample_contents(comparison)),
+    )
+    for name, heading, contents in sections:
+        if contents:
+            yield name, heading, contents
 
 
 def _lead(comparison: Comparison) -> str:

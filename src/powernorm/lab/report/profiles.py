@@ -29,18 +29,28 @@ _MARKERS: Final = ("o", "s", "^", "D")
 
 @dataclass(frozen=True)
 class Profile:
-    """One quantity, a value a layer; None where it does not exist."""
+    """One quantity, a value a layer; None where it does not exist.
+
+    Attributes:
+        label: in the legend.
+        values: by layer.
+        low: smallest over seeds, where the values are their mean; else empty.
+        high: largest over seeds.
+    """
 
     label: str
     values: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
 
     @property
     def positive(self) -> list[float]:
         """What a logarithmic axis can show, NaN elsewhere."""
-        return [
-            value if value is not None and isfinite(value) and value > 0 else nan
-            for value in self.values
-        ]
+        return list(map(_positive, self.values))
+
+
+def _positive(value: float | None) -> float:
+    return value if value is not None and isfinite(value) and value > 0 else nan
 
 
 def draw_profiles(
@@ -64,7 +74,12 @@ def draw_profiles(
         prefix: of the ids in the SVG.
         description: for readers who cannot see the figure.
     """
-    values = [value for line in profiles for value in line.positive if isfinite(value)]
+    values = [
+        value
+        for line in profiles
+        for value in map(_positive, (*line.values, *line.low, *line.high))
+        if isfinite(value)
+    ]
     if not values:
         return None
     shown = [limit for limit in limits if limit > 0]
@@ -86,6 +101,9 @@ def draw_profiles(
 
 def _draw_line(axes: Axes, index: int, line: Profile) -> None:
     color, dashes = line_style(index)
+    if line.low:
+        low, high = (list(map(_positive, ends)) for ends in (line.low, line.high))
+        axes.fill_betweenx(range(len(low)), low, high, color=color, alpha=0.18, linewidth=0)
     axes.plot(
         line.positive,
         range(len(line.values)),

@@ -71,6 +71,8 @@ class Run:
     curve: Sequence[MetricRow] = ()
     samples: Sequence[NormSample] = ()
     diagnosis: DiagnosisRecord | None = None
+    diagnoses: Sequence[DiagnosisRecord] = ()
+    """Those that were made while it trained, by step."""
     remark: str = ""
     """What has to stand beside its numbers."""
     label: str = ""

@@ -1,7 +1,10 @@
 """The sections that all tasks have: optimizer, schedule and training."""
 
-from typing import Literal
+from typing import Annotated, Any, Final, Literal
 
+from pydantic import Field, PlainValidator
+
+from powernorm.errors import InputError
 from powernorm.lab.settings.section import (
     Fraction,
     FractionBelowOne,
@@ -13,6 +16,7 @@ from powernorm.lab.settings.section import (
     is_default,
     refuse,
     section,
+    shown,
 )
 
 OptimizerName = Literal["adam", "sgd", "adagrad"]
@@ -22,6 +26,21 @@ Accelerator = Literal["auto", "cpu", "gpu"]
 Strategy = Literal["ddp", "fsdp2"]
 AveragedStatistics = Literal["recalibrate", "average"]
 SelectedBy = Literal["loss", "score"]
+
+
+def _checked_interval(value: Any) -> Any:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if value == EPOCH or (is_number and 0 <= value < 2**63):
+        return value
+    raise InputError(
+        f"training.diagnose_every={shown(value)} is no interval: give a number of updates, 0 for "
+        f"never, or {EPOCH}"
+    )
+
+
+EPOCH: Final = "epoch"
+Interval = Annotated[int | Literal["epoch"], PlainValidator(_checked_interval)]
+"""So many updates, or an epoch."""
 
 
 @section("optimizer")
@@ -114,6 +133,13 @@ class TrainingSettings:
     better score where that selects; none never stops."""
     monitor_every: NotNegative = 50
     """Updates between two rows a layer of norms.csv; 0 switches the monitor off."""
+    diagnose_every: Interval = 0
+    """Updates between two diagnoses of the norms during the run, or `epoch`: before the first
+    update, then after every so many or after every epoch, and after the last one; 0 makes none.
+    They are written to diagnoses.jsonl and change nothing in the training."""
+    diagnose_batches: Annotated[int, Field(ge=2, lt=2**63)] = 20
+    """Training batches in each of a diagnosis's two passes, the first ones of the run every time:
+    `powernorm diagnose` takes 50 once."""
     tid_batches: NotNegative = 50
     """Training batches in each pass of the two-pass TID at the end; 0 leaves it out."""
     norm_warmup_fraction: Fraction = 0.1
@@ -141,6 +167,22 @@ class TrainingSettings:
     strategy: Strategy = "ddp"
     """How several processes share the work: every one has the whole model (`ddp`), or a part of
     each weight (`fsdp2`)."""
+
+    def __post_init__(self) -> None:
+        if not self.diagnose_every and not is_default(self, "diagnose_batches"):
+            raise refuse(
+                "training.diagnose_batches",
+                self.diagnose_batches,
+                "means nothing with training.diagnose_every=0: set that to epoch or to a number "
+                "of updates, or leave it out",
+            )
+        if self.diagnose_every and self.strategy == "fsdp2":
+            raise refuse(
+                "training.diagnose_every",
+                self.diagnose_every,
+                "needs the whole model in every process, and training.strategy=fsdp2 divides it: "
+                "set training.strategy=ddp, or use `powernorm diagnose` afterwards instead",
+            )
 
 
 @section("training")

@@ -13,6 +13,7 @@ from powernorm.diagnosis.diagnosing import BATCH_SIZES
 from powernorm.diagnosis.evaluation import evaluate_statistics
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Progress
+from powernorm.inspection.devices import Device, checked_device, moved, placed
 from powernorm.inspection.modules import batch_layers
 from powernorm.lab.data.batch import Batch
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -30,6 +31,7 @@ def diagnose_run(
     *,
     data: str | None = None,
     num_batches: int = 50,
+    device: Device = "cpu",
     on_progress: Progress | None = None,
 ) -> Diagnosis:
     """Diagnose the model of a run on its training batches.
@@ -41,11 +43,14 @@ def diagnose_run(
         path: a run's folder (the weights that were scored are taken) or one of its checkpoints.
         data: another text, as `--data` takes it; None is the run's.
         num_batches: training batches in each pass, ≥ 2.
+        device: where it runs; see `powernorm.diagnose`.
         on_progress: see `powernorm.diagnose`.
 
     Raises:
-        InputError: there is no such run, it or its text cannot be read, or fewer than 2 batches.
+        InputError: there is no such run, it or its text cannot be read, fewer than 2 batches, or no
+            such device.
     """
+    place = checked_device(device)
     if num_batches < 2:
         raise InputError(f"num_batches is {num_batches}, expected at least 2: TID compares batches")
     trained = load_trained(path)
@@ -53,13 +58,10 @@ def diagnose_run(
     encoded = run_text(trained.settings, data=data)
     data_of_run = task_of(config).data(encoded, config, int(trained.settings["seed"]))
     batches = [data_of_run.batches.batch(at).inputs() for at in range(num_batches)]
-    report = diagnose(trained.model, batches, _features, on_progress=on_progress)
-    return replace(
-        report,
-        model=_name_of(path),
-        step=trained.step,
-        evaluation=_evaluation(trained, config, encoded, batches),
-    )
+    with placed(trained.model, place):
+        report = diagnose(trained.model, batches, _features, on_progress=on_progress)
+        evaluation = _evaluation(trained, config, encoded, batches)
+    return replace(report, model=_name_of(path), step=trained.step, evaluation=evaluation)
 
 
 def _evaluation(
@@ -106,13 +108,18 @@ def _joined(batches: list[Any], count: int) -> list[Batch]:
 
 def _features(model: Any, inputs: Mapping[str, Any]) -> object:
     """Run the layers only: the logits are no part of any norm."""
-    return model.features(**inputs)
+    return model.features(**moved(inputs, _device_of(model)))
 
 
 def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    batch = batch.to(_device_of(model))
     with torch.no_grad():
         total = outputs_nll(model, model(**batch.inputs()), batch.targets)
     return total / max(batch.num_targets, 1), batch.num_targets
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _name_of(path: Path) -> str:

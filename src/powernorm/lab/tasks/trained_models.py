@@ -88,6 +88,15 @@ def load_trained(path: Path) -> TrainedModel:
     return TrainedModel(model, settings, step)
 
 
+def scored_step(path: Path) -> int | None:
+    """Return the updates of the weights of a run that were scored, where that is known.
+
+    Raises:
+        InputError: they are damaged or missing.
+    """
+    return _read(_scored(path / CHECKPOINTS_FOLDER))[1]
+
+
 def is_checkpoint(path: Path) -> bool:
     """Return whether a file is, by its name, one of the checkpoints of a run."""
     return path.name in (LAST, BEST, EARLY, AVERAGE) or step_of(path) is not None

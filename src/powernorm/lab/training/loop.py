@@ -19,6 +19,7 @@ from powernorm.lab.models.stream_memory import merged_states, own_state
 from powernorm.lab.settings.comparison import ComparisonSettings, early_step
 from powernorm.lab.training.batches import RunData, own_evaluation
 from powernorm.lab.training.checkpoints import Checkpoints
+from powernorm.lab.training.diagnosing import Diagnosing
 from powernorm.lab.training.distribution import (
     accumulating,
     divide_weights,
@@ -90,6 +91,11 @@ class TrainingLoop:
         self._scaler = torch.amp.GradScaler(run.device.type, enabled=self._dtype is torch.float16)
         # Before anything that takes the model's code as it is then, such as a compiler.
         self._monitoring = self._watched() if training.monitor_every else None
+        self._diagnosing = (
+            Diagnosing(run.folder.name, model, self._config, data.batches, run.device)
+            if training.diagnose_every
+            else None
+        )
         if training.strategy == "fsdp2" and num_processes() > 1:
             divide_weights(model, run.device)
         self._optimizer = build_optimizer(model, self._config.optimizer, fused=self._may_fuse())
@@ -162,6 +168,8 @@ class TrainingLoop:
         try:
             if not self._is_over and self.step < config.training.max_steps:
                 self._recorder.open(self.step)
+                if self.step == 0:
+                    self._diagnose()
                 first = self.step * config.optimizer.accumulation
                 self._update_until_over(iter(self._data.training(self._device, first)))
             self._recorder.summarize_speed()
@@ -175,6 +183,7 @@ class TrainingLoop:
         training = self._config.training
         while not self._is_over:
             self._update(batches)
+            self._diagnose()
             if self.step == early_step(self._config):
                 self._checkpoints.save_early(self.state())
             # The last weights are always measured.
@@ -236,6 +245,12 @@ class TrainingLoop:
             return nullcontext()
         # Weights change with every update, and a penalty's graph would keep their copies.
         return torch.autocast(self._device.type, self._dtype, cache_enabled=False)
+
+    def _diagnose(self) -> None:
+        """Measure batch statistics at the norms, where that is due."""
+        if self._diagnosing is not None and self._diagnosing.is_due(self.step):
+            self._recorder.pause()
+            self._recorder.record_diagnosis(self._diagnosing.diagnose(self.step))
 
     def _validate(self) -> None:
         """Measure the valid split, and save."""

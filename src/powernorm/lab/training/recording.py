@@ -14,18 +14,25 @@ from torch.utils.tensorboard import SummaryWriter
 from powernorm.integrations.trainers import log_entries
 from powernorm.lab.data.batch import Batch
 from powernorm.lab.engine.events import Listener, StepsDone, Validated
-from powernorm.lab.engine.logs import CsvLog, MergedLog
+from powernorm.lab.engine.logs import CsvLog, JsonLinesLog, MergedLog
 from powernorm.lab.engine.processes import gather, is_main, num_processes, rank, summed
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.throughput import Throughput
-from powernorm.runs import METRICS_COLUMNS, METRICS_FILE, NORMS_COLUMNS, NORMS_FILE
+from powernorm.runs import (
+    DIAGNOSES_FILE,
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_COLUMNS,
+    NORMS_FILE,
+    DiagnosisRecord,
+)
 
 TENSORBOARD_FOLDER: Final = "tensorboard"
 
 
 class Recorder:
-    """Fills metrics.csv, norms.csv and TensorBoard, tells the listener and keeps the run's history.
+    """Fills the logs of a run and TensorBoard, tells the listener and keeps the run's history.
 
     A run whose loss was NaN or infinite at every micro-batch between two rows of the log is
     lost: single ones happen in float16, where the step is skipped, but broken weights stay.
@@ -62,6 +69,7 @@ class Recorder:
         self._started = time.perf_counter()
         self._csv: CsvLog | None = None
         self._norms_csv: CsvLog | None = None
+        self._diagnoses: JsonLinesLog | None = None
         self._log: MergedLog | None = None
         self._board: SummaryWriter | None = None
         self._losses: list[Tensor] = []
@@ -131,6 +139,7 @@ class Recorder:
         self._csv = CsvLog(self._folder / METRICS_FILE, METRICS_COLUMNS, kept)
         self._log = MergedLog(self._csv)
         self._norms_csv = CsvLog(self._folder / NORMS_FILE, NORMS_COLUMNS, kept)
+        self._diagnoses = JsonLinesLog(self._folder / DIAGNOSES_FILE, kept)
         self._board = SummaryWriter(str(self._folder / TENSORBOARD_FOLDER), purge_step=kept)
 
     def begin_batch(self) -> None:
@@ -239,6 +248,11 @@ class Recorder:
             self._norms_csv.write(row)
             self._show(row["step"], log_entries([row]))
 
+    def record_diagnosis(self, record: DiagnosisRecord) -> None:
+        """Append a diagnosis to diagnoses.jsonl."""
+        if self._diagnoses is not None:
+            self._diagnoses.write(record)
+
     def summarize_speed(self) -> None:
         """Add up the tokens and examples of all processes; every one of them calls it."""
         self._throughput.pause()
@@ -255,7 +269,7 @@ class Recorder:
                 if file is not None:
                     closing.callback(file.close)
             log, self._log = self._log, None
-            self._csv = self._norms_csv = self._board = None
+            self._csv = self._norms_csv = self._board = self._diagnoses = None
             if log is not None:
                 log.flush()
 

@@ -1,0 +1,233 @@
+"""`powernorm diagnose`: whether batch statistics work in a model, or in several side by side."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from powernorm.cli.launching import INTERRUPTED
+from powernorm.cli.progress import progress_bar
+from powernorm.errors import InputError
+
+if TYPE_CHECKING:
+    from powernorm.diagnosis import Diagnosis
+    from powernorm.inspection.batches import Progress
+    from powernorm.lab.diagnosing import Look, Overlay
+
+_PAGE: Final = "diagnosis.html"
+_OVERLAY_PAGE: Final = "overlay.html"
+_PASSES: Final = 2
+"""Over the batches."""
+
+
+def diagnose(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL…",
+            help="A run's folder (the weights that were scored), one of its checkpoints, a folder "
+            "with a Hugging Face model, or module:name of (model, batches) or of a function that "
+            "returns them. With --overlay several, and comparisons, which are all of their runs.",
+        ),
+    ],
+    overlay: Annotated[
+        bool,
+        typer.Option(
+            "--overlay",
+            help="One page of all models, a line a norm: by layer, and over the training where "
+            "training.diagnose_every recorded it. Runs without a diagnosis.json of the same "
+            "batches are diagnosed first.",
+        ),
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Another text than the run's, as `compare --data`."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The page; for a run else RUN/diagnosis.html, with --overlay overlay.html in the "
+            "folder that holds all runs.",
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table of layers there, too.")
+    ] = None,
+    batches: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Training batches in each pass.")
+    ] = 50,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE",
+            help="cpu, cuda, cuda:1, …; auto is a GPU where there is one.",
+        ),
+    ] = "auto",
+    sequences: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: rows in a batch (32)."),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: tokens in a row (128)."),
+    ] = None,
+) -> None:
+    """Say whether batch statistics (would) work in a trained model, layer by layer.
+
+    In Python, for any model: powernorm.diagnose(model, batches).
+    """
+    from powernorm.inspection.devices import checked_device
+    from powernorm.lab.diagnosing import Look, is_run
+
+    if batches < _PASSES:
+        raise InputError(f"num_batches is {batches}, expected at least 2: TID compares batches")
+    look = Look(batches, data, sequences, length, checked_device(device))
+    if overlay:
+        _diagnose_together(sources, look, out or _overlay_page(sources), csv)
+        return
+    source = _only(sources)
+    keeps_it = is_run(Path(source)) and data is None
+    if keeps_it:
+        out = out or Path(source) / _PAGE
+    _diagnose_one(source, look, Path(source) if keeps_it else None, out, csv)
+
+
+def _only(sources: Sequence[str]) -> str:
+    """Return the one model that is given.
+
+    Raises:
+        InputError: several are, or the runs of a comparison.
+    """
+    from powernorm.lab.diagnosing import runs_in
+
+    if len(sources) > 1:
+        raise InputError(
+            f"{len(sources)} models are given: add --overlay for one page of all, or give them "
+            "one at a time"
+        )
+    runs = runs_in(Path(sources[0]))
+    if runs:
+        raise InputError(
+            f"{sources[0]} is no run of `powernorm compare` but holds {len(runs)}: add --overlay "
+            f"for one page of all, or give one, such as {runs[0]}"
+        )
+    return sources[0]
+
+
+# One ---------------------------------------------------------------------------------------------
+
+
+def _diagnose_one(
+    source: str, look: "Look", run: Path | None, out: Path | None, csv: Path | None
+) -> None:
+    from powernorm.lab.diagnosing import diagnose_source
+
+    for target in (out, csv):
+        _check_target(target)
+    try:
+        with progress_bar() as progress:
+            task = progress.add_task("diagnosing", total=_PASSES * look.num_batches)
+            report = diagnose_source(
+                source, look, lambda done, _: progress.update(task, completed=done)
+            )
+    except KeyboardInterrupt:
+        typer.echo("interrupted: nothing was written", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    _print_diagnosis(report, run, out, csv)
+
+
+def _print_diagnosis(
+    report: "Diagnosis", run: Path | None, out: Path | None, csv: Path | None
+) -> None:
+    """Print the table and the verdict, and write what is asked for.
+
+    Args:
+        report: what was found.
+        run: the folder of a run that keeps it; None where nobody does.
+        out: the page.
+        csv: the table of layers.
+    """
+    from powernorm.lab.report.diagnosis_page import write_diagnosis_page
+    from powernorm.lab.report.diagnosis_words import evaluation_words
+    from powernorm.runs import DIAGNOSIS_FILE
+
+    typer.echo(str(report))
+    words = evaluation_words(report.to_json()["evaluation"])
+    if words:
+        typer.echo(words)
+    if run is not None:
+        report.write_json(run / DIAGNOSIS_FILE)
+        typer.echo(f"written: {run / DIAGNOSIS_FILE}")
+    if csv is not None:
+        report.write_csv(csv)
+        typer.echo(f"written: {csv}")
+    if out is not None:
+        typer.echo(f"report: {write_diagnosis_page(report.to_json(), out)}")
+
+
+# Several -----------------------------------------------------------------------------------------
+
+
+def _diagnose_together(sources: Sequence[str], look: "Look", out: Path, csv: Path | None) -> None:
+    from powernorm.lab.diagnosing import overlay
+
+    for target in (out, csv):
+        _check_target(target)
+    try:
+        with progress_bar() as progress:
+            task = progress.add_task("diagnosing", total=None)
+
+            def start(name: str, number: int, total: int) -> "Progress":
+                words = f"diagnosing {name} ({number + 1} of {total})"
+                progress.reset(task, description=words, total=_PASSES * look.num_batches)
+                return lambda done, _: progress.update(task, completed=done)
+
+            found = overlay(sources, look, start)
+    except KeyboardInterrupt:
+        typer.echo(
+            "interrupted: runs that were diagnosed keep it; the same command goes on", err=True
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    _print_overlay(found, out, csv)
+
+
+def _print_overlay(found: "Overlay", out: Path, csv: Path | None) -> None:
+    from powernorm.lab.report.overlay_page import (
+        overlay_table,
+        write_overlay_csv,
+        write_overlay_page,
+    )
+
+    typer.echo(overlay_table(found.lines).frame.to_string(index=False))
+    for name, reason in found.left_out.items():
+        typer.echo(f"left out: {name}: {reason}", err=True)
+    typer.echo(f"{found.num_diagnosed} diagnosed now, {found.num_known} before")
+    if csv is not None:
+        write_overlay_csv(found.lines, csv)
+        typer.echo(f"written: {csv}")
+    typer.echo(f"report: {write_overlay_page(found.lines, out)}")
+
+
+def _overlay_page(sources: Sequence[str]) -> Path:
+    """Return where the page goes: the folder that holds all runs, else the current one."""
+    folders = [Path(source).resolve() for source in sources]
+    if all(folder.is_dir() for folder in folders):
+        shared = Path(os.path.commonpath(folders))
+        here = Path.cwd()
+        if shared != Path(shared.anchor):
+            shown = shared.relative_to(here) if shared.is_relative_to(here) else shared
+            return shown / _OVERLAY_PAGE
+    return Path(_OVERLAY_PAGE)
+
+
+def _check_target(target: Path | None) -> None:
+    """Before the minutes that it takes, not after."""
+    if target is None:
+        return
+    if target.is_dir():
+        raise InputError(f"{target} is a folder: give the name of a file")
+    if not target.resolve().parent.is_dir():
+        raise InputError(f"{target} cannot be written: {target.resolve().parent} is no folder")

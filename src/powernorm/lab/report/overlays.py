@@ -1,0 +1,462 @@
+"""Diagnoses of several models in one picture: a line a norm, its seeds as mean and range."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from math import ceil, isfinite
+from typing import Any, Final
+
+from powernorm.lab.report import curves
+from powernorm.lab.report.curves import Series
+from powernorm.lab.report.figures import FLUCTUATIONS, GRADIENTS, DrawnFigure
+from powernorm.lab.report.layer_names import short_names
+from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
+from powernorm.lab.report.magnitudes import mean
+from powernorm.lab.report.numerals import printable
+from powernorm.lab.report.profiles import Profile, draw_profiles
+from powernorm.lab.report.records import Run
+from powernorm.runs import DiagnosisRecord, SpectrumRecord
+
+MAX_LAYERS: Final = 24
+"""Layers that have a figure each over the training; of more, that many evenly spaced ones."""
+_FEWEST: Final = 2
+"""Diagnoses of a run from which there is a line over its training."""
+_SHOWN: Final = 3
+"""Layers whose conditioning is drawn over the training, as layers 2, 4 and 6 of six are by Wang et
+al. 2022, Fig. 6."""
+
+NOTE: Final = (
+    "Several seeds of a norm are one line, their mean, with a band from the lowest to the highest. "
+    "TID of a norm with batch statistics is of what it normalizes by, of another norm what "
+    "BatchNorm would see in its place."
+)
+"""What has to be known of every figure."""
+_LOST: Final = "Thin, with a cross at its end: a run that broke down."
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A column of a diagnosis's layers, and how it is drawn.
+
+    Attributes:
+        key: of DIAGNOSIS_COLUMNS.
+        name: in titles.
+        unit: on the axis.
+        source: what it is, and the paper's figure.
+        scale: what values are multiplied by.
+    """
+
+    key: str
+    name: str
+    unit: str
+    source: str
+    scale: float = 1
+
+
+TIDS: Final = (
+    Quantity(
+        "mean_tid",
+        "TID: mean",
+        "TID, %",
+        "Two-pass TID of the mean in percent, logarithmic (Wang et al. 2022, Fig. 4).",
+        100,
+    ),
+    Quantity(
+        "var_tid",
+        "TID: deviation",
+        "TID, %",
+        "Two-pass TID of the deviation (of the quadratic mean where a norm with batch statistics "
+        "does not center) in percent, logarithmic (Wang et al. 2022, Fig. 4).",
+        100,
+    ),
+)
+KAPPAS: Final = tuple(
+    Quantity(
+        f"kappa_{share}",
+        f"κ {share} %",
+        "κ",
+        f"Largest eigenvalue of the covariance of a norm's input over that at {share} % of the "
+        "features, logarithmic (Wang et al. 2022, Fig. 6). Lower usually trains faster.",
+    )
+    for share in (20, 50, 80)
+)
+LAMBDA: Final = Quantity(
+    "lambda_1",
+    "λ₁",
+    "λ₁",
+    "Largest eigenvalue of the same covariance, logarithmic (Wang et al. 2022, Fig. 7). Smaller "
+    "usually permits higher learning rates.",
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The models that share a line: the seeds of a norm, or one model.
+
+    Attributes:
+        name: in the legend.
+        diagnoses: of the trained models, a seed each.
+        runs: as far as they are runs, with what was recorded while they trained.
+    """
+
+    name: str
+    diagnoses: Sequence[DiagnosisRecord] = ()
+    runs: Sequence[Run] = ()
+
+
+def lines_of(runs: Iterable[Run]) -> list[Line]:
+    """One line for the runs of one name.
+
+    The diagnoses of seeds that did not finish are left out of a norm that has others.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.name, []).append(run)
+    lines = []
+    for name, group in groups.items():
+        diagnosed = [run for run in group if run.diagnosis is not None]
+        sound = [run for run in diagnosed if run.finished] or diagnosed
+        lines.append(Line(name, [run.diagnosis for run in sound if run.diagnosis], group))
+    return lines
+
+
+# By layer ----------------------------------------------------------------------------------------
+
+
+def by_layer(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
+    """TID, κ_p and λ₁ of each layer of the trained models (W22, Fig. 6 and 7)."""
+    drawn = (
+        _profile_figure(lines, quantity, f"{prefix}layers-{quantity.key.replace('_', '-')}")
+        for quantity in (*TIDS, *KAPPAS, LAMBDA)
+    )
+    return [figure for figure in drawn if figure is not None]
+
+
+def _profile_figure(lines: Sequence[Line], quantity: Quantity, prefix: str) -> DrawnFigure | None:
+    layers = _layers(record for line in lines for record in line.diagnoses)
+    profiles = [_profile(line, layers, quantity) for line in lines]
+    title = f"{quantity.name} by layer"
+    svg = draw_profiles(
+        layers,
+        profiles,
+        title=title,
+        x_label=quantity.unit,
+        limits=(),
+        prefix=prefix,
+        description=f"{title} for {_names(lines)}",
+    )
+    if svg is None:
+        return None
+    return DrawnFigure(svg, f"{quantity.source} Top: first layer.")
+
+
+def _layers(records: Iterable[DiagnosisRecord]) -> list[str]:
+    """The names of all layers, each once, in the order of the first model that has it."""
+    return list(dict.fromkeys(layer["layer"] for record in records for layer in record["layers"]))
+
+
+def _profile(line: Line, layers: Sequence[str], quantity: Quantity) -> Profile:
+    found = [
+        [v for record in line.diagnoses if (v := _of_layer(record, name, quantity)) is not None]
+        for name in layers
+    ]
+    means, low, high = (
+        [None if not values else ends(values) for values in found] for ends in (mean, min, max)
+    )
+    several = any(len(values) > 1 for values in found)
+    return Profile(line.name, means, low if several else (), high if several else ())
+
+
+def _of_layer(record: DiagnosisRecord, name: str, quantity: Quantity) -> float | None:
+    for layer in record["layers"]:
+        if layer["layer"] == name:
+            return _value(layer, quantity)
+    return None
+
+
+def _value(layer: Mapping[str, Any], quantity: Quantity) -> float | None:
+    value: float | None = layer.get(quantity.key)
+    return None if value is None or not isfinite(value) else quantity.scale * value
+
+
+# Over training -----------------------------------------------------------------------------------
+
+Measure = Callable[[DiagnosisRecord], float | None]
+
+
+def over_training(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
+    """The diagnoses that runs made while they trained; empty where none did (W22, Fig. 4, 6, 7)."""
+    records = [record for line in lines for run in line.runs for record in run.diagnoses]
+    layers = _layers(records)
+    if not layers:
+        return []
+    short = dict(zip(layers, short_names(layers), strict=True))
+    shown = {layer: short[layer] for layer in _spaced(layers, _SHOWN)}
+    figures: list[tuple[Quantity, dict[str, Measure]]] = [
+        *((tid, _average_and_last(tid, layers[-1])) for tid in TIDS),
+        *((quantity, _at(quantity, shown)) for quantity in (*KAPPAS, LAMBDA)),
+    ]
+    notes = _epochs(records)
+    drawn = [
+        drawn
+        for quantity, measures in figures
+        for drawn in _over_training(lines, quantity, measures, prefix, notes)
+    ]
+    for number, name in enumerate(_embeddings(lines)):
+        drawn += _spectrum_over_training(lines, name, f"{prefix}spectrum-training-{number}")
+    return drawn
+
+
+def every_layer(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
+    """TID, κ_50 and λ₁ of single layers over the training, a figure a layer."""
+    layers = _layers(record for line in lines for run in line.runs for record in run.diagnoses)
+    drawn = []
+    for number, layer in enumerate(_spaced(layers, MAX_LAYERS)):
+        panels = [
+            Panel(quantity.name, quantity.unit, bands, logarithmic=True)
+            for quantity in (*TIDS, KAPPAS[1], LAMBDA)
+            if (bands := _bands(lines, partial(_of_layer, name=layer, quantity=quantity)))
+        ]
+        if panels:
+            svg = draw_panels(
+                panels,
+                x_label="step",
+                prefix=f"{prefix}layer-{number}",
+                description=f"TID, κ and λ₁ of {layer} over training for {_names(lines)}",
+            )
+            drawn.append(DrawnFigure(svg, f"{printable(layer)}, logarithmic."))
+    return drawn
+
+
+def _average_and_last(quantity: Quantity, last: str) -> dict[str, Measure]:
+    def average(record: DiagnosisRecord) -> float | None:
+        known = [v for row in record["layers"] if (v := _value(row, quantity)) is not None]
+        return mean(known) if known else None
+
+    return {"average": average, "last layer": partial(_of_layer, name=last, quantity=quantity)}
+
+
+def _at(quantity: Quantity, layers: Mapping[str, str]) -> dict[str, Measure]:
+    """The quantity in some layers, by their short names."""
+    return {
+        short: partial(_of_layer, name=layer, quantity=quantity) for layer, short in layers.items()
+    }
+
+
+def _spaced(layers: Sequence[str], number: int) -> list[str]:
+    """So many of the layers, evenly spaced, with the last one: of six, three are 2, 4 and 6."""
+    if len(layers) <= number:
+        return list(layers)
+    return [layers[ceil(part * len(layers) / number) - 1] for part in range(1, number + 1)]
+
+
+def _over_training(
+    lines: Sequence[Line],
+    quantity: Quantity,
+    measures: Mapping[str, Measure],
+    prefix: str,
+    notes: Sequence[str],
+) -> list[DrawnFigure]:
+    """A figure with a frame for each of the places."""
+    panels = [
+        Panel(f"{quantity.name}, {printable(place)}", quantity.unit, bands, logarithmic=True)
+        for place, measure in measures.items()
+        if (bands := _bands(lines, measure))
+    ]
+    if not panels:
+        return []
+    svg = draw_panels(
+        panels,
+        x_label="step",
+        prefix=f"{prefix}training-{quantity.key.replace('_', '-')}",
+        description=f"{quantity.name} over training for {_names(lines)}",
+    )
+    caption = [quantity.source, *notes, *_lost(panels)]
+    return [DrawnFigure(svg, " ".join(caption))]
+
+
+def _bands(lines: Sequence[Line], measure: Measure) -> list[Band]:
+    found = [
+        _band(style, line.name, _series(line.runs, measure)) for style, line in enumerate(lines)
+    ]
+    return [band for band in found if band is not None]
+
+
+def _series(runs: Iterable[Run], measure: Measure) -> list[Series]:
+    """A quantity of each run over its steps."""
+    found = []
+    for run in runs:
+        points = [
+            (float(record["step"]), value)
+            for record in run.diagnoses
+            if record["step"] is not None and (value := measure(record)) is not None
+        ]
+        if len(points) >= _FEWEST:
+            x, y = zip(*points, strict=True)
+            found.append(Series(run.name, x, y, lost=run.broke_down))
+    return found
+
+
+def _band(style: int, name: str, series: Sequence[Series]) -> Band | None:
+    """The mean of the seeds that did not break down, and their range; the others as thin lines."""
+    points: dict[float, list[float]] = {}
+    for line in series:
+        for x, y in zip(line.x, line.y, strict=True):
+            if not line.lost and isfinite(y):
+                points.setdefault(x, []).append(y)
+    traces = [Trace(line.x, line.y, lost=True) for line in series if line.lost]
+    if not points and not traces:
+        return None
+    steps = sorted(points)
+    means, low, high = ([ends(points[x]) for x in steps] for ends in (mean, min, max))
+    return Band(name, style, steps, means, low, high, traces=traces)
+
+
+def _epochs(records: Iterable[DiagnosisRecord]) -> list[str]:
+    """What an epoch is, where all runs have the same."""
+    found = {
+        round(record["step"] / record["epoch"], 3)
+        for record in records
+        if record["step"] and record.get("epoch")
+    }
+    return [f"An epoch is {min(found):g} steps."] if len(found) == 1 else []
+
+
+# What the monitor saw ----------------------------------------------------------------------------
+
+
+def monitored(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
+    """Parts of the gradients and fluctuations in training (S20, Fig. 3, 4); empty without any."""
+    drawn = []
+    for panel in (*GRADIENTS, *FLUCTUATIONS):
+        found = (
+            _band(
+                style,
+                line.name,
+                curves.layer_series(line.runs, panel.column, panel.layers, panel.scale),
+            )
+            for style, line in enumerate(lines)
+        )
+        bands = [band for band in found if band is not None]
+        if not any(value > 0 for band in bands for value in band.mean):
+            continue
+        frame = Panel(panel.title, panel.y_label, bands, logarithmic=True)
+        svg = draw_panels(
+            [frame],
+            x_label="step",
+            prefix=f"{prefix}monitored-{panel.column.replace('_', '-')}",
+            description=f"{panel.title} against steps for {_names(lines)}",
+        )
+        drawn.append(DrawnFigure(svg, " ".join([panel.caption, *_lost([frame])])))
+    return drawn
+
+
+# Spectra -----------------------------------------------------------------------------------------
+
+
+def spectra(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
+    """Singular values of the embeddings, and their cumulative share (S20, Fig. 6)."""
+    return [
+        drawn
+        for number, name in enumerate(_embeddings(lines))
+        for drawn in _spectrum(lines, name, f"{prefix}spectrum-{number}")
+    ]
+
+
+def _embeddings(lines: Sequence[Line]) -> list[str]:
+    """The names of the embeddings; one without a name where no model has several."""
+    records = [*(r for line in lines for r in line.diagnoses)]
+    records += [r for line in lines for run in line.runs for r in run.diagnoses]
+    if all(len(record["spectra"]) <= 1 for record in records):
+        return [""] if any(record["spectra"] for record in records) else []
+    return list(dict.fromkeys(one["name"] for record in records for one in record["spectra"]))
+
+
+def _values_of(record: DiagnosisRecord, name: str) -> list[float]:
+    """The spectrum of an embedding; empty where there is none, or where it is 0."""
+    found: SpectrumRecord | None = next(
+        (one for one in record["spectra"] if name in ("", one["name"])), None
+    )
+    return [] if found is None or not any(found["values"]) else found["values"]
+
+
+def _spectrum(lines: Sequence[Line], name: str, prefix: str) -> list[DrawnFigure]:
+    values = {
+        line.name: [v for record in line.diagnoses if (v := _values_of(record, name))]
+        for line in lines
+    }
+    if not any(values.values()):
+        return []
+    shares = {
+        line: [[part / sum(one) for part in accumulate(one)] for one in listed]
+        for line, listed in values.items()
+    }
+    of = f", {printable(name)}" if name else ""
+    frames = [
+        Panel(f"Singular values{of}", "σ / σ₁", _index_bands(values), logarithmic=True),
+        Panel("Cumulative", "share of their sum", _index_bands(shares)),
+    ]
+    svg = draw_panels(
+        frames,
+        x_label="index",
+        prefix=prefix,
+        description=f"Singular values of the embedding by index for {_names(lines)}",
+    )
+    caption = (
+        "Singular values of the embedding, divided by the largest, logarithmic (Shen et al. 2020, "
+        "Fig. 6); below, the share of their sum up to each. A slow fall means that the embedding "
+        "uses its dimensions evenly."
+    )
+    return [DrawnFigure(svg, " ".join([caption, *_lost(frames)]))]
+
+
+def _index_bands(spectra: Mapping[str, Sequence[Sequence[float]]]) -> list[Band]:
+    found = [
+        _band(style, name, [curves.thinned(name, [*enumerate(one, start=1)]) for one in listed])
+        for style, (name, listed) in enumerate(spectra.items())
+    ]
+    return [band for band in found if band is not None]
+
+
+def _spectrum_over_training(lines: Sequence[Line], name: str, prefix: str) -> list[DrawnFigure]:
+    def middle(record: DiagnosisRecord) -> float | None:
+        values = _values_of(record, name)
+        return values[ceil(len(values) / 2) - 1] if values else None
+
+    bands = _bands(lines, middle)
+    if not bands:
+        return []
+    of = f", {printable(name)}" if name else ""
+    frame = Panel(f"σ at 50 % of the dimensions{of}", "σ / σ₁", bands)
+    svg = draw_panels(
+        [frame],
+        x_label="step",
+        prefix=prefix,
+        description=f"Middle singular value of the embedding over training for {_names(lines)}",
+    )
+    caption = "The singular value in the middle over the largest. 1: all dimensions alike."
+    return [DrawnFigure(svg, " ".join([caption, *_lost([frame])]))]
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+def failures(lines: Sequence[Line]) -> list[str]:
+    """Why runs have no diagnosis of some steps, each reason of a run once."""
+    found = {
+        (run.folder, record["notes"][0] if record["notes"] else ""): record["step"]
+        for line in lines
+        for run in line.runs
+        for record in reversed(run.diagnoses)
+        if not record["layers"]
+    }
+    return [f"{run}, step {step}: {reason}" for (run, reason), step in found.items()]
+
+
+def _names(lines: Sequence[Line]) -> str:
+    return ", ".join(printable(line.name) for line in lines)
+
+
+def _lost(panels: Sequence[Panel]) -> list[str]:
+    return [_LOST] if any(band.traces for panel in panels for band in panel.bands) else []

@@ -1,0 +1,164 @@
+"""Diagnoses while a run trains: when they are made, that they change nothing, how they go on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from same_runs import assert_same_run
+from tiny_training import of_task, tiny_config
+from tiny_translation import tiny_translation, write_pairs
+
+from lab.tasks.lm_char.tiny_characters import tiny_characters
+from powernorm.errors import InputError
+from powernorm.lab.engine.events import Event, StepsDone
+from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.tasks.builtin import compare
+from powernorm.lab.tasks.run_diagnosis import diagnose_run
+from powernorm.lab.training.losses import Losses, TrainingLoss
+from powernorm.runs import DIAGNOSES_FILE
+
+
+def with_training(config: ComparisonSettings, **changes: Any) -> ComparisonSettings:
+    return replace(config, training=replace(config.training, **changes))
+
+
+def diagnoses(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / DIAGNOSES_FILE).read_text().splitlines()]
+
+
+def the_run(folder: Path) -> Path:
+    (config,) = folder.glob("*/config.json")
+    return config.parent
+
+
+def configuration(case: str, text: Path, folder: Path) -> ComparisonSettings:
+    """With dropout, whose masks come from torch's random numbers."""
+    task, _, norm = case.partition(" ")
+    if task == "translation":
+        return tiny_translation(write_pairs(folder / "pairs"), norms=(norm,))
+    if task == "lm-char":
+        stream = folder / "stream.txt"
+        stream.write_text("\n".join(f"line {n} of a text that goes on" for n in range(300)))
+        return tiny_characters(stream, norms=(norm,))
+    config = tiny_config(str(text), norms=(norm,))
+    return config if task == "lm" else of_task(task, config)
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["lm bn", "lm rbn", "lm pn", "translation pn", "translation mabn", "lm-char bn", "mlm brn"],
+)
+def test_a_run_trains_as_it_would_without(case: str, text: Path, tmp_path: Path) -> None:
+    """The same logs, weights and random numbers to the bit."""
+    config = with_training(configuration(case, text, tmp_path), max_steps=8)
+    compare(config, tmp_path / "plain")
+    watched = with_training(config, diagnose_every=3, diagnose_batches=3)
+    compare(watched, tmp_path / "watched")
+    assert_same_run(the_run(tmp_path / "plain"), the_run(tmp_path / "watched"))
+    assert not (the_run(tmp_path / "plain") / DIAGNOSES_FILE).exists()
+    rows = diagnoses(the_run(tmp_path / "watched"))
+    assert [row["step"] for row in rows] == [0, 3, 6, 8]
+    assert all(row["layers"] and row["spectra"] and not row["notes"] for row in rows)
+
+
+def test_a_diagnosis_is_that_of_the_weights_at_its_step(text: Path, tmp_path: Path) -> None:
+    config = tiny_config(str(text), norms=("bn",))
+    compare(with_training(config, diagnose_every=12, diagnose_batches=4), tmp_path)
+    run = the_run(tmp_path)
+    report = diagnose_run(run / "checkpoints" / "last.ckpt", num_batches=4)
+    first, last = diagnoses(run)
+    assert last["layers"] == report.to_json()["layers"]
+    assert last["spectra"] == report.to_json()["spectra"]
+    assert (last["num_batches"], last["num_tokens"]) == (4, report.num_tokens)
+    assert first["layers"] != last["layers"]
+
+
+def test_epochs_are_those_of_the_data(text: Path, tmp_path: Path) -> None:
+    """Three micro-batches an update, so that updates begin in one epoch and end in the next."""
+    config = tiny_config(str(text), norms=("ln",))
+    config = replace(
+        config,
+        data=replace(config.data, batch_size=32),
+        optimizer=replace(config.optimizer, accumulation=3),
+    )
+    config = with_training(config, diagnose_every="epoch", diagnose_batches=2, max_steps=20)
+    compare(config, tmp_path)
+    rows = diagnoses(the_run(tmp_path))
+    epochs = [row["epoch"] for row in rows]
+    assert epochs[0] == 0.0
+    # Each is the first update at or after the end of an epoch; the last one ends the run.
+    assert len(rows) > 4
+    for number, (row, epoch) in enumerate(zip(rows[:-1], epochs, strict=False)):
+        assert number <= epoch < number + epochs[1] / rows[1]["step"] + 1e-9
+        assert epoch == pytest.approx(row["step"] * epochs[1] / rows[1]["step"])
+    assert rows[-1]["step"] == 20
+
+
+class StoppedError(Exception):
+    """What the test raises in the middle of a run."""
+
+
+def test_a_run_that_goes_on_has_the_same_diagnoses(text: Path, tmp_path: Path) -> None:
+    """Rows from after the checkpoint are made again, also one that was cut off."""
+    config = with_training(
+        tiny_config(str(text), norms=("pn",)), diagnose_every=2, diagnose_batches=3
+    )
+    compare(config, tmp_path / "whole")
+
+    def stop(event: Event) -> None:
+        if isinstance(event, StepsDone) and event.step >= 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(config, tmp_path / "parts", on_event=stop)
+    run = the_run(tmp_path / "parts")
+    steps = [row["step"] for row in diagnoses(run)]
+    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["step"] == 4
+    assert steps[:4] == [0, 2, 4, 6]
+    with (run / DIAGNOSES_FILE).open("a") as file:
+        file.write('{"step": 4, "lay')
+    compare(config, tmp_path / "parts", resume=True)
+    whole = the_run(tmp_path / "whole")
+    assert (run / DIAGNOSES_FILE).read_bytes() == (whole / DIAGNOSES_FILE).read_bytes()
+    assert_same_run(whole, run)
+
+
+def test_broken_weights_end_the_run_as_without(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their diagnosis says what is wrong, and the run goes on to its own end."""
+    real = TrainingLoss.forward
+
+    def forward(self: TrainingLoss, batch: Any) -> Losses:
+        return Losses(*(loss * float("nan") for loss in real(self, batch)))
+
+    monkeypatch.setattr(TrainingLoss, "forward", forward)
+    config = with_training(
+        tiny_config(str(text), norms=("ln",)), diagnose_every=1, diagnose_batches=2
+    )
+    (run,) = compare(config, tmp_path)["runs"]
+    assert run["status"] == "nonfinite"
+    first, second, *_ = diagnoses(the_run(tmp_path))
+    assert first["layers"]
+    assert second["layers"] == []
+    assert "holds NaN or infinite values in batch 0" in second["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"diagnose_every": "epochs"}, "diagnose_every=epochs is no interval: give a number"),
+        ({"diagnose_every": -1}, "diagnose_every=-1 is no interval"),
+        ({"diagnose_every": 2.5}, "diagnose_every=2.5 is no interval"),
+        ({"diagnose_every": True}, "diagnose_every=true is no interval"),
+        ({"diagnose_every": 5, "diagnose_batches": 1}, "diagnose_batches=1 is too small"),
+        ({"diagnose_batches": 5}, "means nothing with training.diagnose_every=0"),
+        ({"diagnose_every": 5, "strategy": "fsdp2"}, "needs the whole model in every process"),
+    ],
+)
+def test_settings_that_cannot_be(text: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        with_training(tiny_config(str(text)), **changes)
