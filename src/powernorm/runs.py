@@ -36,6 +36,7 @@ NORMS_FILE: Final = "norms.csv"
 RESULT_FILE: Final = "result.json"
 DIAGNOSIS_FILE: Final = "diagnosis.json"
 DIAGNOSES_FILE: Final = "diagnoses.jsonl"
+DIAGNOSIS_PAGE: Final = "diagnosis.html"
 SCALES_FILE: Final = "scales.json"
 TRANSLATIONS_FILE: Final = "translations.tsv"
 TRANSLATIONS_COLUMNS: Final = ("source", "reference", "translation")
@@ -117,10 +118,16 @@ class EvaluationRow(TypedDict):
     """Loss of a trained model whose norms evaluate by one kind of statistics (W22, Table 7, 8)."""
 
     statistics: str
-    """`running`, `re-estimated`, or `batch`."""
+    """`running`, `re-estimated`, `re-estimated in one pass`, or `batch`."""
     tokens: int | None
     """Average of the batches, for `batch`; None for batches as they were given."""
     loss: float
+    """Where there are scores, of the same split as they, whole."""
+    size: NotRequired[int]
+    """For `batch` with scores, what the batches were made for: positions at most, padding included,
+    where they are cut by tokens (W22's max-tokens), else about so many tokens."""
+    scores: NotRequired[dict[str, float | None]]
+    """The task's own, of a whole split, by the names of a run's metrics, such as `test_bleu`."""
 
 
 SMALLEST_GAP: Final = 1e-3
@@ -184,6 +191,24 @@ class ScalesRecord(TypedDict):
     layers: list[ScaleRecord]
 
 
+class PaperStatistic(TypedDict):
+    """A number that a paper prints of the statistics of a trained norm."""
+
+    norm: str
+    """Short name."""
+    placement: Literal["pre", "post"]
+    dataset: str
+    metric: str
+    """A key of `TID`, whose values are in percent here, or the name of a run's metric."""
+    value: float
+    source: str
+    """Paper and table."""
+    statistics: NotRequired[str]
+    """With which the model is scored, as in `EvaluationRow`; absent for a TID."""
+    size: NotRequired[int]
+    """Of the batches, for `batch`."""
+
+
 class DiagnosisRecord(TypedDict):
     """The contents of `diagnosis.json`."""
 
@@ -210,6 +235,8 @@ class DiagnosisRecord(TypedDict):
     """Empty where no loss was given."""
     notes: list[str]
     """What the reader should know: layers that no batch went through, masks that do not fit."""
+    paper: NotRequired[list[PaperStatistic]]
+    """What a paper prints of the run's norm, where the run is of its recipe or a reduced one."""
 
 
 DIAGNOSIS_COLUMNS: Final = (
@@ -410,6 +437,8 @@ class ComparisonHead(TypedDict):
     study: NotRequired[StudyInfo]
     paper: NotRequired[list[PaperRecord]]
     """What the papers print for this recipe, also for norms that were not run."""
+    paper_statistics: NotRequired[list[PaperStatistic]]
+    """And what they print of the statistics of its norms."""
     reduced: NotRequired[str]
     """What has to be known beside a paper's numbers, in words: for which preset it stands, whether
     the data are the paper's, and what a remark of its runs means. In older files the changes end

@@ -181,6 +181,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sequences": 4}, "leave out --sequences"),
     ({"data": "missing.txt"}, "does not exist"),
     ({"batches": 1}, "num_batches is 1"),
+    ({"scores": "test"}, "has no norm with batch statistics"),
+    ({"scores": "train"}, "--scores 'train' is not known: give test or valid"),
+    ({"source": "..", "scores": "test", "data": "rt"}, "holds several runs"),
+    ({"source": "../..", "scores": "test", "out": Path("page.html")}, "holds several runs"),
 ]
 
 
@@ -194,6 +198,27 @@ def test_what_cannot_be_diagnosed(
         diagnose(**{"sources": [str(run)], "batches": 2, **given})
 
 
+def test_scores_of_all_runs_of_a_comparison(runs: Path) -> None:
+    more = ("--scores", "valid", "--batches", "2")
+    outcome = powernorm(runs.parent, "diagnose", runs.name, *more, fresh=True)
+    assert outcome.code == 0, outcome.err
+    assert "valid perplexity by running and re-estimated statistics" in outcome.out
+    assert "valid perplexity by batch statistics" in outcome.out
+    record = json.loads((runs / "bn-pre-seed0" / "diagnosis.json").read_text(encoding="utf-8"))
+    result = json.loads((runs / "bn-pre-seed0" / "result.json").read_text(encoding="utf-8"))
+    perplexity = result["metrics"]["valid_perplexity"]
+    assert record["evaluation"][0]["scores"] == {"valid_perplexity": perplexity}
+    assert f"{perplexity:.2f}" in outcome.out
+    assert (runs / "bn-pre-seed0" / "diagnosis.html").is_file()
+    assert not (runs / "ln-pre-seed0" / "diagnosis.json").exists()
+    # What has its scores is left as it is.
+    written = (runs / "bn-pre-seed0" / "diagnosis.json").stat().st_mtime_ns
+    again = powernorm(runs.parent, "diagnose", ".", *more)
+    assert again.code == 0, again.err
+    assert again.out.partition("with the diagnosis")[0] == outcome.out.partition("with the")[0]
+    assert (runs / "bn-pre-seed0" / "diagnosis.json").stat().st_mtime_ns == written
+
+
 def test_a_pretrained_model_on_another_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +227,8 @@ def test_a_pretrained_model_on_another_text(
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"{TEXTS[n % 40]} {n}" for n in range(400)) + "\n")
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="no run of a built-in task, which has scores"):
+        diagnose([str(folder)], batches=2, scores="test")
     diagnose(
         [str(folder)], data=str(text), csv=Path("layers.csv"), batches=2, sequences=4, length=8
     )

@@ -3,20 +3,21 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
 from powernorm.cli.launching import INTERRUPTED
 from powernorm.cli.progress import progress_bar
+from powernorm.cli.scores import check_split, scored_folder, scoring_bar
 from powernorm.errors import InputError
 
 if TYPE_CHECKING:
     from powernorm.diagnosis import Diagnosis
     from powernorm.inspection.batches import Progress
+    from powernorm.lab.data.corpus import EvaluatedSplit
     from powernorm.lab.diagnosing import Look, Overlay
 
-_PAGE: Final = "diagnosis.html"
 _OVERLAY_PAGE: Final = "overlay.html"
 _PASSES: Final = 2
 """Over the batches."""
@@ -74,6 +75,15 @@ def diagnose(
         int | None,
         typer.Option(min=1, metavar="N", help="Of a Hugging Face model: tokens in a row (128)."),
     ] = None,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            metavar="test|valid",
+            help="Of a run, or of all runs of a folder: the task's score (BLEU, accuracy, …) of "
+            "this split by running, re-estimated and batch statistics of several sizes. Reads or "
+            "translates the split up to nine times a run.",
+        ),
+    ] = None,
 ) -> None:
     """Say whether batch statistics (would) work in a trained model, layer by layer.
 
@@ -81,17 +91,21 @@ def diagnose(
     """
     from powernorm.inspection.devices import checked_device
     from powernorm.lab.diagnosing import Look, is_run
+    from powernorm.runs import DIAGNOSIS_PAGE
 
     if batches < _PASSES:
         raise InputError(f"num_batches is {batches}, expected at least 2: TID compares batches")
-    look = Look(batches, data, sequences, length, checked_device(device))
+    split = cast("EvaluatedSplit | None", check_split(scores))
+    look = Look(batches, data, sequences, length, checked_device(device), split)
     if overlay:
         _diagnose_together(sources, look, out or _overlay_page(sources), csv)
+        return
+    if split and len(sources) == 1 and scored_folder(Path(sources[0]), look, (out, csv)):
         return
     source = _only(sources)
     keeps_it = is_run(Path(source)) and data is None
     if keeps_it:
-        out = out or Path(source) / _PAGE
+        out = out or Path(source) / DIAGNOSIS_PAGE
     _diagnose_one(source, look, Path(source) if keeps_it else None, out, csv)
 
 
@@ -131,7 +145,10 @@ def _diagnose_one(
         with progress_bar() as progress:
             task = progress.add_task("diagnosing", total=_PASSES * look.num_batches)
             report = diagnose_source(
-                source, look, lambda done, _: progress.update(task, completed=done)
+                source,
+                look,
+                lambda done, _: progress.update(task, completed=done),
+                scoring_bar(progress, look.scores),
             )
     except KeyboardInterrupt:
         typer.echo("interrupted: nothing was written", err=True)
@@ -150,6 +167,9 @@ def _print_diagnosis(
         out: the page.
         csv: the table of layers.
     """
+    from rich.console import Console
+
+    from powernorm.lab.report import print_evaluation
     from powernorm.lab.report.diagnosis_page import write_diagnosis_page
     from powernorm.lab.report.diagnosis_words import evaluation_words
     from powernorm.runs import DIAGNOSIS_FILE
@@ -158,6 +178,7 @@ def _print_diagnosis(
     words = evaluation_words(report.to_json()["evaluation"])
     if words:
         typer.echo(words)
+    print_evaluation(Console(), report.to_json())
     if run is not None:
         report.write_json(run / DIAGNOSIS_FILE)
         typer.echo(f"written: {run / DIAGNOSIS_FILE}")
@@ -174,6 +195,10 @@ def _print_diagnosis(
 def _diagnose_together(sources: Sequence[str], look: "Look", out: Path, csv: Path | None) -> None:
     from powernorm.lab.diagnosing import overlay
 
+    if look.scores is not None:
+        raise InputError(
+            "--overlay shows no scores: leave out --scores, or run it without it first"
+        )
     for target in (out, csv):
         _check_target(target)
     try:

@@ -1,6 +1,7 @@
 """`powernorm recipes`: what can be compared, what it needs and costs, and what it repeats."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -37,7 +38,9 @@ def recipes(
     if what == "show":
         if name is None:
             raise InputError("recipes show needs a name: `powernorm recipes` lists them")
-        typer.echo(find_recipe(name).read_text(encoding="utf-8"), nl=False)
+        path = find_recipe(name)
+        typer.echo(path.read_text(encoding="utf-8"), nl=False)
+        _print_statistics(path)
         return
     if name is not None:
         raise InputError(f"recipes {what} {name}: write `powernorm recipes show {name}`")
@@ -54,6 +57,27 @@ def recipes(
         console.print(Text(f"files {number}: {text}"))
     console.print(Text(_GPU))
     _print_studies(console, chosen)
+
+
+def _print_statistics(path: Path) -> None:
+    """Print what a paper says of the statistics of a recipe's norms, as comments of its file."""
+    from powernorm.lab.recipes import paper_statistics, read_recipe
+    from powernorm.lab.report.statistics_tables import statistic_label
+
+    recipe = read_recipe(path)
+    rows: dict[tuple[str, str, str], dict[str, float]] = {}
+    for one in paper_statistics(recipe.settings, recipe):
+        row = rows.setdefault((one["dataset"], statistic_label(one), one["source"]), {})
+        row[one["norm"]] = one["value"]
+    last = ""
+    for (dataset, label, source), values in rows.items():
+        if dataset != last:
+            norms = "".join(f"{norm:>7}" for norm in values)
+            title = f"Also printed, {recipe.settings.placement}-norm, {dataset}:"
+            typer.echo(f"\n# {title:<46}{norms}")
+            last = dataset
+        numbers = "".join(f"{value:7.1f}" for value in values.values())
+        typer.echo(f"# {label:<46}{numbers}  {source}")
 
 
 def _numbered_files(chosen: "Mapping[str, Mapping[str, Recipe]]") -> dict[str, int]:

@@ -79,6 +79,47 @@ def evaluate_statistics(
         InputError: no layer with batch statistics, data that can be read only once, or as in
             `powernorm.calibrate`.
     """
+    check_function("loss", loss)
+    if loss is None:
+        raise InputError("loss is None, expected a function of (model, batch)")
+    check_repeatable(evaluation, "several")
+    sizes: Mapping[int | None, Iterable[Any]] = (
+        {None: evaluation} if by_batch is None else _checked(by_batch)
+    )
+
+    def evaluate(statistics: str, tokens: int | None) -> EvaluationRow:
+        batches = sizes[tokens] if statistics == BATCH else evaluation
+        return EvaluationRow(
+            statistics=statistics, tokens=tokens, loss=mean_loss(model, batches, loss)
+        )
+
+    return evaluate_each(model, evaluate, population, sizes, forward=forward)
+
+
+def evaluate_each(
+    model: nn.Module,
+    evaluate: Callable[[str, int | None], EvaluationRow],
+    population: Iterable[Any],
+    sizes: Iterable[int | None],
+    *,
+    forward: Forward | None = None,
+    is_evaluated_by_batch: Callable[[str], bool] | None = None,
+) -> tuple[EvaluationRow, ...]:
+    """Return what `evaluate` says of a model under each kind of statistics.
+
+    Args:
+        model: has layers with batch statistics.
+        evaluate: is called with a kind of statistics (`RUNNING`, `REESTIMATED`,
+            `REESTIMATED_AT_ONCE`, `BATCH`) and, for `BATCH`, a size, while the model evaluates so.
+        population: training batches to re-estimate from.
+        sizes: of batches, each of which `evaluate` is called with.
+        forward: runs the model on a batch of `population`.
+        is_evaluated_by_batch: which layers, by name, normalize by the batch for `BATCH`; the others
+            by running statistics. None is all.
+
+    Raises:
+        InputError: no layer with batch statistics, or as in `powernorm.calibrate`.
+    """
     check_model(model)
     layers = batch_layers(model)
     if not layers:
@@ -86,23 +127,22 @@ def evaluate_statistics(
             f"{type(model).__name__} has no layer with batch statistics, so there are none to "
             "re-estimate; powernorm.diagnose says what they would be"
         )
-    check_function("loss", loss)
-    if loss is None:
-        raise InputError("loss is None, expected a function of (model, batch)")
     check_repeatable(population, "several")
-    check_repeatable(evaluation, "several")
-    sizes = [(None, evaluation)] if by_batch is None else _checked(by_batch)
     rows = []
     with preserved_state(model, ()):
-        rows.append(_row(RUNNING, None, mean_loss(model, evaluation, loss)))
+        rows.append(evaluate(RUNNING, None))
         # All layers: what it costs is the question.
         calibrate(model, population, forward, names="*")
-        rows.append(_row(REESTIMATED, None, mean_loss(model, evaluation, loss)))
+        rows.append(evaluate(REESTIMATED, None))
         calibrate(model, population, forward, names="*", way="one_pass")
-        rows.append(_row(REESTIMATED_AT_ONCE, None, mean_loss(model, evaluation, loss)))
-    with preserved_state(model, layers.values()), evaluating_by_batches(layers):
-        for tokens, batches in sizes:
-            rows.append(_row(BATCH, tokens, mean_loss(model, batches, loss)))
+        rows.append(evaluate(REESTIMATED_AT_ONCE, None))
+    chosen = {
+        name: layer
+        for name, layer in layers.items()
+        if is_evaluated_by_batch is None or is_evaluated_by_batch(name)
+    }
+    with preserved_state(model, chosen.values()), evaluating_by_batches(chosen):
+        rows += [evaluate(BATCH, size) for size in sizes]
     return tuple(rows)
 
 
@@ -183,15 +223,11 @@ def closed_share(rows: Iterable[EvaluationRow]) -> float | None:
     return (running - new) / gap if gap > SMALLEST_GAP * abs(running) else None
 
 
-def _row(statistics: str, tokens: int | None, loss: float) -> EvaluationRow:
-    return EvaluationRow(statistics=statistics, tokens=tokens, loss=loss)
-
-
-def _checked(by_batch: object) -> list[tuple[int | None, Iterable[Any]]]:
+def _checked(by_batch: object) -> dict[int | None, Iterable[Any]]:
     if not isinstance(by_batch, Mapping):
         raise InputError(
             f"by_batch is {by_batch!r}, expected a dictionary of batches by number of tokens"
         )
     for batches in by_batch.values():
         check_repeatable(batches, "several")
-    return sorted(by_batch.items())
+    return dict(sorted(by_batch.items()))

@@ -20,6 +20,7 @@ from powernorm.runs import (
     BatchSizeRow,
     DiagnosisRecord,
     EvaluationRow,
+    PaperStatistic,
     ScaleRecord,
     SpectrumRecord,
     VerdictRecord,
@@ -134,12 +135,14 @@ class Diagnosis(NormTable):
         batch_sizes: TID of each norm for the same tokens in batches of other sizes.
         spectra: singular values of the embeddings (Shen et al. 2020, Fig. 6).
         scales: γ against the deviation of the data, for norms with batch statistics (App. B.1).
-        evaluation: losses by running, re-estimated and batch statistics, where a loss was given.
+        evaluation: losses by running, re-estimated and batch statistics, where a loss was given,
+            and scores where they were asked for.
         notes: remarks on the data and the measurement.
         num_batches: number of batches in each pass.
         num_tokens: number of valid tokens.
         padding: share of positions that are padding.
         step: step of the checkpoint, where it is known.
+        paper: what a paper prints of the norm, for a run of one of its recipes.
     """
 
     model: str
@@ -154,6 +157,7 @@ class Diagnosis(NormTable):
     num_tokens: int
     padding: float
     step: int | None = None
+    paper: Sequence[PaperStatistic] = ()
 
     def summary(self) -> TID:
         """Return the TID of the last norm and the mean over norms (W22, Tables 1, 4, 6)."""
@@ -168,7 +172,7 @@ class Diagnosis(NormTable):
 
     def to_json(self) -> DiagnosisRecord:
         """Return the contents of a `diagnosis.json`."""
-        return DiagnosisRecord(
+        record = DiagnosisRecord(
             format=1,
             model=self.model,
             step=self.step,
@@ -191,6 +195,9 @@ class Diagnosis(NormTable):
                 ),
             ],
         )
+        if self.paper:
+            record["paper"] = list(self.paper)
+        return record
 
     def write_json(self, path: str | Path) -> None:
         """Write a `diagnosis.json`, from which `powernorm report` makes its plots.

@@ -19,7 +19,14 @@ from powernorm.lab.engine.processes import is_first_process, local_rank, num_pro
 from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.lab.engine.stopping import Stopped
 from powernorm.lab.engine.tasks import Task, TrainingFunction, task_of
-from powernorm.lab.recipes import Recipe, changes_of, measure_of, paper_records, reduced_note
+from powernorm.lab.recipes import (
+    Recipe,
+    changes_of,
+    measure_of,
+    paper_records,
+    paper_statistics,
+    reduced_note,
+)
 from powernorm.lab.report import Comparison, print_comparison, read_comparison, write_report
 from powernorm.lab.report.measures import MEASURES
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -183,6 +190,7 @@ def notes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> Notes:
         tuple(paper_records(config, recipe)),
         reduced_note(config, recipe),
         changes_of(config, recipe),
+        tuple(paper_statistics(config, recipe)),
     )
 
 

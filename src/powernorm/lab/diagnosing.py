@@ -11,7 +11,9 @@ from powernorm.errors import InputError
 from powernorm.inspection.batches import Progress
 from powernorm.inspection.devices import Device
 from powernorm.integrations.pretrained import diagnose_pretrained, is_pretrained
+from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.data.readers import load_corpus
+from powernorm.lab.diagnosed_runs import with_paper
 from powernorm.lab.own_models import diagnose_own, is_own_run, load_own_run, model_by_name
 from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.loading import is_run_folder, read_comparison
@@ -36,6 +38,7 @@ class Look:
         sequences: rows in a batch of a pretrained model; None is 32.
         length: tokens in a row of a pretrained model; None is 128.
         device: where it runs.
+        scores: split of a run that is scored by each kind of statistics; None scores none.
     """
 
     num_batches: int = 50
@@ -43,6 +46,7 @@ class Look:
     sequences: int | None = None
     length: int | None = None
     device: Device = "cpu"
+    scores: EvaluatedSplit | None = None
 
 
 def is_run(path: Path) -> bool:
@@ -57,7 +61,12 @@ def runs_in(path: Path) -> list[Path]:
     return [run for one in read_comparison(path).runs if is_run(run := path / one.folder)]
 
 
-def diagnose_source(source: str, look: Look, on_progress: Progress | None = None) -> Diagnosis:
+def diagnose_source(
+    source: str,
+    look: Look,
+    on_progress: Progress | None = None,
+    on_scored: Progress | None = None,
+) -> Diagnosis:
     """Load a model and diagnose it.
 
     Args:
@@ -65,12 +74,17 @@ def diagnose_source(source: str, look: Look, on_progress: Progress | None = None
             `module:name`.
         look: how.
         on_progress: see `powernorm.diagnose`.
+        on_scored: see `diagnose_run`.
 
     Raises:
         InputError: there is no such model, an option does not fit it, or it cannot be diagnosed.
     """
     path = Path(source)
     is_named = ":" in source and not path.exists()
+    if look.scores is not None and (is_named or is_own_run(path) or is_pretrained(path)):
+        raise InputError(
+            f"{source} is no run of a built-in task, which has scores: leave out --scores"
+        )
     if is_named or is_own_run(path):
         given = {"--data": look.data, "--sequences": look.sequences, "--length": look.length}
         for option, value in given.items():
@@ -95,13 +109,17 @@ def diagnose_source(source: str, look: Look, on_progress: Progress | None = None
             f"{path} is a run, which has batches of its own: leave out --sequences and --length, "
             "which are for a folder with a Hugging Face model"
         )
-    return diagnose_run(
+    report = diagnose_run(
         path,
         data=look.data,
         num_batches=look.num_batches,
         device=look.device,
+        scores=look.scores,
         on_progress=on_progress,
+        on_scored=on_scored,
     )
+    # Another text is not what the paper's numbers are of.
+    return report if look.data is not None else with_paper(report, path)
 
 
 # Several -----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What a model is trained and evaluated on: rows, what it shall say of them, where padding is."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -92,6 +92,15 @@ class Batch(NamedTuple):
             loss_targets=(self.loss_targets or self.num_targets) / size,
             logged_targets=None if self.logged_targets is None else self.logged_targets / size,
         )
+
+    def masked(self, names: Collection[str]) -> "Batch":
+        """Return the batch with masks of nothing where those of some names are left out."""
+        masks = {
+            mask: torch.zeros_like(self.named[name], dtype=torch.bool)
+            for mask, name in self._masks.items()
+            if mask in names and mask not in self.named
+        }
+        return self._replace(named={**self.named, **masks}) if masks else self
 
     def joined_with(self, others: Sequence["Batch"]) -> "Batch":
         """Return one batch of all rows, padded to the longest, which asks for no memory.

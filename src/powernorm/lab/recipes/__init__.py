@@ -14,7 +14,7 @@ from powernorm.lab.recipes.files import (
     read_recipe,
     recipes_of,
 )
-from powernorm.lab.recipes.papers import measure_of, paper_records
+from powernorm.lab.recipes.papers import measure_of, paper_records, paper_statistics
 from powernorm.lab.settings.comparison import ComparisonSettings
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "measure_of",
     "named_recipe",
     "paper_records",
+    "paper_statistics",
     "paths_of",
     "read_recipe",
     "recipe",

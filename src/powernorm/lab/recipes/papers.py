@@ -2,9 +2,10 @@
 
 from powernorm.lab.recipes.files import Recipe, named_recipe, paths_of
 from powernorm.lab.recipes.paper_results import PaperResult
+from powernorm.lab.recipes.paper_statistics import SOURCE, statistics_of
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.settings import SETTINGS
-from powernorm.runs import PaperRecord
+from powernorm.runs import PaperRecord, PaperStatistic
 
 
 def recipe_of(config: ComparisonSettings) -> Recipe | None:
@@ -43,3 +44,16 @@ def paper_results(
     """Return what the papers print for a recipe, of every placement."""
     found = recipe or recipe_of(config)
     return () if found is None or config.study is not None else found.results
+
+
+def paper_statistics(
+    config: ComparisonSettings, recipe: Recipe | None = None
+) -> list[PaperStatistic]:
+    """Return what a paper prints of the statistics of a recipe's norms at its placement.
+
+    They are of the data sets of which the recipe has results of that paper, as its reduced recipes
+    have them too; empty where there are none.
+    """
+    results = paper_results(config, recipe)
+    datasets = {result.dataset for result in results if result.source.startswith(SOURCE)}
+    return statistics_of(datasets, config.placement)

@@ -8,7 +8,7 @@ from powernorm.lab.report.page import render_page, write_report
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.lab.report.selections import read_selection, write_reports
 from powernorm.lab.report.summary import SummaryRow, summarize
-from powernorm.lab.report.terminal import print_comparison
+from powernorm.lab.report.terminal import print_comparison, print_evaluation, print_scores
 
 __all__ = [
     "Comparison",
@@ -16,6 +16,8 @@ __all__ = [
     "SummaryRow",
     "markdown_table",
     "print_comparison",
+    "print_evaluation",
+    "print_scores",
     "read_comparison",
     "read_diagnosis",
     "read_selection",

@@ -12,6 +12,7 @@ from powernorm.runs import (
     BatchSizeRow,
     DiagnosisRecord,
     EvaluationRow,
+    PaperStatistic,
     ScaleRecord,
     SpectrumRecord,
     ThresholdRecord,
@@ -84,7 +85,30 @@ def _diagnosis(record: JsonObject) -> DiagnosisRecord:
     )
     if "epoch" in record.values:
         diagnosis["epoch"] = record.sure_number("epoch")
+    if "paper" in record.values:
+        diagnosis["paper"] = paper_statistics(record, "paper")
     return diagnosis
+
+
+def paper_statistics(record: JsonObject, key: str) -> list[PaperStatistic]:
+    """What a paper prints of the statistics of norms; empty where the file does not say."""
+    return [_paper_statistic(row) for row in record.children(key)] if key in record.values else []
+
+
+def _paper_statistic(row: JsonObject) -> PaperStatistic:
+    statistic = PaperStatistic(
+        norm=row.text("norm"),
+        placement=cast(Literal["pre", "post"], row.choice("placement", ("pre", "post"))),
+        dataset=row.text("dataset"),
+        metric=row.text("metric"),
+        value=row.sure_number("value"),
+        source=row.text("source"),
+    )
+    if "statistics" in row.values:
+        statistic["statistics"] = row.text("statistics")
+    if "size" in row.values:
+        statistic["size"] = row.whole("size")
+    return statistic
 
 
 def _layer(row: JsonObject) -> dict[str, Any]:
@@ -141,8 +165,14 @@ def _scale(row: JsonObject) -> ScaleRecord:
 
 
 def _evaluation(row: JsonObject) -> EvaluationRow:
-    return EvaluationRow(
+    evaluation = EvaluationRow(
         statistics=row.text("statistics"),
         tokens=None if row.values.get("tokens") is None else row.whole("tokens"),
         loss=row.sure_number("loss"),
     )
+    if "size" in row.values:
+        evaluation["size"] = row.whole("size")
+    if "scores" in row.values:
+        scores = row.child("scores")
+        evaluation["scores"] = {name: scores.number(name) for name in scores.values}
+    return evaluation

@@ -9,6 +9,7 @@ from powernorm.lab.report import diagnosis_figures, diagnosis_words
 from powernorm.lab.report.diagnosis_tables import (
     evaluation_contents,
     layer_contents,
+    paper_contents,
     verdict_contents,
 )
 from powernorm.lab.report.document import SectionParts
@@ -48,7 +49,7 @@ def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> Iterator[Section
             "evaluation",
             "Running, re-estimated and batch statistics",
             [
-                *evaluation_contents(record["evaluation"]),
+                *evaluation_contents(record),
                 *_galleries(diagnosis_figures.evaluation(record, prefix)),
             ]
             if record["evaluation"]
@@ -66,7 +67,7 @@ def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> Iterator[Section
 def _tables(record: DiagnosisRecord) -> Iterator[SectionParts]:
     yield "verdict", "Verdict", verdict_contents(record["verdict"])
     if record["layers"]:
-        yield "layers", "Layers", layer_contents(record["layers"])
+        yield "layers", "Layers", [*layer_contents(record["layers"]), *paper_contents(record)]
 
 
 def _galleries(drawn: Sequence[DrawnFigure]) -> list[Markup]:

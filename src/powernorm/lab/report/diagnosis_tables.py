@@ -14,9 +14,10 @@ from powernorm.lab.report.diagnosis_words import (
     swap_call,
     verdict_words,
 )
+from powernorm.lab.report.statistics_tables import evaluation_table, tid_table
 from powernorm.lab.report.tables import Table, copies
 from powernorm.lab.report.templates import part
-from powernorm.runs import EvaluationRow, ThresholdRecord, VerdictRecord
+from powernorm.runs import DiagnosisRecord, ThresholdRecord, VerdictRecord
 
 Layer = Mapping[str, Any]
 """One row of a diagnosis by DIAGNOSIS_COLUMNS."""
@@ -178,16 +179,22 @@ def _average(column: LayerColumn, layers: Sequence[Layer]) -> str:
     return numerals.percent(average(layers, column.keys[0]))
 
 
-def evaluation_contents(rows: Sequence[EvaluationRow]) -> list[Markup]:
-    """The losses by kind of statistics, and what re-estimation does about the gap."""
-    lines = [
-        [
-            row["statistics"],
-            numerals.NOTHING if row["tokens"] is None else f"{row['tokens']:,}",
-            f"{row['loss']:.4f}",
-        ]
-        for row in rows
-    ]
-    table = Table(["statistics", "tokens in a batch", "loss"], [False, True, True], lines)
+def evaluation_contents(record: DiagnosisRecord) -> list[Markup]:
+    """The losses and scores by kind of statistics, and what re-estimation does about the gap."""
+    rows = record["evaluation"]
     caption = "Loss of the same weights, by the statistics that the norms evaluate with."
+    if any("scores" in row for row in rows):
+        caption = (
+            "Loss and scores of a whole split by the same weights, by the statistics that the "
+            "norms evaluate with. The number behind batch is the most positions of a batch, "
+            "padding included, where batches are cut by tokens, else about its number of tokens."
+        )
+    table = evaluation_table(record)
     return [part("paragraph", evaluation_words(rows)), table.html("Evaluation", caption)]
+
+
+def paper_contents(record: DiagnosisRecord) -> list[Markup]:
+    """The TID beside that which a paper prints; empty where none does."""
+    table = tid_table(record)
+    caption = "TID here and of the norm of the paper's recipe that the run is of, or a reduced one."
+    return [] if table is None else [table.html("TID here and in the paper", caption)]

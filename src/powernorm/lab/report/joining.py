@@ -75,6 +75,7 @@ def _join(parts: Sequence[Comparison]) -> Comparison:
         settings={**first.settings, **merged, **dates},
         runs=[run for part in parts for run in part.runs],
         paper=next((part.paper for part in parts if part.paper), ()),
+        paper_statistics=next((p.paper_statistics for p in parts if p.paper_statistics), ()),
         reduced=_merged_notes([part.reduced for part in parts]),
         changes=_merged_changes([part.changes for part in parts if part.changes is not None]),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, cast
 
 from powernorm.errors import InputError
-from powernorm.lab.report.diagnoses import read_diagnoses, read_diagnosis
+from powernorm.lab.report.diagnoses import paper_statistics, read_diagnoses, read_diagnosis
 from powernorm.lab.report.formats import upgraded_results
 from powernorm.lab.report.json_files import JsonObject, read_object
 from powernorm.lab.report.logs import read_metrics, read_norms
@@ -213,6 +213,7 @@ def _read_results(path: Path) -> Comparison:
         goal=_goal(results, runs),
         function=_function(results),
         paper=_paper(results),
+        paper_statistics=paper_statistics(results, "paper_statistics"),
         reduced=_text(results, "reduced"),
         changes=_changes(results),
         score=_direction(results.child("score")) if "score" in results.values else None,

@@ -28,6 +28,7 @@ from powernorm.lab.report.overlays import lines_of
 from powernorm.lab.report.paper_tables import paper_contents
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scoring_notes
+from powernorm.lab.report.statistics_tables import score_contents
 from powernorm.lab.report.studies import study_contents
 from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.tables import Table, copies
@@ -132,6 +133,7 @@ def _found_in_runs(comparison: Comparison) -> Iterator[SectionParts]:
             "Diagnoses through training",
             training_contents(lines_of(comparison.runs), prefix),
         ),
+        ("statistics", "Scores by kind of statistics", score_contents(comparison)),
         ("diagnoses", "Diagnoses", comparison_contents(comparison)),
         ("translations", "Translations", sample_contents(comparison)),
     )

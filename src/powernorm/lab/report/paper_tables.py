@@ -12,6 +12,7 @@ from powernorm.lab.report.changes import difference_note
 from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.statistics_tables import tid_lines
 from powernorm.lab.report.summary import spread_of
 from powernorm.lab.report.tables import Table, copies
 from powernorm.runs import PaperRecord
@@ -37,9 +38,9 @@ class _Key:
 
 
 def paper_table(comparison: Comparison) -> Table:
-    """The papers' numbers in their order, beside what was measured."""
+    """The papers' numbers in their order, beside what was measured, then the TID of the norms."""
     is_number = [heading == "measured" for heading in HEADINGS]
-    return Table(HEADINGS, is_number, list(_lines(comparison)), wide="paper")
+    return Table(HEADINGS, is_number, [*_lines(comparison), *tid_lines(comparison)], wide="paper")
 
 
 def _lines(comparison: Comparison) -> Iterator[list[str]]:

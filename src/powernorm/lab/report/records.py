@@ -15,6 +15,7 @@ from powernorm.runs import (
     FunctionRecord,
     Goal,
     PaperRecord,
+    PaperStatistic,
     ScaleRecord,
     Status,
     StudyInfo,
@@ -149,6 +150,7 @@ class Comparison:
         goal: the metric that the comparison is about, and which way is better.
         function: the training function of a user that was run; None for a built-in task.
         paper: what papers print for its recipe.
+        paper_statistics: and of the statistics of its norms.
         reduced: what has to be known beside a paper's numbers; empty where nothing has.
         changes: settings that are not as in the preset it stands for; None where all are.
         score: what `valid_score` in its runs' metrics.csv is; None where it does not say.
@@ -168,6 +170,7 @@ class Comparison:
     goal: Goal = field(default_factory=lambda: goal_of(PERPLEXITY))
     function: FunctionRecord | None = None
     paper: Sequence[PaperRecord] = ()
+    paper_statistics: Sequence[PaperStatistic] = ()
     reduced: str = ""
     changes: ChangesRecord | None = None
     score: Goal | None = None

@@ -19,14 +19,18 @@ from powernorm.lab.report.numerals import NOTHING, counted, printable
 from powernorm.lab.report.paper_tables import paper_table
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scored_weights, signatures
+from powernorm.lab.report.statistics_tables import evaluation_table, score_tables, tid_table
 from powernorm.lab.report.summary import SummaryRow, best_rows, summarize
-from powernorm.runs import REPORT_FILE, RESULTS_FILE
+from powernorm.runs import REPORT_FILE, RESULTS_FILE, DiagnosisRecord
 
 _MAX_CELL: Final = 26
 """A longer cell (only the last column has them) may break into lines."""
 
 _MAX_NAME: Final = 16
 """A longer name of a norm may break, too."""
+
+_LONGEST_KIND: Final = 26
+"""Kinds of statistics never break."""
 
 _FRAME: Final = 3
 """Width of the frame and padding that a column adds."""
@@ -66,6 +70,23 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(_plain_table(paper_table(comparison)))
 
 
+def print_evaluation(console: Console, record: DiagnosisRecord) -> None:
+    """Print the TID beside a paper's, and the scores by kind of statistics, as far as there are."""
+    tid = tid_table(record)
+    if tid is not None:
+        console.print(_plain_table(tid))
+    if any("scores" in row for row in record["evaluation"]):
+        table = evaluation_table(record, has_tokens=False)
+        console.print(_plain_table(table, longest_name=_LONGEST_KIND))
+
+
+def print_scores(console: Console, comparisons: Sequence[Comparison]) -> None:
+    """Print the scores of norms and placements by kind of statistics (W22, Tables 7 and 8)."""
+    for heading, table in score_tables(comparisons):
+        console.print(Text(heading, style="bold"))
+        console.print(_plain_table(table, longest_name=_LONGEST_KIND))
+
+
 def _left_out(comparison: Comparison) -> str:
     number = len(comparison.other_metrics) - MAX_METRICS
     if comparison.has_known_measure or number <= 0:
@@ -73,18 +94,19 @@ def _left_out(comparison: Comparison) -> str:
     return f"{counted(number, 'more metric')}: in {RESULTS_FILE} and {REPORT_FILE}."
 
 
-def _plain_table(texts: tables.Table) -> Table:
-    """A table beside the results."""
+def _plain_table(texts: tables.Table, longest_name: int = _MAX_NAME) -> Table:
+    """A table beside the results; a longer name in its first column may break."""
     table = Table(box=SIMPLE_HEAD)
     longest = max(cell_len(line[0]) for line in texts.lines)
     columns = zip(texts.headings, texts.numeric, strict=True)
+    # A name breaks only where it would leave no room for the rest.
+    is_whole = longest <= longest_name
     for index, (heading, is_number) in enumerate(columns):
         table.add_column(
             Text(heading),
             justify="right" if is_number else "left",
             overflow="fold",
-            # A name breaks only where it would leave no room for the rest.
-            width=max(longest, cell_len(heading)) if not index and longest <= _MAX_NAME else None,
+            width=max(longest, cell_len(heading)) if not index and is_whole else None,
         )
     for line in texts.lines:
         table.add_row(*map(Text, line))

@@ -33,6 +33,7 @@ from powernorm.runs import (
     ComparisonResults,
     FunctionRecord,
     PaperRecord,
+    PaperStatistic,
 )
 
 __all__ = ["Notes", "check_norms", "compare"]
@@ -52,6 +53,8 @@ class Notes:
     """What has to be known beside a paper's numbers."""
     changes: ChangesRecord | None = None
     """Which settings are not as in the preset that it stands for."""
+    paper_statistics: Sequence[PaperStatistic] = ()
+    """What they print of the statistics of its norms."""
 
 
 def compare(
@@ -245,6 +248,8 @@ def _head(config: ComparisonSettings, notes: Notes) -> dict[str, Any]:
         head["study"] = study_info(config.study)
     if notes.paper:
         head["paper"] = list(notes.paper)
+    if notes.paper_statistics:
+        head["paper_statistics"] = list(notes.paper_statistics)
     if notes.reduced is not None:
         head["reduced"] = notes.reduced
     if notes.changes is not None:

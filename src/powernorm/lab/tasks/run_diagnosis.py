@@ -16,8 +16,10 @@ from powernorm.inspection.batches import Progress
 from powernorm.inspection.devices import Device, checked_device, moved, placed
 from powernorm.inspection.modules import batch_layers
 from powernorm.lab.data.batch import Batch
+from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.registry import task_of
+from powernorm.lab.tasks.statistics_scores import score_by_statistics, split_scores
 from powernorm.lab.tasks.trained_models import TrainedModel, load_trained, run_config, run_text
 from powernorm.lab.training.losses import outputs_nll
 from powernorm.runs import EvaluationRow
@@ -32,35 +34,49 @@ def diagnose_run(
     data: str | None = None,
     num_batches: int = 50,
     device: Device = "cpu",
+    scores: EvaluatedSplit | None = None,
     on_progress: Progress | None = None,
+    on_scored: Progress | None = None,
 ) -> Diagnosis:
     """Diagnose the model of a run on its training batches.
 
-    A model with batch statistics is also evaluated on the valid split by running, re-estimated and
-    batch statistics.
+    A model with batch statistics is also evaluated by running, re-estimated and batch statistics:
+    the loss of a part of the valid split, or loss and the task's own scores of a whole split.
 
     Args:
         path: a run's folder (the weights that were scored are taken) or one of its checkpoints.
         data: another text, as `--data` takes it; None is the run's.
         num_batches: training batches in each pass, ≥ 2.
         device: where it runs; see `powernorm.diagnose`.
+        scores: split to score; None scores none. It is read, or translated, up to nine times.
         on_progress: see `powernorm.diagnose`.
+        on_scored: the same of the kinds of statistics that the split is scored by.
 
     Raises:
-        InputError: there is no such run, it or its text cannot be read, fewer than 2 batches, or no
-            such device.
+        InputError: there is no such run, it or its text cannot be read, fewer than 2 batches, no
+            such device, or scores of a model without batch statistics.
     """
     place = checked_device(device)
     if num_batches < 2:
         raise InputError(f"num_batches is {num_batches}, expected at least 2: TID compares batches")
     trained = load_trained(path)
+    if scores is not None and not batch_layers(trained.model):
+        raise InputError(
+            f"{path} has no norm with batch statistics, so there is one score only, that of its "
+            "result: leave out --scores"
+        )
     config = run_config(trained.settings)
     encoded = run_text(trained.settings, data=data)
-    data_of_run = task_of(config).data(encoded, config, int(trained.settings["seed"]))
-    batches = [data_of_run.batches.batch(at).inputs() for at in range(num_batches)]
+    seed = int(trained.settings["seed"])
+    data_of_run = task_of(config).data(encoded, config, seed)
+    batches = _of_one_kind([data_of_run.batches.batch(at) for at in range(num_batches)])
     with placed(trained.model, place):
         report = diagnose(trained.model, batches, _features, on_progress=on_progress)
-        evaluation = _evaluation(trained, config, encoded, batches)
+        if scores is None:
+            evaluation = _evaluation(trained, config, encoded, batches)
+        else:
+            split = split_scores(trained.model, config, encoded, seed, scores)
+            evaluation = score_by_statistics(split, batches, _features, on_scored)
     return replace(report, model=_name_of(path), step=trained.step, evaluation=evaluation)
 
 
@@ -97,6 +113,12 @@ def _evaluation(
         forward=_features,
         by_batch=by_size or None,
     )
+
+
+def _of_one_kind(batches: list[Batch]) -> list[dict[str, Tensor]]:
+    """Return the inputs, all with the masks that some have: a batch without padding has none."""
+    names = {name for batch in batches for name in batch.named}
+    return [batch.masked(names).inputs() for batch in batches]
 
 
 def _joined(batches: list[Any], count: int) -> list[Batch]:

@@ -30,20 +30,22 @@ def parse(
     score: Callable[[Tensor], Tensor],
     inventory: Inventory,
     device: torch.device | None = None,
+    portion: int = PORTION,
 ) -> Parsed:
     """Build a tree for each sentence by the best-scored possible transition at every step.
 
-    All sentences advance together, and each has one score a step: what comes out is always a tree
-    with one root and no crossing arcs, after 2 n transitions.
+    All sentences of a portion advance together, and each has one score a step: what comes out is
+    always a tree with one root and no crossing arcs, after 2 n transitions.
 
     Args:
         trees: have the words and tags; their arcs are not looked at.
         score: gives (batch, num_transitions) for features, int64, (batch, 48).
         inventory: the transitions that there are.
         device: of the features.
+        portion: sentences that advance together.
     """
     heads, labels = torch.empty_like(trees.heads), torch.empty_like(trees.labels)
-    for rows in trees.portions(PORTION):
+    for rows in trees.portions(portion):
         whole = Configurations.start(trees, rows, device)
         _advance(whole, (2 * trees.lengths[rows]).tolist(), score, inventory)
         is_word, places = trees.places(rows)

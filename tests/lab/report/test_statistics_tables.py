@@ -1,0 +1,171 @@
+"""TID and scores by kind of statistics beside a paper's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import printed, write_comparison
+from synthetic_diagnoses import bert_diagnosis, write_diagnosis
+
+from powernorm.errors import InputError
+from powernorm.lab.report import read_comparison, read_diagnosis, render_diagnosis, render_page
+from powernorm.lab.report.joining import joined
+from powernorm.lab.report.statistics_tables import evaluation_table, score_tables, tid_table
+from powernorm.runs import RESULTS_FILE, DiagnosisRecord, EvaluationRow, PaperStatistic
+
+
+def scored_diagnosis(bleu: float) -> DiagnosisRecord:
+    """Scores by running and re-estimated statistics and of batches of two sizes."""
+    record = bert_diagnosis()
+    kinds: list[tuple[str, int | None, float]] = [
+        ("running", None, bleu),
+        ("re-estimated", None, bleu + 1),
+        ("re-estimated in one pass", None, bleu + 2),
+        ("batch", 512, bleu + 3),
+        ("batch", 1024, bleu + 4),
+    ]
+    record["evaluation"] = []
+    for statistics, size, score in kinds:
+        row = EvaluationRow(
+            statistics=statistics,
+            tokens=None if size is None else size - 12,
+            loss=2.0,
+            scores={"test_bleu": score + 0.5, "test_bleu_tokenised": score},
+        )
+        if size is not None:
+            row["size"] = size
+        record["evaluation"].append(row)
+    return record
+
+
+def paper(norm: str = "bn") -> list[PaperStatistic]:
+    shared: dict[str, Any] = {"norm": norm, "placement": "pre", "dataset": "IWSLT14 De-En"}
+    tid = {"mean_last": 3.4, "var_last": 4.6, "mean_avg": 3.2, "var_avg": 5.5}
+    scores: list[tuple[str, int | None, float]] = [
+        ("running", None, 34.8),
+        ("re-estimated in one pass", None, 34.9),
+        ("batch", 512, 27.2),
+    ]
+    rows = [
+        PaperStatistic(**shared, metric=metric, value=value, source="Wang et al. 2022, Table 4")
+        for metric, value in tid.items()
+    ]
+    for statistics, size, value in scores:
+        row = PaperStatistic(
+            **shared,
+            metric="test_bleu_tokenised",
+            value=value,
+            source="Wang et al. 2022, Table 7",
+            statistics=statistics,
+        )
+        if size is not None:
+            row["size"] = size
+        rows.append(row)
+    return rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two norms of two seeds, all scored; the paper has numbers of the first."""
+    out = write_comparison(tmp_path / "runs", norms=("rbn", "adanorm"))
+    for seed in (0, 1):
+        write_diagnosis(out / f"rbn-pre-seed{seed}", scored_diagnosis(20.0 + 2 * seed))
+    path = out / RESULTS_FILE
+    results = json.loads(path.read_text())
+    record = {"norm": "rbn", "placement": "pre", "dataset": "IWSLT14 De-En", "value": 35.6}
+    record |= {"metric": "test_bleu_tokenised", "source": "Wang et al. 2022, Table 2"}
+    more = {"paper": [record], "paper_statistics": paper("rbn")}
+    path.write_text(json.dumps(results | more))
+    return out
+
+
+def test_the_two_tables_of_a_comparison(folder: Path) -> None:
+    (first, anew), (second, batch) = score_tables([read_comparison(folder)])
+    assert first.endswith("paper: Wang et al. 2022, Table 7, IWSLT14 De-En")
+    assert "BLEU tokenized" in first
+    assert "Table 8" in second
+    # Norms that were not scored have no column; the paper's measure is taken, not the goal.
+    assert anew.headings == batch.headings == ["statistics", "pre rbn", "paper"]
+    assert anew.lines == [
+        ["running", "21.00 ± 1.41", "34.8"],
+        ["re-estimated", "22.00 ± 1.41", "–"],
+        ["re-estimated in one pass", "23.00 ± 1.41", "34.9"],
+    ]
+    assert batch.lines == [
+        ["running", "21.00 ± 1.41", "34.8"],
+        ["batch, 512", "24.00 ± 1.41", "27.2"],
+        ["batch, 1,024", "25.00 ± 1.41", "–"],
+    ]
+    page = str(render_page(read_comparison(folder)))
+    assert "Scores by kind of statistics" in page
+    assert "23.00 ± 1.41" in page
+
+
+def test_without_scores_there_are_no_tables(tmp_path: Path) -> None:
+    out = write_comparison(tmp_path / "runs", norms=("rbn",))
+    assert score_tables([read_comparison(out)]) == []
+    write_diagnosis(out / "rbn-pre-seed0", bert_diagnosis())
+    assert score_tables([read_comparison(out)]) == []
+    assert "Scores by kind" not in str(render_page(read_comparison(out)))
+
+
+def test_tid_of_the_paper_beside_what_was_measured(folder: Path) -> None:
+    text = printed(folder, 200)
+    (line,) = (line for line in text.splitlines() if "var TID, last norm" in line)
+    assert "4.6 (Wang et al. 2022, Table 4)" in line
+    tid = [run.tid for run in read_comparison(folder).runs if run.name == "rbn"]
+    mean = 50 * sum(one["var_last"] for one in tid if one is not None)
+    assert f"{mean:.2f} ± " in line
+    # Parts of one comparison keep them.
+    (whole,) = joined([read_comparison(folder)])
+    assert len(whole.paper_statistics) == 7
+
+
+def test_a_diagnosis_beside_the_paper(tmp_path: Path) -> None:
+    record = scored_diagnosis(20.0)
+    record["paper"] = paper()
+    read = read_diagnosis(write_diagnosis(tmp_path, record))
+    assert read == record
+    table = evaluation_table(read)
+    assert table.headings == [
+        "statistics",
+        "tokens in a batch",
+        "loss",
+        "test BLEU",
+        "BLEU tokenized",
+        "IWSLT14 De-En, paper",
+    ]
+    assert table.lines[3] == ["batch, 512", "500", "2.0000", "23.50", "23.00", "27.2"]
+    tid = tid_table(read)
+    assert tid is not None
+    last = record["layers"][-1]
+    assert tid.lines[1] == [
+        "var TID, last norm, %",
+        f"{100 * float(last['var_tid']):.2f}",
+        "4.6 (Wang et al. 2022, Table 4)",
+        "IWSLT14 De-En",
+    ]
+    page = str(render_diagnosis(read))
+    assert "27.2" in page
+    assert "4.6 (Wang et al. 2022, Table 4)" in page
+    assert tid_table(bert_diagnosis()) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("evaluation", 3, "size"), "big", r"evaluation\[3\]\.size is 'big'"),
+        (("evaluation", 0, "scores"), [1], r"evaluation\[0\]\.scores is \[1\]"),
+        (("paper", 0, "value"), None, r"paper\[0\]\.value is null"),
+        (("paper", 0, "placement"), "mid", r"paper\[0\]\.placement is 'mid'"),
+    ],
+)
+def test_damaged_files(
+    tmp_path: Path, place: tuple[str, int, str], value: object, words: str
+) -> None:
+    record: Any = scored_diagnosis(20.0)
+    record["paper"] = paper()
+    record[place[0]][place[1]][place[2]] = value
+    with pytest.raises(InputError, match=words):
+        read_diagnosis(write_diagnosis(tmp_path, record))
