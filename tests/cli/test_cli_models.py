@@ -183,8 +183,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"batches": 1}, "num_batches is 1"),
     ({"scores": "test"}, "has no norm with batch statistics"),
     ({"scores": "train"}, "--scores 'train' is not known: give test or valid"),
-    ({"source": "..", "scores": "test", "data": "rt"}, "holds several runs"),
-    ({"source": "../..", "scores": "test", "out": Path("page.html")}, "holds several runs"),
+    ({"sources": [".."], "scores": "test", "data": "rt"}, "holds several runs"),
+    ({"sources": ["../.."], "scores": "test", "out": Path("page.html")}, "holds several runs"),
 ]
 
 

@@ -124,7 +124,9 @@ def score_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, Table]]:
     runs = [run for one in comparisons for run in one.runs if run.finished and _scored(run)]
     if not runs:
         return []
+    # Results of before there were any have none, the diagnoses do.
     paper = [row for one in comparisons for row in one.paper_statistics]
+    paper += [row for run in runs if run.diagnosis for row in run.diagnosis.get("paper", ())]
     metric = _metric(runs, paper, comparisons[0].metric)
     columns: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
