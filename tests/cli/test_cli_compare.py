@@ -58,7 +58,7 @@ def test_bad_input_of_a_study(tmp_path: Path, options: list[str], message: str) 
 
 def test_help_lists_the_studies(tmp_path: Path) -> None:
     text = powernorm(tmp_path, "compare", "--help").out
-    for name in ("micro-batches", "lowest-layers", "penalties", "alphas", "scales"):
+    for name in ("micro-batches", "lowest-layers", "penalties", "alphas", "scales", "future"):
         assert name in text
     assert "layernorm-parts" in " ".join(text.split())
 
@@ -66,8 +66,17 @@ def test_help_lists_the_studies(tmp_path: Path) -> None:
 def test_studies_of_our_own_are_no_tasks(tmp_path: Path) -> None:
     line = powernorm(tmp_path, "compare", "verdict").refused()
     assert "no task 'verdict': choose one of lm, mlm, tag" in line
-    line = powernorm(tmp_path, "compare", "lm", "--study", "future").refused()
-    assert "no study 'future'" in line
+    line = powernorm(tmp_path, "compare", "lm", "--study", "verdict").refused()
+    assert "no study 'verdict'" in line
+
+
+def test_recipes_say_which_studies_a_task_has(tmp_path: Path) -> None:
+    studies = powernorm(tmp_path, "recipes", "image").out.partition("compare image --study")[2]
+    assert "micro-batches" in studies
+    assert "lowest-layers" not in studies
+    refusal = powernorm(tmp_path, "compare", "image", "--study", "lowest-layers").refused()
+    assert "makes no sense for the task image" in refusal
+    assert "choose one of lm, mlm, tag" in refusal
 
 
 def test_an_embedded_text_is_data(tmp_path: Path) -> None:

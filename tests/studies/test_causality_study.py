@@ -1,15 +1,13 @@
-"""The study of causality: its settings are those of the stored runs, and a small one runs."""
+"""The study of causality: the built-in study has the settings of the stored runs."""
 
-import importlib
 import json
-import os
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from powernorm import lab
+from powernorm.lab.comparing import notes_of
+from powernorm.lab.report.studies import study_contents
 from powernorm.lab.tasks.run_settings import comparison_settings
 from powernorm.lab.tasks.settings import upgraded_run
 
@@ -17,50 +15,35 @@ STUDY = Path(__file__).parents[2] / "studies" / "causality"
 STORED = STUDY / "results" / "results.json"
 
 
-@pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module."""
-    monkeypatch.syspath_prepend(STUDY)
-    for name in ("run", "figure"):
-        monkeypatch.setitem(sys.modules, name, None)  # is taken away again at the end
-        del sys.modules[name]
-    return importlib.import_module("run")
+def stored() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(STORED.read_text(encoding="utf-8"))
+    return found
 
 
-def test_settings_are_those_of_the_stored_runs(study: Any) -> None:
-    stored = json.loads(STORED.read_text(encoding="utf-8"))
-    config = study.config_of("reduced", [])
+def test_settings_are_those_of_the_stored_runs() -> None:
+    results = stored()
+    config = lab.study_config("lm", "future", "reduced")
     found = json.loads(json.dumps(comparison_settings(config)))
     for other in ("versions", "machine", "date"):
-        del found[other], stored["settings"][other]
-    assert found == upgraded_run(stored["settings"])
-    notes = study.notes_of(config)
-    assert notes.reduced == stored["reduced"]
-    assert sorted(map(str, notes.paper)) == sorted(map(str, stored["paper"]))
+        del found[other], results["settings"][other]
+    assert found == upgraded_run(results["settings"])
+    notes = notes_of(config)
+    assert sorted(map(str, notes.paper)) == sorted(map(str, results["paper"]))
+    assert "its perplexity is that of no language model" in str(notes.reduced)
+    assert "signs of their differences to LayerNorm" in str(notes.reduced)
 
 
-def test_full_is_the_papers_setting(study: Any) -> None:
-    config = study.config_of("full", [])
-    assert (config.model.num_layers, config.model.num_features) == (3, 256)
-    assert (config.data.batch_size, config.training.max_steps) == (120, 20_000)
+def test_stored_results_have_their_figures() -> None:
+    comparison = lab.read_comparison(STORED.parent)
+    assert comparison.study is not None
+    assert comparison.study["name"] == "future"
+    shown = "".join(study_contents(comparison))
+    assert shown.count("<svg") == 2
+    for word in ("causal", "sees the future", "Test perplexity", "gap to ln of its form"):
+        assert word in shown
 
 
-def test_small_study_trains_both_forms(tmp_path: Path, text_file: Path) -> None:
-    short = ("norms=ln,bn", "training.max_steps=4", "training.validate_every=4")
-    small = (f"data.path={text_file}", "data.vocabulary_size=300", "training.monitor_every=0")
-    settings = [part for one in (*short, *small) for part in ("--set", one)]
-    done = subprocess.run(
-        [sys.executable, STUDY / "run.py", "--preset", "smoke", "--out", tmp_path / "r", *settings],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"POWERNORM_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "r" / "results.json").read_text(encoding="utf-8"))
-    marks = {run["label"]: run.get("remark") for run in results["runs"]}
-    seeing = "sees the future"
-    assert marks == {"ln": None, "bn": None, "ln-future": seeing, "bn-future": seeing}
-    assert "its perplexity is that of no language model" in results["reduced"]
-    assert "<svg" in (tmp_path / "r" / "figure.svg").read_text(encoding="utf-8")
+def test_figure_is_drawn_from_the_stored_results(tmp_path: Path) -> None:
+    draw = runpy.run_path(str(STUDY / "figure.py"))["draw"]
+    draw(lab.read_comparison(STORED.parent), tmp_path / "figure.svg")
+    assert "<svg" in (tmp_path / "figure.svg").read_text(encoding="utf-8")

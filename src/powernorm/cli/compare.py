@@ -48,15 +48,16 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"Size of the experiment: smoke, demo, or another of `powernorm recipes`; else "
-            f"{_PRESET}.",
+            help="Size of the experiment, also of a study: smoke, demo, or another of `powernorm "
+            f"recipes`; else {_PRESET}.",
         ),
     ] = None,
     study: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Train the variants of a study and draw its figure: " + ", ".join(STUDIES) + ".",
+            help="Train the variants of a study and draw its figure: " + ", ".join(STUDIES) + "; "
+            "`powernorm recipes TASK` lists those of a task.",
         ),
     ] = None,
     seeds: Annotated[

@@ -119,13 +119,16 @@ def _print_studies(console: "Console", chosen: Iterable[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from powernorm.lab.recipes.studies import STUDIES
-    from powernorm.lab.recipes.studies.recipes import TASK
+    from powernorm.lab.recipes.studies import STUDIES, tasks_of
 
-    if TASK not in chosen:
-        return
-    console.print(Text(f"\npowernorm compare {TASK} --study …", style="bold"))
+    tasks = list(chosen)
+    one = tasks[0] if len(tasks) == 1 else None
+    console.print(Text(f"\npowernorm compare {one or 'TASK'} --study …", style="bold"))
+    console.print(Text("With any preset of the task; where a paper has the study, --preset full."))
     table = Table.grid(padding=(0, 1))
-    for study in STUDIES.values():
-        table.add_row(Text(study.info.name), Text(study.summary))
+    for name, study in STUDIES.items():
+        known = [task for task in tasks_of(name) if task in tasks]
+        if known:
+            others = "" if one or len(known) == len(tasks) else f"; {', '.join(known)}"
+            table.add_row(Text(name), Text(study.summary + others))
     console.print(table)

@@ -38,6 +38,7 @@ __all__ = [
     "run_data",
     "saved_states",
     "settings_from",
+    "study_config",
 ]
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from powernorm.lab.engine.state import saved_states
     from powernorm.lab.engine.tasks import Task
     from powernorm.lab.recipes import recipe
+    from powernorm.lab.recipes.studies import study_config
     from powernorm.lab.report import Comparison, read_comparison
     from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
     from powernorm.lab.settings.overrides import override
@@ -76,6 +78,7 @@ else:
         "run_data": "tasks.trained_models",
         "saved_states": "engine.state",
         "settings_from": "tasks.settings",
+        "study_config": "recipes.studies",
     }
 
     def __getattr__(name):

@@ -105,10 +105,12 @@ def test_language_model_has_the_rows_of_the_penn_treebank() -> None:
     assert all(value is not None and isfinite(value) for value in values)
 
 
-def test_study_has_no_records() -> None:
-    config = study_config("lm", "penalties", "full")
+def test_a_study_that_no_paper_prints_has_no_records() -> None:
+    config = study_config("lm", "penalties", "demo")
     assert paper_records(config) == []
     assert reduced_note(config) is None
+    # Beside the numbers of a recipe stands what it says of them.
+    assert "The text is an embedded one" in str(reduced_note(study_config("lm", "alphas", "full")))
 
 
 def test_measures() -> None:

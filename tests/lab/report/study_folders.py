@@ -34,14 +34,33 @@ class Row:
     remark: str = ""
 
 
-def write_study(folder: Path, study: dict[str, Any], rows: Sequence[Row]) -> Path:
+def write_study(
+    folder: Path,
+    study: dict[str, Any],
+    rows: Sequence[Row],
+    *,
+    task: str = "lm",
+    score: str | None = None,
+) -> Path:
+    """Write a study.
+
+    Args:
+        folder: to write into.
+        study: what it varies.
+        rows: its variants.
+        task: its name.
+        score: of which more is better, such as bleu: 50 minus ten times the loss; None is the
+            perplexity.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     runs = [
-        _write_run(folder, row, seed, loss) for row in rows for seed, loss in enumerate(row.losses)
+        _write_run(folder, row, seed, loss, score)
+        for row in rows
+        for seed, loss in enumerate(row.losses)
     ]
     results = {
         "format": 1,
-        "task": "lm",
+        "task": task,
         "preset": "demo",
         "placement": "pre",
         "settings": {"variants": {row.label: f"norm={row.norm}" for row in rows}},
@@ -50,18 +69,22 @@ def write_study(folder: Path, study: dict[str, Any], rows: Sequence[Row]) -> Pat
         "runs": runs,
         "study": {"x_label": "", "logarithmic": False, "source": "A. Paper 2020"} | study,
     }
+    if score is not None:
+        results["goal"] = {"metric": f"test_{score}", "direction": "max"}
     (folder / RESULTS_FILE).write_text(json.dumps(results), encoding="utf-8")
     return folder
 
 
-def _write_run(folder: Path, row: Row, seed: int, loss: float | str) -> dict[str, Any]:
+def _write_run(
+    folder: Path, row: Row, seed: int, loss: float | str, score: str | None
+) -> dict[str, Any]:
     run = folder / run_name(row.label, "pre", seed)
     run.mkdir()
     known = loss if isinstance(loss, float) else None
     centered = row.norm in ("bn", "rbn")
     has_statistics = centered or row.norm in ("pn", "pnv")
     share = 0.01 * (known or 3.0)
-    result = {
+    result: dict[str, Any] = {
         "label": row.label,
         "norm": row.norm,
         "seed": seed,
@@ -87,6 +110,8 @@ def _write_run(folder: Path, row: Row, seed: int, loss: float | str) -> dict[str
         "x": row.x,
         "y": row.y,
     }
+    if score is not None:
+        result["metrics"][f"test_{score}"] = None if known is None else 50 - 10 * known
     if row.remark:
         result["remark"] = row.remark
     (run / RESULT_FILE).write_text(json.dumps(result), encoding="utf-8")

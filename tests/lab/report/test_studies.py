@@ -1,6 +1,7 @@
 """The section of a study, from files alone."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from html import unescape
@@ -111,7 +112,8 @@ def test_lowest_layers(tmp_path: Path) -> None:
     shown = section(folder)
     assert shown.count("<svg") == 2
     words = texts(shown)
-    assert "Validation loss, gap to ln" in words
+    assert "Test perplexity, gap to ln" in words
+    assert any("above 0 is worse than LayerNorm" in word for word in words)
     assert "Validation loss, bn minus ln" in words
     assert any(
         "BatchNorm in the 2 lowest layers" in word and "seed 1 diverged" in word for word in words
@@ -137,10 +139,11 @@ def test_gaps_compare_runs_of_one_seed(tmp_path: Path, drawn: list[Sequence[Pane
     assert comparison.study is not None
     lowest_layers(comparison, comparison.study)
     (gap, tid), (gap_in_time, tid_in_time) = drawn
-    assert gap.bands[0].mean == pytest.approx([0, 0.2])
+    gaps = [math.exp(3.1) - math.exp(3.0), math.exp(5.3) - math.exp(5.0)]
+    assert gap.bands[0].mean == pytest.approx([0, sum(gaps) / 2])
     assert (gap.bands[0].low, gap.bands[0].high) == (
-        pytest.approx([0, 0.1]),
-        pytest.approx([0, 0.3]),
+        pytest.approx([0, gaps[0]]),
+        pytest.approx([0, gaps[1]]),
     )
     assert tid.bands[0].x == [1.0], "LayerNorm has none"
     assert tid.bands[0].mean == pytest.approx([(3.1 + 5.3) / 2])
@@ -161,7 +164,7 @@ def test_gap_without_its_reference_leaves_a_cross(
     figures = lowest_layers(comparison, comparison.study)
     gap = drawn[0][0].bands[0]
     assert gap.x == [0, 2]
-    assert gap.mean == pytest.approx([0, 0.5])
+    assert gap.mean == pytest.approx([0, math.exp(3.5) - math.exp(3.0)])
     assert gap.lost == [0, 1, 2]
     assert "whose gap is unknown, for ln did not finish with its seed" in figures[0].caption
     tid = drawn[0][1].bands[0]
@@ -189,8 +192,9 @@ def grid_rows(*losses: float | str) -> Sequence[Row]:
 
 def test_grid(tmp_path: Path) -> None:
     shown = section(write_study(tmp_path / "s", GRID, grid_rows(3.3, 3.25, "diverged", 3.125)))
-    assert shown.count("<svg") == 3
+    assert shown.count("<svg") == 4
     words = texts(shown)
+    assert "Test perplexity" in words
     for word in (
         "3.300",
         "3.250",
@@ -210,20 +214,21 @@ def test_grid(tmp_path: Path) -> None:
 
 def test_partly_lost_cells_have_an_asterisk(tmp_path: Path) -> None:
     rows = [Row("rbn-0-0", "rbn", [3.3, "nonfinite"], 0.0, 0.0), Row("b", "rbn", [3.0], 1.0, 0.0)]
-    assert "3.300*" in texts(section(write_study(tmp_path / "s", GRID, rows)))
+    words = texts(section(write_study(tmp_path / "s", GRID, rows)))
+    assert {"3.300*", f"{math.exp(3.3):.2f}*"} <= set(words)
 
 
 def test_grid_of_lost_runs_shows_them(tmp_path: Path) -> None:
     shown = section(write_study(tmp_path / "s", GRID, grid_rows(*["nonfinite"] * 4)))
-    assert shown.count("<svg") == 1
-    assert texts(shown).count("NaN") == 4
+    assert shown.count("<svg") == 2
+    assert texts(shown).count("NaN") == 8
 
 
 def test_unknown_studies_are_drawn_by_their_shape(tmp_path: Path) -> None:
     grid = section(
         write_study(tmp_path / "a", GRID | {"name": "new"}, grid_rows(1.0, 2.0, 3.0, 4.0))
     )
-    assert "Validation loss" in texts(grid)
+    assert "Validation perplexity" in texts(grid)
     line = section(write_study(tmp_path / "b", SIZES | {"name": "new"}, SIZE_ROWS))
     assert "Test perplexity" in texts(line)
     dots = section(write_study(tmp_path / "c", {"name": "new", "title": "New"}, SIZE_ROWS[:1]))
@@ -231,6 +236,62 @@ def test_unknown_studies_are_drawn_by_their_shape(tmp_path: Path) -> None:
 
 
 PARTS = {"name": "layernorm-parts", "title": "Parts"}
+
+
+@pytest.mark.parametrize(
+    ("study", "rows", "words"),
+    [
+        (SIZES, SIZE_ROWS, ["Test BLEU", "BLEU", "Validation loss"]),
+        (
+            LAYERS,
+            (Row("ln", "ln", [3.0], 0.0), Row("bn-1of1", "bn", [3.1], 1.0)),
+            ["Test BLEU, gap to ln", "BLEU"],
+        ),
+        (
+            GRID,
+            grid_rows(3.3, 3.2, 3.1, 3.4),
+            ["Test BLEU", "17.00", "Validation loss, nats per target"],
+        ),
+        (GRID | {"name": "alphas"}, grid_rows(3.3, 3.2, 3.1, 3.4), ["Test BLEU", "19.00"]),
+        (PARTS, (Row("ln", "ln", [3.0]), Row("none", "none", [3.5])), ["Test BLEU", "BLEU"]),
+    ],
+    ids=lambda value: str(value.get("name", "")) if isinstance(value, dict) else "",
+)
+def test_a_study_is_about_the_score_of_its_task(
+    tmp_path: Path, study: dict[str, str], rows: Sequence[Row], words: list[str]
+) -> None:
+    folder = write_study(tmp_path / "s", study, rows, task="translation", score="bleu")
+    found = texts(section(folder))
+    for word in words:
+        assert any(one.startswith(word) for one in found), word
+    assert not any("perplexity" in one for one in found)
+    said = " ".join(found)
+    assert any(
+        one in said
+        for one in ("higher is better", "below 0 is worse than LayerNorm", "Framed: the highest")
+    )
+
+
+def test_scores_are_in_percent_and_never_logarithmic(tmp_path: Path) -> None:
+    far = [Row("bn-64", "bn", [4.99], 64.0), Row("bn-128", "bn", [3.0], 128.0)]
+    folder = write_study(tmp_path / "s", SIZES, far, task="classify", score="accuracy")
+    found = texts(section(folder))
+    assert "accuracy, %" in found
+    caption = next(word for word in found if word.startswith("Test accuracy against"))
+    assert "logarithmic" not in caption
+
+
+def test_both_forms_stand_in_one_row(tmp_path: Path) -> None:
+    mark = "sees the future"
+    rows = (
+        Row("ln", "ln", [3.0, 3.2]),
+        Row("bn", "bn", [3.1, "diverged"]),
+        Row("ln-future", "ln", [2.0, 2.2], remark=mark),
+        Row("bn-future", "bn", [1.9, 2.0], remark=mark),
+    )
+    shown = section(write_study(tmp_path / "s", {"name": "future", "title": "Mask"}, rows))
+    assert shown.count("<svg") == 2
+    assert {"causal", mark, "Test loss, gap to ln of its form"} <= set(texts(shown))
 
 
 def test_lost_runs_are_lines_of_their_own(tmp_path: Path, drawn: list[Sequence[Panel]]) -> None:

@@ -11,7 +11,7 @@ from powernorm.lab.data.sets.catalog import SETS
 from powernorm.lab.recipes.files import Recipe, named_recipe, paths_of
 from powernorm.lab.recipes.paper_results import PaperResult
 from powernorm.lab.recipes.papers import recipe_of
-from powernorm.lab.recipes.studies import STUDIES, study_config
+from powernorm.lab.recipes.studies import study_config, study_recipe
 from powernorm.lab.settings.comparison import ComparisonSettings, to_json
 from powernorm.lab.settings.variants import chosen_norms, lines_of
 from powernorm.lab.tasks.translation.verses import VERSES
@@ -131,7 +131,7 @@ def _reference(
 ) -> tuple[str, ComparisonSettings] | None:
     """Return name and settings of what a comparison stands for."""
     if config.study is not None:
-        if config.study.name not in STUDIES:
+        if study_recipe(config) is None:
             return None
         own = study_config(config.task, config.study.name, config.preset)
         # What is varied follows from the other settings.
@@ -153,7 +153,7 @@ def _about_future(config: ComparisonSettings) -> list[str]:
 
 def _about_recipe(config: ComparisonSettings, recipe: Recipe | None) -> list[str]:
     """Return what a recipe says of itself, and what of its data and placement is not as in it."""
-    if recipe is None or config.study is not None:
+    if recipe is None:
         return []
     about = recipe.about
     if not recipe.results:

@@ -199,25 +199,53 @@ def read_recipe(path: Path) -> Recipe:
 @cache
 def _read(path: Path) -> Recipe:
     try:
-        values = _merged(path, ())
-        about = build(About, values.get("about", {}), "about.")
-        settings = build(
-            settings_of(str(values["task"])),
-            {key: item for key, item in values.items() if key not in _NEITHER_SETTING}
-            | {"preset": path.stem},
-        )
-        results = [build(PrintedResults, item, "results.") for item in values.get("results", [])]
+        return _recipe(path.stem, _merged(path, ()), path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def changed_recipe(name: str, task: str, values: Mapping[str, Any], path: Path) -> Recipe:
+    """Return a recipe of a table in a file that has several; it says of itself what its base says.
+
+    Args:
+        name: of the new recipe.
+        task: of both.
+        values: as a recipe's file has them; `extends` names a recipe of the task.
+        path: the file.
+
+    Raises:
+        InputError: a value cannot be used; the message names file and setting.
+    """
+    try:
+        base = _merged(_extended(path, str(values["extends"]), task), ())
+        said: dict[str, Any] = {key: base[key] for key in ("about", "results") if key in base}
+        whole = {"task": task, **laid_over(said, values)}
+        return _recipe(name, _completed(whole, path, ()), path)
+    except InputError as error:
+        raise InputError(f"{path}: {name}: {error}") from None
+
+
+def _recipe(name: str, values: Mapping[str, Any], path: Path) -> Recipe:
+    about = build(About, values.get("about", {}), "about.")
+    settings = build(
+        settings_of(str(values["task"])),
+        {key: item for key, item in values.items() if key not in _NEITHER_SETTING}
+        | {"preset": name},
+    )
+    results = [build(PrintedResults, item, "results.") for item in values.get("results", [])]
     printed = [number for rows in results for number in rows.records()]
-    for name in about.results_of or ():
-        printed += named_recipe(settings.task, name).results
-    return Recipe(path.stem, settings, about, tuple(printed), path)
+    for other in about.results_of or ():
+        printed += named_recipe(settings.task, other).results
+    return Recipe(name, settings, about, tuple(printed), path)
 
 
 def _merged(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     """Return what a file says, over what it extends."""
-    values = _load(path)
+    return _completed(load_toml(path), path, above)
+
+
+def _completed(values: dict[str, Any], path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """Return what a table of a file says, over what it extends."""
     if "variants" in values and "norms" not in values:
         values["norms"] = _norms_of(values["variants"])
     base_name = values.get("extends")
@@ -237,7 +265,7 @@ def _merged(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         kept.pop("results", None)
     elif "results_of" in base.get("about", {}):
         values.setdefault("about", {})["results_of"] = base["about"]["results_of"]
-    return _over(kept, values)
+    return laid_over(kept, values)
 
 
 def _norms_of(variants: Any) -> list[str]:
@@ -261,17 +289,22 @@ def _extended(path: Path, name: str, task: object) -> Path:
     return find_recipe(name, path)
 
 
-def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested tables with those of `own` put over those of `base`."""
     merged = dict(base)
     for key, value in own.items():
         below = merged.get(key)
         both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        merged[key] = _over(below, value) if both else value  # type: ignore[arg-type]
+        merged[key] = laid_over(below, value) if both else value  # type: ignore[arg-type]
     return merged
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says.
+
+    Raises:
+        InputError: it cannot be read, or is no TOML.
+    """
     try:
         with path.open("rb") as file:
             return tomllib.load(file)

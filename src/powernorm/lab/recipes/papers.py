@@ -3,15 +3,18 @@
 from powernorm.lab.recipes.files import Recipe, named_recipe, paths_of
 from powernorm.lab.recipes.paper_results import PaperResult
 from powernorm.lab.recipes.paper_statistics import SOURCE, statistics_of
+from powernorm.lab.recipes.studies import study_recipe, study_results
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.settings import SETTINGS
 from powernorm.runs import PaperRecord, PaperStatistic
 
 
 def recipe_of(config: ComparisonSettings) -> Recipe | None:
-    """Return the recipe that settings were made of, by its name; None for a study's or others'."""
-    if config.study is not None or config.preset not in paths_of(config.task):
-        return None  # a study's variants are not the norms of the papers' tables
+    """Return the recipe that settings were made of, by its name; None for others."""
+    if config.study is not None:
+        return study_recipe(config)
+    if config.preset not in paths_of(config.task):
+        return None
     return named_recipe(config.task, config.preset)
 
 
@@ -42,8 +45,10 @@ def paper_results(
     config: ComparisonSettings, recipe: Recipe | None = None
 ) -> tuple[PaperResult, ...]:
     """Return what the papers print for a recipe, of every placement."""
+    if config.study is not None:
+        return study_results(config)  # its variants are not the norms of the papers' tables
     found = recipe or recipe_of(config)
-    return () if found is None or config.study is not None else found.results
+    return () if found is None else found.results
 
 
 def paper_statistics(
@@ -54,6 +59,6 @@ def paper_statistics(
     They are of the data sets of which the recipe has results of that paper, as its reduced recipes
     have them too; empty where there are none.
     """
-    results = paper_results(config, recipe)
+    results = () if config.study is not None else paper_results(config, recipe)
     datasets = {result.dataset for result in results if result.source.startswith(SOURCE)}
     return statistics_of(datasets, config.placement)

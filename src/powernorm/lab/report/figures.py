@@ -136,7 +136,7 @@ def _known_curve(comparison: Comparison, column: _Column) -> _Curve:
             better=f"{better_way(score)} is better",
         ),
         y_label={
-            "valid_perplexity": _perplexity_label(comparison),
+            "valid_perplexity": perplexity_label(comparison),
             "valid_score": ", ".join(filter(None, (heading, score.unit))),
         }.get(column, "nats per target"),
         logarithmic=column == "valid_perplexity",
@@ -155,7 +155,8 @@ def _sample(comparison: Comparison) -> str:
     return f"{what} translated {'greedily' if beam == 1 else f'with a beam of {beam}'}"
 
 
-def _perplexity_label(comparison: Comparison) -> str:
+def perplexity_label(comparison: Comparison) -> str:
+    """What a perplexity is of, for an axis."""
     units = {"mlm": "masked token", "tag": "tag", "translation": "subword", "lm-char": "byte"}
     return f"perplexity per {units.get(comparison.task, 'word')}"
 

@@ -23,6 +23,7 @@ FIGURES: Final[Mapping[str, StudyFigures]] = MappingProxyType(
         "alphas": study_grids.alphas,
         "scales": scatters.scales,
         "layernorm-parts": study_figures.layernorm_parts,
+        "future": study_figures.future,
     }
 )
 """By the name of the study; one that is not here is drawn by the shape of its variants."""
@@ -50,10 +51,10 @@ def study_contents(comparison: Comparison) -> list[Markup]:
 
 def _by_shape(comparison: Comparison, study: StudyInfo) -> Sequence[DrawnFigure]:
     if any(run.y is not None for run in comparison.runs):
-        return study_grids.grids(comparison, study, study_grids.LOSSES)
+        return study_grids.alphas(comparison, study)
     if any(run.x is not None for run in comparison.runs):
         return study_figures.micro_batches(comparison, study)
-    return study_figures.test_perplexities(comparison)
+    return study_figures.scores_of_variants(comparison)
 
 
 def _lost_runs(comparison: Comparison) -> list[Markup]:

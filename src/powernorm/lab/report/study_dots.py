@@ -18,6 +18,7 @@ from powernorm.lab.report.drawing import (
     legend_entries,
     legend_height,
     line_style,
+    logarithmic_scale,
     name_rows,
     plain_axes,
 )
@@ -52,6 +53,7 @@ def draw_dots(
     x_label: str,
     prefix: str,
     description: str,
+    logarithmic: bool = False,
 ) -> Markup:
     """Rows from top to bottom; two quantities of a row are joined by a line.
 
@@ -62,7 +64,11 @@ def draw_dots(
         x_label: quantity and unit.
         prefix: of the ids in the SVG.
         description: for readers who cannot see the figure.
+        logarithmic: whether the x axis is, where all values are above 0.
     """
+    known = [
+        edge for row in rows for value in row.values if value for edge in (value.low, value.high)
+    ]
     legend = legend_height(quantities) if len(quantities) > 1 else 0
     with figure(1.0 + 0.27 * max(len(rows), 3) + legend) as drawn:
         axes = drawn.subplots()
@@ -72,10 +78,13 @@ def draw_dots(
             _draw_row(axes, place, row, quantities)
         names = [fitting(printable(row.name), NAME_ROOM, 9) for row in rows]
         name_rows(axes, names, size=9)
-        axes.margins(x=0.08)
+        if logarithmic and min(known, default=0) > 0:
+            logarithmic_scale(axes.xaxis, known, 1.15)
+        else:
+            axes.margins(x=0.08)
+            axes.xaxis.set_major_locator(MaxNLocator(5))
         for place, row in enumerate(rows):
             _write_note(axes, place, row)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
         if legend:
             draw_legend(drawn, legend_entries([axes]))
         return inline_svg(drawn, prefix, description, unit=x_label, rows=names)

@@ -1,6 +1,7 @@
 """The figures of studies along an axis, and of those without one."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from statistics import fmean
 from typing import Final
@@ -10,13 +11,17 @@ from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.lab.report.study_dots import DotRow, draw_dots
 from powernorm.lab.report.study_values import (
+    NATS,
     Measure,
     Point,
+    Quantity,
     Range,
+    main_score,
     metric,
     over_time,
     points_of,
     tid_percent,
+    validation_score,
 )
 from powernorm.lab.report.summary import REFERENCE
 from powernorm.runs import StudyInfo
@@ -27,6 +32,9 @@ TAIL: Final = 0.1
 LOGARITHMIC_FROM: Final = 4
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
+_AVERAGE_TID: Final = Quantity(
+    "tid", "Variance TID, average over layers", "variance TID, %", tid_percent("var_avg")
+)
 _SEEDS: Final = "With several seeds: their mean, and a band from the lowest to the highest."
 _LOST: Final = "A cross on the upper edge: a run without a number."
 _WITHOUT_REFERENCE: Final = f"no {REFERENCE}"
@@ -37,31 +45,14 @@ _THIN: Final = (
 
 
 def micro_batches(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Perplexities and TID of each norm against the study's axis (S20, Fig. 5)."""
-    cards = (
-        ("test", "Test perplexity", "perplexity per word", metric("test_perplexity")),
-        ("valid", "Validation perplexity", "perplexity per word", metric("valid_perplexity")),
-        ("tid", "Variance TID, average over layers", "variance TID, %", tid_percent("var_avg")),
-    )
-    return [
-        drawn
-        for prefix, title, y_label, measure in cards
-        for drawn in _along_axis(
-            comparison, study, measure, title=title, y_label=y_label, prefix=prefix
-        )
-    ]
+    """Scores and TID of each norm against the study's axis (S20, Fig. 5)."""
+    quantities = (main_score(comparison), validation_score(comparison), _AVERAGE_TID)
+    return [drawn for quantity in quantities for drawn in _along_axis(comparison, study, quantity)]
 
 
-def _along_axis(
-    comparison: Comparison,
-    study: StudyInfo,
-    measure: Measure,
-    *,
-    title: str,
-    y_label: str,
-    prefix: str,
-) -> list[DrawnFigure]:
-    points = points_of(comparison, measure)
+def _along_axis(comparison: Comparison, study: StudyInfo, quantity: Quantity) -> list[DrawnFigure]:
+    title = quantity.title
+    points = points_of(comparison, quantity.measure)
     norms = list(dict.fromkeys(point.norm for point in points))
     bands = [
         band
@@ -73,15 +64,17 @@ def _along_axis(
     references = {
         point.name: point.value.mean for point in points if point.x is None and point.value
     }
-    logarithmic = _spans_decades(bands, references)
+    # A score of almost nothing is no scale.
+    logarithmic = not quantity.higher_is_better and _spans_decades(bands, references)
     svg = draw_panels(
-        [Panel(title, y_label, bands, references, logarithmic=logarithmic)],
+        [Panel(title, quantity.unit, bands, references, logarithmic=logarithmic)],
         x_label=study["x_label"],
         logarithmic_x=study["logarithmic"],
-        prefix=f"{comparison.anchor}study-{prefix}",
+        prefix=f"{comparison.anchor}study-{quantity.key}",
         description=f"{title} against {study['x_label']} for {', '.join(norms)}",
     )
-    notes = [f"{title} against {study['x_label']}{', logarithmic' if logarithmic else ''}."]
+    scale = ", logarithmic" if logarithmic else ""
+    notes = [f"{title} against {study['x_label']}{scale}; {quantity.direction}."]
     if references:
         notes.append(f"Dotted: {', '.join(references)}, which does not depend on them.")
     return [DrawnFigure(svg, " ".join([*notes, *_notes(bands)]))]
@@ -123,14 +116,14 @@ def _band(label: str, style: int, points: Sequence[Point]) -> Band | None:
 
 
 def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Loss gap and TID against the number of layers, and over training (W22, Fig. 3)."""
-    gap = _gap_to_reference(comparison)
-    gaps = points_of(comparison, gap, _WITHOUT_REFERENCE)
+    """Score gap and TID against the number of layers, and over training (W22, Fig. 3)."""
+    score = main_score(comparison)
+    gaps = points_of(comparison, _gap_to_reference(comparison, score.measure), _WITHOUT_REFERENCE)
     tids = points_of(comparison, tid_percent("var_last"))
     panels = [
-        Panel(title, y_label, [band], zero=zero)
-        for title, y_label, points, zero in (
-            ("Validation loss, gap to ln", "nats per token", gaps, True),
+        Panel(title, unit, [band], zero=zero)
+        for title, unit, points, zero in (
+            (f"{score.title}, gap to {REFERENCE}", score.unit, gaps, True),
             ("Variance TID, last BN layer", "%", tids, False),
         )
         if (band := _band("bn", int(not zero), points)) is not None
@@ -141,29 +134,36 @@ def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]
             panels,
             x_label=study["x_label"],
             prefix=f"{comparison.anchor}study-lowest",
-            description="Gap of the validation loss to LayerNorm, and variance TID of the last "
+            description=f"{score.title}, gap to LayerNorm, and variance TID of the last "
             "BatchNorm layer, against the number of layers with BatchNorm",
         )
         notes = _notes([band for panel in panels for band in panel.bands])
-        caption = "LayerNorm stands in the layers above; above 0 is worse than LayerNorm."
+        worse = "below" if score.higher_is_better else "above"
+        caption = f"LayerNorm stands in the layers above; {worse} 0 is worse than LayerNorm."
         if any(_WITHOUT_REFERENCE in point.lost for point in gaps):
             notes.append("So does a run whose gap is unknown, for ln did not finish with its seed.")
         drawn.append(DrawnFigure(svg, " ".join([caption, *notes])))
     return drawn + _gap_over_time(comparison)
 
 
-def _gap_to_reference(comparison: Comparison) -> Measure:
-    references = {
-        run.seed: run.metrics.get("valid_loss")
-        for run in comparison.runs
-        if run.name == REFERENCE and run.finished
-    }
+def _gap_to_reference(comparison: Comparison, measure: Measure) -> Measure:
+    """A quantity minus LayerNorm's, with the same seed and, where a run has one, remark."""
 
-    def measure(run: Run) -> float | None:
-        loss, reference = run.metrics.get("valid_loss"), references.get(run.seed)
-        return None if loss is None or reference is None else loss - reference
+    def gap(run: Run) -> float | None:
+        theirs = next(
+            (
+                one
+                for one in comparison.runs
+                if one.finished
+                and (one.seed, one.remark) == (run.seed, run.remark)
+                and (one.norm if run.remark else one.name) == REFERENCE
+            ),
+            None,
+        )
+        value, reference = measure(run), None if theirs is None else measure(theirs)
+        return None if value is None or reference is None else value - reference
 
-    return measure
+    return gap
 
 
 def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
@@ -179,7 +179,7 @@ def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
         return []
     svg = draw_panels(
         [
-            Panel("Validation loss, bn minus ln", "nats per token", [gap], zero=True),
+            Panel("Validation loss, bn minus ln", NATS, [gap], zero=True),
             Panel("Variance TID, last BN layer", "%", [tid], logarithmic=True),
         ],
         x_label="step",
@@ -246,30 +246,86 @@ def _last_tid(run: Run) -> dict[float, float]:
 
 
 def layernorm_parts(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Final perplexity, losses at the end, and learning curves of each part (X19, Fig. 1, 2)."""
+    """Final score, losses at the end, and learning curves of each part (X19, Fig. 1, 2)."""
     del study
     return [
-        *test_perplexities(comparison),
+        *scores_of_variants(comparison),
         *_fit_and_overfit(comparison),
         *_losses_over_time(comparison),
     ]
 
 
-def test_perplexities(comparison: Comparison) -> list[DrawnFigure]:
+def scores_of_variants(comparison: Comparison) -> list[DrawnFigure]:
     """One dot a variant."""
-    points = points_of(comparison, metric("test_perplexity"))
+    score = main_score(comparison)
+    points = points_of(comparison, score.measure)
     rows = [DotRow(point.name, [point.value], _note(point)) for point in points]
     if not any(point.value for point in points):
         return []
     svg = draw_dots(
         rows,
-        ["test perplexity"],
-        title="Test perplexity",
-        x_label="perplexity per word",
+        [score.title],
+        title=score.title,
+        x_label=score.unit,
         prefix=f"{comparison.anchor}study-dots",
-        description="Test perplexity of each variant",
+        description=f"{score.title} of each variant",
     )
-    caption = "Mean over seeds, and a bar from the lowest to the highest; lower is better."
+    caption = f"Mean over seeds, and a bar from the lowest to the highest; {score.direction}."
+    return [DrawnFigure(svg, caption)]
+
+
+def future(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """Each norm with the causal mask and without: its score, and its loss against LayerNorm's.
+
+    A gap of one form only is one of the leak: that LayerNorm is of the same form.
+    """
+    del study
+    score = main_score(comparison)
+    gap = _gap_to_reference(comparison, metric("test_loss"))
+    return [
+        *_both_forms(comparison, score, logarithmic=True),
+        *_both_forms(
+            comparison,
+            Quantity("gap", f"Test loss, gap to {REFERENCE} of its form", NATS, gap),
+        ),
+    ]
+
+
+def _both_forms(
+    comparison: Comparison, quantity: Quantity, *, logarithmic: bool = False
+) -> list[DrawnFigure]:
+    remarks = list(dict.fromkeys(run.remark for run in comparison.runs))
+    columns = [
+        {
+            point.norm: point
+            for point in points_of(
+                replace(comparison, runs=[run for run in comparison.runs if run.remark == remark]),
+                quantity.measure,
+            )
+        }
+        for remark in remarks
+    ]
+    norms = dict.fromkeys(run.norm for run in comparison.runs)
+    rows = [
+        DotRow(norm, [one.value if (one := column.get(norm)) else None for column in columns])
+        for norm in norms
+    ]
+    if not any(value for row in rows for value in row.values):
+        return []
+    svg = draw_dots(
+        rows,
+        [remark or "causal" for remark in remarks],
+        title=quantity.title,
+        x_label=quantity.unit,
+        prefix=f"{comparison.anchor}study-{quantity.key}",
+        description=f"{quantity.title} of each norm, with the causal mask and without",
+        logarithmic=logarithmic,
+    )
+    scale = ", logarithmic" if logarithmic else ""
+    caption = (
+        f"{quantity.title}{scale}: mean over seeds, and a bar from the lowest to the highest; "
+        f"{quantity.direction}."
+    )
     return [DrawnFigure(svg, caption)]
 
 
@@ -289,7 +345,7 @@ def _fit_and_overfit(comparison: Comparison) -> list[DrawnFigure]:
         rows,
         ["training loss", "validation loss"],
         title="Do γ and β overfit?",
-        x_label="nats per token, at the end",
+        x_label="nats per target, at the end",
         prefix=f"{comparison.anchor}study-overfit",
         description="Training and validation loss of each variant at the end of training",
     )
@@ -324,7 +380,7 @@ def _losses_over_time(comparison: Comparison) -> list[DrawnFigure]:
             if band is not None:
                 bands.append(band)
         if bands:
-            panels.append(Panel(title, "nats per token", bands))
+            panels.append(Panel(title, NATS, bands))
     if not panels:
         return []
     svg = draw_panels(

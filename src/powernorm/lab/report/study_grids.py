@@ -1,7 +1,6 @@
 """The figures of studies on a grid: a map with a number in every cell."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import nan
 from typing import Final
 
@@ -15,38 +14,32 @@ from powernorm.lab.report.drawing import figure, inline_svg, paint, plain_axes
 from powernorm.lab.report.figures import DrawnFigure
 from powernorm.lab.report.numerals import number, printable
 from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.study_values import Measure, Point, metric, points_of, tid_percent
+from powernorm.lab.report.study_values import (
+    NATS,
+    VALID_LOSS,
+    Point,
+    Quantity,
+    main_score,
+    points_of,
+    tid_percent,
+    validation_score,
+)
 from powernorm.runs import StudyInfo
 
-
-@dataclass(frozen=True)
-class Quantity:
-    """What a map shows."""
-
-    key: str
-    title: str
-    measure: Measure
-    decimals: int
-
-
-LOSSES: Final = (
-    Quantity("valid", "Validation loss", metric("valid_loss"), 3),
-    Quantity("test", "Test loss", metric("test_loss"), 3),
-)
 _TIDS: Final = (
-    Quantity("var-tid", "Variance TID, average, %", tid_percent("var_avg"), 2),
-    Quantity("mean-tid", "Mean TID, average, %", tid_percent("mean_avg"), 2),
+    Quantity("var-tid", "Variance TID, average", "%", tid_percent("var_avg"), decimals=2),
+    Quantity("mean-tid", "Mean TID, average", "%", tid_percent("mean_avg"), decimals=2),
 )
 
 
 def penalties(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Validation loss and TID by penalty (W22, Fig. 5)."""
-    return grids(comparison, study, (LOSSES[0], *_TIDS))
+    """Score, validation loss and TID by penalty (W22, Fig. 5)."""
+    return grids(comparison, study, (main_score(comparison), VALID_LOSS, *_TIDS))
 
 
 def alphas(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Losses by forward and backward α (S20, App. A)."""
-    return grids(comparison, study, LOSSES)
+    """Score by forward and backward α; the paper chooses on the validation data (S20, App. A)."""
+    return grids(comparison, study, (validation_score(comparison), main_score(comparison)))
 
 
 def grids(
@@ -67,8 +60,10 @@ def grids(
 
 
 def _caption(quantity: Quantity, placed: Sequence[Point], others: Sequence[Point]) -> str:
-    unit = ", nats per token" if "loss" in quantity.title else ""
-    notes = [f"{quantity.title}{unit}, mean over seeds. Framed: the lowest."]
+    best = "highest" if quantity.higher_is_better else "lowest"
+    percent = " in percent" if quantity.unit.endswith("%") else ""
+    unit = f", {NATS}" if quantity.unit == NATS else percent
+    notes = [f"{quantity.title}{unit}, mean over seeds. Framed: the {best}."]
     for point in others:
         if point.value is not None:
             value = number(point.value.mean, quantity.decimals)
@@ -78,6 +73,11 @@ def _caption(quantity: Quantity, placed: Sequence[Point], others: Sequence[Point
     return " ".join(notes)
 
 
+def _named(quantity: Quantity) -> str:
+    """Title, with the unit where that is percent; the words of a perplexity or BLEU say theirs."""
+    return f"{quantity.title}, %" if quantity.unit.endswith("%") else quantity.title
+
+
 def _draw(points: Sequence[Point], study: StudyInfo, quantity: Quantity, prefix: str) -> Markup:
     columns = sorted({point.x for point in points if point.x is not None})
     rows = sorted({point.y for point in points if point.y is not None})
@@ -85,15 +85,15 @@ def _draw(points: Sequence[Point], study: StudyInfo, quantity: Quantity, prefix:
     scale = Normalize(min(values), max(values)) if values else Normalize(0, 1)
     with figure(1.1 + 0.42 * max(len(rows), 3)) as drawn:
         axes = drawn.subplots()
-        plain_axes(axes, quantity.title, study["x_label"], study.get("y_label", ""))
+        plain_axes(axes, _named(quantity), study["x_label"], study.get("y_label", ""))
         axes.grid(visible=False)
         _paint(axes, points, columns, rows, scale)
-        lowest = min(values, default=nan)
+        best = (max if quantity.higher_is_better else min)(values, default=nan)
         for point in points:
             place = columns.index(point.x or 0.0), rows.index(point.y or 0.0)
             _write(axes, point, place, quantity, scale)
-            if point.value is not None and point.value.mean == lowest:
-                _frame(axes, place)
+            if point.value is not None and point.value.mean == best:
+                _frame(axes, place, _ink(best, scale))
         axes.set_xticks(range(len(columns)), [f"{x:g}" for x in columns])
         axes.set_yticks(range(len(rows)), [f"{y:g}" for y in rows])
         axes.tick_params(length=0)
@@ -124,12 +124,17 @@ def _write(
         text, ink = "/".join(point.lost) or "–", "#111111"
     else:
         text = number(point.value.mean, quantity.decimals) + ("*" if point.lost else "")
-        ink = "#111111" if float(scale(point.value.mean)) > 0.5 else "#ffffff"
+        ink = _ink(point.value.mean, scale)
     axes.text(*place, text, ha="center", va="center", fontsize=9, color=ink)
 
 
-def _frame(axes: Axes, place: tuple[int, int]) -> None:
+def _ink(value: float, scale: Normalize) -> str:
+    """Black on a light cell, white on a dark one."""
+    return "#111111" if float(scale(value)) > 0.5 else "#ffffff"
+
+
+def _frame(axes: Axes, place: tuple[int, int], ink: str) -> None:
     corner = place[0] - 0.47, place[1] - 0.46
     axes.add_patch(
-        Rectangle(corner, 0.94, 0.92, fill=False, edgecolor="#ffffff", linewidth=2.5, zorder=3)
+        Rectangle(corner, 0.94, 0.92, fill=False, edgecolor=ink, linewidth=2.5, zorder=3)
     )

@@ -1,10 +1,13 @@
 """What a study's figure shows of each variant: the mean over seeds, the extremes, lost runs."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
+from typing import Final
 
+from powernorm.lab.report.figures import perplexity_label
 from powernorm.lab.report.magnitudes import mean
+from powernorm.lab.report.measures import PERPLEXITY
 from powernorm.lab.report.numerals import STATUS_WORDS
 from powernorm.lab.report.records import Comparison, Run
 
@@ -84,6 +87,65 @@ def _point(runs: Sequence[Run], measure: Measure, missing: str) -> Point:
     )
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """What a figure shows of each variant.
+
+    Attributes:
+        key: its name in the ids of an SVG.
+        title: what it is, in words.
+        unit: on an axis.
+        measure: of a run.
+        higher_is_better: whether it is a score, not a loss.
+        decimals: of a number in a cell; None goes by its size.
+    """
+
+    key: str
+    title: str
+    unit: str
+    measure: Measure
+    higher_is_better: bool = False
+    decimals: int | None = None
+
+    @property
+    def direction(self) -> str:
+        """Which way is better, in words."""
+        return f"{'higher' if self.higher_is_better else 'lower'} is better"
+
+
+def main_score(comparison: Comparison) -> Quantity:
+    """The measure that the comparison is about, such as perplexity, BLEU or accuracy."""
+    measure = comparison.measure
+    name = measure.heading.removeprefix("test ")
+    return Quantity(
+        "test",
+        f"Test {name}",
+        _unit(comparison, name),
+        metric(measure.metric),
+        measure.higher_is_better,
+        measure.decimals if measure.decimals > 2 else None,
+    )
+
+
+def validation_score(comparison: Comparison) -> Quantity:
+    """The same of the validation data; the loss there, where nothing else was measured."""
+    name = comparison.metric.replace("test_", "valid_", 1)
+    if not any(name in run.metrics for run in comparison.runs):
+        return VALID_LOSS
+    test = main_score(comparison)
+    title = test.title.replace("Test", "Validation", 1)
+    return replace(test, key="valid", title=title, measure=metric(name))
+
+
+def _unit(comparison: Comparison, name: str) -> str:
+    if comparison.metric == PERPLEXITY:
+        return perplexity_label(comparison)
+    return f"{name}, %" if comparison.metric in _PERCENTS else name
+
+
+_PERCENTS: Final = ("test_accuracy", "test_f1", "test_uas")
+
+
 def metric(name: str) -> Measure:
     """A metric of the result."""
     return lambda run: run.metrics.get(name)
@@ -97,6 +159,10 @@ def tid_percent(key: str) -> Measure:
         return None if value is None else 100 * value
 
     return measure
+
+
+NATS: Final = "nats per target"
+VALID_LOSS: Final = Quantity("valid", "Validation loss", NATS, metric("valid_loss"), decimals=3)
 
 
 def over_time(runs: Sequence[Run], column: str) -> dict[float, float]:

@@ -15,5 +15,6 @@ STUDIES: Final = (
     "alphas",
     "scales",
     "layernorm-parts",
+    "future",
 )
 """Names of the studies of variants of a norm."""

@@ -1,11 +1,13 @@
 """Studies of Shen et al. 2020, PowerNorm."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
-from powernorm.lab.recipes.studies.recipes import StudyRecipe, sized
-from powernorm.lab.settings.comparison import Study, Variant
-from powernorm.lab.tasks.lm.settings import LanguageModelSettings
+from powernorm.errors import InputError
+from powernorm.lab.recipes.studies.definition import StudyRecipe, Variants
+from powernorm.lab.recipes.studies.sizes import StudySize
+from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
 
 MICRO_BATCH_NORMS: Final = ("bn", "pnv", "pn")
 DIVISIONS: Final = (8, 4, 2, 1)
@@ -15,47 +17,89 @@ ALPHAS: Final = (0.9, 0.95, 0.99)
 """Weights of the old statistics, forward and backward."""
 
 
-def micro_batches_base(preset: str) -> LanguageModelSettings:
-    """Return the update whose tokens are divided: 4,096 in `full`, 1,024 in `demo`."""
-    config = sized(preset)
-    if preset == "full":
-        config = replace(config, data=replace(config.data, batch_size=128))
-    if preset == "demo":
-        # Small micro-batches take long: 8 of 128 tokens about five times as long as one of 1,024.
-        training = replace(config.training, max_steps=450)
-        config = replace(config, training=training)
-    return replace(config, norms=("ln", *MICRO_BATCH_NORMS))
+@dataclass(frozen=True)
+class _Batch:
+    """The micro-batch of a configuration."""
+
+    key: str
+    """Setting that says how large it is."""
+    size: int
+    """Its value."""
+    factor: int
+    """What that is multiplied by on the x axis."""
+    unit: str
+    """What the product counts."""
+    is_budget: bool
+    """Whether it is a limit, which need not be divided without a remainder."""
 
 
-def micro_batches(config: LanguageModelSettings) -> tuple[Variant, ...]:
-    """Return each norm with its statistics from 1/8 of an update's tokens to all of them.
+def _batch(size: StudySize, config: ComparisonSettings) -> _Batch:
+    tokens: int | None = getattr(config.data, "batch_tokens", None)
+    if tokens is not None:
+        return _Batch("data.batch_tokens", tokens, 1, "tokens", is_budget=True)
+    rows: int = config.data.batch_size  # type: ignore[attr-defined]
+    length = 1 if size.rows else config.data.sequence_length  # type: ignore[attr-defined]
+    return _Batch("data.batch_size", rows, length, size.rows or "tokens", is_budget=False)
+
+
+def micro_batches(size: StudySize, config: ComparisonSettings) -> Variants:
+    """Return each norm with its statistics from 1/8 of an update to all of it.
 
     LayerNorm does not depend on the division, so it is one run. TID is measured on the same number
-    of tokens in all.
+    of tokens in all, and warm-ups, which count micro-batches, last as many updates.
+
+    Raises:
+        InputError: the batch cannot be divided.
     """
-    size = config.data.batch_size
-    variants = [Variant("ln", "ln")]
-    for norm in MICRO_BATCH_NORMS:
-        for parts in DIVISIONS:
-            if size % parts:
-                continue
-            tokens = size // parts * config.data.sequence_length
-            settings = {
-                "data.batch_size": str(size // parts),
-                "optimizer.accumulation": str(config.optimizer.accumulation * parts),
-                "training.tid_batches": str(config.training.tid_batches * parts),
-            }
-            variants.append(Variant(f"{norm}-{tokens}", norm, settings=settings, x=float(tokens)))
-    return tuple(variants)
+    batch = _batch(size, config)
+    divisions = [
+        parts
+        for parts in DIVISIONS
+        if batch.size >= parts and (batch.is_budget or not batch.size % parts)
+    ]
+    if len(divisions) < 2:
+        raise InputError(
+            f"{batch.key}={batch.size} cannot be divided, for the study micro-batches: choose an "
+            f"even number, best a multiple of {DIVISIONS[0]}"
+        )
+    return (
+        Variant("ln", "ln"),
+        *(
+            _divided(config, norm, batch, parts)
+            for norm in MICRO_BATCH_NORMS
+            for parts in divisions
+        ),
+    )
 
 
-def alphas_base(preset: str) -> LanguageModelSettings:
-    """Return the comparison whose PowerNorm is varied; `ln` stands beside it."""
-    return replace(sized(preset), norms=("ln", "pn"))
+def _divided(config: ComparisonSettings, norm: str, batch: _Batch, parts: int) -> Variant:
+    settings = {
+        batch.key: str(batch.size // parts),
+        "optimizer.accumulation": str(config.optimizer.accumulation * parts),
+        "training.tid_batches": str(config.training.tid_batches * parts),
+    }
+    final_warmup = getattr(config.model, "final_norm_warmup", None)
+    if final_warmup:
+        settings["model.final_norm_warmup"] = str(final_warmup * parts)
+    warmup = config.norm_options.get(norm, {}).get("warmup_steps")
+    options = {"warmup_steps": int(warmup) * parts} if warmup else {}
+    place = batch.size // parts * batch.factor
+    return Variant(f"{norm}-{place}", norm, options, settings, x=float(place))
 
 
-def alphas(config: LanguageModelSettings) -> tuple[Variant, ...]:
-    """Return PowerNorm with every pair of a forward and a backward α."""
+def _undivided(size: StudySize, config: ComparisonSettings) -> Mapping[str, str]:
+    batch = _batch(size, config)
+    place = batch.size * batch.factor
+    return {"ln": "ln", **{f"{norm}-{place}": norm for norm in MICRO_BATCH_NORMS}}
+
+
+def _in_a_micro_batch(size: StudySize, config: ComparisonSettings) -> str:
+    return f"{_batch(size, config).unit} in a micro-batch"
+
+
+def alphas(size: StudySize, config: ComparisonSettings) -> Variants:
+    """Return PowerNorm with every pair of a forward and a backward α; `ln` stands beside it."""
+    del size
     chosen = ALPHAS[::2] if config.preset == "smoke" else ALPHAS
     return (
         Variant("ln", "ln"),
@@ -77,17 +121,15 @@ def alphas(config: LanguageModelSettings) -> tuple[Variant, ...]:
     )
 
 
-def scales_base(preset: str) -> LanguageModelSettings:
-    """Return a comparison of the norms that have a deviation over the batch."""
-    config = sized(preset)
-    training = replace(config.training, record_scales=True)
-    return replace(config, norms=("pn", "pnv", "bn"), training=training)
-
-
-def scales(config: LanguageModelSettings) -> tuple[Variant, ...]:
-    """Return each norm as it is."""
+def scales(size: StudySize, config: ComparisonSettings) -> Variants:
+    """Return each norm that has a deviation over the batch as it is."""
+    del size
     needed = {"training.record_scales": "true"}
     return tuple(Variant(norm, norm, settings=needed) for norm in config.norms)
+
+
+def _with_scales(config: ComparisonSettings) -> ComparisonSettings:
+    return replace(config, training=replace(config.training, record_scales=True))
 
 
 MICRO_BATCHES: Final = StudyRecipe(
@@ -95,12 +137,13 @@ MICRO_BATCHES: Final = StudyRecipe(
         name="micro-batches",
         title="Statistics from smaller micro-batches",
         source="Shen et al. 2020, Figure 5",
-        x_label="tokens in a micro-batch",
         logarithmic=True,
     ),
     "statistics from fewer tokens at a fixed update (S20 Fig. 5)",
-    micro_batches_base,
+    ("ln", *MICRO_BATCH_NORMS),
     micro_batches,
+    x_label=_in_a_micro_batch,
+    rows=_undivided,
 )
 ALPHA_GRID: Final = StudyRecipe(
     Study(
@@ -111,8 +154,11 @@ ALPHA_GRID: Final = StudyRecipe(
         y_label="backward α",
     ),
     "PowerNorm's forward and backward α (S20 App. A)",
-    alphas_base,
+    ("ln", "pn"),
     alphas,
+    varied_options=("momentum", "backward_momentum"),
+    # The paper does not say which α it chose, so no cell is its number.
+    rows=lambda *_: {"ln": "ln"},
 )
 SCALES: Final = StudyRecipe(
     Study(
@@ -121,6 +167,8 @@ SCALES: Final = StudyRecipe(
         source="Shen et al. 2020, Appendix B.1",
     ),
     "γ against ψ_B in every layer (S20 App. B.1)",
-    scales_base,
+    ("pn", "pnv", "bn"),
     scales,
+    base=_with_scales,
+    rows=lambda _, config: {norm: norm for norm in config.norms},
 )

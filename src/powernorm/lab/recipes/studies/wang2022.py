@@ -1,44 +1,43 @@
 """Studies of Wang et al. 2022, Regularized BatchNorm."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from powernorm.lab.recipes.studies.recipes import StudyRecipe, sized
-from powernorm.lab.settings.comparison import Study, Variant
-from powernorm.lab.tasks.lm.settings import LanguageModelSettings
+from powernorm.lab.recipes.studies.definition import StudyRecipe, Variants
+from powernorm.lab.recipes.studies.sizes import StudySize
+from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
 
-PENALTIES: Final = {
-    "smoke": (0.0, 1.0),
-    "demo": (0.0, 0.1, 1.0, 10.0),
-    "full": (0.0, 0.01, 0.1, 1.0),
-}
-"""λ of both penalties by preset, for a loss summed over tokens. The grid of the paper's figure is
-lost in its text; `full` spans what its Appendix B chose for language models."""
+PENALTIES: Final = (0.0, 0.01, 0.1, 1.0)
+"""λ of both penalties, in the unit of the task, where a size has no others. The grid of the paper's
+figure is lost in its text; these span what its Appendix B chose, but for 10 of post-norm
+translation."""
+_FEWEST_PENALTIES: Final = (0.0, 1.0)
 
 
-def lowest_layers_base(preset: str) -> LanguageModelSettings:
-    """Return a deeper post-norm model.
+def _post_norm(config: ComparisonSettings) -> ComparisonSettings:
+    """Return the post-norm model: the figure's, where no norm follows the last layer."""
+    model: Any = config.model
+    absent = {
+        name: None
+        for name in ("num_norm_layers", "final_norm", "final_norm_warmup")
+        if hasattr(model, name)
+    }
+    return replace(config, model=replace(model, placement="post", **absent))
 
-    The paper's Figure 3 is of translation, IWSLT14 with a post-norm encoder of 6 layers. `full` is
-    a language model instead: the papers' Penn-Treebank setting with 6 layers and post-norm.
+
+def _depth(config: ComparisonSettings) -> int:
+    depth: int = config.model.num_layers  # type: ignore[attr-defined]
+    return depth
+
+
+def lowest_layers(size: StudySize, config: ComparisonSettings) -> Variants:
+    """Return LayerNorm, and BatchNorm in the 1, 2, … lowest layers under LayerNorm.
+
+    Of a translation these are layers of the encoder, as in the paper.
     """
-    config = sized(preset)
-    depth = {"smoke": 2, "demo": 4, "full": 6}[preset]
-    rate = {"demo": 3e-3}.get(preset, config.optimizer.learning_rate)
-    # Fewer steps than these leave some variants above the unigram: they would end as diverged.
-    steps = {"smoke": 40, "demo": 900}.get(preset, config.training.max_steps)
-    return replace(
-        config,
-        norms=("ln", "bn"),
-        training=replace(config.training, max_steps=steps),
-        model=replace(config.model, num_layers=depth, placement="post"),
-        optimizer=replace(config.optimizer, learning_rate=rate),
-    )
-
-
-def lowest_layers(config: LanguageModelSettings) -> tuple[Variant, ...]:
-    """Return LayerNorm, and BatchNorm in the 1, 2, … lowest layers under LayerNorm."""
-    depth = config.model.num_layers
+    del size
+    depth = _depth(config)
     return (
         # Its own, too: the number of layers is what is varied.
         Variant("ln", "ln", settings={"model.num_norm_layers": "none"}, x=0.0),
@@ -54,19 +53,15 @@ def lowest_layers(config: LanguageModelSettings) -> tuple[Variant, ...]:
     )
 
 
-def penalties_base(preset: str) -> LanguageModelSettings:
-    """Return the comparison whose RegularizedBatchNorm is varied; `ln` stands beside it."""
-    return replace(sized(preset), norms=("ln", "rbn"), norm_options={})
-
-
-def penalties(config: LanguageModelSettings) -> tuple[Variant, ...]:
+def penalties(size: StudySize, config: ComparisonSettings) -> Variants:
     """Return RegularizedBatchNorm with every pair of penalties; both 0 is BatchNorm."""
-    grid = PENALTIES[config.preset]
+    own = size.grid or (_FEWEST_PENALTIES if config.preset == "smoke" else PENALTIES)
+    grid = [round(size.penalty(value, config), 9) for value in own]
     return (
         Variant("ln", "ln"),
         *(
             Variant(
-                f"rbn-{mean:g}-{var:g}",
+                _label(mean, var),
                 "rbn",
                 {"mean_penalty": mean, "var_penalty": var},
                 x=mean,
@@ -78,6 +73,18 @@ def penalties(config: LanguageModelSettings) -> tuple[Variant, ...]:
     )
 
 
+def _label(mean: float, var: float) -> str:
+    return f"rbn-{mean:g}-{var:g}"
+
+
+def _chosen_penalties(size: StudySize, config: ComparisonSettings) -> Mapping[str, str]:
+    """Return BatchNorm, and the λ of the recipe, with which the paper's tables are."""
+    del config
+    own: Mapping[str, Any] = size.recipe.settings.norm_options.get("rbn", {})
+    chosen = _label(own.get("mean_penalty", 0.0), own.get("var_penalty", 0.0))
+    return {"ln": "ln", chosen: "rbn", _label(0, 0): "bn"}
+
+
 LOWEST_LAYERS: Final = StudyRecipe(
     Study(
         name="lowest-layers",
@@ -85,9 +92,12 @@ LOWEST_LAYERS: Final = StudyRecipe(
         source="Wang et al. 2022, Figure 3",
         x_label="layers with BatchNorm, from the lowest",
     ),
-    "BatchNorm in the k lowest layers; loss gap and TID over time (W22 Fig. 3)",
-    lowest_layers_base,
+    "BatchNorm in the k lowest layers; score gap and TID (W22 Fig. 3)",
+    ("ln", "bn"),
     lowest_layers,
+    base=_post_norm,
+    needs="num_norm_layers",
+    rows=lambda _, config: {"ln": "ln", f"bn-{_depth(config)}of{_depth(config)}": "bn"},
 )
 PENALTY_GRID: Final = StudyRecipe(
     Study(
@@ -98,6 +108,8 @@ PENALTY_GRID: Final = StudyRecipe(
         y_label="λ of the variance",
     ),
     "grid of the penalties of rbn (W22 Fig. 5)",
-    penalties_base,
+    ("ln", "rbn"),
     penalties,
+    varied_options=("mean_penalty", "var_penalty"),
+    rows=_chosen_penalties,
 )
