@@ -1,6 +1,7 @@
-"""Training and validation loss side by side, in a file."""
+"""Losses and scores over the training side by side, in a file."""
 
 import csv
+import json
 from pathlib import Path
 from statistics import fmean
 
@@ -8,7 +9,9 @@ import pytest
 from synthetic import write_comparison
 
 from powernorm.errors import InputError
-from powernorm.lab.report import pictures
+from powernorm.lab.report import pictures, read_comparison
+from powernorm.lab.report.curves import Axis
+from powernorm.lab.report.figures import learning_curves
 from powernorm.lab.report.pictures import draw_training_curves
 from powernorm.runs import METRICS_FILE
 
@@ -89,3 +92,88 @@ def test_a_loss_that_falls_far_has_a_logarithmic_axis(
     monkeypatch.setattr(pictures, "_save", lambda figure, out: drawn.update(f=figure) or out)
     draw_training_curves([folder], tmp_path / "a.svg")
     assert [axes.get_yscale() for axes in drawn["f"].axes] == [scale, "linear"]
+
+
+COLUMNS = (
+    "step,epoch,tokens,train_loss,valid_loss,valid_perplexity,valid_score,seconds,learning_rate"
+)
+
+
+def _write_scores(folder: Path, seed: int, scores: list[float], *, epoch_length: int = 4) -> None:
+    """A validation every two steps; an epoch has so many steps."""
+    lines = [COLUMNS]
+    for step in range(1, 2 * len(scores) + 1):
+        validation = "" if step % 2 else str(scores[step // 2 - 1])
+        epoch = (step - 1) // epoch_length
+        lines.append(f"{step},{epoch},{100 * step},1.0,2.0,7.0,{validation},1.0,0.1")
+    (path,) = folder.glob(f"ln*seed{seed}/{METRICS_FILE}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def scored(tmp_path: Path) -> Path:
+    folder = write_comparison(tmp_path / "scored", norms=("ln",), seeds=(0, 1))
+    _write_scores(folder, 0, [10.0, 20.0, 30.0, 40.0])
+    _write_scores(folder, 1, [12.0, 24.0, 36.0, 48.0])
+    results = json.loads((folder / "results.json").read_text())
+    results["preset"] = "another"
+    results["score"] = {"metric": "valid_bleu", "direction": "max"}
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+@pytest.mark.parametrize("measure", ["valid_bleu", "valid_score"])
+@pytest.mark.parametrize(
+    ("axis", "places"),
+    [("step", [2, 4, 6, 8]), ("tokens", [200, 400, 600, 800]), ("epoch", [0.5, 1, 1.5, 2])],
+)
+def test_a_score_is_drawn_by_steps_tokens_or_epochs(
+    scored: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    measure: str,
+    axis: Axis,
+    places: list[float],
+) -> None:
+    """Wang et al. 2022, Figure 1, has epochs."""
+    drawn = {}
+    monkeypatch.setattr(pictures, "_save", lambda figure, out: drawn.update(f=figure) or out)
+    draw_training_curves([scored], tmp_path / "a.svg", measures=[measure], against=axis)
+    (axes,) = drawn["f"].axes
+    assert axes.get_title(loc="left") == "Validation BLEU"
+    assert axes.get_ylabel() == "BLEU (higher is better)"
+    assert axes.get_xlabel() == axis
+    assert list(axes.lines[0].get_xdata()) == places
+    assert list(axes.lines[0].get_ydata()) == [11, 22, 33, 44]
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (min(band), max(band)) == (10, 48)
+
+
+def test_losses_and_score_stand_side_by_side_unless_others_are_named(
+    scored: Path, tmp_path: Path
+) -> None:
+    text = _texts(draw_training_curves([scored], tmp_path / "a.svg"))
+    assert all(f"<!-- Validation {what} -->" in text for what in ("loss", "BLEU"))
+    runs = sorted(scored.glob("ln*"))
+    same = draw_training_curves(runs, tmp_path / "b.svg", measures=["train_loss", "valid_loss"])
+    assert "<!-- Validation BLEU -->" not in _texts(same)
+
+
+def test_what_was_not_logged_cannot_be_drawn(scored: Path, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.svg"
+    with pytest.raises(InputError, match=r"logged no valid_accuracy: it has .*valid_bleu"):
+        draw_training_curves([scored], out, measures=["valid_accuracy"])
+    for seed in (0, 1):
+        _write_scores(scored, seed, [1.0, 2.0], epoch_length=9)
+    with pytest.raises(InputError, match="no run that logged the end of an epoch"):
+        draw_training_curves([scored], out, against="epoch")
+    with pytest.raises(InputError, match="are 2 comparisons, which differ in more than"):
+        draw_training_curves([scored, folder], out)
+
+
+def test_the_page_draws_the_mean_of_the_seeds_by_epoch(scored: Path) -> None:
+    *_, drawn = learning_curves(read_comparison(scored))
+    assert ">epoch</text>" in drawn.svg
+    assert ">Validation BLEU</text>" in drawn.svg
+    assert "BLEU on the validation data; higher is better." in drawn.caption
+    assert "means over the seeds that finished" in drawn.caption

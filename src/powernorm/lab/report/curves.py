@@ -131,10 +131,11 @@ def steps_per_epoch(runs: Iterable[Run]) -> float | None:
         step, epoch = row.get("step"), row.get("epoch")
         if step is None or epoch is None:
             continue
+        # The epoch is that of the step's last micro-batch.
         shortest = max(shortest, step / (epoch + 1))
         if epoch > 0:
-            longest = min(longest, step / epoch)
-    return (shortest + longest) / 2 if isfinite(longest) else None
+            longest = min(longest, (step - 1) / epoch)
+    return (shortest + max(shortest, longest)) / 2 if isfinite(longest) else None
 
 
 def num_epochs(run: Run) -> float:

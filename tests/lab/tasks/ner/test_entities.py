@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_entities import tiny_entities, write_entities
+from tiny_entities import TRAINING, tiny_entities, write_entities
 
 import powernorm
 from lab.training.minimized import training_losses
-from lab.training.tiny_training import TRAINING
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.builtin import compare
-from powernorm.lab.tasks.ner.batches import EntityData
 from powernorm.lab.tasks.ner.encoding import NUM_MARKS, EncodedEntities
 from powernorm.lab.tasks.ner.model import EntityTagger
 from powernorm.lab.tasks.ner.scores import span_scores
@@ -100,7 +98,7 @@ def test_scores_are_those_of_whole_sentences(names: Path) -> None:
     assert at == len(found)
     expected = span_scores(gold, predicted)
     assert data.scores("test", model, torch.device("cpu")) == expected
-    assert EntityData.selection in expected
+    assert config.score_name in expected
 
 
 def test_word_vectors_begin_the_embeddings(names: Path, tmp_path: Path) -> None:

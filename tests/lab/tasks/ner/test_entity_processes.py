@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_entities import tiny_entities, write_entities
+from tiny_entities import TRAINING, tiny_entities, write_entities
 
-from lab.training.tiny_training import TRAINING
 from norms.processes import run_processes
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.builtin import compare

@@ -39,12 +39,15 @@ def place(rng: random.Random) -> list[str]:
     return ["in O", f"{rng.choice(NAMES)} S-LOC"]
 
 
+TRAINING = ScoredTrainingSettings(**STEPS)
+
+
 def tiny_entities(
     path: Path,
     *,
     norms: tuple[str, ...] = ("ln",),
     seeds: tuple[int, ...] = (0,),
-    training: ScoredTrainingSettings | None = None,
+    training: ScoredTrainingSettings = TRAINING,
     norm_options: dict[str, dict[str, float]] | None = None,
     data: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
@@ -68,6 +71,6 @@ def tiny_entities(
         data=replace(read, **(data or {})),
         model=replace(shape, **(model or {})),
         optimizer=OptimizerSettings(learning_rate=2e-2),
-        training=training or ScoredTrainingSettings(**STEPS),
+        training=training,
         norm_options=norm_options or {},
     )
