@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 from commands import SMALL, Outcome, powernorm
 from integrations.tiny_encoder import TEXTS, write_encoder
 from powernorm.cli.diagnose import diagnose
 from powernorm.errors import InputError
+from powernorm.lab import diagnosed_runs
 from powernorm.lab.tasks.trained_models import load_folded_run, load_trained
 from powernorm.norms import Norm
 
@@ -217,6 +219,19 @@ def test_scores_of_all_runs_of_a_comparison(runs: Path) -> None:
     assert again.code == 0, again.err
     assert again.out.partition("with the diagnosis")[0] == outcome.out.partition("with the")[0]
     assert (runs / "bn-pre-seed0" / "diagnosis.json").stat().st_mtime_ns == written
+
+
+def test_interrupted_scores(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(diagnosed_runs, "diagnose_run", interrupt)
+    with pytest.raises(typer.Exit) as ended:
+        diagnose([str(runs)], scores="test", batches=2)
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err == "interrupted: the runs that were scored keep their scores\n"
 
 
 def test_a_pretrained_model_on_another_text(

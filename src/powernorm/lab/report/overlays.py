@@ -59,7 +59,7 @@ TIDS: Final = (
         "mean_tid",
         "TID: mean",
         "TID, %",
-        "Two-pass TID of the mean in percent, logarithmic (Wang et al. 2022, Fig. 4).",
+        "Two-pass TID of the mean in percent, logarithmic.",
         100,
     ),
     Quantity(
@@ -67,7 +67,7 @@ TIDS: Final = (
         "TID: deviation",
         "TID, %",
         "Two-pass TID of the deviation (of the quadratic mean where a norm with batch statistics "
-        "does not center) in percent, logarithmic (Wang et al. 2022, Fig. 4).",
+        "does not center) in percent, logarithmic.",
         100,
     ),
 )
@@ -272,7 +272,8 @@ def _over_training(
         prefix=f"{prefix}training-{quantity.key.replace('_', '-')}",
         description=f"{quantity.name} over training for {_names(lines)}",
     )
-    caption = [quantity.source, *notes, *_lost(panels)]
+    figure = ["Compare Wang et al. 2022, Fig. 4."] if quantity in TIDS else []
+    caption = [quantity.source, *figure, *notes, *_lost(panels)]
     return [DrawnFigure(svg, " ".join(caption))]
 
 

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from powernorm.lab.report import numerals
 from powernorm.lab.report.diagnosis_words import average
-from powernorm.lab.report.measures import heading_of
+from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import NOTHING, printable
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.lab.report.summary import Spread
@@ -52,7 +52,7 @@ def evaluation_table(record: DiagnosisRecord, *, has_tokens: bool = True) -> Tab
     paper = [f"{one['dataset']}, paper" for one in list(printed.values())[:1]]
     headings = [
         *("statistics", *tokens, "loss"),
-        *(printable(heading_of(name)) for name in names),
+        *(printable(score_heading(name)) for name in names),
         *map(printable, paper),
     ]
     lines = [
@@ -138,7 +138,7 @@ def score_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, Table]]:
     running = [kind for kind in kinds if kind[0] == "running"]
     anew = [kind for kind in kinds if kind[0] not in ("running", "batch")]
     batch = sorted((kind for kind in kinds if kind[0] == "batch"), key=lambda kind: kind[1] or 0)
-    name = printable(heading_of(metric))
+    name = printable(score_heading(metric))
     dataset = next((printable(one["dataset"]) for one in printed.values()), "")
     beside = f"; paper: Wang et al. 2022, {{}}, {dataset}" if dataset else ""
     found = [
@@ -235,6 +235,18 @@ def _measured_tid(runs: Iterable[Run], printed: PaperStatistic) -> str:
 
 def _printed(one: PaperStatistic | None) -> str:
     return NOTHING if one is None else f"{one['value']:.1f}"
+
+
+def score_heading(metric: str) -> str:
+    """Return what a score is called, of either split.
+
+    >>> score_heading("test_bleu"), score_heading("valid_bleu"), score_heading("valid_accuracy")
+    ('test BLEU', 'valid BLEU', 'valid accuracy')
+    """
+    of_test = metric.replace("valid_", "test_", 1)
+    if metric in MEASURES or of_test not in MEASURES:
+        return heading_of(metric)
+    return f"valid {heading_of(of_test).removeprefix('test ')}"
 
 
 def statistic_label(one: PaperStatistic) -> str:
