@@ -1,5 +1,6 @@
 """Settings of the whole suite: an empty home of its own, and one thread a process."""
 
+import os
 import re
 import zlib
 from pathlib import Path
@@ -10,6 +11,11 @@ import torch
 
 import machine  # noqa: F401  (makes the suite's home)
 from covering import covering
+
+# oneDNN's AVX2 convolutions of few channels break the heap on some AMD processors, without any norm
+# in the model (torch 2.13); it reads this when it is first used.
+if torch.backends.cpu.get_cpu_capability() == "AVX2":
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX")
 
 # The suite runs in several processes at once: one thread each is faster than two in each other's
 # way, and results do not depend on the machine's number of cores.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from recorded_runs import (
     BUFFERS,
     OTHERS,
@@ -28,8 +29,11 @@ from powernorm.lab.report import read_comparison
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_trained
 
-RELATIVE = 1e-5
-"""Of a number to the recorded one: other processors add in another order."""
+IS_RECORDED_KIND = torch.backends.cpu.get_cpu_capability() == "AVX512"
+"""Whether this processor's vectors are as wide as those of the one that recorded."""
+RELATIVE = 1e-5 if IS_RECORDED_KIND else 5e-2
+"""Of a number to the recorded one: other processors add in another order, and 20 steps of training
+enlarge what that changes."""
 RESUMABLE = [case for case in (*TASKS, *OTHERS) if resumable(case)]
 
 
