@@ -119,8 +119,10 @@ def test_equals_the_padded_batch(family: str, attention: str, kind: str, norm: s
     model = build(family, attention, norm)
     expected = train(deepcopy(model), None, attention, causal)
     got = train(model, kind, attention, causal)
+    # Transformers' eager attention takes its softmax in float32, whatever the type of the model.
+    tolerance = 1e-5 if attention == "eager" else 1e-10
     for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,8 @@ def changed_recipe(name: str, task: str, values: Mapping[str, Any], path: Path) 
     try:
         base = _merged(_extended(path, str(values["extends"]), task), ())
         said: dict[str, Any] = {key: base[key] for key in ("about", "results") if key in base}
+        if "results" in values and "about" in said:
+            said["about"] = {k: v for k, v in said["about"].items() if k != "results_of"}
         whole = {"task": task, **laid_over(said, values)}
         return _recipe(name, _completed(whole, path, ()), path)
     except InputError as error:

@@ -12,6 +12,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_folder
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.data.lines import TextPair
+from powernorm.lab.data.corpus import EVALUATED_SPLITS
 from powernorm.lab.data.subwords import Subwords
 from powernorm.lab.tasks.translation import sentence_pairs
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus, corpus_in_memory
@@ -21,7 +22,6 @@ from powernorm.lab.tasks.translation.sentence_pairs import (
     encode_pairs,
     load_pairs,
 )
-from powernorm.lab.tasks.translation.store import EVALUATED_SPLITS
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
