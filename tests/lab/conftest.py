@@ -1,4 +1,6 @@
+import os
 import random
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,9 +12,9 @@ from lab.training.tiny_training import Configure, tiny_config
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache for all tests of this folder, which is not the user's."""
-    folder = tmp_path_factory.mktemp("cache")
+def shared_cache() -> Iterator[Path]:
+    """One cache for all tests of this folder; it stays set for those that come after them."""
+    folder = Path(tempfile.mkdtemp(dir=os.environ["POWERNORM_TEST_HOME"]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POWERNORM_CACHE", str(folder))
         yield folder

@@ -8,6 +8,7 @@ import pytest
 
 from lab.data.official_images import write_mnist
 from powernorm.lab.recipes import changes_of, differences, paths_of, recipe, reduced_note
+from powernorm.lab.recipes.files import named_recipe
 from powernorm.lab.recipes.studies import study_config
 from powernorm.lab.settings.comparison import Study
 from powernorm.lab.settings.overrides import override
@@ -15,7 +16,9 @@ from powernorm.lab.tasks.image import sources as image_sets
 from powernorm.lab.tasks.registry import task_of
 
 EXPERIMENTS = [
-    name for name in paths_of("translation") if name.endswith(("2020", "2019", "-pre", "-post"))
+    name
+    for name in paths_of("translation")
+    if named_recipe("translation", name).about.source and name != "verses-small"
 ]
 
 
@@ -129,7 +132,7 @@ def test_verses_in_place_of_an_experiments_data_are_named(preset: str, path: str
     assert note.startswith("The data are the embedded verses, not ")
 
 
-@pytest.mark.parametrize("preset", ["verses-small", "verses-reduced"])
+@pytest.mark.parametrize("preset", ["verses-small", "verses-reduced", "verses-mini-pre"])
 def test_presets_of_the_verses_say_so_of_the_verses(preset: str) -> None:
     known = (
         "The papers' numbers are of IWSLT14 De-En, these of the embedded verses: compare the "

@@ -28,6 +28,7 @@ def values(preset: str, placement: str = "pre") -> dict[str, float | None]:
 def test_presets() -> None:
     assert set(paths_of(TASK)) == {
         *("smoke", "demo", "verses-small", "verses-reduced"),
+        *("verses-mini-pre", "verses-mini-post"),
         *("iwslt14-shen2020", "wmt14-shen2020"),
         *(f"{data}-wang2022-{place}" for data in ("iwslt14", "wmt16") for place in ("pre", "post")),
         *("iwslt14-xu2019", "wmt14-xu2019", "iwslt15-xu2019"),
