@@ -136,9 +136,7 @@ def test_catalog_says_what_a_preset_needs(task: str, preset: str) -> None:
     assert ("GPU" in info.cost) == ("estimate" in info.cost and "core" not in info.cost)
     if config.task == "translation":
         assert (info.data == EMBEDDED) == (config.data.path is None)
-        assert bool(info.source) == (
-            preset not in ("smoke", "demo") and info.stands_for is None
-        )
+        assert bool(info.source) == (preset not in ("smoke", "demo") and info.stands_for is None)
     if info.data != EMBEDDED:
         assert "--data" in info.data
         assert config.data.path is None or "FOLDER" in info.data or config.data.path in info.data

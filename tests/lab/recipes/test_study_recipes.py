@@ -190,7 +190,13 @@ def test_numbers_of_a_paper_stand_beside_the_variants_that_repeat_them() -> None
             ["model.architecture=plain", "model.head_features=none"],
             "model.architecture=plain has the causal form alone.*set model.architecture=tensorized",
         ),
-        ("lm", "alphas", "big", [], "no preset 'big': choose one of smoke, demo, full, addresses, ptb"),
+        (
+            "lm",
+            "alphas",
+            "big",
+            [],
+            "no preset 'big': choose one of smoke, demo, full, addresses, ptb",
+        ),
         ("parse", "alphas", "rows", [], "no preset 'rows': choose one of smoke, demo, petrogold"),
         ("lm", "alphas", "smoke", ["norms=bn"], "alphas has no variant of bn; choose from ln, pn"),
         (

@@ -10,9 +10,8 @@ import torch
 
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_folder
-from powernorm.lab.data.corpus import SPLITS
+from powernorm.lab.data.corpus import EVALUATED_SPLITS, SPLITS
 from powernorm.lab.data.lines import TextPair
-from powernorm.lab.data.corpus import EVALUATED_SPLITS
 from powernorm.lab.data.subwords import Subwords
 from powernorm.lab.tasks.translation import sentence_pairs
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus, corpus_in_memory
