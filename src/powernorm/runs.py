@@ -6,6 +6,8 @@ Training writes run folders and the report reads them; this module is all that t
 COMPARISON/                 one folder a comparison
   comparison.json           ComparisonHead: what is compared, written before the first run
   results.json              ComparisonResults: settings, baselines, one RunResult a run
+  work.json                 what other processes have to know to train the runs that are left
+  workers/                  what the workers of `--jobs` printed
   report.html               self-contained report
   RUN/                      one folder a run, named by `run_name`
     config.json             the full configuration of the run
@@ -29,6 +31,7 @@ from typing import Any, Final, Literal, NotRequired, TypedDict
 
 COMPARISON_FILE: Final = "comparison.json"
 RESULTS_FILE: Final = "results.json"
+WORK_FILE: Final = "work.json"
 REPORT_FILE: Final = "report.html"
 CONFIG_FILE: Final = "config.json"
 METRICS_FILE: Final = "metrics.csv"
@@ -311,6 +314,9 @@ class RunResult(TypedDict):
     """The run's folder, relative to the comparison's."""
     message: NotRequired[str]
     """Why the run failed or where it stopped."""
+    ran_on: NotRequired[dict[str, str]]
+    """`host`, `worker` and `gpu` of the worker that trained it, or ended it; absent where
+    `compare` trained it itself."""
     remark: NotRequired[str]
     """What has to stand beside every number of the run, such as `sees the future`."""
     label: NotRequired[str]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from powernorm.lab.comparing import own_grid
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.run import Run
+from powernorm.lab.own_grid import own_grid
 
 NUM_TRAINED = 120
 

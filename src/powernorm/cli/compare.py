@@ -114,6 +114,39 @@ def compare(
             "over several machines start this command with torchrun instead.",
         ),
     ] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Train N runs at a time, each in a process of its own, on a GPU of its own where "
+            "there are GPUs; more processes, also of other machines: `powernorm work DIR`.",
+        ),
+    ] = 1,
+    num_threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            min=1,
+            metavar="N",
+            help="CPU threads of each run, part of its settings; else the recipe's, 1 with --jobs, "
+            "or torch's choice.",
+        ),
+    ] = None,
+    retries: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="With --jobs: so often a run is tried again whose process was lost.",
+        ),
+    ] = 3,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="Train nothing: prepare DIR for `powernorm work DIR`, then leave."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the results as JSON in place of the table.")
     ] = False,
@@ -133,7 +166,9 @@ def compare(
         foreign = {"--placement": placement, "--preset": preset, "--study": study, "--data": data}
         _refuse(foreign, f"{task} is a function of your own")
         folder = out or Path("runs") / task.replace(":", "-")
-        what: Grid | ComparisonSettings = _own(task, norms, seeds, goal, changes, device)
+        what: Grid | ComparisonSettings = _own(
+            task, norms, seeds, goal, changes, device, _threads(num_threads, jobs)
+        )
     else:
         _refuse({"--goal": goal}, f"{task} has a measure of its own")
         options = {
@@ -144,12 +179,21 @@ def compare(
             "training.accelerator": _accelerator(device),
         }
         chosen = [f"{key}={value}" for key, value in options.items() if value is not None]
-        what, recipe, name = _built_in(task, preset, study, [*chosen, *changes])
+        config, recipe, name = _built_in(task, preset, study, [*chosen, *changes])
+        what = _with_threads(config, jobs, num_threads)
         folder = out or Path("runs") / name
+    if devices > 1 and (jobs > 1 or plan):
+        raise InputError(
+            f"{launching.OPTION} trains each run in several processes, and "
+            f"{'--jobs trains several runs' if jobs > 1 else '--plan trains none'}: choose one"
+        )
+    if plan:
+        _plan(what, folder, recipe, resume=resume, force=force)
+        return
     with _interruptible(folder):
         if devices > 1:
             raise typer.Exit(_train_in_processes(what, devices))
-        _train(what, folder, shown, recipe, resume=resume, force=force)
+        _train(what, folder, shown, recipe, Jobs(jobs, retries), resume=resume, force=force)
 
 
 def _built_in(
@@ -206,6 +250,45 @@ class Shown:
     quiet: bool
 
 
+@dataclass(frozen=True)
+class Jobs:
+    """How many runs are trained at a time, and how often one that was lost."""
+
+    number: int
+    retries: int
+
+
+def _threads(num_threads: int | None, jobs: int) -> int | None:
+    from powernorm.lab.working import default_threads
+
+    return num_threads or default_threads(jobs)
+
+
+def _with_threads(
+    config: "ComparisonSettings", jobs: int, num_threads: int | None
+) -> "ComparisonSettings":
+    from powernorm.lab.working import with_threads
+
+    return with_threads(config, jobs, num_threads)
+
+
+def _plan(
+    what: "Grid | ComparisonSettings",
+    folder: Path,
+    recipe: "Recipe | None",
+    *,
+    resume: bool,
+    force: bool,
+) -> None:
+    """Prepare a folder for workers."""
+    from powernorm.lab.comparing import notes_of, plan
+    from powernorm.lab.settings.comparison import ComparisonSettings
+
+    notes = notes_of(what, recipe) if isinstance(what, ComparisonSettings) else None
+    plan(what, folder, resume=resume, force=force, notes=notes)
+    typer.echo(f"{folder} is ready; on every machine that sees it: powernorm work {folder}")
+
+
 def _refuse(options: Mapping[str, str | None], reason: str) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
@@ -246,9 +329,10 @@ def _own(
     goal: str | None,
     assignments: list[str],
     device: str,
+    num_threads: int | None,
 ) -> "Grid":
     """Return the grid of a function of the user's own."""
-    from powernorm.lab.comparing import NORMS, checked_norms, checked_seeds, own_grid
+    from powernorm.lab.own_grid import NORMS, checked_norms, checked_seeds, own_grid
 
     metric, _, direction = (goal or "").rpartition(":")
     if not metric:
@@ -268,6 +352,7 @@ def _own(
         settings=settings,
         norm_options=norm_options,
         device=device,
+        num_threads=num_threads,
     )
 
 
@@ -276,6 +361,7 @@ def _train(
     folder: Path,
     shown: Shown,
     recipe: "Recipe | None",
+    jobs: Jobs,
     *,
     resume: bool,
     force: bool,
@@ -290,6 +376,8 @@ def _train(
         compare_and_show(
             what,
             folder,
+            jobs=jobs.number,
+            retries=jobs.retries,
             resume=resume,
             force=force,
             progress=not shown.quiet,

@@ -5,20 +5,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
-import torch
 from rich.console import Console
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.environment import environment
+from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import Listener
-from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.executors.local import LocalExecutor
+from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.grid_training import compare_grid
-from powernorm.lab.engine.processes import is_first_process, local_rank, num_processes
+from powernorm.lab.engine.processes import is_first_process
 from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.lab.engine.stopping import Stopped
-from powernorm.lab.engine.tasks import Task, TrainingFunction, task_of
+from powernorm.lab.engine.tasks import Task, TrainingFunction
+from powernorm.lab.own_grid import NORMS, Direction, checked_norms, checked_seeds, own_grid
 from powernorm.lab.recipes import (
     Recipe,
     changes_of,
@@ -31,13 +32,9 @@ from powernorm.lab.report import Comparison, print_comparison, read_comparison, 
 from powernorm.lab.report.measures import MEASURES
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks import builtin
-from powernorm.lab.tasks.builtin import Notes
-from powernorm.norms.registry import check_norm_options
+from powernorm.lab.tasks.builtin import Notes, grid_of
+from powernorm.lab.working import default_threads, with_threads, work_record
 from powernorm.runs import RESULTS_FILE
-
-NORM_OPTIONS: Final = "norm_options"
-NORMS: Final = ("ln", "bn", "rbn", "pn")
-Direction = Literal["min", "max"]
 
 
 def compare(
@@ -50,6 +47,9 @@ def compare(
     settings: Mapping[str, Any] | None = None,
     norm_options: Mapping[str, Mapping[str, Any]] | None = None,
     device: str = "auto",
+    jobs: int = 1,
+    num_threads: int | None = None,
+    retries: int = 3,
     resume: bool = False,
     force: bool = False,
     quiet: bool = False,
@@ -74,6 +74,12 @@ def compare(
         settings: values of the function's keyword parameters; the others have their defaults.
         norm_options: options of `build_norm` by norm, such as `{"rbn": {"mean_penalty": 1.0}}`.
         device: `auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, …
+        jobs: runs at a time, each in a process of its own, on a GPU of its own where there are
+            GPUs; a function has to be at the top level of a module or script, which the processes
+            import (a script needs `if __name__ == "__main__":` around the call).
+        num_threads: CPU threads of each run, part of its settings; None is 1 with `jobs`, else
+            torch's choice.
+        retries: with `jobs`, so often a run is tried again whose process was lost.
         resume: leave runs that are over as they are, and go on with interrupted ones from their
             last checkpoint, exactly as if they had not been interrupted.
         force: delete the runs that `out` holds first.
@@ -99,7 +105,7 @@ def compare(
         own = [name for name, value in given.items() if value]
         if own:
             raise InputError(f"{own[0]} is part of a recipe: change it by powernorm.lab.override")
-        what: Grid | ComparisonSettings = train
+        what: Grid | ComparisonSettings = with_threads(train, jobs, num_threads)
     else:
         what = own_grid(
             train,
@@ -109,11 +115,14 @@ def compare(
             settings=settings or {},
             norm_options=norm_options or {},
             device=device,
+            num_threads=num_threads or default_threads(jobs),
         )
     try:
         return compare_and_show(
             what,
             Path(out),
+            jobs=jobs,
+            retries=retries,
             resume=resume,
             force=force,
             progress=on_event or not quiet,
@@ -131,6 +140,8 @@ def compare_and_show(
     what: Grid | ComparisonSettings,
     folder: Path,
     *,
+    jobs: int = 1,
+    retries: int = 3,
     resume: bool,
     force: bool,
     progress: bool | Listener,
@@ -138,7 +149,17 @@ def compare_and_show(
     notes: Notes | None = None,
 ) -> Comparison:
     """Train, show what happens, write the page and print the table; see `compare`."""
-    train = partial(_train, what, folder, resume=resume, force=force, notes=notes)
+    known = (notes or notes_of(what)) if isinstance(what, ComparisonSettings) else None
+    train = partial(
+        _train,
+        what,
+        folder,
+        work=_work_record(what, is_needed=jobs > 1),
+        executor=None if jobs == 1 else _local_executor(what, folder, jobs, retries),
+        resume=resume,
+        force=force,
+        notes=known,
+    )
     try:
         if callable(progress) or not progress or not is_first_process():
             train(on_event=progress if callable(progress) else None)
@@ -160,20 +181,84 @@ def compare_and_show(
     return found
 
 
+def plan(
+    what: Grid | ComparisonSettings,
+    folder: Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    notes: Notes | None = None,
+) -> None:
+    """Write everything that `powernorm work` needs, and train nothing.
+
+    Args:
+        what: to train.
+        folder: of the comparison.
+        resume: the folder may hold runs, which stay.
+        force: delete the runs that the folder holds first.
+        notes: as in `compare`.
+
+    Raises:
+        InputError: as in `compare`.
+    """
+    known = (notes or notes_of(what)) if isinstance(what, ComparisonSettings) else None
+    work = _work_record(what, is_needed=True)
+    _train(what, folder, work=work, resume=resume, force=force, notes=known, plan_only=True)
+
+
+def _work_record(what: Grid | ComparisonSettings, *, is_needed: bool) -> dict[str, Any] | None:
+    """Return what other processes need to train, too; None where they could not."""
+    try:
+        return work_record(what)
+    except InputError:
+        if is_needed:
+            raise
+        return None
+
+
+def _local_executor(
+    what: Grid | ComparisonSettings, folder: Path, jobs: int, retries: int
+) -> LocalExecutor:
+    grid = what if isinstance(what, Grid) else grid_of(what, Notes())
+    threads = grid.num_threads or 1
+    return LocalExecutor(folder, jobs, num_threads=threads, device=grid.device, retries=retries)
+
+
 def _train(
     what: Grid | ComparisonSettings,
     folder: Path,
     *,
+    work: Mapping[str, Any] | None,
     resume: bool,
     force: bool,
     notes: Notes | None,
-    on_event: Listener | None,
+    executor: Executor | None = None,
+    plan_only: bool = False,
+    on_event: Listener | None = None,
 ) -> None:
     if isinstance(what, ComparisonSettings):
-        known = notes or notes_of(what)
-        builtin.compare(what, folder, resume=resume, force=force, on_event=on_event, notes=known)
+        builtin.compare(
+            what,
+            folder,
+            resume=resume,
+            force=force,
+            on_event=on_event,
+            notes=notes,
+            work=work,
+            executor=executor,
+            plan_only=plan_only,
+        )
     else:
-        compare_grid(what, folder, resume=resume, force=force, on_event=on_event)
+        compare_grid(
+            what,
+            folder,
+            resume=resume,
+            force=force,
+            on_event=on_event,
+            work=work,
+            executor=executor,
+            plan_only=plan_only,
+        )
 
 
 def notes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> Notes:
@@ -192,168 +277,3 @@ def notes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> Notes:
         changes_of(config, recipe),
         tuple(paper_statistics(config, recipe)),
     )
-
-
-def own_grid(
-    train: Task | TrainingFunction | str,
-    *,
-    norms: Sequence[str],
-    seeds: Sequence[int],
-    goal: Mapping[str, str],
-    settings: Mapping[str, Any],
-    norm_options: Mapping[str, Mapping[str, Any]],
-    device: str = "auto",
-) -> Grid:
-    """Return the grid of a training function and of settings, all of them checked.
-
-    Args:
-        train: function of a `Run`, a `Task`, or `module:name` of one.
-        norms: short names, or `module:Class`.
-        seeds: of the runs.
-        goal: the metric that decides, and whether it is best at its `max` or `min`.
-        settings: values of the function's keyword parameters, or texts of them.
-        norm_options: options of `build_norm` by norm.
-        device: as in `chosen_device`.
-
-    Raises:
-        InputError: one of them cannot be used; the message names it.
-    """
-    task = task_of(train)
-    metric, direction = checked_goal(goal, task.name)
-    checked = task.settings(settings)
-    for norm in (*norms, *norm_options):
-        check_norm_options(norm, norm_options.get(norm, {}))
-    unused = [norm for norm in norm_options if norm not in norms]
-    if unused:
-        raise InputError(
-            f"norm_options.{unused[0]} is given, and {unused[0]} is not among the norms "
-            f"({', '.join(norms)}): add it, or leave its options out"
-        )
-    for norm in norms:
-        task.check(checked, norm)
-    options = {norm: dict(norm_options.get(norm, {})) for norm in norms}
-    return Grid(
-        task=task,
-        lines=[Line(norm=norm, settings=checked, norm_options=options[norm]) for norm in norms],
-        seeds=seeds,
-        goal=metric,
-        direction=direction,
-        settings=checked,
-        head=partial(_head, task, checked, options, list(seeds)),
-        config=partial(_config, task, {"metric": metric, "direction": direction}),
-        line_of=partial(_line_of, checked, norm_options),
-        device=chosen_device(device),
-    )
-
-
-def chosen_device(device: str) -> torch.device:
-    """Return the device of a name; `auto` is a GPU where there is one.
-
-    Raises:
-        InputError: torch knows no such device, or it is not there.
-    """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-        if device == "cuda" and torch.cuda.is_available():
-            chosen = torch.device("cuda", local_rank() if num_processes() > 1 else 0)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise InputError(
-            f"device {device!r} cannot be used ({first_line}): try auto or cpu"
-        ) from error
-    return chosen
-
-
-def checked_goal(goal: Mapping[str, str], task: str) -> tuple[str, Direction]:
-    """Return metric and direction of a goal.
-
-    Raises:
-        InputError: there is not exactly one, or its direction is unknown.
-    """
-    if len(goal) != 1:
-        raise InputError(
-            f"goal is {goal!r}: name the one value that {task} returns by which the norms are "
-            "compared, and which way it is better, e.g. {'valid_loss': 'min'}"
-        )
-    ((metric, direction),) = goal.items()
-    if direction == "min":
-        return metric, "min"
-    if direction == "max":
-        return metric, "max"
-    raise InputError(f"the goal {metric} has the direction {direction!r}, expected min or max")
-
-
-def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
-    """Return the seeds: 0 to n - 1 of a number n.
-
-    Raises:
-        InputError: there is none, one is negative or given twice.
-    """
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
-        raise InputError(
-            f"seeds is {seeds!r}: give a number of seeds (at least 1), or different seeds from 0"
-        )
-    return chosen
-
-
-def checked_norms(norms: Sequence[str]) -> list[str]:
-    """Return the norms of a comparison.
-
-    Raises:
-        InputError: there is none, or one is given twice.
-    """
-    chosen = list(norms)
-    if isinstance(norms, str) or not chosen or len(set(chosen)) < len(chosen):
-        raise InputError(f"norms is {norms!r}: give different short names, such as {list(NORMS)}")
-    return chosen
-
-
-def _head(
-    task: Task, settings: Any, options: Mapping[str, Any], seeds: list[int]
-) -> dict[str, Any]:
-    return {
-        "task": task.name,
-        "function": task.source(),
-        "settings": {
-            **task.to_json(settings),
-            "norms": list(options),
-            "seeds": seeds,
-            NORM_OPTIONS: {norm: chosen for norm, chosen in options.items() if chosen},
-            **environment(["powernorm"]),
-        },
-    }
-
-
-def _config(
-    task: Task, goal: Mapping[str, str], line: Line, seed: int, fingerprint: str | None
-) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "task": task.name,
-        "function": task.source(),
-        "goal": goal,
-        "norm": line.norm,
-        "seed": seed,
-        NORM_OPTIONS: dict(line.norm_options),
-        "settings": task.to_json(line.settings),
-    }
-    return config if fingerprint is None else {**config, "data_fingerprint": fingerprint}
-
-
-def _line_of(
-    settings: Any,
-    norm_options: Mapping[str, Mapping[str, Any]],
-    folder: Path,
-    old: Mapping[str, Any],
-) -> Line:
-    """Return the line of a run of an earlier call, also of a norm that is not chosen now."""
-    norm = old.get("norm")
-    if not isinstance(norm, str):
-        raise InputError(f"{folder} is no run of a training function: give another --out")
-    chosen = norm_options.get(norm)
-    if chosen is None and isinstance(old.get(NORM_OPTIONS), Mapping):
-        chosen = old[NORM_OPTIONS]
-    return Line(norm=norm, settings=settings, norm_options=dict(chosen or {}))

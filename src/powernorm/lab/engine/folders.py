@@ -18,6 +18,7 @@ from powernorm.runs import (
     REPORT_FILE,
     RESULT_FILE,
     RESULTS_FILE,
+    WORK_FILE,
     RunResult,
 )
 
@@ -110,6 +111,7 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
             shutil.rmtree(path)
         for path in _results_in(out):
             path.unlink()
+        (out / WORK_FILE).unlink(missing_ok=True)
     try:
         for name in (RESULTS_FILE, COMPARISON_FILE):
             for unfinished in out.glob(f".{name}.*"):

@@ -1,60 +1,41 @@
 """The grid of a comparison: every norm and seed trained alike, and what came of it."""
 
-import copy
-import errno
-import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from powernorm.errors import InputError
+from powernorm.lab.engine.comparison_results import Results
+from powernorm.lab.engine.coordination import Executor, coordinate
 from powernorm.lab.engine.events import Listener, Notice, RunEnded, ignore
 from powernorm.lab.engine.folders import (
-    LAST,
     check_folder,
     check_same_settings,
-    clear_unless_resumable,
     find_runs,
     prepare_folder,
     read_json,
-    read_result,
-    remove_unfinished,
     write_json,
 )
 from powernorm.lab.engine.grid import Grid, Line
-from powernorm.lab.engine.isolation import own_generators, own_modes, threads
-from powernorm.lab.engine.leases import Lease, LeaseLostError, check_free
-from powernorm.lab.engine.outcomes import measured_result, result_of
-from powernorm.lab.engine.processes import (
-    is_main,
-    locally_first,
-    num_processes,
-    on_main,
-    process_group,
-)
-from powernorm.lab.engine.run import Run
-from powernorm.lab.engine.state import seed_everything
+from powernorm.lab.engine.isolation import own_generators, threads
+from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, check_free
+from powernorm.lab.engine.processes import is_main, locally_first, on_main, process_group
+from powernorm.lab.engine.run_training import OVER, RunTraining, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.runs import (
-    CHECKPOINTS_FOLDER,
     COMPARISON_FILE,
     CONFIG_FILE,
-    RESULT_FILE,
-    RESULTS_FILE,
+    WORK_FILE,
     Baseline,
     ComparisonResults,
     FunctionRecord,
     RunResult,
 )
 
-LOGGER = logging.getLogger(__name__)
-
-OVER: Final = ("finished", "diverged", "nonfinite")
-"""Statuses of runs that `resume` leaves as they are."""
-NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Of an OSError: every other run would meet it, too."""
-RESUMED: Final = "interrupted; --resume goes on from the last checkpoint"
+OnData = Callable[[Any, Sequence[Baseline], Listener], None]
+POLL_SECONDS: Final = 2.0
+"""Between two looks at runs that other processes train."""
 
 
 def compare_grid(
@@ -64,7 +45,10 @@ def compare_grid(
     resume: bool = False,
     force: bool = False,
     on_event: Listener | None = None,
-    on_data: Callable[[Any, Sequence[Baseline], Listener], None] | None = None,
+    on_data: OnData | None = None,
+    work: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
+    plan_only: bool = False,
 ) -> ComparisonResults:
     """Train every line with every seed, and write the runs and their results.
 
@@ -75,6 +59,9 @@ def compare_grid(
         force: delete the runs that `out` holds first.
         on_event: is called with every event, in the first process.
         on_data: is called with the data and its baselines when they are ready.
+        work: contents of the file by which other processes can train runs, too.
+        executor: starts the workers that train; None trains here, one run after the other.
+        plan_only: train nothing: what workers need is there.
 
     Returns:
         The contents of `results.json`.
@@ -93,9 +80,16 @@ def compare_grid(
             # Only now, when the data are known to be good, anything may be deleted.
             on_main(lambda: prepare_folder(out, resume=resume, force=force))
             listener = (on_event or ignore) if is_main() else ignore
-            comparison = _Comparison(grid, out, data, lease, stop, listener, resume=resume)
+            comparison = _Comparison(grid, out, data, lease, stop, listener)
             with own_generators(), threads(grid.num_threads):
-                return comparison.run(on_data)
+                comparison.begin(on_data, work)
+                if plan_only:
+                    pass
+                elif executor is None:
+                    comparison.train(resume=resume)
+                else:
+                    comparison.hand_over(executor)
+            return comparison.write_results()
         finally:
             if lease is not None:
                 lease.release(forget=True)
@@ -133,8 +127,6 @@ class _Comparison:
         lease: Lease | None,
         stop: Stop,
         listener: Listener,
-        *,
-        resume: bool,
     ) -> None:
         self._grid = grid
         self._out = out
@@ -142,44 +134,58 @@ class _Comparison:
         self._lease = lease
         self._stop = stop
         self._listener = listener
-        self._resume = resume
-        self._fingerprint = grid.task.fingerprint(data)
         self._source = grid.task.source()
-        self._read: dict[tuple[str, int | None], RunResult] = {}
-        """Results by folder and time of writing."""
+        self._results = Results(grid, out)
         # Read in one process: the first one soon writes in these folders.
-        self._results = on_main(self._old_results)
+        on_main(self._check_old_runs)
         self._baselines = on_main(lambda: grid.task.baselines(data))
 
-    def run(
-        self, on_data: Callable[[Any, Sequence[Baseline], Listener], None] | None
-    ) -> ComparisonResults:
-        """Train what is not over."""
+    def begin(self, on_data: OnData | None, work: Mapping[str, Any] | None) -> None:
+        """Tell what the data are and write what is known before the first run."""
         if on_data is not None:
             on_data(self._data, self._baselines, self._listener)
         self._head = on_main(self._write_head)
-        self._write_results()
-        total = len(self._grid.lines) * len(self._grid.seeds)
-        for index, (line, seed) in enumerate(self._grid.runs(), start=1):
-            if self._stop.is_requested():
-                raise Stopped("asked to stop by the scheduler")
-            old = self._results.get(line.folder(seed))
-            if old is not None and old["status"] in OVER:
-                on_main(partial(remove_unfinished, self._out / line.folder(seed), is_over=True))
-                self._listener(RunEnded(old, skipped=True))
-            else:
-                self._train(line, seed, index, total)
-        return self._write_results()
+        if work is not None and is_main():
+            write_json(self._out / WORK_FILE, work)
+        self.write_results()
 
-    def _old_results(self) -> dict[str, RunResult]:
-        """Return the results that are there, after checking that all runs had these settings."""
+    def train(self, *, resume: bool) -> None:
+        """Train what is not over in this process."""
+        training = RunTraining(
+            self._grid,
+            self._out,
+            self._data,
+            self._baselines,
+            self._stop,
+            self._listener,
+            self.write_results,
+            resume=resume,
+        )
+        train_free_runs(training, self._grid, self._out, self._stop, self._listener)
+
+    def hand_over(self, executor: Executor) -> None:
+        """Let workers train what is not over."""
+        assert self._lease is not None
+        coordinate(
+            self._grid,
+            self._out,
+            executor,
+            self._stop,
+            self._listener,
+            self.write_results,
+            score=self._head.get("score", {}).get("metric"),
+        )
+
+    def _check_old_runs(self) -> None:
+        """Check that all runs that are there had these settings."""
+        fingerprint = self._grid.task.fingerprint(self._data)
         changed: FunctionRecord | None = None
         for folder in find_runs(self._out):
             old = read_json(folder / CONFIG_FILE)
             changed = self._changed_source(old) or changed
             seed = old.get("seed")
             line = self._grid.line_of(folder, old)
-            new = self._grid.config(line, seed if isinstance(seed, int) else 0, self._fingerprint)
+            new = self._grid.config(line, seed if isinstance(seed, int) else 0, fingerprint)
             check_same_settings(folder, self._grid.as_written_now(old), new)
         if changed is not None:
             self._listener(
@@ -188,26 +194,7 @@ class _Comparison:
                     "runs of before and after may not be comparable; --force begins anew"
                 )
             )
-        return self._read_results()
-
-    def _read_results(self) -> dict[str, RunResult]:
-        """Return what the runs in the folder came to, by the names of their folders.
-
-        Files that were read before and have not changed since are not read again.
-        """
-        results = {}
-        for folder in find_runs(self._out):
-            path = folder / RESULT_FILE
-            written = path.stat().st_mtime_ns if path.exists() else None
-            if (folder.name, written) not in self._read:
-                result = read_result(folder)
-                if result is None:
-                    continue
-                # It is in the run's own file only.
-                result.pop("study", None)
-                self._read[folder.name, written] = result
-            results[folder.name] = self._read[folder.name, written]
-        return results
+        remove_rests(self._out, self._results.read())
 
     def _changed_source(self, config: Mapping[str, Any]) -> FunctionRecord | None:
         """Return the source of the task where a run was made with another one."""
@@ -216,116 +203,6 @@ class _Comparison:
         if not isinstance(old, Mapping) or digest is None or old.get("sha256") == digest:
             return None
         return self._source
-
-    def _train(self, line: Line, seed: int, index: int, num_runs: int) -> None:
-        folder = self._out / line.folder(seed)
-        # A training function may have taken the signals, or left them to wait.
-        self._stop.install()
-        self._stop.defer(until_asked=False)
-        lease = on_main_only(lambda: Lease(folder))
-        is_over = False
-        try:
-            on_main(lambda: self._begin(folder, line, seed))
-            run = self._run(line, seed, folder, lease, (index, num_runs))
-            result = self._outcome(run, line)
-            is_over = result["status"] in OVER
-        finally:
-            if lease is not None:
-                lease.release(forget=is_over)
-        self._listener(RunEnded(result, skipped=False))
-
-    def _begin(self, folder: Path, line: Line, seed: int) -> None:
-        was_there = (folder / CONFIG_FILE).exists()
-        clear_unless_resumable(folder)
-        remove_unfinished(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / CONFIG_FILE, self._grid.config(line, seed, self._fingerprint))
-        if self._resume and was_there and not (folder / CHECKPOINTS_FOLDER / LAST).exists():
-            self._listener(Notice(f"{folder.name} has no checkpoint yet, so it begins anew"))
-
-    def _run(
-        self, line: Line, seed: int, folder: Path, lease: Lease | None, place: tuple[int, int]
-    ) -> Run:
-        return Run(
-            norm=line.norm,
-            label=line.name,
-            seed=seed,
-            folder=folder,
-            device=self._grid.device,
-            # A function may change what it is given.
-            settings=copy.deepcopy(line.settings),
-            data=self._data,
-            baselines=self._baselines,
-            num_steps=self._grid.task.num_steps(line.settings),
-            norm_options=line.norm_options,
-            lease=lease,
-            stop=self._stop,
-            listener=self._listener,
-            index=place[0],
-            num_runs=place[1],
-        )
-
-    def _outcome(self, run: Run, line: Line) -> RunResult:
-        """Train a run and keep its result, whatever comes of it."""
-        try:
-            result = self._trained(run, line)
-        except (KeyboardInterrupt, Stopped) as end:
-            if isinstance(end, Stopped):
-                self._stop.ignore()
-            self._keep(run, result_of(run, line, "interrupted", message=RESUMED))
-            raise
-        except InputError as error:
-            # The other processes may be elsewhere: nothing here may wait for them.
-            if is_main() and not isinstance(error, LeaseLostError):
-                self._forget(run)
-            raise
-        except (Exception, SystemExit) as error:
-            result = self._failed(run, line, error)
-        self._keep(run, result)
-        if result["status"] == "finished":
-            run.keep_end()
-        return result
-
-    def _trained(self, run: Run, line: Line) -> RunResult:
-        try:
-            seed_everything(run.seed)
-            with self._stop.never_hidden(), own_modes():
-                metrics = self._grid.task.start(run)
-            if run.was_interrupted:
-                raise Stopped("asked to stop by the scheduler")
-            return measured_result(run, line, self._grid, self._baselines, metrics)
-        finally:
-            run.close()
-
-    def _failed(self, run: Run, line: Line, error: BaseException) -> RunResult:
-        """Return the result of a run that broke, which must not cost the others."""
-        if isinstance(error, OSError) and error.errno in NO_PLACE:
-            raise InputError(
-                f"{run.folder} cannot be written ({error.strerror}): make room, then go on with "
-                "--resume."
-            ) from error
-        if num_processes() > 1:
-            # The others may be waiting for this process: only an end sets them free.
-            raise error
-        LOGGER.error("The run %s failed.", run.folder.name, exc_info=error)
-        return result_of(run, line, "failed", message=f"{type(error).__name__}: {error}")
-
-    def _forget(self, run: Run) -> None:
-        """Leave no trace of settings that fit everything but the data: the next try is a first."""
-        clear_unless_resumable(run.folder)
-        if not find_runs(self._out):
-            (self._out / RESULTS_FILE).unlink(missing_ok=True)
-            (self._out / COMPARISON_FILE).unlink(missing_ok=True)
-
-    def _keep(self, run: Run, result: RunResult) -> None:
-        study = self._grid.study
-        own = {**result, "study": dict(study)} if study is not None else result
-        if is_main():
-            assert run.lease is not None
-            with run.lease.writing():
-                write_json(run.folder / RESULT_FILE, own)
-        self._results[run.folder.name] = result
-        self._write_results()
 
     def _write_head(self) -> dict[str, Any]:
         """Write comparison.json: everything that results.json says but the runs."""
@@ -342,19 +219,102 @@ class _Comparison:
         write_json(self._out / COMPARISON_FILE, head)
         return head
 
-    def _write_results(self) -> ComparisonResults:
+    def write_results(self) -> ComparisonResults:
         """Put together what the runs in the folder came to, whoever trained them."""
-        if not is_main():
-            return cast(ComparisonResults, {**self._head, "runs": self._ordered_results()})
-        assert self._lease is not None
-        with self._lease.writing():
-            self._results = self._read_results()
-            results = cast(ComparisonResults, {**self._head, "runs": self._ordered_results()})
-            write_json(self._out / RESULTS_FILE, results)
-        return results
+        if is_main():
+            assert self._lease is not None
+            return self._results.write(self._head, self._lease)
+        runs = self._results.ordered(self._results.read())
+        return cast(ComparisonResults, {**self._head, "runs": runs})
 
-    def _ordered_results(self) -> list[RunResult]:
-        """Return the results by line, then seed; those of an earlier call with others last."""
-        names = [line.folder(seed) for line in self._grid.lines for seed in self._grid.seeds]
-        ordered = dict.fromkeys([*names, *self._results])
-        return [self._results[name] for name in ordered if name in self._results]
+
+def train_free_runs(
+    training: RunTraining,
+    grid: Grid,
+    out: Path,
+    stop: Stop,
+    listener: Listener,
+    *,
+    is_worker: bool = False,
+    waits: bool = True,
+) -> None:
+    """Train the runs of a grid that nobody else trains, one after the other, until all are over.
+
+    Args:
+        training: trains one.
+        grid: of the comparison.
+        out: its folder.
+        stop: says when to stop.
+        listener: is told of runs that others have ended, or train.
+        is_worker: one of several: a run that failed is over for now, and one that was taken over by
+            another worker is that one's.
+        waits: for runs that others train, in case these others come to grief; else it leaves.
+
+    Raises:
+        InputError: as `RunTraining.train`.
+        Stopped: the scheduler asked for it.
+    """
+    results = Results(grid, out)
+    free = _FreeRuns(training, listener, is_worker=is_worker, waits=waits)
+    left = [_Place(index, *run) for index, run in enumerate(grid.runs(), start=1)]
+    while True:
+        known = on_main(results.read)
+        still_left = []
+        for run in left:
+            if stop.is_requested():
+                raise Stopped("asked to stop by the scheduler")
+            if not free.is_settled(run, known):
+                still_left.append(run)
+        left = still_left
+        if not left or not waits:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A run of a grid."""
+
+    index: int
+    line: Line
+    seed: int
+
+
+class _FreeRuns:
+    """Trains those of the runs that are free."""
+
+    def __init__(
+        self, training: RunTraining, listener: Listener, *, is_worker: bool, waits: bool
+    ) -> None:
+        self._training = training
+        self._listener = listener
+        self._is_worker = is_worker
+        self._waits = waits
+        self._waited_for: set[str] = set()
+        self._over = (*OVER, "failed") if is_worker else OVER
+
+    def is_settled(self, run: _Place, known: Mapping[str, RunResult]) -> bool:
+        """Train a run, or see that it is over or another process has it.
+
+        Args:
+            run: to train.
+            known: results by the names of the runs.
+
+        Returns:
+            Whether nothing is left to do for it.
+        """
+        name = run.line.folder(run.seed)
+        if name in known and known[name]["status"] in self._over:
+            self._listener(RunEnded(known[name], skipped=True))
+            return True
+        try:
+            return self._training.train(run.line, run.seed, run.index) is not None
+        except LeaseHeldError as error:
+            if self._waits and name not in self._waited_for:
+                self._waited_for.add(name)
+                self._listener(Notice(f"{str(error).partition(':')[0]}; waits for it"))
+        except LeaseLostError as error:
+            if not self._is_worker:
+                raise
+            self._listener(Notice(str(error)))
+        return False

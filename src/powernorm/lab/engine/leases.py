@@ -184,6 +184,14 @@ def check_free(folder: Path) -> None:
     _check_free(folder, read_owner(folder), LIFETIME)
 
 
+def is_alive(folder: Path, owner: Owner) -> bool:
+    """Return whether the owner of a folder's lease still works there, as far as can be seen."""
+    try:
+        return not owner.is_gone and _age(folder) < LIFETIME
+    except FileNotFoundError:  # given back in this moment
+        return False
+
+
 def _check_free(folder: Path, owner: Owner | None, lifetime: float) -> None:
     if owner is None or owner.is_gone:
         return
@@ -206,9 +214,12 @@ def read_owner(folder: Path) -> Owner | None:
     """Return the last owner of a folder; None where nobody has or had it."""
     path = folder / LEASE_FILE
     fix = "remove it if no process trains there"
-    if not path.exists():
-        return None
-    values = read_json_object(path, fix)
+    try:
+        values = read_json_object(path, fix)
+    except InputError:
+        if not path.exists():  # nobody has it, or it was given back in this moment
+            return None
+        raise
     try:
         return Owner(**values)
     except TypeError as error:

@@ -64,18 +64,11 @@ def result_of(
     message: str | None = None,
 ) -> RunResult:
     """Return what result.json says of a run."""
-    result: dict[str, Any] = {"norm": line.norm, "seed": run.seed}
-    if line.placement is not None:
-        result["placement"] = line.placement
+    result = _result(line, run.seed, run.folder.name, status)
     result |= {
-        "status": status,
         "metrics": dict(metrics or {}),
-        "tid": None,
         "seconds": round(run.seconds, 3),
-        "tokens_per_second": None,
         "parameters": run.num_parameters,
-        "folder": run.folder.name,
-        **line.extra,
     }
     recorded = {key: value for key, value in run.recorded.items() if key != "status"}
     if metrics:
@@ -84,6 +77,34 @@ def result_of(
     if message is not None:
         result["message"] = message
     return cast(RunResult, result)
+
+
+def lost_result(line: Line, seed: int, folder: str, message: str) -> RunResult:
+    """Return the result of a run whose workers were all lost.
+
+    Args:
+        line: of the run.
+        seed: of the run.
+        folder: its name.
+        message: why it is given up.
+    """
+    return cast(RunResult, {**_result(line, seed, folder, "failed"), "message": message})
+
+
+def _result(line: Line, seed: int, folder: str, status: Status) -> dict[str, Any]:
+    result: dict[str, Any] = {"norm": line.norm, "seed": seed}
+    if line.placement is not None:
+        result["placement"] = line.placement
+    return result | {
+        "status": status,
+        "metrics": {},
+        "tid": None,
+        "seconds": 0.0,
+        "tokens_per_second": None,
+        "parameters": None,
+        "folder": folder,
+        **line.extra,
+    }
 
 
 def checked_metrics(metrics: Any) -> dict[str, float | None]:

@@ -40,7 +40,7 @@ STYLES: Final = {"finished": "green", "interrupted": "yellow"}
 
 
 class ComparisonProgress:
-    """A listener for `compare` that shows one bar for the run at hand and a line for each ended.
+    """A listener for `compare` that shows a bar for each run at hand and a line for each ended.
 
     Where the console is no terminal (a file, a pipe) there is no bar, and each validation makes a
     line instead.
@@ -68,7 +68,8 @@ class ComparisonProgress:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task: TaskID | None = None
+        self._tasks: dict[tuple[str, int], TaskID] = {}
+        """Bars of the runs at hand, by norm and seed."""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -90,7 +91,7 @@ class ComparisonProgress:
             case RunStarted():
                 self._begin(event)
             case StepsDone():
-                self._advance(event.step, f"loss {event.train_loss:.3f}")
+                self._advance(event, f"loss {event.train_loss:.3f}")
             case Validated():
                 self._show_validation(event)
             case Measured():
@@ -122,16 +123,18 @@ class ComparisonProgress:
         name = f"[{event.index}/{event.num_runs}] {event.norm} seed {event.seed}"
         resumed = f", from step {event.first_step}" if event.first_step else ""
         if self._console.is_terminal:
-            self._task = self._bar.add_task(
+            self._remove(event.norm, event.seed)  # one that goes on after its process was lost
+            self._tasks[event.norm, event.seed] = self._bar.add_task(
                 escape(name), total=event.max_steps, completed=event.first_step, note=""
             )
         else:
             steps = "training" if event.max_steps is None else f"{event.max_steps} steps"
             self._print(f"{escape(name)}: {steps}{resumed}")
 
-    def _advance(self, step: int, note: str) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, completed=step, note=note, refresh=True)
+    def _advance(self, event: StepsDone | Validated | Measured, note: str) -> None:
+        task = self._tasks.get((event.norm, event.seed))
+        if task is not None:
+            self._bar.update(task, completed=event.step, note=note, refresh=True)
 
     def _show_validation(self, event: Validated) -> None:
         found = f"perplexity {_number(event.valid_perplexity)}"
@@ -140,7 +143,7 @@ class ComparisonProgress:
             word = SCORES.get(f"test_{name}", name).removeprefix("test ")
             found = f"{word} {value:.2f}{' %' if name in PERCENTAGES else ''}"
         if self._console.is_terminal:
-            self._advance(event.step, f"valid {found}")
+            self._advance(event, f"valid {found}")
         else:
             self._print(
                 f"{event.norm} seed {event.seed}: step {event.step}, valid loss "
@@ -150,22 +153,27 @@ class ComparisonProgress:
     def _show_values(self, event: Measured) -> None:
         values = ", ".join(f"{name} {_value(value)}" for name, value in event.values.items())
         if self._console.is_terminal:
-            self._advance(event.step, escape(values))
+            self._advance(event, escape(values))
         else:
             self._print(escape(f"{event.norm} seed {event.seed}: step {event.step}, {values}"))
 
     def _show_scoring(self, event: RunScored) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, note="measuring", refresh=True)
+        task = self._tasks.get((event.norm, event.seed))
+        if task is not None:
+            self._bar.update(task, note="measuring", refresh=True)
         elif not self._console.is_terminal:
             self._print(f"{escape(event.norm)} seed {event.seed}: measuring")
 
     def _end(self, event: RunEnded) -> None:
-        if self._task is not None:
-            self._bar.remove_task(self._task)
+        result = event.result
+        self._remove(result.get("label", result["norm"]), result["seed"])
+        self._print(_summary(result, skipped=event.skipped))
+
+    def _remove(self, norm: str, seed: int) -> None:
+        task = self._tasks.pop((norm, seed), None)
+        if task is not None:
+            self._bar.remove_task(task)
             self._bar.refresh()
-            self._task = None
-        self._print(_summary(event.result, skipped=event.skipped))
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True)

@@ -10,6 +10,7 @@ import torch
 
 from powernorm.errors import InputError
 from powernorm.lab.engine import grid, tasks
+from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import DataPrepared, Listener
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.grid_training import compare_grid
@@ -65,6 +66,9 @@ def compare(
     force: bool = False,
     on_event: Listener | None = None,
     notes: Notes | None = None,
+    work: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
+    plan_only: bool = False,
 ) -> ComparisonResults:
     """Train the same model with every norm and seed, and write the runs and their results.
 
@@ -80,6 +84,9 @@ def compare(
         force: delete the runs that `out` holds first.
         on_event: is called with every `powernorm.lab.engine.events.Event`.
         notes: what `results.json` says beside what was measured.
+        work: contents of the file by which other processes can train runs, too.
+        executor: starts the workers that train; None trains here.
+        plan_only: train nothing.
 
     Distributed:
         Under `torchrun` every process calls it. They share each micro-batch and the statistics of
@@ -97,12 +104,15 @@ def compare(
     check_norms(config)
     task = BuiltinTask(config)
     return compare_grid(
-        _grid(config, task, notes or Notes()),
+        grid_of(config, notes or Notes()),
         out,
         resume=resume,
         force=force,
         on_event=on_event,
         on_data=task.announce,
+        work=work,
+        executor=executor,
+        plan_only=plan_only,
     )
 
 
@@ -200,10 +210,11 @@ def _own(result: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, An
     return {key: value for key, value in result.items() if key not in engine}
 
 
-def _grid(config: ComparisonSettings, task: BuiltinTask, notes: Notes) -> Grid:
+def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
+    """Return what a comparison of a built-in task trains."""
     study = None if config.study is None else study_info(config.study)
     return Grid(
-        task=task,
+        task=BuiltinTask(config),
         lines=[_engine_line(line) for line in lines_of(config)],
         seeds=config.seeds,
         goal=notes.goal,

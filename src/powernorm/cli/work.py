@@ -1,0 +1,63 @@
+"""`powernorm work`: one more process for the runs of a comparison."""
+
+import os
+import signal
+import sys
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from powernorm.cli import launching
+
+
+def work(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Of a comparison that `powernorm compare` has begun, or planned."
+        ),
+    ],
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    worker: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Train the runs of a comparison that nobody else trains, until all are over.
+
+    Start it as often as you like, on every machine that sees the folder: each takes one free run
+    after the other, and goes on with those of a process that was lost. SIGTERM and SIGUSR1 end it
+    after the step at hand with exit code 75; the same command goes on.
+    """
+    from rich.console import Console
+
+    from powernorm.lab.engine.progress import ComparisonProgress
+    from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
+    from powernorm.lab.working import work as train_free_runs
+
+    if worker is not None:
+        _end_with_parent()
+    console = Console(stderr=True)
+    try:
+        with nullcontext() if quiet else ComparisonProgress(console) as shown:
+            train_free_runs(folder, worker=worker, on_event=shown)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; go on with: powernorm work {folder}", err=True)
+        raise typer.Exit(launching.INTERRUPTED) from None
+    except Stopped as end:
+        ignore_until_exit()
+        typer.echo(f"stopped ({end}); go on with: powernorm work {folder}", err=True)
+        raise typer.Exit(EXIT_CODE) from None
+    if worker is None:
+        typer.echo(f"no run is left; the table: powernorm report {folder}")
+
+
+def _end_with_parent() -> None:
+    """Stop as by a scheduler when the process that started this one is gone: its pipe closes."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()

@@ -1,0 +1,341 @@
+"""A comparison that workers train: started, watched and replaced from one process.
+
+The folder is all that the two sides share. A worker takes one free run after the other by its
+lease and leaves when none is free; it reports nothing. What the runs are doing is read from their
+logs, and what became of a worker from what started it. A worker that is lost costs nothing but
+time: its run is free again as soon as its lease is, and goes on from its last checkpoint.
+"""
+
+import csv
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from powernorm.errors import InputError
+from powernorm.lab.engine.comparison_results import Results
+from powernorm.lab.engine.events import (
+    Event,
+    Listener,
+    Measured,
+    Notice,
+    RunEnded,
+    RunStarted,
+    StepsDone,
+    Validated,
+)
+from powernorm.lab.engine.folders import find_runs, write_json
+from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.leases import Lease, LeaseHeldError, Owner, is_alive, read_owner
+from powernorm.lab.engine.logs import STEP
+from powernorm.lab.engine.outcomes import lost_result
+from powernorm.lab.engine.run_training import OVER, forget, remove_rests
+from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.runs import METRICS_COLUMNS, METRICS_FILE, RESULT_FILE, RunResult
+
+POLL_SECONDS: Final = 0.25
+STOP_SECONDS: Final = 120.0
+"""So long workers have to finish their step and to save, before they are killed."""
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker ended."""
+
+    kind: Literal["left", "stopped", "failed", "lost"]
+    """`left`: found no free run; `stopped`: was asked to, and saved; `failed`: met an error that
+    every worker would meet; `lost`: killed, or broke without a word."""
+    message: str
+
+
+class Worker(Protocol):
+    """A process somewhere that trains free runs."""
+
+    name: str
+
+    def poll(self) -> WorkerEnd | None:
+        """Return how it ended; None while it works."""
+
+    def stop(self) -> None:
+        """Ask it to finish its step, to save and to leave."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class Executor(Protocol):
+    """Starts workers: on this machine, on a cluster."""
+
+    num_workers: int
+    """At most at a time."""
+    retries: int
+    """So often a run is tried again whose worker was lost."""
+
+    def start(self, name: str) -> Worker:
+        """Start a worker."""
+
+    def close(self) -> None:
+        """Give back what it holds, when all workers have ended."""
+
+
+def coordinate(
+    grid: Grid,
+    out: Path,
+    executor: Executor,
+    stop: Stop,
+    listener: Listener,
+    write_results: Callable[[], Any],
+    *,
+    score: str | None = None,
+) -> None:
+    """Let workers train what is not over, and tell what they do.
+
+    Args:
+        grid: what to train.
+        out: folder of the comparison; its work.json tells the workers what to train.
+        executor: starts the workers.
+        stop: says when to stop.
+        listener: receives the events.
+        write_results: is called when a run has ended.
+        score: name of the task's own measure, where metrics.csv has it.
+
+    Raises:
+        InputError: a worker met an error that all would meet.
+        KeyboardInterrupt: after the workers have saved and left.
+        Stopped: the same after SIGTERM or SIGUSR1.
+    """
+    coordination = _Coordination(grid, out, executor, listener, write_results, score)
+    try:
+        coordination.run(stop)
+    except (KeyboardInterrupt, Stopped):
+        coordination.stop()
+        raise
+    finally:
+        coordination.close()
+
+
+class _Coordination:
+    """The workers of one comparison and what is known of its runs."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        out: Path,
+        executor: Executor,
+        listener: Listener,
+        write_results: Callable[[], Any],
+        score: str | None,
+    ) -> None:
+        self._grid = grid
+        self._out = out
+        self._executor = executor
+        self._listener = listener
+        self._write_results = write_results
+        self._results = Results(grid, out)
+        self._workers: dict[str, Worker] = {}
+        self._num_started = 0
+        self._watches = {
+            line.folder(seed): _RunWatch(grid, line, seed, index, out, score)
+            for index, (line, seed) in enumerate(grid.runs(), start=1)
+        }
+        self._open = dict.fromkeys(self._watches)
+        """Runs that are not over, in the order of training."""
+        self._settle_old()
+
+    def run(self, stop: Stop) -> None:
+        """Start workers and replace lost ones until every run has its result."""
+        while self._open:
+            if stop.is_requested():
+                raise Stopped("asked to stop by the scheduler")
+            self._look_at_workers()
+            self._look_at_runs()
+            self._start_workers()
+            if self._open:
+                time.sleep(POLL_SECONDS)
+        self._wait_for_workers(STOP_SECONDS)
+
+    def stop(self) -> None:
+        """Ask the workers to save and to leave, and wait until they have."""
+        for worker in self._workers.values():
+            worker.stop()
+        self._wait_for_workers(STOP_SECONDS)
+        self._settle()
+
+    def close(self) -> None:
+        """End what is left of the workers; what they did stays."""
+        for worker in self._workers.values():
+            worker.kill()
+        self._executor.close()
+        self._write_results()
+        remove_rests(self._out, self._results.read())
+
+    def _settle_old(self) -> None:
+        """Tell of the runs that are over; those that failed are to be tried again."""
+        for name, result in self._results.read().items():
+            if name not in self._open:
+                continue
+            if result["status"] in OVER:
+                del self._open[name]
+                self._listener(RunEnded(result, skipped=True))
+            elif result["status"] == "failed":
+                # Workers take a failed run for one that another of them has tried.
+                self._write(name, {**result, "status": "interrupted"})
+
+    def _write(self, name: str, result: RunResult | Mapping[str, Any]) -> None:
+        """Write a run's result in place of a worker."""
+        lease = Lease(self._out / name)
+        try:
+            with lease.writing():
+                write_json(self._out / name / RESULT_FILE, result)
+        finally:
+            lease.release()
+
+    def _look_at_workers(self) -> None:
+        for name, worker in list(self._workers.items()):
+            end = worker.poll()
+            if end is None:
+                continue
+            del self._workers[name]
+            if end.kind == "failed":
+                if not find_runs(self._out):
+                    forget(self._out, self._out)
+                raise InputError(end.message)
+            if end.kind == "lost":
+                self._listener(Notice(f"{name} was lost ({end.message}); another takes its place"))
+
+    def _look_at_runs(self) -> None:
+        for name in self._open:
+            for event in self._watches[name].events():
+                self._listener(event)
+        self._settle()
+        for name in list(self._open):
+            attempts = self._watches[name].num_attempts
+            if attempts > self._executor.retries and self._watches[name].is_abandoned():
+                self._give_up(name, attempts)
+
+    def _settle(self) -> None:
+        """Tell of the runs that have come to their result."""
+        ended = {
+            name: result
+            for name, result in self._results.read().items()
+            if name in self._open and result["status"] in (*OVER, "failed")
+        }
+        if ended:
+            self._write_results()
+        for name, result in ended.items():
+            for event in self._watches[name].events():
+                self._listener(event)
+            del self._open[name]
+            self._listener(RunEnded(result, skipped=False))
+
+    def _give_up(self, name: str, attempts: int) -> None:
+        watch = self._watches[name]
+        message = (
+            f"its worker was lost {attempts} times (killed, or out of memory?); see "
+            f"{self._out / 'workers'}, and --retries"
+        )
+        try:
+            self._write(name, lost_result(watch.line, watch.seed, name, message))
+        except LeaseHeldError:  # another worker was faster
+            return
+
+    def _start_workers(self) -> None:
+        busy = sum(watch.is_held for name, watch in self._watches.items() if name in self._open)
+        free = len(self._open) - busy
+        idle = max(0, len(self._workers) - busy)
+        for _ in range(min(free - idle, self._executor.num_workers - len(self._workers))):
+            self._num_started += 1
+            name = f"worker-{self._num_started}"
+            self._workers[name] = self._executor.start(name)
+
+    def _wait_for_workers(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._workers and time.monotonic() < deadline:
+            for name, worker in list(self._workers.items()):
+                if worker.poll() is not None:
+                    del self._workers[name]
+            if self._workers:
+                time.sleep(POLL_SECONDS / 5)
+
+
+class _RunWatch:
+    """What a run's folder says of it from outside."""
+
+    def __init__(
+        self, grid: Grid, line: Line, seed: int, index: int, out: Path, score: str | None
+    ) -> None:
+        self.line = line
+        self.seed = seed
+        self.is_held = False
+        """Whether somebody who is alive trains it, as of the last `events`."""
+        self.num_attempts = 0
+        """Owners that it had in this call."""
+        self._folder = out / line.folder(seed)
+        self._grid = grid
+        self._index = index
+        self._score = None if score is None else score.removeprefix("valid_")
+        self._owner: Owner | None = read_owner(self._folder)
+        self._step = 0
+        self._written: tuple[int, int] | None = None
+
+    def is_abandoned(self) -> bool:
+        """Return whether its last owner is gone without having given it back."""
+        owner = read_owner(self._folder)
+        return owner is not None and not owner.released and not is_alive(self._folder, owner)
+
+    def events(self) -> Iterator[Event]:
+        """Yield what has happened since the last call."""
+        owner = read_owner(self._folder)
+        self.is_held = owner is not None and is_alive(self._folder, owner)
+        if owner is not None and (self._owner is None or owner.key != self._owner.key):
+            self._owner = owner
+            self.num_attempts += 1
+            steps = self._grid.task.num_steps(self.line.settings)
+            total = len(self._grid.lines) * len(self._grid.seeds)
+            yield RunStarted(self.line.name, self.seed, self._index, total, steps, self._step)
+        for row in self._new_rows():
+            yield from self._events_of(row)
+
+    def _new_rows(self) -> Iterator[dict[str, str]]:
+        path = self._folder / METRICS_FILE
+        try:
+            stat = path.stat()
+            if self._written == (stat.st_mtime_ns, stat.st_size):
+                return
+            self._written = stat.st_mtime_ns, stat.st_size
+            text = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, UnicodeDecodeError):
+            return
+        whole = text[: text.rfind("\n") + 1]
+        for row in csv.DictReader(whole.splitlines()):
+            if row.get(STEP, "").isdigit() and int(row[STEP]) > self._step:
+                self._step = int(row[STEP])
+                yield row
+
+    def _events_of(self, row: Mapping[str, str]) -> Iterator[Event]:
+        """Yield the events for which a row of metrics.csv stands."""
+        values = {
+            name: number for name, cell in row.items() if (number := _number(cell)) is not None
+        }
+        name, step = self.line.name, int(row[STEP])
+        if "train_loss" in values:
+            yield StepsDone(name, self.seed, step, values["train_loss"])
+        if "valid_loss" in values and "valid_perplexity" in values:
+            score = values.get("valid_score") if self._score is not None else None
+            named = None if score is None else (str(self._score), score)
+            loss, perplexity = values["valid_loss"], values["valid_perplexity"]
+            yield Validated(name, self.seed, step, loss, perplexity, named)
+            return
+        own = {key: value for key, value in values.items() if key not in METRICS_COLUMNS}
+        if "valid_loss" in values:
+            own = {"valid_loss": values["valid_loss"], **own}
+        if own:
+            yield Measured(name, self.seed, step, own)
+
+
+def _number(cell: str | None) -> float | None:
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return None

@@ -1,0 +1,257 @@
+"""Single runs of a comparison, trained in this process, and the result of each."""
+
+import copy
+import errno
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from powernorm.errors import InputError
+from powernorm.lab.engine.comparison_results import Results
+from powernorm.lab.engine.events import Listener, Notice, RunEnded
+from powernorm.lab.engine.folders import (
+    LAST,
+    check_same_settings,
+    clear_unless_resumable,
+    find_runs,
+    read_json,
+    remove_unfinished,
+    write_json,
+)
+from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.isolation import own_modes
+from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, read_owner
+from powernorm.lab.engine.outcomes import measured_result, result_of
+from powernorm.lab.engine.processes import is_main, num_processes, on_main
+from powernorm.lab.engine.run import Run
+from powernorm.lab.engine.state import seed_everything
+from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.runs import (
+    CHECKPOINTS_FOLDER,
+    COMPARISON_FILE,
+    CONFIG_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    Baseline,
+    RunResult,
+)
+
+LOGGER = logging.getLogger(__name__)
+
+OVER: Final = ("finished", "diverged", "nonfinite")
+"""Statuses of runs that `resume` leaves as they are."""
+NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Of an OSError: every other run would meet it, too."""
+RESUMED: Final = "interrupted; --resume goes on from the last checkpoint"
+
+
+class RunTraining:
+    """Trains runs of a grid one at a time, each under the lease of its folder.
+
+    Args:
+        grid: of the comparison.
+        out: its folder.
+        data: as the task has prepared them.
+        baselines: of the task.
+        stop: says when to stop.
+        listener: receives the events of the runs.
+        on_kept: is called when a run's result is written.
+        resume: whether runs that are there go on.
+        ran_on: what the results say of the worker; None for the process of `compare` itself.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        out: Path,
+        data: Any,
+        baselines: Sequence[Baseline],
+        stop: Stop,
+        listener: Listener,
+        on_kept: Callable[[], object],
+        *,
+        resume: bool,
+        ran_on: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._grid = grid
+        self._out = out
+        self._data = data
+        self._baselines = baselines
+        self._stop = stop
+        self._listener = listener
+        self._on_kept = on_kept
+        self._resume = resume
+        self._ran_on = ran_on
+        self._fingerprint = grid.task.fingerprint(data)
+        self._results = Results(grid, out)
+
+    def train(self, line: Line, seed: int, index: int) -> RunResult | None:
+        """Train a run and return its result; None where another process has ended it meanwhile.
+
+        Args:
+            line: of the run.
+            seed: of the run.
+            index: its place in the grid, from 1.
+
+        Raises:
+            LeaseHeldError: another process trains it.
+            InputError: something is wrong that other runs would meet, too.
+        """
+        folder = self._out / line.folder(seed)
+        # A training function may have taken the signals, or left them to wait.
+        self._stop.install()
+        self._stop.defer(until_asked=False)
+        lease = self._lease(folder)
+        is_over = False
+        try:
+            if on_main(lambda: self._is_over(folder)):
+                is_over = True
+                return None
+            on_main(lambda: self._begin(folder, line, seed))
+            run = self._run(line, seed, folder, lease, index)
+            result = self._outcome(run, line)
+            is_over = result["status"] in OVER
+        finally:
+            if lease is not None:
+                lease.release(forget=is_over)
+        self._listener(RunEnded(result, skipped=False))
+        return result
+
+    def _lease(self, folder: Path) -> Lease | None:
+        """Take a run's lease in the first process."""
+        taken: list[Lease] = []
+
+        def take() -> str | None:
+            try:
+                taken.append(Lease(folder))
+            except LeaseHeldError as error:
+                return str(error)
+            return None
+
+        held = on_main(take)
+        if held is not None:
+            raise LeaseHeldError(held)
+        return taken[0] if taken else None
+
+    def _is_over(self, folder: Path) -> bool:
+        """Whether another worker has ended the run since this one has looked."""
+        result = self._results.read().get(folder.name)
+        return result is not None and result["status"] in OVER
+
+    def _begin(self, folder: Path, line: Line, seed: int) -> None:
+        config = self._grid.config(line, seed, self._fingerprint)
+        was_there = (folder / CONFIG_FILE).exists()
+        clear_unless_resumable(folder)
+        if (folder / CONFIG_FILE).exists():
+            old = self._grid.as_written_now(read_json(folder / CONFIG_FILE))
+            check_same_settings(folder, old, config)
+        remove_unfinished(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / CONFIG_FILE, config)
+        if self._resume and was_there and not (folder / CHECKPOINTS_FOLDER / LAST).exists():
+            self._listener(Notice(f"{folder.name} has no checkpoint yet, so it begins anew"))
+
+    def _run(self, line: Line, seed: int, folder: Path, lease: Lease | None, index: int) -> Run:
+        return Run(
+            norm=line.norm,
+            label=line.name,
+            seed=seed,
+            folder=folder,
+            device=self._grid.device,
+            # A function may change what it is given.
+            settings=copy.deepcopy(line.settings),
+            data=self._data,
+            baselines=self._baselines,
+            num_steps=self._grid.task.num_steps(line.settings),
+            norm_options=line.norm_options,
+            lease=lease,
+            stop=self._stop,
+            listener=self._listener,
+            index=index,
+            num_runs=len(self._grid.lines) * len(self._grid.seeds),
+        )
+
+    def _outcome(self, run: Run, line: Line) -> RunResult:
+        """Train a run and keep its result, whatever comes of it."""
+        try:
+            result = self._trained(run, line)
+        except (KeyboardInterrupt, Stopped) as end:
+            if isinstance(end, Stopped):
+                self._stop.ignore()
+            self._keep(run, result_of(run, line, "interrupted", message=RESUMED))
+            raise
+        except InputError as error:
+            # The other processes may be elsewhere: nothing here may wait for them.
+            if is_main() and not isinstance(error, LeaseLostError):
+                forget(self._out, run.folder)
+            raise
+        except (Exception, SystemExit) as error:
+            result = self._failed(run, line, error)
+        self._keep(run, result)
+        if result["status"] == "finished":
+            run.keep_end()
+        return result
+
+    def _trained(self, run: Run, line: Line) -> RunResult:
+        try:
+            seed_everything(run.seed)
+            with self._stop.never_hidden(), own_modes():
+                metrics = self._grid.task.start(run)
+            if run.was_interrupted:
+                raise Stopped("asked to stop by the scheduler")
+            return measured_result(run, line, self._grid, self._baselines, metrics)
+        finally:
+            run.close()
+
+    def _failed(self, run: Run, line: Line, error: BaseException) -> RunResult:
+        """Return the result of a run that broke, which must not cost the others."""
+        if isinstance(error, OSError) and error.errno in NO_PLACE:
+            raise InputError(
+                f"{run.folder} cannot be written ({error.strerror}): make room, then go on with "
+                "--resume."
+            ) from error
+        if num_processes() > 1:
+            # The others may be waiting for this process: only an end sets them free.
+            raise error
+        LOGGER.error("The run %s failed.", run.folder.name, exc_info=error)
+        return result_of(run, line, "failed", message=f"{type(error).__name__}: {error}")
+
+    def _keep(self, run: Run, result: RunResult) -> None:
+        study = self._grid.study
+        own: dict[str, Any] = {**result}
+        if self._ran_on is not None:
+            own["ran_on"] = result["ran_on"] = dict(self._ran_on)
+        if study is not None:
+            own["study"] = dict(study)
+        if is_main():
+            assert run.lease is not None
+            with run.lease.writing():
+                write_json(run.folder / RESULT_FILE, own)
+        self._on_kept()
+
+
+def forget(out: Path, folder: Path) -> None:
+    """Leave no trace of settings that fit everything but the data: the next try is a first.
+
+    Args:
+        out: folder of the comparison.
+        folder: of the run.
+    """
+    clear_unless_resumable(folder)
+    if not find_runs(out):
+        (out / RESULTS_FILE).unlink(missing_ok=True)
+        (out / COMPARISON_FILE).unlink(missing_ok=True)
+
+
+def remove_rests(out: Path, results: Mapping[str, RunResult]) -> None:
+    """Delete what processes left that were killed just after they had written a result.
+
+    Args:
+        out: folder of the comparison.
+        results: of its runs, by the names of their folders.
+    """
+    for name, result in results.items():
+        owner = read_owner(out / name)
+        if result["status"] in OVER and (owner is None or owner.is_gone):
+            remove_unfinished(out / name, is_over=True)

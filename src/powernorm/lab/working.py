@@ -1,0 +1,233 @@
+"""Workers of a comparison: what its folder tells them, and `powernorm work`, which they run."""
+
+import importlib.util
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from powernorm.errors import InputError
+from powernorm.lab.engine.comparison_results import Results
+from powernorm.lab.engine.events import Listener, ignore
+from powernorm.lab.engine.folders import read_json
+from powernorm.lab.engine.grid import Grid
+from powernorm.lab.engine.grid_training import train_free_runs
+from powernorm.lab.engine.isolation import own_generators, threads
+from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError
+from powernorm.lab.engine.run_training import RunTraining
+from powernorm.lab.engine.stopping import Stop
+from powernorm.lab.engine.tasks import FunctionTask, Task, TrainingFunction, task_of
+from powernorm.lab.own_grid import own_grid
+from powernorm.lab.settings.comparison import ComparisonSettings, to_json
+from powernorm.lab.tasks.builtin import Notes, grid_of
+from powernorm.lab.tasks.settings import settings_from
+from powernorm.runs import COMPARISON_FILE, RESULTS_FILE, WORK_FILE
+
+SCRIPT: Final = "__mp_main__"
+"""Name under which workers import a script, as those of multiprocessing do: not `__main__`, so that
+what it does under that name is not done again."""
+TURN_SECONDS: Final = 0.1
+
+
+def with_threads(
+    config: ComparisonSettings, jobs: int, num_threads: int | None
+) -> ComparisonSettings:
+    """Return the settings of a built-in task with the number of CPU threads of a run.
+
+    Args:
+        config: to change.
+        jobs: runs at a time.
+        num_threads: of each; None is what the settings say, else 1 with several jobs.
+    """
+    chosen = num_threads or config.training.num_threads or default_threads(jobs)
+    return replace(config, training=replace(config.training, num_threads=chosen))
+
+
+def default_threads(jobs: int) -> int | None:
+    """Return the CPU threads of a run where nobody says; None is torch's choice."""
+    return None if jobs == 1 else 1
+
+
+def work_record(what: Grid | ComparisonSettings) -> dict[str, Any]:
+    """Return what a worker has to know of a comparison, for the file that it reads.
+
+    Args:
+        what: to train: the grid of a user's own function, or the settings of a built-in task.
+
+    Raises:
+        InputError: a function cannot be imported by a worker.
+    """
+    if isinstance(what, ComparisonSettings):
+        return {"format": 1, "comparison": to_json(what)}
+    record = {
+        "function": _importable(what.task),
+        "norms": [line.norm for line in what.lines],
+        "seeds": list(what.seeds),
+        "goal": {what.goal: what.direction},
+        "settings": what.task.to_json(what.settings),
+        "norm_options": {line.norm: dict(line.norm_options) for line in what.lines},
+        "device": what.device.type,
+        "num_threads": what.num_threads,
+    }
+    return {"format": 1, "own": record, "path": [str(Path(part).absolute()) for part in sys.path]}
+
+
+def _importable(task: Task) -> dict[str, str]:
+    """Return what says where a worker finds a task: a module or a script, and a name in it."""
+    thing = task.train if isinstance(task, FunctionTask) else type(task)
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    found: dict[str, str] = {"name": name}
+    if module in ("__main__", SCRIPT):
+        file = getattr(sys.modules[module], "__file__", None)
+        if file is None:
+            raise InputError(
+                f"{task.name} is written at a prompt or in a notebook, where other processes "
+                "cannot import it: write it into a file for jobs"
+            )
+        found["script"] = str(Path(file).absolute())
+    else:
+        found["module"] = str(module)
+    top: Any = sys.modules.get(str(module))
+    with suppress(AttributeError):
+        for part in name.split("."):
+            top = getattr(top, part)
+    has_own_state = not isinstance(task, FunctionTask) and set(vars(task)) - {"name", "_settings"}
+    if top is not thing or has_own_state:
+        raise InputError(
+            f"{task.name} cannot be imported by other processes: write it at the top level of its "
+            "module, a task without arguments, for jobs"
+        )
+    return found
+
+
+def read_work(out: Path) -> Grid:
+    """Return what the file of a comparison's folder tells a worker to train.
+
+    Raises:
+        InputError: there is none, or it cannot be used here.
+    """
+    path = out / WORK_FILE
+    if not path.exists():
+        raise InputError(
+            f"{out} holds no {WORK_FILE}, which says what to train: begin it by "
+            "`powernorm compare … --plan`"
+        )
+    record = read_json(path)
+    if "comparison" in record:
+        goal = read_json(out / COMPARISON_FILE)["goal"]
+        notes = Notes(goal["metric"], goal["direction"])
+        return grid_of(settings_from(record["comparison"]), notes)
+    own = record["own"]
+    sys.path += [part for part in record["path"] if part not in sys.path and Path(part).exists()]
+    return own_grid(
+        _imported(own["function"]),
+        norms=own["norms"],
+        seeds=own["seeds"],
+        goal=own["goal"],
+        settings=own["settings"],
+        norm_options=own["norm_options"],
+        device=own["device"],
+        num_threads=own["num_threads"],
+    )
+
+
+def _imported(where: Mapping[str, str]) -> Task | TrainingFunction:
+    if "module" in where:
+        return task_of(f"{where['module']}:{where['name']}")
+    path = Path(where["script"])
+    specification = importlib.util.spec_from_file_location(SCRIPT, path)
+    if specification is None or specification.loader is None or not path.is_file():
+        raise InputError(f"{path} cannot be imported: is it on this machine, too?")
+    module: ModuleType = importlib.util.module_from_spec(specification)
+    sys.modules[SCRIPT] = module
+    specification.loader.exec_module(module)
+    found: Any = module
+    for part in where["name"].split("."):
+        found = getattr(found, part)
+    return task_of(found)
+
+
+def work(
+    out: Path,
+    *,
+    worker: str | None = None,
+    on_event: Listener | None = None,
+) -> None:
+    """Train the runs of a comparison's folder that nobody else trains, until none is left.
+
+    Args:
+        out: folder of the comparison.
+        worker: name of a worker that `compare` has started: that writes results.json, and starts
+            another one where it is needed. None is one that was started by hand: it writes
+            results.json, too, and waits for runs of others, in case these come to grief.
+        on_event: receives what happens.
+
+    Raises:
+        InputError: the folder tells nothing to train, or something cannot be used here.
+        KeyboardInterrupt: after the run at hand has been marked as interrupted.
+        Stopped: the same after SIGTERM or SIGUSR1.
+    """
+    out = out.absolute()
+    grid = read_work(out)
+    stop = Stop()
+    listener = on_event or ignore
+    with stop.watching(), own_generators(), threads(grid.num_threads):
+        data = grid.task.prepare(grid.settings)
+        training = RunTraining(
+            grid,
+            out,
+            data,
+            grid.task.baselines(data),
+            stop,
+            listener,
+            (lambda: None) if worker is not None else (lambda: write_shared_results(grid, out)),
+            resume=True,
+            ran_on=_here(worker),
+        )
+        waits = worker is None
+        train_free_runs(training, grid, out, stop, listener, is_worker=True, waits=waits)
+        if worker is None:
+            write_shared_results(grid, out, is_last=True)
+
+
+def _here(worker: str | None) -> dict[str, Any]:
+    """Return where this worker is, for the results of its runs."""
+    place: dict[str, Any] = {"host": socket.gethostname()}
+    if worker is not None:
+        place["worker"] = worker
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return place if gpu is None else {**place, "gpu": gpu}
+
+
+def write_shared_results(grid: Grid, out: Path, *, is_last: bool = False) -> None:
+    """Write results.json of a folder in which several processes work, each in its turn.
+
+    Where a `compare` has the folder, it does so.
+
+    Args:
+        grid: of the comparison.
+        out: its folder.
+        is_last: leave no lease behind.
+    """
+    results = Results(grid, out)
+    head = read_json(out / COMPARISON_FILE)
+    while True:
+        try:
+            lease = Lease(out)
+            try:
+                results.write(head, lease)
+            finally:
+                lease.release(forget=is_last)
+        except (LeaseHeldError, LeaseLostError):
+            told = read_json(out / RESULTS_FILE)["runs"]
+            if told == results.ordered(results.read()):
+                return
+            time.sleep(TURN_SECONDS)
+        else:
+            return
