@@ -288,11 +288,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _check_config(path: Path) -> None:
     from powernorm.json_reading import read_json_object
-    from powernorm.lab.tasks.registry import TASKS
+    from powernorm.lab.tasks import TASKS
     from powernorm.lab.tasks.trained_models import run_config
 
     settings = read_json_object(path, _RESTORE)
-    if settings.get("task") in list(TASKS):
+    if settings.get("task") in TASKS:
         try:
             run_config(settings)
         except KeyError as error:

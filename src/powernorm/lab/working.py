@@ -25,8 +25,6 @@ from powernorm.lab.engine.stopping import Stop
 from powernorm.lab.engine.tasks import FunctionTask, Task, TrainingFunction, task_of
 from powernorm.lab.own_grid import own_grid
 from powernorm.lab.settings.comparison import ComparisonSettings, to_json
-from powernorm.lab.tasks.builtin import Notes, grid_of
-from powernorm.lab.tasks.settings import settings_from
 from powernorm.runs import COMPARISON_FILE, RESULTS_FILE, WORK_FILE
 
 SCRIPT: Final = "__mp_main__"
@@ -120,6 +118,10 @@ def read_work(out: Path) -> Grid:
         )
     record = read_json(path)
     if "comparison" in record:
+        # Workers of a user's own function need none of the built-in tasks.
+        from powernorm.lab.tasks.builtin import Notes, grid_of
+        from powernorm.lab.tasks.settings import settings_from
+
         goal = read_json(out / COMPARISON_FILE)["goal"]
         notes = Notes(goal["metric"], goal["direction"])
         return grid_of(settings_from(record["comparison"]), notes)

@@ -10,7 +10,7 @@ from powernorm.lab.recipes import paths_of, recipe
 from powernorm.lab.settings.overrides import known_keys, override
 from powernorm.lab.settings.training import OptimizerSettings, ScheduleSettings
 from powernorm.lab.tasks import TASKS as NAMES
-from powernorm.lab.tasks.registry import TASKS
+from powernorm.lab.tasks.registry import CLASSES
 from powernorm.lab.tasks.settings import SETTINGS
 from powernorm.lab.training.losses import outputs_nll, training_losses
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
@@ -29,12 +29,12 @@ OTHERS = {
 
 
 def test_every_task_has_settings_and_recipes() -> None:
-    assert set(TASKS) == set(SETTINGS)
+    assert set(CLASSES) == set(SETTINGS)
     assert list(SETTINGS) == list(NAMES)
-    assert all(paths_of(task) for task in TASKS)
+    assert all(paths_of(task) for task in CLASSES)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", CLASSES)
 def test_settings_of_other_tasks_are_refused(task: str) -> None:
     config = recipe(task, "demo")
     known = known_keys(SETTINGS[task])

@@ -30,7 +30,7 @@ from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, Owner, is_alive, read_owner
 from powernorm.lab.engine.logs import STEP
 from powernorm.lab.engine.outcomes import lost_result
-from powernorm.lab.engine.run_training import OVER, forget, remove_rests
+from powernorm.lab.engine.run_training import OVER, forget_comparison, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.runs import METRICS_COLUMNS, METRICS_FILE, RESULT_FILE, RunResult
 
@@ -108,7 +108,7 @@ def coordinate(
     coordination = _Coordination(grid, out, executor, listener, write_results, score)
     try:
         coordination.run(stop)
-    except (KeyboardInterrupt, Stopped):
+    except (InputError, KeyboardInterrupt, Stopped):
         coordination.stop()
         raise
     finally:
@@ -135,13 +135,14 @@ class _Coordination:
         self._results = Results(grid, out)
         self._workers: dict[str, Worker] = {}
         self._num_started = 0
+        self._open = dict.fromkeys(line.folder(seed) for line, seed in grid.runs())
+        """Runs that are not over, in the order of training."""
+        self._settle_old()
+        # From now on every new owner of a run is a worker.
         self._watches = {
             line.folder(seed): _RunWatch(grid, line, seed, index, out, score)
             for index, (line, seed) in enumerate(grid.runs(), start=1)
         }
-        self._open = dict.fromkeys(self._watches)
-        """Runs that are not over, in the order of training."""
-        self._settle_old()
 
     def run(self, stop: Stop) -> None:
         """Start workers and replace lost ones until every run has its result."""
@@ -167,8 +168,11 @@ class _Coordination:
         for worker in self._workers.values():
             worker.kill()
         self._executor.close()
-        self._write_results()
-        remove_rests(self._out, self._results.read())
+        if find_runs(self._out):
+            self._write_results()
+            remove_rests(self._out, self._results.read())
+        else:  # the settings fit everything but the data: the next try is a first
+            forget_comparison(self._out)
 
     def _settle_old(self) -> None:
         """Tell of the runs that are over; those that failed are to be tried again."""
@@ -198,8 +202,6 @@ class _Coordination:
                 continue
             del self._workers[name]
             if end.kind == "failed":
-                if not find_runs(self._out):
-                    forget(self._out, self._out)
                 raise InputError(end.message)
             if end.kind == "lost":
                 self._listener(Notice(f"{name} was lost ({end.message}); another takes its place"))
@@ -239,6 +241,7 @@ class _Coordination:
             self._write(name, lost_result(watch.line, watch.seed, name, message))
         except LeaseHeldError:  # another worker was faster
             return
+        self._settle()
 
     def _start_workers(self) -> None:
         busy = sum(watch.is_held for name, watch in self._watches.items() if name in self._open)

@@ -33,6 +33,7 @@ from powernorm.runs import (
     CONFIG_FILE,
     RESULT_FILE,
     RESULTS_FILE,
+    WORK_FILE,
     Baseline,
     RunResult,
 )
@@ -102,10 +103,12 @@ class RunTraining:
         # A training function may have taken the signals, or left them to wait.
         self._stop.install()
         self._stop.defer(until_asked=False)
+        if on_main(lambda: self._is_over(folder)):
+            return None
         lease = self._lease(folder)
         is_over = False
         try:
-            if on_main(lambda: self._is_over(folder)):
+            if on_main(lambda: self._is_over(folder)):  # in between
                 is_over = True
                 return None
             on_main(lambda: self._begin(folder, line, seed))
@@ -184,7 +187,10 @@ class RunTraining:
         except InputError as error:
             # The other processes may be elsewhere: nothing here may wait for them.
             if is_main() and not isinstance(error, LeaseLostError):
-                forget(self._out, run.folder)
+                # Of settings that fit everything but the data: the next try is a first.
+                clear_unless_resumable(run.folder)
+                if self._ran_on is None:
+                    forget_comparison(self._out)
             raise
         except (Exception, SystemExit) as error:
             result = self._failed(run, line, error)
@@ -231,17 +237,15 @@ class RunTraining:
         self._on_kept()
 
 
-def forget(out: Path, folder: Path) -> None:
-    """Leave no trace of settings that fit everything but the data: the next try is a first.
+def forget_comparison(out: Path) -> None:
+    """Leave no trace of a comparison that has no runs.
 
     Args:
-        out: folder of the comparison.
-        folder: of the run.
+        out: its folder.
     """
-    clear_unless_resumable(folder)
     if not find_runs(out):
-        (out / RESULTS_FILE).unlink(missing_ok=True)
-        (out / COMPARISON_FILE).unlink(missing_ok=True)
+        for name in (RESULTS_FILE, COMPARISON_FILE, WORK_FILE):
+            (out / name).unlink(missing_ok=True)
 
 
 def remove_rests(out: Path, results: Mapping[str, RunResult]) -> None:

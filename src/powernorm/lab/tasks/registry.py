@@ -1,36 +1,39 @@
-"""The tasks by the names that their settings have."""
+"""The tasks by the names that their settings have, each imported when it is asked for."""
 
+import importlib
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.classify.task import ClassificationTask
-from powernorm.lab.tasks.image.task import ImageTask
-from powernorm.lab.tasks.lm.task import LanguageModelTask
-from powernorm.lab.tasks.lm_char.task import CharacterTask
-from powernorm.lab.tasks.mlm.task import MaskedLanguageModelTask
-from powernorm.lab.tasks.ner.task import EntityTask
-from powernorm.lab.tasks.parse.task import ParsingTask
-from powernorm.lab.tasks.tag.task import TaggingTask
-from powernorm.lab.tasks.translation.task import TranslationTask
 from powernorm.lab.training.task import Task
 
-TASKS: Final[Mapping[str, Task[Any, Any]]] = MappingProxyType(
+CLASSES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "lm": LanguageModelTask(),
-        "mlm": MaskedLanguageModelTask(),
-        "tag": TaggingTask(),
-        "translation": TranslationTask(),
-        "ner": EntityTask(),
-        "parse": ParsingTask(),
-        "classify": ClassificationTask(),
-        "image": ImageTask(),
-        "lm-char": CharacterTask(),
+        "lm": "lm.task:LanguageModelTask",
+        "mlm": "mlm.task:MaskedLanguageModelTask",
+        "tag": "tag.task:TaggingTask",
+        "translation": "translation.task:TranslationTask",
+        "ner": "ner.task:EntityTask",
+        "parse": "parse.task:ParsingTask",
+        "classify": "classify.task:ClassificationTask",
+        "image": "image.task:ImageTask",
+        "lm-char": "lm_char.task:CharacterTask",
     }
 )
+"""Modules below this package, and the classes of the tasks in them."""
+
+
+@cache
+def named_task(name: str) -> Task[Any, Any]:
+    """Return a task by its name."""
+    # Together they import half a dozen libraries, of which most tasks need none.
+    module, _, owner = CLASSES[name].partition(":")
+    found = importlib.import_module(f"powernorm.lab.tasks.{module}")
+    return cast(Task[Any, Any], getattr(found, owner)())
 
 
 def task_of(config: ComparisonSettings) -> Task[Any, Any]:
     """Return the task of settings."""
-    return TASKS[config.task]
+    return named_task(config.task)
