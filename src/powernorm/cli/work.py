@@ -40,7 +40,7 @@ def work(
     console = Console(stderr=True)
     try:
         with nullcontext() if quiet else ComparisonProgress(console) as shown:
-            train_free_runs(folder, worker=worker, on_event=shown)
+            num_failed = train_free_runs(folder, worker=worker, on_event=shown)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: powernorm work {folder}", err=True)
         raise typer.Exit(launching.INTERRUPTED) from None
@@ -49,7 +49,8 @@ def work(
         typer.echo(f"stopped ({end}); go on with: powernorm work {folder}", err=True)
         raise typer.Exit(EXIT_CODE) from None
     if worker is None:
-        typer.echo(f"no run is left; the table: powernorm report {folder}")
+        failed = f" ({num_failed} failed: `compare … --resume` tries them again)" * bool(num_failed)
+        typer.echo(f"no run is left{failed}; the table: powernorm report {folder}")
 
 
 def _end_with_parent() -> None:

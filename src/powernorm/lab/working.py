@@ -160,7 +160,7 @@ def work(
     *,
     worker: str | None = None,
     on_event: Listener | None = None,
-) -> None:
+) -> int:
     """Train the runs of a comparison's folder that nobody else trains, until none is left.
 
     Args:
@@ -169,6 +169,9 @@ def work(
             another one where it is needed. None is one that was started by hand: it writes
             results.json, too, and waits for runs of others, in case these come to grief.
         on_event: receives what happens.
+
+    Returns:
+        How many of the runs failed.
 
     Raises:
         InputError: the folder tells nothing to train, or something cannot be used here.
@@ -196,6 +199,7 @@ def work(
         train_free_runs(training, grid, out, stop, listener, is_worker=True, waits=waits)
         if worker is None:
             write_shared_results(grid, out, is_last=True)
+    return sum(result["status"] == "failed" for result in Results(grid, out).read().values())
 
 
 def _here(worker: str | None) -> dict[str, Any]:

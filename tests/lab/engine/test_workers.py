@@ -147,6 +147,16 @@ def test_what_every_worker_would_meet_is_one_error(tmp_path: Path) -> None:
     assert {result["status"] for result in results} <= {"interrupted"}
 
 
+@needs_two_cores
+def test_workers_that_are_lost_at_once_are_not_replaced_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "COMMAND", [sys.executable, "-c", "import os; os.abort()"])
+    with pytest.raises(InputError, match="lost before they train anything: SIGABRT; see "):
+        compared(tmp_path, jobs=2, retries=1)
+    assert len(list((tmp_path / "workers").iterdir())) == 4
+
+
 def test_more_jobs_than_cores_are_refused(tmp_path: Path) -> None:
     cores = available_cores()
     with pytest.raises(InputError, match=f"this machine has {cores}: give at most --jobs {cores}"):

@@ -135,6 +135,8 @@ class _Coordination:
         self._results = Results(grid, out)
         self._workers: dict[str, Worker] = {}
         self._num_started = 0
+        self._num_lost = 0
+        self._num_ended = 0
         self._open = dict.fromkeys(line.folder(seed) for line, seed in grid.runs())
         """Runs that are not over, in the order of training."""
         self._settle_old()
@@ -204,7 +206,16 @@ class _Coordination:
             if end.kind == "failed":
                 raise InputError(end.message)
             if end.kind == "lost":
+                self._num_lost += 1
+                self._check_that_workers_begin(end.message)
                 self._listener(Notice(f"{name} was lost ({end.message}); another takes its place"))
+
+    def _check_that_workers_begin(self, message: str) -> None:
+        """Stop where workers are lost before they take a run: another would be, too."""
+        attempts = sum(watch.num_attempts for watch in self._watches.values())
+        before_a_run = self._num_lost - (attempts - self._num_ended)
+        if before_a_run > self._executor.num_workers + self._executor.retries:
+            raise InputError(f"workers are lost before they train anything: {message}")
 
     def _look_at_runs(self) -> None:
         for name in self._open:
@@ -229,6 +240,7 @@ class _Coordination:
             for event in self._watches[name].events():
                 self._listener(event)
             del self._open[name]
+            self._num_ended += 1
             self._listener(RunEnded(result, skipped=False))
 
     def _give_up(self, name: str, attempts: int) -> None:

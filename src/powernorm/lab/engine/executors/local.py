@@ -15,6 +15,7 @@ from powernorm.lab.engine.stopping import EXIT_CODE
 
 BAD_INPUT: Final = 2
 """Exit code of `powernorm` after an InputError."""
+COMMAND: Final = [sys.executable, "-m", "powernorm"]
 LOG_FOLDER: Final = "workers"
 GPUS: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -74,7 +75,7 @@ class LocalExecutor:
         with path.open("wb") as log:
             # A session of its own: Ctrl-C goes to this process, which tells the workers.
             process = subprocess.Popen(
-                [sys.executable, "-m", "powernorm", "work", str(self._out), "--worker", name],
+                [*COMMAND, "work", str(self._out), "--worker", name],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
