@@ -267,7 +267,11 @@ def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
 @needs_two_cores
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
 )
 def test_an_end_from_outside_leaves_no_process_and_goes_on(tmp_path: Path, number: int) -> None:
     settings = {"steps": 150, "checkpoint_every": 2}

@@ -237,7 +237,7 @@ class _Coordination:
         if ended:
             self._write_results()
         for name, result in ended.items():
-            for event in self._watches[name].events():
+            for event in self._watches[name].events(is_over=True):
                 self._listener(event)
             del self._open[name]
             self._num_ended += 1
@@ -299,12 +299,17 @@ class _RunWatch:
         owner = read_owner(self._folder)
         return owner is not None and not owner.released and not is_alive(self._folder, owner)
 
-    def events(self) -> Iterator[Event]:
-        """Yield what has happened since the last call."""
+    def events(self, *, is_over: bool = False) -> Iterator[Event]:
+        """Yield what has happened since the last call.
+
+        Args:
+            is_over: the run has its result, maybe so soon that nobody was seen to train it.
+        """
         owner = read_owner(self._folder)
         self.is_held = owner is not None and is_alive(self._folder, owner)
-        if owner is not None and (self._owner is None or owner.key != self._owner.key):
-            self._owner = owner
+        is_new = owner is not None and (self._owner is None or owner.key != self._owner.key)
+        if is_new or (is_over and not self.num_attempts):
+            self._owner = owner or self._owner
             self.num_attempts += 1
             steps = self._grid.task.num_steps(self.line.settings)
             total = len(self._grid.lines) * len(self._grid.seeds)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from powernorm.lab.engine.comparison_results import Results
 from powernorm.lab.engine.coordination import Executor, coordinate
@@ -89,7 +89,7 @@ def compare_grid(
                     comparison.train(resume=resume)
                 else:
                     comparison.hand_over(executor)
-            return comparison.write_results()
+            return on_main(comparison.write_results)
         finally:
             if lease is not None:
                 lease.release(forget=True)
@@ -147,7 +147,7 @@ class _Comparison:
         self._head = on_main(self._write_head)
         if work is not None and is_main():
             write_json(self._out / WORK_FILE, work)
-        self.write_results()
+        self._keep_results()
 
     def train(self, *, resume: bool) -> None:
         """Train what is not over in this process."""
@@ -158,7 +158,7 @@ class _Comparison:
             self._baselines,
             self._stop,
             self._listener,
-            self.write_results,
+            self._keep_results,
             resume=resume,
         )
         train_free_runs(training, self._grid, self._out, self._stop, self._listener)
@@ -221,11 +221,12 @@ class _Comparison:
 
     def write_results(self) -> ComparisonResults:
         """Put together what the runs in the folder came to, whoever trained them."""
+        assert self._lease is not None
+        return self._results.write(self._head, self._lease)
+
+    def _keep_results(self) -> None:
         if is_main():
-            assert self._lease is not None
-            return self._results.write(self._head, self._lease)
-        runs = self._results.ordered(self._results.read())
-        return cast(ComparisonResults, {**self._head, "runs": runs})
+            self.write_results()
 
 
 def train_free_runs(
