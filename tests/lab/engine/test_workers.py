@@ -341,8 +341,8 @@ def test_nothing_is_lost_or_done_twice_when_workers_are_killed(tmp_path: Path) -
     killed: list[int] = []
 
     def kill_some(event: Event) -> None:
-        if isinstance(event, RunStarted) and len(killed) < 60 and chance.random() < 0.4:
-            time.sleep(chance.uniform(0, 0.2))
+        if isinstance(event, RunStarted | StepsDone) and len(killed) < 60:
+            time.sleep(chance.uniform(0, 0.1))
             paths = sorted((tmp_path / "out").glob("*/lease.json"))
             if paths:
                 try:
@@ -367,5 +367,7 @@ def test_nothing_is_lost_or_done_twice_when_workers_are_killed(tmp_path: Path) -
     assert len(killed) == 60
     assert_equal(tmp_path / "serial", tmp_path / "out")
     assert len(_runs(tmp_path / "out")) == 200
+    # A run comes to its end twice where its worker was killed before the result was written.
     ends = (tmp_path / "out" / "ends").read_text().split()
-    assert sorted(ends) == sorted(set(ends)) or len(ends) - len(set(ends)) <= len(killed)
+    assert len(set(ends)) == 200
+    assert len(ends) - 200 <= len(killed)

@@ -218,10 +218,11 @@ class _Coordination:
             raise InputError(f"workers are lost before they train anything: {message}")
 
     def _look_at_runs(self) -> None:
+        # Those that are over first: for a moment another worker may have taken one of these.
+        self._settle()
         for name in self._open:
             for event in self._watches[name].events():
                 self._listener(event)
-        self._settle()
         for name in list(self._open):
             attempts = self._watches[name].num_attempts
             if attempts > self._executor.retries and self._watches[name].is_abandoned():
