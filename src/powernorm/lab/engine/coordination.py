@@ -309,7 +309,8 @@ class _RunWatch:
         owner = read_owner(self._folder)
         self.is_held = owner is not None and is_alive(self._folder, owner)
         is_new = owner is not None and (self._owner is None or owner.key != self._owner.key)
-        if is_new or (is_over and not self.num_attempts):
+        # Who takes a run that is over has only come to see that.
+        if not self.num_attempts if is_over else is_new:
             self._owner = owner or self._owner
             self.num_attempts += 1
             steps = self._grid.task.num_steps(self.line.settings)

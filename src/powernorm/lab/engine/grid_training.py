@@ -21,7 +21,7 @@ from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.isolation import own_generators, threads
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, check_free
 from powernorm.lab.engine.processes import is_main, locally_first, on_main, process_group
-from powernorm.lab.engine.run_training import OVER, RunTraining, remove_rests
+from powernorm.lab.engine.run_training import RunTraining, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.runs import (
     COMPARISON_FILE,
@@ -292,7 +292,6 @@ class _FreeRuns:
         self._is_worker = is_worker
         self._waits = waits
         self._waited_for: set[str] = set()
-        self._over = (*OVER, "failed") if is_worker else OVER
 
     def is_settled(self, run: _Place, known: Mapping[str, RunResult]) -> bool:
         """Train a run, or see that it is over or another process has it.
@@ -305,7 +304,7 @@ class _FreeRuns:
             Whether nothing is left to do for it.
         """
         name = run.line.folder(run.seed)
-        if name in known and known[name]["status"] in self._over:
+        if name in known and known[name]["status"] in self._training.over:
             self._listener(RunEnded(known[name], skipped=True))
             return True
         try:

@@ -84,6 +84,9 @@ class RunTraining:
         self._on_kept = on_kept
         self._resume = resume
         self._ran_on = ran_on
+        # What a worker has seen to fail, the next one would, too.
+        self.over = OVER if ran_on is None else (*OVER, "failed")
+        """Statuses of runs that it does not train."""
         self._fingerprint = grid.task.fingerprint(data)
         self._results = Results(grid, out)
 
@@ -140,7 +143,7 @@ class RunTraining:
     def _is_over(self, folder: Path) -> bool:
         """Whether another worker has ended the run since this one has looked."""
         result = self._results.read().get(folder.name)
-        return result is not None and result["status"] in OVER
+        return result is not None and result["status"] in self.over
 
     def _begin(self, folder: Path, line: Line, seed: int) -> None:
         config = self._grid.config(line, seed, self._fingerprint)
