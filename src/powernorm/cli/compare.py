@@ -159,6 +159,8 @@ def compare(
     Ends in a table and in DIR/report.html. SIGTERM and SIGUSR1 end it after the step at hand with
     exit code 75; the same command with --resume goes on.
     """
+    from powernorm.lab.working import default_threads, with_threads
+
     shown = Shown(as_json=as_json, quiet=quiet)
     recipe: Recipe | None = None
     changes = assignments or []
@@ -167,7 +169,7 @@ def compare(
         _refuse(foreign, f"{task} is a function of your own")
         folder = out or Path("runs") / task.replace(":", "-")
         what: Grid | ComparisonSettings = _own(
-            task, norms, seeds, goal, changes, device, _threads(num_threads, jobs)
+            task, norms, seeds, goal, changes, device, num_threads or default_threads(jobs)
         )
     else:
         _refuse({"--goal": goal}, f"{task} has a measure of its own")
@@ -180,17 +182,17 @@ def compare(
         }
         chosen = [f"{key}={value}" for key, value in options.items() if value is not None]
         config, recipe, name = _built_in(task, preset, study, [*chosen, *changes])
-        what = _with_threads(config, jobs, num_threads)
+        what = with_threads(config, jobs, num_threads)
         folder = out or Path("runs") / name
     if devices > 1 and (jobs > 1 or plan):
         raise InputError(
             f"{launching.OPTION} trains each run in several processes, and "
             f"{'--jobs trains several runs' if jobs > 1 else '--plan trains none'}: choose one"
         )
-    if plan:
-        _plan(what, folder, recipe, resume=resume, force=force)
-        return
     with _interruptible(folder):
+        if plan:
+            _plan(what, folder, recipe, resume=resume, force=force)
+            return
         if devices > 1:
             raise typer.Exit(_train_in_processes(what, devices))
         _train(what, folder, shown, recipe, Jobs(jobs, retries), resume=resume, force=force)
@@ -256,20 +258,6 @@ class Jobs:
 
     number: int
     retries: int
-
-
-def _threads(num_threads: int | None, jobs: int) -> int | None:
-    from powernorm.lab.working import default_threads
-
-    return num_threads or default_threads(jobs)
-
-
-def _with_threads(
-    config: "ComparisonSettings", jobs: int, num_threads: int | None
-) -> "ComparisonSettings":
-    from powernorm.lab.working import with_threads
-
-    return with_threads(config, jobs, num_threads)
 
 
 def _plan(

@@ -54,6 +54,7 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from powernorm.lab.engine.executors.local import available_cores
     from powernorm.lab.engine.stopping import EXIT_CODE
 
     _silence("torch.distributed.elastic")
@@ -63,7 +64,7 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
             f"{OPTION} {num_processes}, but this machine has {num_gpus} GPUs: give at most that."
         )
     if not num_gpus:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cpus() // num_processes)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // num_processes)))
     # Its own default would let SIGUSR1 end this process and leave the others.
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
     config = LaunchConfig(
@@ -148,7 +149,3 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
