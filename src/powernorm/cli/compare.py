@@ -17,6 +17,7 @@ from powernorm.lab.tasks import STUDIES, TASKS
 from powernorm.runs import RESULTS_FILE
 
 if TYPE_CHECKING:
+    from powernorm.lab.engine.executors.choice import Workers
     from powernorm.lab.engine.grid import Grid
     from powernorm.lab.recipes import Recipe
     from powernorm.lab.settings.comparison import ComparisonSettings
@@ -133,6 +134,23 @@ def compare(
             "or torch's choice.",
         ),
     ] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Where the processes of --jobs are: local, on this machine; ray, tasks of a Ray "
+            "cluster; slurm, jobs of SLURM. All machines have to see DIR.",
+        ),
+    ] = None,
+    executor_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--executor-option",
+            metavar="KEY=VALUE",
+            help="Of ray: address, num_cpus, num_gpus, …; of slurm: partition, timeout_min, … "
+            "(docs/scaling.md); may be given several times.",
+        ),
+    ] = None,
     retries: Annotated[
         int,
         typer.Option(
@@ -159,9 +177,11 @@ def compare(
     Ends in a table and in DIR/report.html. SIGTERM and SIGUSR1 end it after the step at hand with
     exit code 75; the same command with --resume goes on.
     """
-    from powernorm.lab.working import default_threads, with_threads
+    from powernorm.lab.engine.executors.choice import Workers
+    from powernorm.lab.working import with_threads
 
     shown = Shown(as_json=as_json, quiet=quiet)
+    workers = Workers(jobs, executor, _executor_options(executor_options or []), retries)
     recipe: Recipe | None = None
     changes = assignments or []
     if ":" in task:
@@ -169,7 +189,7 @@ def compare(
         _refuse(foreign, f"{task} is a function of your own")
         folder = out or Path("runs") / task.replace(":", "-")
         what: Grid | ComparisonSettings = _own(
-            task, norms, seeds, goal, changes, device, num_threads or default_threads(jobs)
+            task, norms, seeds, goal, changes, device, num_threads or workers.default_threads
         )
     else:
         _refuse({"--goal": goal}, f"{task} has a measure of its own")
@@ -182,12 +202,12 @@ def compare(
         }
         chosen = [f"{key}={value}" for key, value in options.items() if value is not None]
         config, recipe, name = _built_in(task, preset, study, [*chosen, *changes])
-        what = with_threads(config, jobs, num_threads)
+        what = with_threads(config, workers, num_threads)
         folder = out or Path("runs") / name
-    if devices > 1 and (jobs > 1 or plan):
+    if devices > 1 and (workers.are_used or plan):
         raise InputError(
             f"{launching.OPTION} trains each run in several processes, and "
-            f"{'--jobs trains several runs' if jobs > 1 else '--plan trains none'}: choose one"
+            f"{'--plan trains none' if plan else '--jobs and --executor several runs'}: choose one"
         )
     with _interruptible(folder):
         if plan:
@@ -195,7 +215,7 @@ def compare(
             return
         if devices > 1:
             raise typer.Exit(_train_in_processes(what, devices))
-        _train(what, folder, shown, recipe, Jobs(jobs, retries), resume=resume, force=force)
+        _train(what, folder, shown, recipe, workers, resume=resume, force=force)
 
 
 def _built_in(
@@ -252,14 +272,6 @@ class Shown:
     quiet: bool
 
 
-@dataclass(frozen=True)
-class Jobs:
-    """How many runs are trained at a time, and how often one that was lost."""
-
-    number: int
-    retries: int
-
-
 def _plan(
     what: "Grid | ComparisonSettings",
     folder: Path,
@@ -275,6 +287,14 @@ def _plan(
     notes = notes_of(what, recipe) if isinstance(what, ComparisonSettings) else None
     plan(what, folder, resume=resume, force=force, notes=notes)
     typer.echo(f"{folder} is ready; on every machine that sees it: powernorm work {folder}")
+
+
+def _executor_options(assignments: list[str]) -> dict[str, str]:
+    """Return the options of an executor by name."""
+    for text in assignments:
+        if "=" not in text:
+            raise InputError(f"--executor-option {text}: give KEY=VALUE, such as partition=gpu")
+    return dict(text.split("=", 1) for text in assignments)
 
 
 def _refuse(options: Mapping[str, str | None], reason: str) -> None:
@@ -349,7 +369,7 @@ def _train(
     folder: Path,
     shown: Shown,
     recipe: "Recipe | None",
-    jobs: Jobs,
+    workers: "Workers",
     *,
     resume: bool,
     force: bool,
@@ -364,8 +384,7 @@ def _train(
         compare_and_show(
             what,
             folder,
-            jobs=jobs.number,
-            retries=jobs.retries,
+            workers=workers,
             resume=resume,
             force=force,
             progress=not shown.quiet,

@@ -4,13 +4,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from powernorm.cli import launching
+
+LOOK_SECONDS: Final = 0.5
 
 
 def work(
@@ -37,6 +40,7 @@ def work(
 
     if worker is not None:
         _end_with_parent()
+        _end_when_asked(folder, worker)
     console = Console(stderr=True)
     try:
         with nullcontext() if quiet else ComparisonProgress(console) as shown:
@@ -62,3 +66,17 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def _end_when_asked(folder: Path, name: str) -> None:
+    """Stop as by a scheduler when the file is there by which an executor asks for it."""
+    from powernorm.lab.engine.executors.process import stop_file
+
+    file = stop_file(folder, name)
+
+    def wait() -> None:
+        while not file.exists():
+            time.sleep(LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="asked", daemon=True).start()

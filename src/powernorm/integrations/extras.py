@@ -24,6 +24,8 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "hf": ("accelerate", "datasets", "transformers"),
     "lightning": ("lightning",),
     "sentencepiece": ("sentencepiece",),
+    "ray": ("ray",),
+    "slurm": ("submitit",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
 }
 """Packages of each extra, by their import names."""

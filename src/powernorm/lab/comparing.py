@@ -12,7 +12,7 @@ from rich.console import Console
 from powernorm.errors import InputError
 from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import Listener
-from powernorm.lab.engine.executors.local import LocalExecutor
+from powernorm.lab.engine.executors.choice import Workers
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.processes import is_first_process
@@ -33,7 +33,7 @@ from powernorm.lab.report.measures import MEASURES
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks import builtin
 from powernorm.lab.tasks.builtin import Notes, grid_of
-from powernorm.lab.working import default_threads, with_threads, work_record
+from powernorm.lab.working import with_threads, work_record
 from powernorm.runs import RESULTS_FILE
 
 
@@ -49,6 +49,8 @@ def compare(
     device: str = "auto",
     jobs: int = 1,
     num_threads: int | None = None,
+    executor: str | None = None,
+    executor_options: Mapping[str, str] | None = None,
     retries: int = 3,
     resume: bool = False,
     force: bool = False,
@@ -77,8 +79,11 @@ def compare(
         jobs: runs at a time, each in a process of its own, on a GPU of its own where there are
             GPUs; a function has to be at the top level of a module or script, which the processes
             import (a script needs `if __name__ == "__main__":` around the call).
-        num_threads: CPU threads of each run, part of its settings; None is 1 with `jobs`, else
-            torch's choice.
+        num_threads: CPU threads of each run, part of its settings; None is 1 with `jobs` or an
+            executor, else torch's choice.
+        executor: where the processes of `jobs` are: `local`, on this machine; `ray`, tasks of a Ray
+            cluster; `slurm`, jobs of SLURM. All machines have to see `out`.
+        executor_options: of `ray` or `slurm`; see RayExecutor and SlurmExecutor.
         retries: with `jobs`, so often a run is tried again whose process was lost.
         resume: leave runs that are over as they are, and go on with interrupted ones from their
             last checkpoint, exactly as if they had not been interrupted.
@@ -99,13 +104,14 @@ def compare(
         Under `torchrun` every process calls it and the function; the first one writes the files,
         in a folder that all can read.
     """
+    workers = Workers(jobs, executor, executor_options or {}, retries)
     if isinstance(train, ComparisonSettings):
         given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
         given |= {"norm_options": norm_options, "device": device != "auto"}
         own = [name for name, value in given.items() if value]
         if own:
             raise InputError(f"{own[0]} is part of a recipe: change it by powernorm.lab.override")
-        what: Grid | ComparisonSettings = with_threads(train, jobs, num_threads)
+        what: Grid | ComparisonSettings = with_threads(train, workers, num_threads)
     else:
         what = own_grid(
             train,
@@ -115,14 +121,13 @@ def compare(
             settings=settings or {},
             norm_options=norm_options or {},
             device=device,
-            num_threads=num_threads or default_threads(jobs),
+            num_threads=num_threads or workers.default_threads,
         )
     try:
         return compare_and_show(
             what,
             Path(out),
-            jobs=jobs,
-            retries=retries,
+            workers=workers,
             resume=resume,
             force=force,
             progress=on_event or not quiet,
@@ -140,8 +145,7 @@ def compare_and_show(
     what: Grid | ComparisonSettings,
     folder: Path,
     *,
-    jobs: int = 1,
-    retries: int = 3,
+    workers: Workers,
     resume: bool,
     force: bool,
     progress: bool | Listener,
@@ -150,12 +154,14 @@ def compare_and_show(
 ) -> Comparison:
     """Train, show what happens, write the page and print the table; see `compare`."""
     known = (notes or notes_of(what)) if isinstance(what, ComparisonSettings) else None
+    work = _work_record(what, is_needed=workers.are_used)
+    executor = _executor(what, folder, workers) if workers.are_used else None
     train = partial(
         _train,
         what,
         folder,
-        work=_work_record(what, is_needed=jobs > 1),
-        executor=None if jobs == 1 else _local_executor(what, folder, jobs, retries),
+        work=work,
+        executor=executor,
         resume=resume,
         force=force,
         notes=known,
@@ -171,6 +177,9 @@ def compare_and_show(
             with suppress(InputError):
                 write_report(folder)
         raise
+    finally:
+        if executor is not None:
+            executor.close()
     found = read_comparison(folder)
     if is_first_process():
         page = write_report(folder)
@@ -216,12 +225,9 @@ def _work_record(what: Grid | ComparisonSettings, *, is_needed: bool) -> dict[st
         return None
 
 
-def _local_executor(
-    what: Grid | ComparisonSettings, folder: Path, jobs: int, retries: int
-) -> LocalExecutor:
+def _executor(what: Grid | ComparisonSettings, folder: Path, workers: Workers) -> Executor:
     grid = what if isinstance(what, Grid) else grid_of(what, Notes())
-    threads = grid.num_threads or 1
-    return LocalExecutor(folder, jobs, num_threads=threads, device=grid.device, retries=retries)
+    return workers.start_executor(folder, grid.num_threads or 1, grid.device)
 
 
 def _train(

@@ -15,6 +15,7 @@ from typing import Any, Final
 from powernorm.errors import InputError
 from powernorm.lab.engine.comparison_results import Results
 from powernorm.lab.engine.events import Listener, ignore
+from powernorm.lab.engine.executors.choice import Workers
 from powernorm.lab.engine.folders import read_json
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.grid_training import train_free_runs
@@ -34,22 +35,17 @@ TURN_SECONDS: Final = 0.1
 
 
 def with_threads(
-    config: ComparisonSettings, jobs: int, num_threads: int | None
+    config: ComparisonSettings, workers: Workers, num_threads: int | None
 ) -> ComparisonSettings:
     """Return the settings of a built-in task with the number of CPU threads of a run.
 
     Args:
         config: to change.
-        jobs: runs at a time.
-        num_threads: of each; None is what the settings say, else 1 with several jobs.
+        workers: that train.
+        num_threads: of each; None is what the settings say, else what the workers have by default.
     """
-    chosen = num_threads or config.training.num_threads or default_threads(jobs)
+    chosen = num_threads or config.training.num_threads or workers.default_threads
     return replace(config, training=replace(config.training, num_threads=chosen))
-
-
-def default_threads(jobs: int) -> int | None:
-    """Return the CPU threads of a run where nobody says; None is torch's choice."""
-    return None if jobs == 1 else 1
 
 
 def work_record(what: Grid | ComparisonSettings) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from own_training import Classifier, train
 from powernorm import lab
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, Notice, RunEnded, RunStarted, StepsDone
-from powernorm.lab.engine.executors import local
+from powernorm.lab.engine.executors import local, process
 from powernorm.lab.engine.executors.local import LocalExecutor, available_cores
 from powernorm.lab.engine.run import Run
 
@@ -151,7 +151,7 @@ def test_what_every_worker_would_meet_is_one_error(tmp_path: Path) -> None:
 def test_workers_that_are_lost_at_once_are_not_replaced_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "COMMAND", [sys.executable, "-c", "import os; os.abort()"])
+    monkeypatch.setattr(process, "COMMAND", [sys.executable, "-c", "import os; os.abort()"])
     with pytest.raises(InputError, match="lost before they train anything: SIGABRT; see "):
         compared(tmp_path, jobs=2, retries=1)
     assert len(list((tmp_path / "workers").iterdir())) == 4
@@ -197,7 +197,7 @@ def test_each_worker_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         LocalExecutor(tmp_path, 3, num_threads=1, device=device)
     executor = LocalExecutor(tmp_path, 2, num_threads=3, device=device)
     for turn in range(2):
-        workers = [executor.start(f"w{turn}{number}") for number in range(2)]
+        workers = executor.start([f"w{turn}{number}" for number in range(2)])
         for worker in workers:
             while worker.poll() is None:
                 time.sleep(0.01)
@@ -331,19 +331,21 @@ def test_a_script_is_imported_by_its_workers(tmp_path: Path) -> None:
     assert [run["metrics"]["accuracy"] for run in _runs(tmp_path / "out")] == [0.0, 1.0]
 
 
-@needs_two_cores
-@pytest.mark.slow
-def test_nothing_is_lost_or_done_twice_when_workers_are_killed(tmp_path: Path) -> None:
-    """200 runs; as many kills as 30 % of them, each of a worker at a random moment."""
+def assert_that_nothing_is_lost_when_workers_are_killed(
+    folder: Path, num_kills: int, **changes: Any
+) -> None:
+    """200 runs of which workers die: each kill hits one at work, at a random moment."""
     settings = {"seeds": 50, "norms": ["ln", "bn", "rbn", "pn"]}
-    compared(tmp_path / "serial", unruly_workers.counted, **settings)
+    compared(folder / "serial", unruly_workers.counted, **settings)
     chance = random.Random(0)
     killed: list[int] = []
 
     def kill_some(event: Event) -> None:
-        if isinstance(event, RunStarted | StepsDone) and len(killed) < 60:
+        if not isinstance(event, RunStarted | StepsDone) or len(killed) == num_kills:
+            return
+        if chance.random() < 0.5:  # else the first runs would take all of the kills
             time.sleep(chance.uniform(0, 0.1))
-            paths = sorted((tmp_path / "out").glob("*/lease.json"))
+            paths = sorted((folder / "out").glob("*/lease.json"))
             if paths:
                 try:
                     owner = json.loads(chance.choice(paths).read_text())
@@ -355,19 +357,26 @@ def test_nothing_is_lost_or_done_twice_when_workers_are_killed(tmp_path: Path) -
 
     lab.compare(
         unruly_workers.counted,
-        tmp_path / "out",
+        folder / "out",
         goal={"accuracy": "max"},
         device="cpu",
         jobs=2,
-        retries=50,
+        retries=num_kills,  # so none is given up, whichever they hit
         quiet=True,
         on_event=kill_some,
         **settings,  # type: ignore[arg-type]
+        **changes,
     )
-    assert len(killed) == 60
-    assert_equal(tmp_path / "serial", tmp_path / "out")
-    assert len(_runs(tmp_path / "out")) == 200
+    assert len(killed) == num_kills
+    assert_equal(folder / "serial", folder / "out")
+    assert len(_runs(folder / "out")) == 200
     # A run comes to its end twice where its worker was killed before the result was written.
-    ends = (tmp_path / "out" / "ends").read_text().split()
+    ends = (folder / "out" / "ends").read_text().split()
     assert len(set(ends)) == 200
     assert len(ends) - 200 <= len(killed)
+
+
+@needs_two_cores
+@pytest.mark.slow
+def test_nothing_is_lost_or_done_twice_when_workers_are_killed(tmp_path: Path) -> None:
+    assert_that_nothing_is_lost_when_workers_are_killed(tmp_path, 60)

@@ -8,7 +8,7 @@ time: its run is free again as soon as its lease is, and goes on from its last c
 
 import csv
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -72,11 +72,11 @@ class Executor(Protocol):
     retries: int
     """So often a run is tried again whose worker was lost."""
 
-    def start(self, name: str) -> Worker:
-        """Start a worker."""
+    def start(self, names: Sequence[str]) -> Sequence[Worker]:
+        """Start a worker of each name."""
 
     def close(self) -> None:
-        """Give back what it holds, when all workers have ended."""
+        """Give back what it holds, when all workers have ended; whoever made it calls it."""
 
 
 def coordinate(
@@ -169,7 +169,6 @@ class _Coordination:
         """End what is left of the workers; what they did stays."""
         for worker in self._workers.values():
             worker.kill()
-        self._executor.close()
         if find_runs(self._out):
             self._write_results()
             remove_rests(self._out, self._results.read())
@@ -260,10 +259,13 @@ class _Coordination:
         busy = sum(watch.is_held for name, watch in self._watches.items() if name in self._open)
         free = len(self._open) - busy
         idle = max(0, len(self._workers) - busy)
-        for _ in range(min(free - idle, self._executor.num_workers - len(self._workers))):
-            self._num_started += 1
-            name = f"worker-{self._num_started}"
-            self._workers[name] = self._executor.start(name)
+        wanted = min(free - idle, self._executor.num_workers - len(self._workers))
+        if wanted <= 0:
+            return
+        numbers = range(self._num_started + 1, self._num_started + wanted + 1)
+        self._num_started += wanted
+        for worker in self._executor.start([f"worker-{number}" for number in numbers]):
+            self._workers[worker.name] = worker
 
     def _wait_for_workers(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -1,9 +1,8 @@
 """Workers that are processes of this machine, each on a GPU or on CPU threads of its own."""
 
 import os
-import signal
 import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -11,12 +10,8 @@ import torch
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.coordination import WorkerEnd
-from powernorm.lab.engine.stopping import EXIT_CODE
+from powernorm.lab.engine.executors.process import end_of, log_file, make_ready, start_process
 
-BAD_INPUT: Final = 2
-"""Exit code of `powernorm` after an InputError."""
-COMMAND: Final = [sys.executable, "-m", "powernorm"]
-LOG_FOLDER: Final = "workers"
 GPUS: Final = "CUDA_VISIBLE_DEVICES"
 
 
@@ -48,13 +43,7 @@ class LocalExecutor:
         self._out = out.absolute()
         self._num_threads = num_threads
         self._free_gpus: list[str] | None = None
-        cores = available_cores()
-        if num_workers * num_threads > cores:
-            raise InputError(
-                f"--jobs {num_workers} with {num_threads} threads each needs "
-                f"{num_workers * num_threads} cores and this machine has {cores}: give at most "
-                f"--jobs {max(1, cores // num_threads)}, or fewer --threads"
-            )
+        check_cores(num_workers, num_threads)
         if device.type == "cuda":
             self._free_gpus = _visible_gpus()
             if num_workers > len(self._free_gpus):
@@ -63,26 +52,17 @@ class LocalExecutor:
                     "which each run takes one: give at most that, or --device cpu"
                 )
 
-    def start(self, name: str) -> "LocalWorker":
-        """Start a worker."""
-        environment = os.environ | {"OMP_NUM_THREADS": str(self._num_threads)}
-        gpu = None
-        if self._free_gpus is not None:
-            gpu = self._free_gpus.pop(0)
-            environment[GPUS] = gpu
-        (self._out / LOG_FOLDER).mkdir(exist_ok=True)
-        path = self._out / LOG_FOLDER / f"{name}.log"
-        with path.open("wb") as log:
-            # A session of its own: Ctrl-C goes to this process, which tells the workers.
-            process = subprocess.Popen(
-                [*COMMAND, "work", str(self._out), "--worker", name],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        return LocalWorker(name, process, path, self, gpu)
+    def start(self, names: Sequence[str]) -> "list[LocalWorker]":
+        """Start workers."""
+        return [self._start(name) for name in names]
+
+    def _start(self, name: str) -> "LocalWorker":
+        gpu = None if self._free_gpus is None else self._free_gpus.pop(0)
+        make_ready(self._out, name)
+        process = start_process(
+            self._out, name, self._num_threads, **({} if gpu is None else {GPUS: gpu})
+        )
+        return LocalWorker(name, process, log_file(self._out, name), self, gpu)
 
     def give_back(self, gpu: str) -> None:
         """Let another worker have a GPU."""
@@ -94,10 +74,7 @@ class LocalExecutor:
 
 
 class LocalWorker:
-    """A process of this machine; see `Worker`.
-
-    It ends by itself when this process does: it reads a pipe that then closes.
-    """
+    """A process of this machine; see `Worker`."""
 
     def __init__(
         self,
@@ -124,28 +101,8 @@ class LocalWorker:
         pipe.close()
         if self._gpu is not None:
             self._executor.give_back(self._gpu)
-        self._end = self._end_of(code)
+        self._end = end_of(code, self._log)
         return self._end
-
-    def _end_of(self, code: int) -> WorkerEnd:
-        if code == 0:
-            return WorkerEnd("left", "")
-        if code == EXIT_CODE:
-            return WorkerEnd("stopped", "")
-        if code == BAD_INPUT:
-            return WorkerEnd("failed", self._last_line().removeprefix("error: "))
-        if code < 0:
-            try:
-                how = signal.Signals(-code).name
-            except ValueError:
-                how = f"signal {-code}"
-        else:
-            how = f"exit code {code}: {self._last_line()}"
-        return WorkerEnd("lost", f"{how}; see {self._log}")
-
-    def _last_line(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"see {self._log}"
 
     def stop(self) -> None:
         """Ask it to finish its step, to save and to leave."""
@@ -162,6 +119,21 @@ class LocalWorker:
 def available_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_cores(num_workers: int, num_threads: int) -> None:
+    """Refuse more threads than this machine has cores.
+
+    Raises:
+        InputError: there are not so many.
+    """
+    cores = available_cores()
+    if num_workers * num_threads > cores:
+        raise InputError(
+            f"--jobs {num_workers} with {num_threads} threads each needs "
+            f"{num_workers * num_threads} cores and this machine has {cores}: give at most "
+            f"--jobs {max(1, cores // num_threads)}, or fewer --threads"
+        )
 
 
 def _visible_gpus() -> list[str]:

@@ -1,0 +1,89 @@
+"""`powernorm work` as a process of the machine at hand, and what its end says."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from powernorm.lab.engine.coordination import WorkerEnd
+from powernorm.lab.engine.stopping import EXIT_CODE
+
+BAD_INPUT: Final = 2
+"""Exit code of `powernorm` after an InputError."""
+COMMAND: Final = [sys.executable, "-m", "powernorm"]
+LOG_FOLDER: Final = "workers"
+
+
+def log_file(out: Path, name: str) -> Path:
+    """Return the file for what a worker prints; it is there once the worker has begun."""
+    return out / LOG_FOLDER / f"{name}.log"
+
+
+def stop_file(out: Path, name: str) -> Path:
+    """Return the file whose presence asks a worker to finish its step, to save and to leave.
+
+    For workers to which no signal can be sent: these look for it.
+    """
+    return out / LOG_FOLDER / f"{name}.stop"
+
+
+def make_ready(out: Path, name: str) -> None:
+    """Forget a worker of that name of an earlier call."""
+    (out / LOG_FOLDER).mkdir(exist_ok=True)
+    log_file(out, name).unlink(missing_ok=True)
+    stop_file(out, name).unlink(missing_ok=True)
+
+
+def start_process(
+    out: Path, name: str, num_threads: int, **environment: str
+) -> "subprocess.Popen[bytes]":
+    """Start a worker.
+
+    It ends by itself when this process does: it reads a pipe that then closes.
+
+    Args:
+        out: folder of the comparison.
+        name: of the worker.
+        num_threads: CPU threads of it.
+        environment: variables that it sees beside those of this process.
+    """
+    with log_file(out, name).open("ab") as log:
+        # A session of its own: Ctrl-C and a scheduler's signals go to this process, which tells it.
+        return subprocess.Popen(
+            [*COMMAND, "work", str(out), "--worker", name],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": str(num_threads)} | environment,
+            start_new_session=True,
+        )
+
+
+def end_of(code: int, log: Path) -> WorkerEnd:
+    """Return what the exit code of a worker says.
+
+    Args:
+        code: negative for a signal.
+        log: what it printed.
+    """
+    if code == 0:
+        return WorkerEnd("left", "")
+    if code == EXIT_CODE:
+        return WorkerEnd("stopped", "")
+    if code == BAD_INPUT:
+        return WorkerEnd("failed", _last_line(log).removeprefix("error: "))
+    if code < 0:
+        try:
+            how = signal.Signals(-code).name
+        except ValueError:
+            how = f"signal {-code}"
+    else:
+        how = f"exit code {code}: {_last_line(log)}"
+    return WorkerEnd("lost", f"{how}; see {log}")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"see {log}"
