@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 _DECLINED: Final = 1
 """Exit code after the user has not accepted the rights of a data set."""
 _TITLES: "Final[dict[Home, str]]" = {
-    "embedded": "embedded: come with powernorm",
+    "embedded": "embedded: in the package powernorm-data",
     "fetched": "fetched on request: powernorm data get NAME",
     "own": "bring your own: the official files, on your disk",
 }
 _HERE: Final = {"whole": "here", "damaged": "damaged, get it again"}
+_NOT_HERE: Final = {"absent": "not installed", "damaged": "damaged, install it again"}
 _DOING: "Final[dict[Step, str]]" = {
     "download": "downloading",
     "check": "comparing with the known checksum",
@@ -61,13 +62,18 @@ def _print_sets() -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from powernorm.integrations.extras import install_corpora
     from powernorm.lab.data.sets.catalog import SETS
+    from powernorm.lab.data.sets.embedded_files import corpora_folder
     from powernorm.lab.data.sets.folders import sets_folder
 
     console = Console()
     for home, title in _TITLES.items():
         console.print(_table(title, [entry for entry in SETS.values() if entry.home == home]))
         console.print()
+    if corpora_folder() is None:
+        missing = f"powernorm-data is not installed: {install_corpora()}"
+        console.print(Text(missing), soft_wrap=True)
     console.print(Text(f"cache: {sets_folder()} (another one: POWERNORM_CACHE)"), soft_wrap=True)
     console.print(
         Text("use: powernorm compare TASK --data NAME, or --data PATH of your own files"),
@@ -95,16 +101,18 @@ def _what(entry: "DataSet") -> str:
     from powernorm.lab.data.fetching import cached_state
 
     what = f"{', '.join(entry.tasks)}: {entry.summary}; {entry.amount}"
+    state = cached_state(entry.name)
     if entry.wheel is None:
-        return what
+        return what if state in (None, "whole") else f"[{_NOT_HERE[state]}] {what}"
     size = f"download {entry.wheel.size / _MEGABYTE:.0f} MB"
-    return f"[{_HERE.get(str(cached_state(entry.name)), size)}] {what}"
+    return f"[{_HERE.get(str(state), size)}] {what}"
 
 
 def _facts(entry: "DataSet") -> dict[str, object]:
     from powernorm.lab.data.fetching import cached_state, places
 
-    wheel = entry.wheel
+    wheel, state = entry.wheel, cached_state(entry.name)
+    has_none = entry.home == "own" or (entry.home == "embedded" and state == "absent")
     return {
         "name": entry.name,
         "home": entry.home,
@@ -115,8 +123,8 @@ def _facts(entry: "DataSet") -> dict[str, object]:
         "source": entry.source,
         "usage": entry.usage,
         # Null: only the user knows whether it is on the disk.
-        "state": cached_state(entry.name),
-        "paths": [] if entry.home == "own" else [str(path) for path in places(entry.name)],
+        "state": state,
+        "paths": [] if has_none else [str(path) for path in places(entry.name)],
         "download_bytes": wheel.size if wheel else None,
         "bytes": wheel.unpacked_size if wheel else None,
         "rights": entry.rights,

