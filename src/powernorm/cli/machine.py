@@ -4,16 +4,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
 from powernorm.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from powernorm.ops.inspection import Health
 
 ALLOCATOR: Final = {
     # glibc gives large blocks back at every free, and the page faults of the next allocation cost
@@ -80,44 +75,10 @@ def doctor(
     given = {"seed": seed is not None, "case": case is not None, "json": as_json}
     for option in (name for name, is_given in given.items() if is_given):
         raise InputError(f"--{option} is for the check of --kernels: add --kernels")
-    import torch
-    from rich.console import Console
+    from powernorm.cli.health import print_health
 
-    from powernorm.ops.dispatch import explain
-    from powernorm.ops.inspection import describe_environment, inspect_backends
-
-    console = Console()
-    for name, value in describe_environment().items():
-        console.print(f"{name}: {value}", highlight=False)
-    found = inspect_backends()
-    for health in found:
-        _print_backend(console, health)
-    console.print()
-    served = explain(torch.empty(1, 1), "batch_norm")[0].backend
-    console.print(f"on the CPU your models use: {served}", highlight=False)
-    console.print(
-        "which backend serves one input, and why: powernorm.ops.explain(x)", highlight=False
-    )
-    console.print("every norm, type, mask and width: powernorm doctor --kernels", highlight=False)
-    if any(health.failures for health in found):
+    if not print_health():
         raise typer.Exit(1)
-
-
-def _print_backend(console: "Console", health: "Health") -> None:
-    console.print()
-    if not health.available:
-        console.print(f"{health.backend}: not available: {health.detail}", highlight=False)
-        return
-    console.print(f"{health.backend}: {health.detail}", highlight=False)
-    for dtype in dict.fromkeys(dtype for dtype, _ in health.errors):
-        errors = {op: error for (kind, op), error in health.errors.items() if kind == dtype}
-        worst = max(errors, key=lambda op: errors[op])
-        failed = [op for kind, op in health.failures if kind == dtype]
-        verdict = f"WRONG: {', '.join(failed)}" if failed else "right"
-        console.print(
-            f"  {dtype}: {verdict} (largest error against float64: {errors[worst]:.1e}, {worst})",
-            highlight=False,
-        )
 
 
 def bench(

@@ -1,7 +1,10 @@
-"""Packages of the extras of powernorm, and the error where one is missing."""
+"""Packages of the extras of powernorm, and what to install where one is missing."""
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -12,6 +15,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
             "markupsafe",
             "matplotlib",
             "pandas",
+            "pooch",
             "pydantic",
             "rich",
             "sacrebleu",
@@ -29,11 +33,78 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "export": ("onnx", "onnxruntime", "onnxscript"),
 }
 """Packages of each extra, by their import names."""
+CORPORA: Final = "packages/data"
+"""In a checkout, the folder of the distribution `powernorm-data`."""
+
+
+def checkout() -> Path | None:
+    """Return the folder of the sources if powernorm runs out of a checkout; None if installed."""
+    root = Path(__file__).resolve().parents[3]
+    is_checkout = (root / "pyproject.toml").is_file() and (root / "src" / "powernorm").is_dir()
+    return root if is_checkout else None
+
+
+def install_extra(extra: str) -> str:
+    """Return the command that installs an extra, for a checkout or for an installed package."""
+    root = checkout()
+    if root is None:
+        # Of what is installed already, pip takes the extras without asking an index for it again.
+        return f"pip install 'powernorm[{extra}]'"
+    return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
+
+
+def install_corpora() -> str:
+    """Return what to do where `powernorm-data` is missing."""
+    root = checkout()
+    if root is not None and (root / CORPORA).is_dir():
+        return f"pip install {shlex.quote(str(root / CORPORA))}"
+    return f"`pip install ./{CORPORA}` in powernorm's source tree, or the wheel of powernorm-data"
 
 
 def extra_of(package: str) -> str | None:
     """Return the extra that installs a package, or None if no extra does."""
     return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+
+
+class MissingPackageError(ModuleNotFoundError):
+    """A package of an extra is missing; the message says what to install."""
+
+
+def check_extra(extra: str, what: str) -> None:
+    """Raise unless all packages of an extra can be found; none is imported.
+
+    Args:
+        extra: its name.
+        what: subject of the error message: what needs it.
+
+    Raises:
+        MissingPackageError: one is missing.
+    """
+    missing = [package for package in EXTRAS[extra] if find_spec(package) is None]
+    if missing:
+        raise _missing(what, missing, extra)
+
+
+def explained(error: ModuleNotFoundError, what: str) -> MissingPackageError | None:
+    """Return the error that names the extra of a missing package; None if no extra brings it.
+
+    Args:
+        error: as Python raised it.
+        what: subject of the error message: what needs the package.
+    """
+    if isinstance(error, MissingPackageError):
+        return error
+    package = (error.name or "").partition(".")[0]
+    extra = extra_of(package)
+    return None if extra is None else _missing(what, [package], extra)
+
+
+def _missing(what: str, packages: Sequence[str], extra: str) -> MissingPackageError:
+    several = "s" if len(packages) > 1 else ""
+    return MissingPackageError(
+        f"{what} needs the package{several} {', '.join(packages)}: {install_extra(extra)}",
+        name=packages[0],
+    )
 
 
 @contextmanager
@@ -44,16 +115,12 @@ def needed_for(what: str) -> Iterator[None]:
         what: subject of the error message: what needs the package.
 
     Raises:
-        ModuleNotFoundError: a package of an extra is missing.
+        MissingPackageError: a package of an extra is missing.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        extra = extra_of(package)
-        if extra is None:
+        named = explained(error, what)
+        if named is None:
             raise
-        raise ModuleNotFoundError(
-            f"{what} needs the package {package}: pip install 'powernorm[{extra}]'",
-            name=error.name,
-        ) from error
+        raise named from error

@@ -12,11 +12,14 @@ or one of the built-in tasks:
     config = lab.override(lab.recipe("lm", "smoke"), ["norms=ln,rbn", "seeds=0,1"])
     lab.compare(config, "runs/lm")
 
-It needs `powernorm[train]`. The names below are loaded when they are first used, so that
+It needs `powernorm[train]`, which is looked for when this is imported, so that no module in here
+fails by the name of a package alone. The names below are loaded when they are first used, so that
 `import powernorm.lab` costs nothing.
 """
 
 from typing import TYPE_CHECKING
+
+from powernorm.integrations.extras import check_extra
 
 __all__ = [
     "Comparison",
@@ -40,6 +43,8 @@ __all__ = [
     "settings_from",
     "study_config",
 ]
+
+check_extra("train", "powernorm.lab")
 
 if TYPE_CHECKING:
     from powernorm.lab.comparing import compare
@@ -87,10 +92,7 @@ else:
             raise AttributeError(f"module 'powernorm.lab' has no attribute {name!r}")
         from importlib import import_module
 
-        from powernorm.integrations.extras import needed_for
-
-        with needed_for("powernorm.lab"):
-            module = import_module(f"powernorm.lab.{_MODULES[name]}")
+        module = import_module(f"powernorm.lab.{_MODULES[name]}")
         globals()[name] = value = getattr(module, name)
         return value
 

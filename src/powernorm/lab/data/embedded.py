@@ -1,32 +1,27 @@
-"""The corpora that come with the package, by name."""
+"""The corpora of the distribution `powernorm-data`, by name."""
 
 import json
-import lzma
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import SPLITS, Corpus, Split, split_by_position
+from powernorm.lab.data.sets.catalog import data_set
+from powernorm.lab.data.sets.embedded_files import embedded_texts
 
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 SHORTEST, LONGEST = 20, 400
 """Characters of a sentence that is kept."""
-_PACKED: Final = {
-    "addresses": "lm_sotu.jsonl.xz",
-    "verses": "mt_en-de_web-elberfelder.tsv.xz",
-    "reviews": "cls_rt_sentences.tsv.xz",
-}
 
 
 def addresses() -> list[str]:
     """Return the State of the Union addresses in the order of time."""
-    return [str(json.loads(line)["text"]) for line in _lines("addresses")]
+    return [str(json.loads(line)["text"]) for line in _lines("sotu")]
 
 
 def address_sentences() -> list[list[str]]:
@@ -47,7 +42,7 @@ def german_chapters() -> list[list[str]]:
 
 def review_sentences() -> list[str]:
     """Return the sentences of film reviews in an order that is always the same."""
-    sentences = [line.split("\t")[1] for line in _lines("reviews")]
+    sentences = [line.split("\t")[1] for line in _lines("rt")]
     # The file is sorted by label.
     random.Random(0).shuffle(sentences)
     return sentences
@@ -154,9 +149,9 @@ def _chapters() -> list[list[list[str]]]:
     return [list(chapter) for _, chapter in chapters]
 
 
-def _lines(key: str) -> list[str]:
-    packed = files("powernorm.lab.data").joinpath("corpora", _PACKED[key]).read_bytes()
-    return lzma.decompress(packed).decode().rstrip("\n").split("\n")
+def _lines(name: str) -> list[str]:
+    (text,) = embedded_texts(data_set(name))
+    return text.rstrip("\n").split("\n")
 
 
 def _split(documents: list[list[str]]) -> list[tuple[Split, list[str]]]:

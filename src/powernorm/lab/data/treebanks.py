@@ -1,13 +1,11 @@
-"""Treebanks in three splits: those that come with the package, and the user's files.
+"""Treebanks in three splits: those of `powernorm-data`, and the user's files.
 
 The files are CoNLL-U or CoNLL-X.
 """
 
-import lzma
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +15,8 @@ from powernorm.errors import InputError
 from powernorm.lab.data.conllu import Sentence, parse_conllu
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.data.readers import USER_LICENSE, read_text
+from powernorm.lab.data.sets.catalog import data_set
+from powernorm.lab.data.sets.embedded_files import embedded_texts
 
 PERIOD: Final = 10
 VALID_REMAINDER: Final = 8
@@ -47,7 +47,6 @@ class Treebank:
 class _Embedded:
     source: str
     license: str
-    packed: tuple[str, ...]
     """Files, one after the other."""
     group: Callable[[list[Sentence]], list[list[Sentence]]]
     """Divides the sentences into groups, none of which is in two splits."""
@@ -78,14 +77,14 @@ def load_treebank(source: str | None) -> Treebank:
 
 def _embedded(name: str) -> Treebank:
     entry = _TREEBANKS[name]
-    sentences = [sentence for packed in entry.packed for sentence in _unpacked(packed)]
+    about = data_set(name)
+    sentences = [
+        sentence
+        for text, file in zip(embedded_texts(about), about.packed, strict=True)
+        for sentence in parse_conllu(text, file.name)
+    ]
     parts = _split(entry.group(sentences))
     return Treebank(name, entry.source, entry.license, parts)
-
-
-def _unpacked(packed: str) -> list[Sentence]:
-    content = files("powernorm.lab.data").joinpath("corpora", packed).read_bytes()
-    return parse_conllu(lzma.decompress(content).decode(), packed)
 
 
 def _by_document(sentences: list[Sentence]) -> list[list[Sentence]]:
@@ -165,13 +164,11 @@ _TREEBANKS: Final[Mapping[str, _Embedded]] = MappingProxyType(
             "PetroGold, theses on petroleum in Portuguese, PyPI dante-corpora 2.0.5, split by "
             "document",
             "CC BY-SA 4.0",
-            ("dep_pt_petrogold.conllu.xz",),
             _by_document,
         ),
         "turkish": _Embedded(
             "Turkish web pages and Wikipedia, PyPI turkish-treebanks 1.0.0",
             "Apache 2.0",
-            ("dep_tr_twt_web.conllu.xz", "dep_tr_twt_wiki.conllu.xz"),
             _one_by_one,
         ),
     }

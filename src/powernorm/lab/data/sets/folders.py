@@ -11,7 +11,7 @@ import hashlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -62,13 +62,16 @@ def state_of(entry: DataSet, *, thorough: bool = True) -> State:
         entry: which.
         thorough: read the files; else look at their sizes alone.
     """
-    folder = folder_of(entry.name)
-    sizes = {member: _size(folder / member.name) for member in wheel_of(entry).members}
-    if all(size is None for size in sizes.values()):
+    state = state_in(folder_of(entry.name), wheel_of(entry).members)
+    return "damaged" if state == "whole" and thorough and damage(entry) else state
+
+
+def state_in(folder: Path, members: Sequence[Member]) -> State:
+    """Return whether a folder holds these files, by their sizes; no files are always there."""
+    sizes = [_size(folder / member.name) for member in members]
+    if members and all(size is None for size in sizes):
         return "absent"
-    if any(size != member.size for member, size in sizes.items()):
-        return "damaged"
-    return "damaged" if thorough and damage(entry) else "whole"
+    return "whole" if sizes == [member.size for member in members] else "damaged"
 
 
 def wheel_of(entry: DataSet) -> Wheel:
@@ -109,13 +112,18 @@ def _sweep(parent: Path) -> None:
                 shutil.rmtree(path)
 
 
-def install(made: Path, entry: DataSet) -> Path:
+def install(made: Path, entry: DataSet, origin: str) -> Path:
     """Put the finished files of a folder into their place, the whole folder at once if it is new.
+
+    Args:
+        made: the folder.
+        entry: the data set.
+        origin: where the files were read from, for the text beside them.
 
     Raises:
         OSError: the cache cannot be written.
     """
-    (made / PROVENANCE).write_text(provenance(entry), encoding="utf-8")
+    (made / PROVENANCE).write_text(provenance(entry, origin), encoding="utf-8")
     target = folder_of(entry.name)
     try:
         made.rename(target)
@@ -150,12 +158,12 @@ def delete(entry: DataSet) -> bool:
     return bool(there)
 
 
-def provenance(entry: DataSet) -> str:
+def provenance(entry: DataSet, origin: str) -> str:
     """Return the text that lies beside the files."""
     wheel = wheel_of(entry)
     lines = [
         f"{entry.name}: {entry.summary}; {entry.amount}.",
-        f"Source: {entry.source}, read out of {wheel.filename} (sha256 {wheel.sha256}).",
+        f"Source: {origin}.",
         f"License: {entry.license}.",
         *([entry.rights] if entry.rights else []),
         "",

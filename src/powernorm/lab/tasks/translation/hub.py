@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from powernorm.errors import InputError
+from powernorm.integrations.extras import install_extra
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.data.lines import TextPair
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
@@ -64,7 +65,7 @@ def _load(source: str, name: str, config: str | None) -> Mapping[str, Any]:
         import datasets
     except ModuleNotFoundError as error:
         raise InputError(
-            f"data.path={source} needs the package datasets: pip install 'powernorm[hf]'"
+            f"data.path={source} needs the package datasets: {install_extra('hf')}"
         ) from error
     try:
         loaded: Mapping[str, Any] = datasets.load_dataset(name, config)

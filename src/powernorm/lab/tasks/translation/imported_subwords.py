@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from powernorm.errors import InputError
+from powernorm.integrations.extras import install_extra
 from powernorm.lab.data.lines import TextPair, read_lines
 from powernorm.lab.data.subwords import UNKNOWN, Subwords, Words
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
@@ -197,7 +198,7 @@ class SentencePieces:
             from sentencepiece import SentencePieceProcessor
         except ModuleNotFoundError as error:
             raise InputError(
-                f"{name} needs the package sentencepiece: pip install 'powernorm[sentencepiece]'"
+                f"{name} needs the package sentencepiece: {install_extra('sentencepiece')}"
             ) from error
         self._model = model
         self._processor = SentencePieceProcessor()

@@ -1,4 +1,4 @@
-"""The sentence pairs that come with the package."""
+"""The sentence pairs of `powernorm-data`."""
 
 from typing import Final
 
