@@ -76,7 +76,7 @@ format: $(INSTALLED)  ## format and mend what can be mended
 
 docs: $(INSTALLED)  ## build the documentation into site/
 	$(PIP) --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs site
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs site
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

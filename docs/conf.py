@@ -16,7 +16,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "reference",
     "mathml",
+    "themed_pictures",
 ]
 exclude_patterns = ["_extensions", "_static"]
 
