@@ -58,8 +58,8 @@ bench: $(INSTALLED)  ## measure the CPU kernels and a whole training step: table
 	$(BIN)/powernorm bench --preset rivals --threads 2 --seconds 10 --eager --compiled --out $(RESULTS)/rivals.jsonl --plot $(RESULTS)/rivals.svg
 	$(BIN)/powernorm bench --preset step --threads 2 --out $(RESULTS)/step.jsonl --plot $(RESULTS)/step.svg
 
-results: $(INSTALLED)  ## write the tables of docs/results.md from the stored comparisons
-	$(BIN)/powernorm results $(sort $(wildcard $(RESULTS)/papers/*)) studies/causality/results --into docs/results.md
+results: $(INSTALLED)  ## write the tables of docs/results/ from the stored comparisons
+	$(BIN)/powernorm results $(sort $(wildcard $(RESULTS)/papers/*)) studies/causality/results --into docs/results
 
 bench-inference: $(INSTALLED)  ## measure encoders with their norms folded, in torch and onnxruntime
 	$(BIN)/powernorm bench --preset inference --threads 2 --seconds 10 --out $(RESULTS)/inference.jsonl --plot $(RESULTS)/inference.svg
@@ -79,7 +79,7 @@ format: $(INSTALLED)  ## format and mend what can be mended
 
 docs: $(INSTALLED)  ## build the documentation into site/
 	$(PIP) --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs site
 
 TOOLS := build/.tools
 DIST := dist

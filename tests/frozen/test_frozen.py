@@ -62,17 +62,25 @@ def test_help_of_every_command(tmp_path: Path, snapshot: SnapshotAssertion) -> N
 
 
 def test_figures_of_the_stored_comparisons(tmp_path: Path) -> None:
-    """Words may change; the numbers of docs/results.md are those of the stored runs."""
+    """Words may change; the numbers of docs/results/ are those of the stored runs."""
     folders = sorted((ROOT / "benchmarks" / "results" / "papers").iterdir())
     folders.append(ROOT / "studies" / "causality" / "results")
     printed = command(tmp_path, "results", *folders)
     assert printed.code == 0, printed.err
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    stored = page.partition("<!-- begin: written by `powernorm results`")[2]
+    pages = (ROOT / "docs" / "results").glob("*.md")
+    parts = [
+        page.read_text(encoding="utf-8").partition("<!-- begin: written by `powernorm results`")[2]
+        for page in pages
+    ]
 
-    def cells(text: str) -> list[list[str]]:
-        rows = [line for line in text.splitlines() if line.startswith("|")]
-        return [re.findall(r"[-+−]?\d+(?:\.\d+)?", row) for row in rows]
+    def cells(text: str) -> dict[str, list[list[str]]]:
+        """The numbers in the rows of each section."""
+        sections = [section.partition("\n") for section in text.split("\n### ")[1:]]
+        return {
+            title: [re.findall(r"[-+−]?\d+(?:\.\d+)?", row) for row in re.findall(r"(?m)^\|.*", rest)]
+            for title, _, rest in sections
+        }
 
-    assert cells(printed.out) == cells(stored)
-    assert sum(map(len, cells(stored))) > 500
+    stored = cells("\n".join(parts))
+    assert cells(printed.out) == stored
+    assert sum(len(row) for rows in stored.values() for row in rows) > 500

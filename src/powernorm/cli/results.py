@@ -37,7 +37,8 @@ def results(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Markdown page whose generated part is replaced; else the text is printed.",
+            help="Markdown page whose generated part is replaced, or a folder of such pages, one "
+            "for each task; else the text is printed.",
         ),
     ] = None,
 ) -> None:
@@ -50,8 +51,8 @@ def results(
     if into is None:
         typer.echo(results_document(folders))
         return
-    write_results(folders, into)
-    typer.echo(f"written: {into}")
+    for page in write_results(folders, into):
+        typer.echo(f"written: {page}")
 
 
 def fluctuation(

@@ -52,10 +52,10 @@ class DiagnosisRow(NormRow):
         side: `encoder` or `decoder`, in a model that has both.
         uses_batch_statistics: whether it normalizes by batch statistics now.
         centered: whether it, or the first candidate for its place (bn), subtracts a mean.
-        mean_tid: E_B mean_c |μ_B - μ|/σ_B (Wang et al. 2022, Definition 1) of what the norm
+        mean_tid: `E_B mean_c |μ_B - μ|/σ_B` (Wang et al. 2022, Definition 1) of what the norm
             normalizes; None for one with batch statistics that does not center.
-        var_tid: E_B mean_c |σ_B - σ|/σ_B, or of ψ for such a norm.
-        pnv_tid: E_B mean_c |ψ_B - ψ|/ψ_B of the input, as PowerNormV would see it.
+        var_tid: `E_B mean_c |σ_B - σ|/σ_B`, or of ψ for such a norm.
+        pnv_tid: `E_B mean_c |ψ_B - ψ|/ψ_B` of the input, as PowerNormV would see it.
         pn_tid: the same behind a GroupScaling with one group, as PowerNorm would see it.
         padded_mean_tid: `mean_tid` with padding counted as tokens; None where nothing is padded.
         padded_var_tid: `var_tid` likewise.

@@ -85,11 +85,10 @@ class BatchStatisticsNorm(AffineNorm):
         dtype: type of parameters; buffers are float32, or float64 for float64 parameters.
 
     State:
-        running_mean, running_var: (C,), 0 and 1 at the start, if centered.
-        running_second_moment: ψ², (C,), 1 at the start, if not.
-        num_batches_tracked: number of batches that updated the running statistics, 0-d int64.
-        num_nonfinite_batches: number of batches in which some feature's statistics were NaN or
-            infinite and were left out, 0-d int64.
+        If centered, `running_mean` and `running_var`, (C,), 0 and 1 at the start; if not,
+        `running_second_moment`, ψ², (C,), 1 at the start. `num_batches_tracked` is the number of
+        batches that updated them, 0-d int64; `num_nonfinite_batches` that of batches in which some
+        feature's statistics were NaN or infinite and were left out.
     """
 
     num_sums: int

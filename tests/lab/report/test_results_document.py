@@ -133,7 +133,8 @@ def test_a_papers_decimals_are_those_of_its_column(folder: Path) -> None:
 def test_a_page_that_cannot_be_written_or_read(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"page\.md cannot be written"):
         write_results([folder], tmp_path / "no-folder" / "page.md")
-    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"):
+    (tmp_path / "lm.md").mkdir()
+    with pytest.raises(InputError, match=r"lm\.md cannot be read \(Is a directory\)"):
         write_results([folder], tmp_path)
     page = tmp_path / "latin.md"
     page.write_bytes(b"\xe9")
@@ -168,6 +169,27 @@ def test_only_the_generated_part_of_a_page_changes(folder: Path, tmp_path: Path)
     assert second.count("### lm, demo") == 2
     write_results([folder, other], page)
     assert page.read_text() == second
+
+
+def test_a_folder_gets_a_page_for_each_task(folder: Path, tmp_path: Path) -> None:
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "lm.md").write_text("# Language models\n\nWords.\n")
+    other = tmp_path / "other"
+    other.mkdir()
+    results = json.loads((folder / RESULTS_FILE).read_text())
+    (other / RESULTS_FILE).write_text(json.dumps(results | {"task": "image"}))
+    written = write_results([folder, other], pages)
+    assert written == [pages / "lm.md", pages / "image.md"]
+    texts = [page.read_text() for page in written]
+    assert texts[0].startswith("# Language models\n\nWords.\n\n" + BEGIN)
+    for text, alone in zip(texts, ([folder], [other]), strict=True):
+        assert results_document(alone) in text
+    (pages / "image.md").write_text(BEGIN)
+    (pages / "lm.md").write_text("# Empty\n")
+    with pytest.raises(InputError, match=r"image\.md has 1 lines"):
+        write_results([folder, other], pages)
+    assert (pages / "lm.md").read_text() == "# Empty\n"
 
 
 @pytest.mark.parametrize("text", [BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}\n{BEGIN}\n{END}"])

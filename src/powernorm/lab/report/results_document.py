@@ -58,7 +58,10 @@ def results_document(folders: Sequence[Path]) -> str:
     Raises:
         InputError: a folder is no comparison, a file in it is damaged, or two hold the same run.
     """
-    comparisons = joined(map(read_comparison, folders))
+    return _document(joined(map(read_comparison, folders)))
+
+
+def _document(comparisons: Sequence[Comparison]) -> str:
     return "\n".join([f"{_explanation(comparisons)}\n", *map(_section, comparisons)])
 
 
@@ -69,13 +72,38 @@ def _explanation(comparisons: Sequence[Comparison]) -> str:
     return _EXPLANATION.format(split="" if all(own) else split)
 
 
-def write_results(folders: Sequence[Path], page: Path) -> None:
-    """Replace the part of a Markdown page between `BEGIN` and `END`; append it where there is none.
+def write_results(folders: Sequence[Path], into: Path) -> list[Path]:
+    """Put comparisons into a Markdown page, or into the pages of a folder, one for each task.
+
+    Replaces the part of a page between `BEGIN` and `END`; appends it where there is none.
+
+    Args:
+        folders: as `results_document`.
+        into: a page, or a folder that exists; a task's page there is `TASK.md`.
+
+    Returns:
+        The pages that were written.
 
     Raises:
-        InputError: as `results_document`; or the page has only one of the two lines.
+        InputError: as `results_document`; or a page has only one of the two lines.
     """
-    written = f"{BEGIN}\n\n{results_document(folders)}\n{END}\n"
+    comparisons = joined(map(read_comparison, folders))
+    if not into.is_dir():
+        pages = {into: comparisons}
+    else:
+        pages = {}
+        for comparison in comparisons:
+            page = into / f"{re.sub(r'[^A-Za-z0-9]+', '-', comparison.task).strip('-')}.md"
+            pages.setdefault(page, []).append(comparison)
+    # All are checked before one is written.
+    texts = {page: _with_results(page, some) for page, some in pages.items()}
+    for page, text in texts.items():
+        _write_page(page, text)
+    return list(texts)
+
+
+def _with_results(page: Path, comparisons: Sequence[Comparison]) -> str:
+    written = f"{BEGIN}\n\n{_document(comparisons)}\n{END}\n"
     old = _read_page(page)
     # Lines of their own: what a file says may hold the same words.
     begins, ends = (
@@ -84,16 +112,18 @@ def write_results(folders: Sequence[Path], page: Path) -> None:
     )
     marks = (len(begins), len(ends))
     if marks == (0, 0):
-        new = f"{old.rstrip()}\n\n{written}".lstrip()
-    elif marks == (1, 1) and begins[0].start() < ends[0].start():
-        new = old[: begins[0].start()] + written + old[ends[0].end() :]
-    else:
-        raise InputError(
-            f"{page} has {marks[0]} lines {BEGIN!r} and {marks[1]} lines {END!r}: expected one of "
-            "each, in this order, or none."
-        )
+        return f"{old.rstrip()}\n\n{written}".lstrip()
+    if marks == (1, 1) and begins[0].start() < ends[0].start():
+        return old[: begins[0].start()] + written + old[ends[0].end() :]
+    raise InputError(
+        f"{page} has {marks[0]} lines {BEGIN!r} and {marks[1]} lines {END!r}: expected one of "
+        "each, in this order, or none."
+    )
+
+
+def _write_page(page: Path, text: str) -> None:
     try:
-        page.write_text(new, encoding="utf-8")
+        page.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"{page} cannot be written ({error.strerror}): give a file in a folder that exists."
