@@ -3,7 +3,8 @@
 In the folded model every value s stands for a value y of the original one by `y = A ⊙ s + B` along
 the axis of its features. Each operator relates the (A, B) of its operands to those of its output.
 An operator without a relation (softmax, GELU, LayerNorm) fixes what it reads and what it writes to
-the original values: A = 1, B = 0. So a LayerNorm on a residual stream fixes the whole stream.
+the original values: A = 1, B = 0. So a LayerNorm on a residual stream fixes the whole stream. Its weight
+and bias stand behind its statistic, which is such an operator: they are a norm whose input is fixed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from powernorm.surgery.axes import (
     window_keeps_constants,
 )
 from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.tracing import Mark, Trace, mark_of, path_of
+from powernorm.surgery.tracing import Mark, Trace, mark_of, path_of, statistic_of
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ class Relations:
 def describe(node: fx.Node) -> str:
     """Return an operator and the module that calls it, for the user."""
     path = path_of(node)
+    if statistic_of(node) is not None:
+        return f"the statistic of {path}"
     return operator_name(node) + (f" in {path}" if path else "")
 
 

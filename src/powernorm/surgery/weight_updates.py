@@ -222,11 +222,17 @@ def _adds_bias(module: nn.Linear) -> bool:
     return isinstance(y, Tensor) and y.shape == expected.shape and torch.allclose(y, expected)
 
 
-def can_shift(operation: Operation, slots: Slots) -> bool:
-    """Return whether an operation can add a constant per feature of its output."""
+def can_shift(operation: Operation, slots: Slots, makes_biases: bool = True) -> bool:
+    """Return whether an operation can add a constant per feature of its output.
+
+    Args:
+        operation: which one.
+        slots: of the model.
+        makes_biases: whether a bias can be added to it where there is none.
+    """
     if operation.kind in ("embedding", "value") or operation.bias is not None:
         return True
-    return slots.bias_for(operation) is not None
+    return makes_biases and slots.bias_for(operation) is not None
 
 
 class Editor:
