@@ -40,6 +40,14 @@ from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.axes import only_checks
+from powernorm.surgery.centering import (
+    CenteringConflictError,
+    Stream,
+    centered_norms,
+    centered_places,
+    drop,
+    streams_of,
+)
 from powernorm.surgery.relations import (
     Normed,
     Relations,
@@ -49,11 +57,14 @@ from powernorm.surgery.relations import (
     relate,
 )
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
-from powernorm.surgery.structure import Rest, Structure
+from powernorm.surgery.structure import Rest, RmsRest, Structure
 from powernorm.surgery.token_norms import TokenNorm
 from powernorm.surgery.tracing import Trace, mark_of, trace
 from powernorm.surgery.verification import Examples
 from powernorm.surgery.weight_updates import Editor, Replacement, Slots, can_shift
+
+Centering = Literal["keep", "weights"]
+"""Where LayerNorm's centering is: in the norm, or in the weights that write to its stream."""
 
 Tied = Literal["untie", "keep"]
 """What to do if an embedding and a head share one tensor and need different values."""
@@ -70,6 +81,7 @@ class Folding:
         reasons: why the others do not fold.
         into: the parameters that absorb each norm.
         token_norms: what is left behind the statistics of the norms of each token that fold.
+        rms: those that become an RMSNorm, with eps.
     """
 
     replacements: tuple[Replacement, ...] = ()
@@ -78,6 +90,7 @@ class Folding:
     reasons: dict[str, str] = field(default_factory=dict)
     into: dict[str, tuple[str, ...]] = field(default_factory=dict)
     token_norms: dict[str, Static] = field(default_factory=dict)
+    rms: dict[str, float] = field(default_factory=dict)
 
     def structure(self, model: nn.Module) -> Structure:
         """Return how the modules change, with every slot of the norms."""
@@ -86,6 +99,12 @@ class Folding:
         norms: dict[str, Rest] = {}
         features: dict[str, int] = {}
         dims: dict[str, int] = {}
+        rms: dict[str, RmsRest] = {}
+        for changed, eps in self.rms.items():
+            scale = self.token_norms[changed].scale
+            left = RmsRest(len(scale), eps, affine=bool((scale != 1).any()))
+            rms |= {name: left for name, module in slots if module is modules[changed]}
+        norms |= dict.fromkeys(rms, "rms")
         for gone in self.replaced:
             for name, module in slots:
                 if module is modules[gone]:
@@ -96,7 +115,7 @@ class Folding:
                             dims[name] = _feature_axis(module)
         made = {r.names[0]: r.size for r in self.replacements if r.size is not None}
         untied = tuple(name for r in self.replacements if r.unties for name in r.names)
-        return Structure(norms, features, made, untied, dims)
+        return Structure(norms, features, made, untied, dims, rms)
 
 
 def solve_fold(
@@ -107,6 +126,7 @@ def solve_fold(
     tied: Tied,
     read_attributes: Mapping[str, str],
     token_norms: Mapping[str, TokenNorm] = MappingProxyType({}),
+    centering: Centering = "keep",
 ) -> Folding:
     """Trace the model and find the changes that fold as many norms as possible.
 
@@ -122,6 +142,7 @@ def solve_fold(
         read_attributes: attributes of norms that other modules read, by the norm's name.
         token_norms: norms of each token whose weight and bias fold, by name. Without static norms
             no bias is made for theirs, so that the model's own class takes the result.
+        centering: see `powernorm.plan_fold`.
     """
     names = [*statics, *token_norms]
     modules = dict(model.named_modules())
@@ -130,9 +151,12 @@ def solve_fold(
     with_statistic = range(len(statics), len(names))
     traced = trace(model, {norm: i for i, norm in enumerate(norms)}, calls, with_statistic)
     axes = [_feature_axis(modules[name]) for name in statics]
-    relations = relate(traced, [*axes, *(norm.feature_dim for norm in token_norms.values())])
+    axes += [norm.feature_dim for norm in token_norms.values()]
+    relations = relate(traced, axes, streams=centering == "weights")
     affines = [*statics.values(), *(norm.affine for norm in token_norms.values())]
     solver = _Solver(traced, relations, affines, norms, Slots(model), tied, with_statistic)
+    if centering == "weights":
+        solver.center([*(None for _ in statics), *token_norms.values()])
     solver.leave_shared(traced, [norm.parameters for norm in token_norms.values()])
     for name, attribute in read_attributes.items():
         solver.leave_untouched(
@@ -169,6 +193,10 @@ class _Solver:
         self.pinned: set[int] = set()
         self.with_bias: set[int] = set()
         """Indices of the norms of each token whose bias stays."""
+        self.streams: list[Stream] = []
+        """Those that are centered, if they can be."""
+        self.epsilons: dict[int, float] = {}
+        """eps of the norms that may become an RMSNorm."""
         self.untouched: set[int] = set()
         """Indices of the pinned norms that do not become a multiply-add either."""
         self.solution = Solution()
@@ -232,8 +260,20 @@ class _Solver:
                 if others:
                     self.leave_untouched(index, f"{name} is also in use as {others[0]}")
 
+    def center(self, norms: Sequence[TokenNorm | None]) -> None:
+        """Center the streams that LayerNorms read, as far as nothing else needs them."""
+        self.epsilons = {
+            index: norm.eps
+            for index, norm in enumerate(norms)
+            if norm is not None
+            and (norm.kind, norm.feature_dim) == ("layer", LAST)
+            and norm.eps is not None
+        }
+        self.streams = streams_of(self.relations, self.epsilons)
+
     def run(self) -> None:
-        makes_biases = self.with_statistic.start > 0
+        # What is of another class anyway may have biases of its own.
+        makes_biases = self.with_statistic.start > 0 or bool(self.epsilons)
         shiftable = {
             id(relation.operation): can_shift(relation.operation, self.slots, makes_biases)
             for relation in self.relations.all()
@@ -252,13 +292,18 @@ class _Solver:
             try:
                 self.solution = solve(problem)
                 self.replacements = self.editor.replacements(
-                    self.solution, problem, untie=self.tied == "untie"
+                    self.solution,
+                    problem,
+                    untie=self.tied == "untie",
+                    centered=centered_places(self.streams),
                 )
+            except CenteringConflictError as conflict:
+                drop(self.streams, conflict)
             except FoldConflictError as conflict:
                 self._give_up(conflict)
             else:
                 uneven = self._uneven()
-                if not uneven:
+                if not uneven and not self._drop_idle_streams():
                     return
                 self.decoupled -= uneven
                 self.with_bias -= uneven
@@ -290,6 +335,27 @@ class _Solver:
         if index not in self.with_bias:
             return Static(scale, torch.zeros_like(scale))
         return Static(scale, self.affine(index, self.uses[index][0]).shift)
+
+    def as_rms(self, index: int) -> Static | str:
+        """Return the weight of the RMSNorm in place of a LayerNorm, or why it stays one."""
+        reason = centered_norms(self.streams).get(index, "the graph does not show its input")
+        if index in self.untouched or reason:
+            return reason or self.reasons[index]
+        left = self.statics[index] if index in self.pinned else self.behind_statistic(index)
+        return "RMSNorm has no bias" if bool(left.shift.any()) else left
+
+    def _drop_idle_streams(self) -> bool:
+        """Leave the streams alone that no RMSNorm would come of; return whether there are any."""
+        idle = [
+            stream
+            for stream in self.streams
+            if not stream.obstacle
+            and all(isinstance(self.as_rms(index), str) for index in stream.norms)
+        ]
+        for stream in idle:
+            why = self.as_rms(min(stream.norms))
+            stream.obstacle = why if isinstance(why, str) else ""
+        return bool(idle)
 
     def _give_up(self, conflict: FoldConflictError) -> None:
         index = conflict.index
@@ -334,8 +400,7 @@ class _Summary:
             if index in solver.reasons:
                 folding.reasons[name] = solver.reasons[index]
             if index in solver.with_statistic:
-                if index not in solver.pinned:
-                    folding.token_norms[name] = solver.behind_statistic(index)
+                self._add_token_norm(folding, index, name)
                 continue
             if index in solver.decoupled or self._is_ours_and_pinned(index):
                 folding.multiply_adds[name] = solver.affine(index, solver.uses[index][0])
@@ -353,6 +418,24 @@ class _Summary:
             if index not in solver.pinned:
                 folding.into[self.names[index]] = self._around(uses, changed)
         return folding
+
+    def _add_token_norm(self, folding: Folding, index: int, name: str) -> None:
+        solver = self.solver
+        if index not in solver.pinned:
+            folding.token_norms[name] = solver.behind_statistic(index)
+        if index in solver.with_bias:
+            folding.reasons[name] = f"its bias stays: {solver.reasons[index]}"
+        if index not in solver.epsilons:
+            return
+        rms = solver.as_rms(index)
+        if isinstance(rms, str):
+            why = f"it stays a LayerNorm: {rms}"
+            reason = solver.reasons.get(index, "")
+            same = reason == rms
+            folding.reasons[name] = "; ".join(filter(None, ("" if same else reason, why)))
+        else:
+            folding.token_norms[name] = rms
+            folding.rms[name] = solver.epsilons[index]
 
     def _is_ours_and_pinned(self, index: int) -> bool:
         """Return whether it is this library's norm with fixed neighbors, hence a multiply-add."""

@@ -18,6 +18,7 @@ from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.surgery.changes import Changes, parameter_like, slot_of
 from powernorm.surgery.fold_solver import (
+    Centering,
     Folding,
     Tied,
     solve_fold,
@@ -40,7 +41,6 @@ from powernorm.surgery.verification import (
 )
 from powernorm.surgery.weight_updates import Replacement, compute
 
-
 Keep = Literal["nothing", "statistics"]
 """What folding leaves: the static norms fold; or the weights and biases of the others, too."""
 
@@ -52,8 +52,8 @@ class FoldReport(NormTable):
     Args:
         model: the folded model.
         rows: one per norm: `fold`, absorbed by these parameters, nothing is left, or of a norm of
-            each token its statistic; `swap`, replaced by a multiply-add per feature; `keep`. The
-            reason says why it did not fold, or why its bias did not.
+            each token its statistic; `swap`, replaced by a multiply-add per feature, or a LayerNorm
+            by an RMSNorm; `keep`. The reason says what did not fold, and why.
         errors: differences from the original on the example inputs, one per type.
         structure: how the modules differ from the original's.
     """
@@ -207,20 +207,23 @@ class FoldPlan(NormTable):
 
     def _fill_token_norms(self, model: nn.Module, changes: Changes) -> None:
         """Set the weights and biases behind statistics to what is left of them."""
-        for norm, left in ((self.token_norms[name], left) for name, left in self.left.items()):
-            for name, value in (
-                (norm.weight, left.scale - norm.offset),
-                (norm.bias, left.shift),
-            ):
-                if name:
-                    module, attribute = slot_of(model, name)
-                    tensor = parameter_like(value, getattr(module, attribute))
-                    if not bool(tensor.isfinite().all()):
-                        raise InputError(
-                            f"what is left of {name} does not fit into {tensor.dtype}: fold the "
-                            "model in float32"
-                        )
-                    changes.set_tensor(module, attribute, tensor)
+        new: dict[str, torch.Tensor] = {}
+        for norm, left in self.left.items():
+            known, rms = self.token_norms[norm], self.structure.rms.get(norm)
+            if rms is None:
+                values = {known.weight: left.scale - known.offset, known.bias: left.shift}
+            else:
+                values = {f"{norm}.weight" if rms.affine else "": left.scale}
+            new |= {name: value for name, value in values.items() if name}
+        for name, value in new.items():
+            module, attribute = slot_of(model, name)
+            tensor = parameter_like(value, getattr(module, attribute))
+            if not bool(tensor.isfinite().all()):
+                raise InputError(
+                    f"what is left of {name} does not fit into {tensor.dtype}: fold the model in "
+                    "float32"
+                )
+            changes.set_tensor(module, attribute, tensor)
 
 
 def plan_fold(
@@ -228,6 +231,7 @@ def plan_fold(
     example_inputs: object,
     *,
     keep: Keep = "nothing",
+    centering: Centering = "keep",
     more_examples: Sequence[object] = (),
     tied: Tied | None = None,
 ) -> FoldPlan:
@@ -259,6 +263,10 @@ def plan_fold(
             too. Those that cannot fold stay, each with the reason in its row. No bias is made where
             a layer has none, unless static norms fold as well: what the weight can fold without the
             bias does, and the bias stays, divided by the weight.
+        centering: `weights` centers what writes to a stream that LayerNorms alone read (embeddings
+            and the last layers of sub-layers), so that the LayerNorms become RMSNorms, of another
+            class: `powernorm.save` keeps them. Only with `keep="statistics"`; biases are made where
+            there are none.
         more_examples: inputs of other branches, each as `example_inputs`. The fold holds for all.
         tied: if one tensor is both the embedding and the head and the two need different values,
             `untie` gives the head a tensor of its own (memory for another table), `keep` leaves a
@@ -272,6 +280,11 @@ def plan_fold(
     _check_choice("keep", keep, get_args(Keep))
     tied = tied or ("untie" if keep == "nothing" else "keep")
     _check_choice("tied", tied, get_args(Tied))
+    _check_choice("centering", centering, get_args(Centering))
+    if centering == "weights" and keep != "statistics":
+        raise InputError(
+            "centering='weights' is about norms that stay: give keep='statistics', too"
+        )
     wrapper = ""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -287,12 +300,12 @@ def plan_fold(
     masked = with_masks(model, examples[0])
     try:
         both = examples if masked is None else (*examples, masked)
-        folding = solve_fold(model, found, statics, both, tied, read, tokens)
+        folding = solve_fold(model, found, statics, both, tied, read, tokens, centering)
         examples = both
     except InputError:
         if masked is None:
             raise
-        folding = solve_fold(model, found, statics, examples, tied, read, tokens)
+        folding = solve_fold(model, found, statics, examples, tied, read, tokens, centering)
     folding.reasons |= reasons
     return FoldPlan(
         model,
@@ -313,6 +326,7 @@ def fold(
     example_inputs: object,
     *,
     keep: Keep = "nothing",
+    centering: Centering = "keep",
     more_examples: Sequence[object] = (),
     inplace: bool = True,
     verify: bool = True,
@@ -327,6 +341,7 @@ def fold(
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         keep: `statistics` folds the weights and biases of LayerNorm and RMSNorm, too, which then
             only compute their statistic; see `plan_fold`.
+        centering: `weights` makes RMSNorms of LayerNorms; see `plan_fold`.
         more_examples: inputs of other branches of the model's code, see `plan_fold`.
         inplace: change the model itself; False folds a copy, the report's `model`.
         verify: compare with the original on the example inputs.
@@ -350,7 +365,14 @@ def fold(
     >>> print(fold(model, torch.randn(8, 4), keep="statistics").rows[0].into, model[0].weight.data)
     ('1.weight',) tensor([1., 1., 1., 1.])
     """
-    plan = plan_fold(model, example_inputs, keep=keep, more_examples=more_examples, tied=tied)
+    plan = plan_fold(
+        model,
+        example_inputs,
+        keep=keep,
+        centering=centering,
+        more_examples=more_examples,
+        tied=tied,
+    )
     return plan.apply(inplace=inplace, verify=verify)
 
 
@@ -427,10 +449,12 @@ def _row(found: FoundNorm, folding: Folding) -> NormRow:
     reason = folding.reasons.get(name, "")
     row = NormRow(name=found.names[0], kind=found.kind, action="keep", reason=reason)
     into = folding.into.get(name, ())
+    if name in folding.rms:
+        return replace(row, action="swap", into=("rms", *into))
     if not reason:
         return replace(row, action="fold", into=into)
     if name in folding.token_norms:
-        return replace(row, action="fold", into=into, reason=f"its bias stays: {reason}")
+        return replace(row, action="fold", into=into)
     # A norm that does not fold is still replaced if a multiply-add can take its place.
     is_simpler = name in folding.multiply_adds
     return replace(row, action="swap", into=("multiply-add", *into)) if is_simpler else row

@@ -49,7 +49,10 @@ class FoldConflictError(Exception):
 
 @dataclass(frozen=True)
 class Static:
-    """A static norm `y = scale ⊙ x + shift`, each (C,) float64; or what one of each token ends by."""
+    """A static norm `y = scale ⊙ x + shift`, or what a norm of each token ends by.
+
+    Each is (C,) float64.
+    """
 
     scale: Tensor
     shift: Tensor
@@ -99,6 +102,8 @@ class Problem:
     def fixed(self) -> dict[Place, str]:
         """Return the features that must equal the original ones, with the reason."""
         fixed = dict(self.relations.fixed)
+        for place, nodes in self.relations.statistics.items():
+            fixed.setdefault(place, f"{describe(nodes[0])} needs the original values")
         for use in self.relations.norms():
             if use.index in self.pinned:
                 for place in (use.output, *use.inputs):

@@ -1,7 +1,7 @@
 """The graphs of a model's evaluation, with the norms that may fold as nodes of their own.
 
-A static norm is one node. A norm of each token is two: its statistic, which nothing is known of, and
-its weight and bias, which are an affine map per feature just as a static norm is.
+A static norm is one node. A norm of each token is two: its statistic, which nothing is known of,
+and its weight and bias, which are an affine map per feature just as a static norm is.
 
 In-place operators around a norm are recorded: a norm writes a new tensor, but a folded norm
 returns its input itself, so that an in-place operator on its output would change its input too,
@@ -49,7 +49,7 @@ MARK: Final = torch.ops.powernorm_surgery.marked_norm.default
 """Operator for a norm in the graph: (x, index of the norm, whether a padding mask was given)."""
 
 STATISTIC: Final = torch.ops.powernorm_surgery.statistic.default
-"""Operator for what a norm of each token does before its weight and bias: (x, index of the norm)."""
+"""Operator for what a norm of each token does before its weight and bias: (x, the norm's index)."""
 
 _ROOT: Final = "model"
 
