@@ -49,9 +49,10 @@ _FUNCTION_KINDS: Final[dict[str, Kind]] = {
     "instance_norm": "channel",
 }
 _FUNCTIONS: Final = {getattr(functional, name): name for name in _FUNCTION_KINDS}
-_OF_HEADS: Final = (
+OF_HEADS: Final = (
     "normalizes queries, keys or values inside an attention, not the tokens of a stream"
 )
+"""Why a norm inside an attention is not swapped."""
 _HEAD_SIZES: Final = ("head_dim", "head_size", "attention_head_size", "dim_head", "d_head")
 _HEAD_COUNTS: Final = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 _OF_POSITIONS: Final = {("DebertaV2Encoder", "LayerNorm")}
@@ -183,7 +184,7 @@ def _describe(
         or read_norm(module)
     )
     if isinstance(reading, Reading) and _is_of_a_head(model, names[0], reading.num_features):
-        reading = _OF_HEADS
+        reading = OF_HEADS
     if isinstance(reading, str):
         return FoundNorm(tuple(names), module, tuple(slots), None, reading)
     return FoundNorm(tuple(names), module, tuple(slots), reading)
@@ -279,7 +280,7 @@ def _head_norm(name: str) -> str:
     # Outside a module that is named an attention, "value_norm" and "key" may mean anything.
     known = _HEAD_PARTS if "att" in path else _QUERY_PARTS
     if parts and parts <= known and ("att" in path or len(words) > len(parts)):
-        return _OF_HEADS
+        return OF_HEADS
     return ""
 
 

@@ -10,6 +10,14 @@ What becomes of a static norm:
 | pinned, of torch | the norm | the original ones |
 | untouched (pinned too) | the norm | the original ones |
 
+And of a norm of each token, whose statistic stays either way:
+
+| outcome | left of it | values behind it |
+|---|---|---|
+| folds | the statistic | A = a, B = c |
+| keeps its bias | the statistic + c/a | A = a, B = 0 |
+| pinned | the norm | the original ones |
+
 Each round of the solver takes one norm more out of those that fold, so it ends.
 """
 
@@ -18,6 +26,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, Literal
 
 import torch
@@ -30,12 +39,32 @@ from powernorm.inspection.reading import CHANNEL_NORMS, does_more_than_torch
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
-from powernorm.surgery.relations import Normed, Relations, Weighted, adapter_reason, relate
+from powernorm.surgery.axes import only_checks
+from powernorm.surgery.centering import (
+    CenteringConflictError,
+    Stream,
+    centered_norms,
+    centered_places,
+    drop,
+    streams_of,
+)
+from powernorm.surgery.relations import (
+    Normed,
+    Relations,
+    Weighted,
+    adapter_reason,
+    describe,
+    relate,
+)
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
-from powernorm.surgery.structure import Rest, Structure
+from powernorm.surgery.structure import Rest, RmsRest, Structure
+from powernorm.surgery.token_norms import TokenNorm
 from powernorm.surgery.tracing import Trace, mark_of, trace
 from powernorm.surgery.verification import Examples
 from powernorm.surgery.weight_updates import Editor, Replacement, Slots, can_shift
+
+Centering = Literal["keep", "weights"]
+"""Where LayerNorm's centering is: in the norm, or in the weights that write to its stream."""
 
 Tied = Literal["untie", "keep"]
 """What to do if an embedding and a head share one tensor and need different values."""
@@ -51,6 +80,8 @@ class Folding:
         replaced: the norms that leave nothing or a multiply-add.
         reasons: why the others do not fold.
         into: the parameters that absorb each norm.
+        token_norms: what is left behind the statistics of the norms of each token that fold.
+        rms: those that become an RMSNorm, with eps.
     """
 
     replacements: tuple[Replacement, ...] = ()
@@ -58,6 +89,8 @@ class Folding:
     replaced: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
     into: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    token_norms: dict[str, Static] = field(default_factory=dict)
+    rms: dict[str, float] = field(default_factory=dict)
 
     def structure(self, model: nn.Module) -> Structure:
         """Return how the modules change, with every slot of the norms."""
@@ -66,6 +99,12 @@ class Folding:
         norms: dict[str, Rest] = {}
         features: dict[str, int] = {}
         dims: dict[str, int] = {}
+        rms: dict[str, RmsRest] = {}
+        for changed, eps in self.rms.items():
+            scale = self.token_norms[changed].scale
+            left = RmsRest(len(scale), eps, affine=bool((scale != 1).any()))
+            rms |= {name: left for name, module in slots if module is modules[changed]}
+        norms |= dict.fromkeys(rms, "rms")
         for gone in self.replaced:
             for name, module in slots:
                 if module is modules[gone]:
@@ -76,7 +115,7 @@ class Folding:
                             dims[name] = _feature_axis(module)
         made = {r.names[0]: r.size for r in self.replacements if r.size is not None}
         untied = tuple(name for r in self.replacements if r.unties for name in r.names)
-        return Structure(norms, features, made, untied, dims)
+        return Structure(norms, features, made, untied, dims, rms)
 
 
 def solve_fold(
@@ -86,6 +125,8 @@ def solve_fold(
     examples: Sequence[Examples],
     tied: Tied,
     read_attributes: Mapping[str, str],
+    token_norms: Mapping[str, TokenNorm] = MappingProxyType({}),
+    centering: Centering = "keep",
 ) -> Folding:
     """Trace the model and find the changes that fold as many norms as possible.
 
@@ -99,14 +140,24 @@ def solve_fold(
         examples: arguments to trace the model with; the fold holds for all of them.
         tied: see `powernorm.plan_fold`.
         read_attributes: attributes of norms that other modules read, by the norm's name.
+        token_norms: norms of each token whose weight and bias fold, by name. Without static norms
+            no bias is made for theirs, so that the model's own class takes the result.
+        centering: see `powernorm.plan_fold`.
     """
-    names = list(statics)
+    names = [*statics, *token_norms]
     modules = dict(model.named_modules())
     norms = [modules[name] for name in names]
     calls = [(example.args, example.kwargs) for example in examples]
-    traced = trace(model, {norm: i for i, norm in enumerate(norms)}, calls)
-    relations = relate(traced, [_feature_axis(norm) for norm in norms])
-    solver = _Solver(traced, relations, list(statics.values()), norms, Slots(model), tied)
+    with_statistic = range(len(statics), len(names))
+    traced = trace(model, {norm: i for i, norm in enumerate(norms)}, calls, with_statistic)
+    axes = [_feature_axis(modules[name]) for name in statics]
+    axes += [norm.feature_dim for norm in token_norms.values()]
+    relations = relate(traced, axes, streams=centering == "weights")
+    affines = [*statics.values(), *(norm.affine for norm in token_norms.values())]
+    solver = _Solver(traced, relations, affines, norms, Slots(model), tied, with_statistic)
+    if centering == "weights":
+        solver.center([*(None for _ in statics), *token_norms.values()])
+    solver.leave_shared(traced, [norm.parameters for norm in token_norms.values()])
     for name, attribute in read_attributes.items():
         solver.leave_untouched(
             names.index(name),
@@ -126,8 +177,11 @@ class _Solver:
         norms: Sequence[nn.Module],
         slots: Slots,
         tied: Tied,
+        with_statistic: range,
     ) -> None:
         self.relations = relations
+        self.with_statistic = with_statistic
+        """Indices of the norms of each token, which come last."""
         self.statics = statics
         self.norms = norms
         self.slots = slots
@@ -137,6 +191,12 @@ class _Solver:
         self.reasons: dict[int, str] = {}
         self.decoupled: set[int] = set()
         self.pinned: set[int] = set()
+        self.with_bias: set[int] = set()
+        """Indices of the norms of each token whose bias stays."""
+        self.streams: list[Stream] = []
+        """Those that are centered, if they can be."""
+        self.epsilons: dict[int, float] = {}
+        """eps of the norms that may become an RMSNorm."""
         self.untouched: set[int] = set()
         """Indices of the pinned norms that do not become a multiply-add either."""
         self.solution = Solution()
@@ -184,33 +244,76 @@ class _Solver:
         self.pinned.add(index)
         self.untouched.add(index)
 
+    def leave_shared(self, traced: Trace, parameters: Sequence[Sequence[str]]) -> None:
+        """Take norms of each token out whose weight or bias is in use elsewhere, too."""
+        for index, names in zip(self.with_statistic, parameters, strict=True):
+            for name in names:
+                aliases = self.slots.aliases(name)
+                readers = [
+                    describe(user)
+                    for node in traced.nodes()
+                    if traced.tensor_of(node) in aliases
+                    for user in node.users
+                    if not only_checks(user)
+                ]
+                others = [alias for alias in aliases if alias != name] + readers
+                if others:
+                    self.leave_untouched(index, f"{name} is also in use as {others[0]}")
+
+    def center(self, norms: Sequence[TokenNorm | None]) -> None:
+        """Center the streams that LayerNorms read, as far as nothing else needs them."""
+        self.epsilons = {
+            index: norm.eps
+            for index, norm in enumerate(norms)
+            if norm is not None
+            and (norm.kind, norm.feature_dim) == ("layer", LAST)
+            and norm.eps is not None
+        }
+        self.streams = streams_of(self.relations, self.epsilons)
+
     def run(self) -> None:
+        # What is of another class anyway may have biases of its own.
+        makes_biases = self.with_statistic.start > 0 or bool(self.epsilons)
         shiftable = {
-            id(relation.operation): can_shift(relation.operation, self.slots)
+            id(relation.operation): can_shift(relation.operation, self.slots, makes_biases)
             for relation in self.relations.all()
             if isinstance(relation, Weighted)
         }
         while True:
-            problem = Problem(self.relations, self.statics, self.decoupled, self.pinned, shiftable)
+            problem = Problem(
+                self.relations,
+                self.statics,
+                self.decoupled,
+                self.pinned,
+                shiftable,
+                self.with_statistic,
+                self.with_bias,
+            )
             try:
                 self.solution = solve(problem)
                 self.replacements = self.editor.replacements(
-                    self.solution, problem, untie=self.tied == "untie"
+                    self.solution,
+                    problem,
+                    untie=self.tied == "untie",
+                    centered=centered_places(self.streams),
                 )
+            except CenteringConflictError as conflict:
+                drop(self.streams, conflict)
             except FoldConflictError as conflict:
                 self._give_up(conflict)
             else:
                 uneven = self._uneven()
-                if not uneven:
+                if not uneven and not self._drop_idle_streams():
                     return
                 self.decoupled -= uneven
+                self.with_bias -= uneven
                 self.pinned |= uneven
 
     def _uneven(self) -> set[int]:
         """Return the norms that would have to be a different multiply-add at each of their uses."""
         return {
             index
-            for index in self.decoupled
+            for index in self.decoupled | self.with_bias
             if not all(
                 self.affine(index, use).equals(self.affine(index, self.uses[index][0]))
                 for use in self.uses[index][1:]
@@ -226,12 +329,53 @@ class _Solver:
         shift = (norm.scale * shifts[inner] + norm.shift - shifts[outer]) / scales[outer]
         return Static(scale, shift)
 
+    def behind_statistic(self, index: int) -> Static:
+        """Return what is left behind the statistic of a norm that folds."""
+        scale = torch.ones_like(self.statics[index].scale)
+        if index not in self.with_bias:
+            return Static(scale, torch.zeros_like(scale))
+        return Static(scale, self.affine(index, self.uses[index][0]).shift)
+
+    def as_rms(self, index: int) -> Static | str:
+        """Return the weight of the RMSNorm in place of a LayerNorm, or why it stays one."""
+        reason = centered_norms(self.streams).get(index, "the graph does not show its input")
+        if index in self.untouched or reason:
+            return reason or self.reasons[index]
+        left = self.statics[index] if index in self.pinned else self.behind_statistic(index)
+        return "RMSNorm has no bias" if bool(left.shift.any()) else left
+
+    def _drop_idle_streams(self) -> bool:
+        """Leave the streams alone that no RMSNorm would come of; return whether there are any."""
+        idle = [
+            stream
+            for stream in self.streams
+            if not stream.obstacle
+            and all(isinstance(self.as_rms(index), str) for index in stream.norms)
+        ]
+        for stream in idle:
+            why = self.as_rms(min(stream.norms))
+            stream.obstacle = why if isinstance(why, str) else ""
+        return bool(idle)
+
     def _give_up(self, conflict: FoldConflictError) -> None:
         index = conflict.index
         self.reasons[index] = conflict.reason
+        if index in self.with_statistic:
+            self._keep(conflict)
+            return
         # torch's BatchNorm is a multiply-add already, so that there is nothing to gain.
         free = isinstance(self.norms[index], Norm)
         (self.decoupled if free else self.pinned).add(index)
+
+    def _keep(self, conflict: FoldConflictError) -> None:
+        """Let a norm of each token keep its bias; or all, and others with it."""
+        if conflict.of_shift:
+            self.with_bias.add(conflict.index)
+            return
+        for index, reason in {conflict.index: conflict.reason, **conflict.others}.items():
+            self.reasons[index] = reason
+            self.pinned.add(index)
+            self.with_bias.discard(index)
 
 
 def _uses(relations: Relations) -> dict[int, list[Normed]]:
@@ -255,11 +399,14 @@ class _Summary:
         for index, name in enumerate(self.names):
             if index in solver.reasons:
                 folding.reasons[name] = solver.reasons[index]
+            if index in solver.with_statistic:
+                self._add_token_norm(folding, index, name)
+                continue
             if index in solver.decoupled or self._is_ours_and_pinned(index):
                 folding.multiply_adds[name] = solver.affine(index, solver.uses[index][0])
         folding.replaced = tuple(
             name
-            for index, name in enumerate(self.names)
+            for index, name in enumerate(self.names[: solver.with_statistic.start])
             if index not in solver.pinned or name in folding.multiply_adds
         )
         for found in self.found:
@@ -271,6 +418,24 @@ class _Summary:
             if index not in solver.pinned:
                 folding.into[self.names[index]] = self._around(uses, changed)
         return folding
+
+    def _add_token_norm(self, folding: Folding, index: int, name: str) -> None:
+        solver = self.solver
+        if index not in solver.pinned:
+            folding.token_norms[name] = solver.behind_statistic(index)
+        if index in solver.with_bias:
+            folding.reasons[name] = f"its bias stays: {solver.reasons[index]}"
+        if index not in solver.epsilons:
+            return
+        rms = solver.as_rms(index)
+        if isinstance(rms, str):
+            why = f"it stays a LayerNorm: {rms}"
+            reason = solver.reasons.get(index, "")
+            same = reason == rms
+            folding.reasons[name] = "; ".join(filter(None, ("" if same else reason, why)))
+        else:
+            folding.token_norms[name] = rms
+            folding.rms[name] = solver.epsilons[index]
 
     def _is_ours_and_pinned(self, index: int) -> bool:
         """Return whether it is this library's norm with fixed neighbors, hence a multiply-add."""

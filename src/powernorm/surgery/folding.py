@@ -1,10 +1,14 @@
-"""Folding static norms into the weights around them: plan, apply, verify, undo."""
+"""Folding norms into the weights around them: plan, apply, verify, undo.
+
+Static norms fold away. Of norms of each token the weight and bias fold, and the statistic stays.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from typing import Final, Literal, get_args
 
 import torch
 from torch import nn
@@ -14,6 +18,7 @@ from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.surgery.changes import Changes, parameter_like, slot_of
 from powernorm.surgery.fold_solver import (
+    Centering,
     Folding,
     Tied,
     solve_fold,
@@ -23,6 +28,7 @@ from powernorm.surgery.fold_solver import (
 from powernorm.surgery.marking import mark
 from powernorm.surgery.solution import Static
 from powernorm.surgery.structure import Structure, build_structure
+from powernorm.surgery.token_norms import TokenNorm, token_norms_of
 from powernorm.surgery.verification import (
     Errors,
     Examples,
@@ -35,6 +41,9 @@ from powernorm.surgery.verification import (
 )
 from powernorm.surgery.weight_updates import Replacement, compute
 
+Keep = Literal["nothing", "statistics"]
+"""What folding leaves: the static norms fold; or the weights and biases of the others, too."""
+
 
 @dataclass(frozen=True)
 class FoldReport(NormTable):
@@ -42,8 +51,9 @@ class FoldReport(NormTable):
 
     Args:
         model: the folded model.
-        rows: one per norm: `fold`, nothing is left, absorbed by these parameters; `swap`, replaced
-            by a multiply-add per feature; `keep`. The reason says why it did not fold.
+        rows: one per norm: `fold`, absorbed by these parameters, nothing is left, or of a norm of
+            each token its statistic; `swap`, replaced by a multiply-add per feature, or a LayerNorm
+            by an RMSNorm; `keep`. The reason says what did not fold, and why.
         errors: differences from the original on the example inputs, one per type.
         structure: how the modules differ from the original's.
     """
@@ -79,6 +89,8 @@ class FoldPlan(NormTable):
         multiply_adds: weight and bias of the norms that leave a multiply-add.
         statics: the norms to be removed, as they were when the plan was made.
         examples: the example inputs, one call each.
+        token_norms: the norms whose statistic stays, as they were when the plan was made.
+        left: what stays behind their statistics.
         wrapper: class around the model that keeps lists of its tensors, `""` if there is none.
     """
 
@@ -89,6 +101,8 @@ class FoldPlan(NormTable):
     multiply_adds: Mapping[str, Static]
     statics: Mapping[str, Static]
     examples: tuple[Examples, ...]
+    token_norms: Mapping[str, TokenNorm] = field(default_factory=dict)
+    left: Mapping[str, Static] = field(default_factory=dict)
     wrapper: str = ""
 
     def apply(self, *, inplace: bool = True, verify: bool = True) -> FoldReport:
@@ -133,8 +147,12 @@ class FoldPlan(NormTable):
                 f"the model is in training mode ({training[0] or 'the model itself'!r}) since the "
                 "fold was planned: call model.eval() first"
             )
-        now = statics_of(find_norms(self.model))
-        for name, static in self.statics.items():
+        found = find_norms(self.model)
+        now = statics_of(found)
+        if self.token_norms:
+            now |= {name: norm.affine for name, norm in token_norms_of(found)[0].items()}
+        before = {**self.statics, **{name: one.affine for name, one in self.token_norms.items()}}
+        for name, static in before.items():
             other = now.get(name)
             if other is None or not static.equals(other):
                 raise InputError(
@@ -174,6 +192,7 @@ class FoldPlan(NormTable):
             for name in replacement.names:
                 module, attribute = slot_of(model, name)
                 changes.set_tensor(module, attribute, tensor)
+        self._fill_token_norms(model, changes)
         for name, static in self.multiply_adds.items():
             left = model.get_submodule(name)
             for attribute, value in (("weight", static.scale), ("bias", static.shift)):
@@ -186,21 +205,48 @@ class FoldPlan(NormTable):
                         "fold the model in float32"
                     )
 
+    def _fill_token_norms(self, model: nn.Module, changes: Changes) -> None:
+        """Set the weights and biases behind statistics to what is left of them."""
+        new: dict[str, torch.Tensor] = {}
+        for norm, left in self.left.items():
+            known, rms = self.token_norms[norm], self.structure.rms.get(norm)
+            if rms is None:
+                values = {known.weight: left.scale - known.offset, known.bias: left.shift}
+            else:
+                values = {f"{norm}.weight" if rms.affine else "": left.scale}
+            new |= {name: value for name, value in values.items() if name}
+        for name, value in new.items():
+            module, attribute = slot_of(model, name)
+            tensor = parameter_like(value, getattr(module, attribute))
+            if not bool(tensor.isfinite().all()):
+                raise InputError(
+                    f"what is left of {name} does not fit into {tensor.dtype}: fold the model in "
+                    "float32"
+                )
+            changes.set_tensor(module, attribute, tensor)
+
 
 def plan_fold(
     model: nn.Module,
     example_inputs: object,
     *,
+    keep: Keep = "nothing",
+    centering: Centering = "keep",
     more_examples: Sequence[object] = (),
-    tied: Tied = "untie",
+    tied: Tied | None = None,
 ) -> FoldPlan:
-    """Plan how the static norms of a model fold into the weights around them.
+    """Plan how the norms of a model fold into the weights around them.
 
     A static norm is `y = a ⊙ x + c` in evaluation. Every value s of the folded model stands for
     `A ⊙ s + B` of the original one, with A and B per feature such that each norm becomes the
     identity and the weights around it absorb the rest. This covers pre-norm, Linear → norm, and
     post-norm by a reparametrized stream, through reshapes, dropout and residual sums, into linear
     maps, convolutions, embeddings and parameters.
+
+    A norm of each token, LayerNorm or RMSNorm, is `y = (offset + weight) ⊙ x̂ + bias`: an affine map
+    behind the statistic x̂. With `keep="statistics"` that map folds in the same way. The norm stays
+    with the neutral weight of its class (1; 0 in Gemma, where the offset is 1) and a bias of 0, and
+    nothing else in the model is of another class or shape: its own class loads the result.
 
     Args:
         model: in evaluation mode; it is not changed. Of one that DistributedDataParallel or
@@ -213,15 +259,32 @@ def plan_fold(
             that will be used (of more than one token). Values inside the folded model are
             reparametrized, so that hidden states that the example does not return differ from the
             original's.
+        keep: `nothing` folds the static norms, `statistics` the weights and biases of the others,
+            too. Those that cannot fold stay, each with the reason in its row. No bias is made where
+            a layer has none, unless static norms fold as well: what the weight can fold without the
+            bias does, and the bias stays, divided by the weight.
+        centering: `weights` centers what writes to a stream that LayerNorms alone read (embeddings
+            and the last layers of sub-layers), so that the LayerNorms become RMSNorms, of another
+            class: `powernorm.save` keeps them. Only with `keep="statistics"`; biases are made where
+            there are none.
         more_examples: inputs of other branches, each as `example_inputs`. The fold holds for all.
         tied: if one tensor is both the embedding and the head and the two need different values,
             `untie` gives the head a tensor of its own (memory for another table), `keep` leaves a
-            multiply-add before the head.
+            multiply-add before the head, or the norm as it is if its statistic stays. By default
+            `untie`, and `keep` with `keep="statistics"`, so that the model's own class loads it.
 
     Raises:
         InputError: a model in training mode, uncalibrated statistics, scales that are not finite,
-            inputs that fail, no static norm, or a model that torch.export cannot trace.
+            inputs that fail, no norm to fold, or a model that torch.export cannot trace.
     """
+    _check_choice("keep", keep, get_args(Keep))
+    tied = tied or ("untie" if keep == "nothing" else "keep")
+    _check_choice("tied", tied, get_args(Tied))
+    _check_choice("centering", centering, get_args(Centering))
+    if centering == "weights" and keep != "statistics":
+        raise InputError(
+            "centering='weights' is about norms that stay: give keep='statistics', too"
+        )
     wrapper = ""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -229,18 +292,21 @@ def plan_fold(
         model = model.module
     examples = _examples(model, example_inputs, more_examples)
     found = find_norms(model)
-    statics = _checked_statics(model, found, examples)
+    others = [norm for norm in found if keep == "statistics" and static_of(norm) is None]
+    tokens, reasons = token_norms_of(others)
+    statics = _checked_statics(model, found, examples, tokens, reasons)
     modules = dict(model.named_modules())
     read = attributes_read(model, {name: modules[name] for name in statics}, examples)
     masked = with_masks(model, examples[0])
     try:
         both = examples if masked is None else (*examples, masked)
-        folding = solve_fold(model, found, statics, both, tied, read)
+        folding = solve_fold(model, found, statics, both, tied, read, tokens, centering)
         examples = both
     except InputError:
         if masked is None:
             raise
-        folding = solve_fold(model, found, statics, examples, tied, read)
+        folding = solve_fold(model, found, statics, examples, tied, read, tokens, centering)
+    folding.reasons |= reasons
     return FoldPlan(
         model,
         tuple(_row(norm, folding) for norm in found),
@@ -249,6 +315,8 @@ def plan_fold(
         folding.multiply_adds,
         {name: statics[name] for name in folding.replaced},
         examples,
+        {name: tokens[name] for name in folding.token_norms},
+        folding.token_norms,
         wrapper,
     )
 
@@ -257,18 +325,23 @@ def fold(
     model: nn.Module,
     example_inputs: object,
     *,
+    keep: Keep = "nothing",
+    centering: Centering = "keep",
     more_examples: Sequence[object] = (),
     inplace: bool = True,
     verify: bool = True,
-    tied: Tied = "untie",
+    tied: Tied | None = None,
 ) -> FoldReport:
-    """Fold the static norms of a model into its weights, exactly, so that none is left.
+    """Fold the norms of a model into its weights, exactly: static ones, so that none is left.
 
     This is `plan_fold` followed by `apply`; see `plan_fold` for what is folded and how.
 
     Args:
         model: in evaluation mode, with trained or calibrated statistics.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        keep: `statistics` folds the weights and biases of LayerNorm and RMSNorm, too, which then
+            only compute their statistic; see `plan_fold`.
+        centering: `weights` makes RMSNorms of LayerNorms; see `plan_fold`.
         more_examples: inputs of other branches of the model's code, see `plan_fold`.
         inplace: change the model itself; False folds a copy, the report's `model`.
         verify: compare with the original on the example inputs.
@@ -286,9 +359,26 @@ def fold(
     >>> report = fold(model.eval(), torch.randn(8, 4))
     >>> [row.action for row in report.rows]
     ['fold']
+
+    >>> model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 2)).eval()
+    >>> _ = torch.nn.init.normal_(model[0].weight)
+    >>> print(fold(model, torch.randn(8, 4), keep="statistics").rows[0].into, model[0].weight.data)
+    ('1.weight',) tensor([1., 1., 1., 1.])
     """
-    plan = plan_fold(model, example_inputs, more_examples=more_examples, tied=tied)
+    plan = plan_fold(
+        model,
+        example_inputs,
+        keep=keep,
+        centering=centering,
+        more_examples=more_examples,
+        tied=tied,
+    )
     return plan.apply(inplace=inplace, verify=verify)
+
+
+def _check_choice(what: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise InputError(f"{what} is {value!r}, expected {' or '.join(map(repr, known))}")
 
 
 def _examples(model: nn.Module, first: object, others: Sequence[object]) -> tuple[Examples, ...]:
@@ -302,7 +392,11 @@ def _examples(model: nn.Module, first: object, others: Sequence[object]) -> tupl
 
 
 def _checked_statics(
-    model: nn.Module, found: Sequence[FoundNorm], examples: Sequence[Examples]
+    model: nn.Module,
+    found: Sequence[FoundNorm],
+    examples: Sequence[Examples],
+    tokens: Mapping[str, TokenNorm],
+    reasons: Mapping[str, str],
 ) -> Mapping[str, Static]:
     """Return the static norms by name, after checking that the model can be folded."""
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
@@ -310,10 +404,13 @@ def _checked_statics(
             f"{type(model).__name__} is on the meta device and has no values to fold: load its "
             "weights first"
         )
-    if any("" in norm.names and static_of(norm) is not None for norm in found):
+    if any(
+        "" in norm.names and (static_of(norm) is not None or norm.names[0] in tokens)
+        for norm in found
+    ):
         raise InputError(
             f"the model is itself a norm ({type(model).__name__}): there is nothing around it to "
-            "fold it into; its scale and shift are model.affine()"
+            "fold it into"
         )
     training = [name for name, module in model.named_modules() if module.training]
     if training:
@@ -322,11 +419,12 @@ def _checked_statics(
             "static in evaluation only, call model.eval() first"
         )
     statics = statics_of(found)
-    if not statics:
+    if not statics and not tokens:
         present = sorted({norm.type_name for norm in found})
+        why = next((f"{name}: {reason}" for name, reason in reasons.items()), _OTHER_WAYS)
         raise InputError(
             f"the model holds no static norm to fold (it holds {', '.join(present) or 'none'}): "
-            "see powernorm.swap, and `static` in powernorm.NORMS"
+            f"{why}"
         )
     for position, example in enumerate(examples):
         name = f"more_examples[{position - 1}]" if position else "the example inputs"
@@ -340,12 +438,22 @@ def _checked_statics(
     return statics
 
 
+_OTHER_WAYS: Final = (
+    "see powernorm.swap, and `static` in powernorm.NORMS; keep='statistics' folds the weights of "
+    "LayerNorm and RMSNorm"
+)
+
+
 def _row(found: FoundNorm, folding: Folding) -> NormRow:
     name, _ = found.inner
     reason = folding.reasons.get(name, "")
     row = NormRow(name=found.names[0], kind=found.kind, action="keep", reason=reason)
     into = folding.into.get(name, ())
+    if name in folding.rms:
+        return replace(row, action="swap", into=("rms", *into))
     if not reason:
+        return replace(row, action="fold", into=into)
+    if name in folding.token_norms:
         return replace(row, action="fold", into=into)
     # A norm that does not fold is still replaced if a multiply-add can take its place.
     is_simpler = name in folding.multiply_adds

@@ -22,7 +22,7 @@ class TensorPart:
     Args:
         name: name of the parameter or buffer.
         rows: range of its first dimension.
-        transposed: whether the operator sees the transposed matrix.
+        transposed: whether the operator sees the transposed matrix, or matrices.
     """
 
     name: str
@@ -60,6 +60,8 @@ class Operation:
 _SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 _WEIGHT_AT = {"linear": 1, "mm": 1, "matmul": 1, "addmm": 2}
 _PRODUCTS = ("mm", "matmul")
+_OF_EXPERTS = ("bmm", "_grouped_mm", "transformers.grouped_mm_fallback.default")
+"""Products of each token with the matrix of its expert."""
 
 
 def operation_of(node: fx.Node, trace: Trace) -> Operation | None:
@@ -75,6 +77,8 @@ def operation_of(node: fx.Node, trace: Trace) -> Operation | None:
         return _convolution(node, trace)
     if name == "einsum":
         return _einsum(node, trace)
+    if name in _OF_EXPERTS:
+        return _experts(node, trace)
     if name == "embedding":
         table = part_of(node.args[0], trace)
         if table is not None and not table.transposed:
@@ -174,6 +178,21 @@ def _einsum(node: fx.Node, trace: Trace) -> Operation | None:
     return None
 
 
+def _experts(node: fx.Node, trace: Trace) -> Operation | None:
+    """Return a product of tokens, sorted by expert, with a parameter (experts, in, out).
+
+    The parameter may be (experts, out, in), transposed.
+    """
+    x, given = node.args[:2]
+    weight = part_of(given, trace)
+    if weight is None or len(shape_of(_node(given))) != 3:
+        return None
+    axes = (1, 2) if weight.transposed else (2, 1)
+    part = replace(weight, transposed=False)
+    path = path_of(node)
+    return Operation(node, "einsum", path, _last(_node(x)), _last(node), part, axes=axes)
+
+
 def _last(node: fx.Node) -> Place:
     return Place(node, len(shape_of(node)) - 1)
 
@@ -188,7 +207,10 @@ _SAME_SHAPE = frozenset({"view", "reshape", "_unsafe_view", "to", "_to_copy", "e
 
 
 def part_of(value: object, trace: Trace) -> TensorPart | None:
-    """Return the parameter part that a node is: all rows or some, transposed or not; or None."""
+    """Return the parameter part that a node is: all rows or some, transposed or not; or None.
+
+    Of three dimensions the first counts the matrices, and each may be transposed.
+    """
     if not isinstance(value, fx.Node):
         return None
     name = trace.tensor_of(value)
@@ -209,9 +231,16 @@ def part_of(value: object, trace: Trace) -> TensorPart | None:
     if kind == "t" or (kind in ("transpose", "permute") and len(shape_of(value)) == 2):
         swaps = kind != "permute" or [int(d) % 2 for d in integers(value.args[1])] == [1, 0]
         return replace(inner, transposed=not inner.transposed) if swaps else inner
+    if kind == "transpose" and _swaps_last(value):
+        return replace(inner, transposed=not inner.transposed)
     if kind == "slice" and not inner.transposed:
         return _slice(value, inner)
     return None
+
+
+def _swaps_last(value: fx.Node) -> bool:
+    """Return whether a transposition is that of each of several matrices."""
+    return len(shape_of(value)) == 3 and {int(dim) % 3 for dim in value.args[1:3]} == {1, 2}
 
 
 def _is_same(value: fx.Node, source: fx.Node) -> bool:

@@ -3,7 +3,9 @@
 In the folded model every value s stands for a value y of the original one by `y = A ⊙ s + B` along
 the axis of its features. Each operator relates the (A, B) of its operands to those of its output.
 An operator without a relation (softmax, GELU, LayerNorm) fixes what it reads and what it writes to
-the original values: A = 1, B = 0. So a LayerNorm on a residual stream fixes the whole stream.
+the original values: A = 1, B = 0. So a LayerNorm on a residual stream fixes the whole stream. Its
+weight and bias stand behind its statistic, which is such an operator: they are a norm whose input
+is fixed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from powernorm.surgery.axes import (
     window_keeps_constants,
 )
 from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.tracing import Mark, Trace, mark_of, path_of
+from powernorm.surgery.tracing import Mark, Trace, mark_of, path_of, statistic_of
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,9 @@ class Relations:
     operations: dict[fx.Node, Operation] = field(default_factory=dict)
     """All operations with weights next to what was reached."""
 
+    statistics: dict[Place, list[fx.Node]] = field(default_factory=dict)
+    """Statistics of norms of each token by the features that they read; these are fixed, too."""
+
     def all(self) -> Iterator[Relation]:
         """Yield each relation once, in the order of the graph."""
         seen: set[int] = set()
@@ -134,17 +139,20 @@ class Relations:
 def describe(node: fx.Node) -> str:
     """Return an operator and the module that calls it, for the user."""
     path = path_of(node)
+    if statistic_of(node) is not None:
+        return f"the statistic of {path}"
     return operator_name(node) + (f" in {path}" if path else "")
 
 
-def relate(trace: Trace, feature_axes: Sequence[int]) -> Relations:
+def relate(trace: Trace, feature_axes: Sequence[int], *, streams: bool = False) -> Relations:
     """Follow the features of every marked norm up and down the graph.
 
     Args:
         trace: the graphs.
         feature_axes: the dimension of the features of each norm, by the norm's index.
+        streams: also follow the features that statistics read.
     """
-    return _Explorer(trace, feature_axes).explore()
+    return _Explorer(trace, feature_axes).explore(streams)
 
 
 def adapter_reason(name: str) -> str:
@@ -196,11 +204,14 @@ class _Explorer:
         self.twins = _twins(trace)
         """What the same weights write in the first graph, by what they write in another one."""
 
-    def explore(self) -> Relations:
+    def explore(self, streams: bool) -> Relations:
         for node in self.trace.nodes():
             mark = mark_of(node)
             if mark is not None:
                 self._see(self._norm(node, mark).output)
+            read = self._read_by_statistic(node)
+            if streams and read is not None:
+                self._see(read)
         while self.queue:
             place = self.queue.popleft()
             self._look_up(place)
@@ -278,12 +289,22 @@ class _Explorer:
         if user.op == "output":
             self._fix(place, "it is an output of the model")
             return
+        if self._read_by_statistic(user) == place:
+            self.found.statistics.setdefault(place, []).append(user)
+            return
         relation = self._relation(user, None, place)
         if relation is None or place not in relation.inputs:
             reason = f"{describe(user)} needs the original values"
             self._fix(place, self._adapter(user) or reason)
         else:
             self._add(relation)
+
+    def _read_by_statistic(self, node: fx.Node) -> Place | None:
+        """Return the features that a node is the statistic of, None if it is none."""
+        index = statistic_of(node)
+        if index is None:
+            return None
+        return Place(operand_of(node), self.feature_axes[index] % len(shape_of(node)))
 
     def _adapter(self, node: fx.Node) -> str:
         """Return the reason why an operator of an adapter is left alone, "" for all others."""

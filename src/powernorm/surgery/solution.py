@@ -28,17 +28,31 @@ class FoldConflictError(Exception):
     Args:
         index: index of the norm.
         reason: why, for the user.
+        of_shift: whether its scale alone would fold.
+        others: reasons of other norms that cannot either, by index.
     """
 
-    def __init__(self, index: int, reason: str) -> None:
+    def __init__(
+        self,
+        index: int,
+        reason: str,
+        *,
+        of_shift: bool = False,
+        others: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__(reason)
         self.index = index
         self.reason = reason
+        self.of_shift = of_shift
+        self.others = others or {}
 
 
 @dataclass(frozen=True)
 class Static:
-    """A static norm `y = scale ⊙ x + shift`, each (C,) float64."""
+    """A static norm `y = scale ⊙ x + shift`, or what a norm of each token ends by.
+
+    Each is (C,) float64.
+    """
 
     scale: Tensor
     shift: Tensor
@@ -54,11 +68,13 @@ class Problem:
 
     Args:
         relations: the relations of the graph.
-        norms: the static norms by index.
+        norms: the static norms by index, and the affine parts of norms of each token.
         decoupled: norms that become a multiply-add of their own; their two sides are independent.
         pinned: norms whose two sides keep the original values (A = 1, B = 0).
         shiftable: returns whether an operation with weights can add a constant (has a bias, or a
             place for it).
+        with_statistic: norms of each token. Their input is a statistic, hence fixed.
+        with_bias: those of them that keep a bias, so that only their scale folds.
     """
 
     relations: Relations
@@ -66,10 +82,18 @@ class Problem:
     decoupled: Collection[int]
     pinned: Collection[int]
     shiftable: Mapping[int, bool]
+    with_statistic: Collection[int] = ()
+    with_bias: Collection[int] = ()
 
     def folds(self, index: int) -> bool:
         """Return whether the norm is removed entirely."""
         return index not in self.decoupled and index not in self.pinned
+
+    def folds_shift(self, index: int) -> bool:
+        """Return whether the norm folds, and brings a shift."""
+        if not self.folds(index) or index in self.with_bias:
+            return False
+        return index not in self.with_statistic or bool(self.norms[index].shift.any())
 
     def can_shift(self, relation: Weighted) -> bool:
         """Return whether an operation can absorb a shift."""
@@ -78,6 +102,8 @@ class Problem:
     def fixed(self) -> dict[Place, str]:
         """Return the features that must equal the original ones, with the reason."""
         fixed = dict(self.relations.fixed)
+        for place, nodes in self.relations.statistics.items():
+            fixed.setdefault(place, f"{describe(nodes[0])} needs the original values")
         for use in self.relations.norms():
             if use.index in self.pinned:
                 for place in (use.output, *use.inputs):
@@ -125,9 +151,19 @@ class _Scales:
             root, ratio = self._root(place)
             # A(place) = ratio ⊙ A(root) has to be 1.
             self.pins[root] = _wide(_inverse(ratio))
+        failed: dict[int, str] = {}
         for use in relations.norms():
             if self.problem.folds(use.index):
-                self._fold(use)
+                try:
+                    self._fold(use)
+                except FoldConflictError as conflict:
+                    # One whose input is fixed conflicts with nothing that comes later.
+                    if use.index not in self.problem.with_statistic:
+                        raise
+                    failed.setdefault(use.index, conflict.reason)
+        if failed:
+            index, reason = next(iter(failed.items()))
+            raise FoldConflictError(index, reason, others=failed)
         scales = {place: self._scale(place) for place in relations.places}
         self._check(scales)
         return scales
@@ -160,7 +196,8 @@ class _Scales:
 
     def _fold(self, use: Normed) -> None:
         scale = self.problem.norms[use.index].scale
-        if not bool(scale.all()) and self._needs_inverse(use.output):
+        keeps_bias = use.index in self.problem.with_bias
+        if not bool(scale.all()) and (keeps_bias or self._needs_inverse(use.output)):
             zeros = int((scale == 0).sum())
             raise FoldConflictError(
                 use.index,
@@ -235,13 +272,19 @@ def _is_one(value: Tensor | None) -> bool:
     return value is None or torch.allclose(value, torch.ones_like(value), rtol=1e-12, atol=0)
 
 
-def nearest_norm(problem: Problem, place: Place) -> int:
+def nearest_norm(problem: Problem, place: Place, *, of_shift: bool = False) -> int:
     """Return the folded norm that is the fewest operators away, those before the place first.
+
+    Args:
+        problem: says which norms fold.
+        place: where to begin.
+        of_shift: only norms that bring a shift.
 
     Raises:
         LookupError: there is none.
     """
     relations = problem.relations
+    counts = problem.folds_shift if of_shift else problem.folds
     queue, seen = deque([place]), {place}
     while queue:
         here = queue.popleft()
@@ -251,7 +294,7 @@ def nearest_norm(problem: Problem, place: Place) -> int:
             if isinstance(relation, Weighted):
                 continue
             if isinstance(relation, Normed):
-                if problem.folds(relation.index):
+                if counts(relation.index):
                     return relation.index
                 continue
             for other in (*relation.inputs, relation.output):
@@ -303,9 +346,9 @@ class _Shifts:
         return _ZERO if like is None else shifts[like]
 
     def _fail(self, place: Place) -> None:
-        index = nearest_norm(self.problem, place)
+        index = nearest_norm(self.problem, place, of_shift=True)
         reason = self.fixed.get(place) or self._why_not_shifted(place)
-        raise FoldConflictError(index, f"its shift has nowhere to go: {reason}")
+        raise FoldConflictError(index, f"its shift has nowhere to go: {reason}", of_shift=True)
 
     def _why_not_shifted(self, place: Place) -> str:
         """Return which reader of the features has no place for a shift."""
@@ -358,7 +401,7 @@ class _Shifts:
                 (factor * shift for factor, shift in zip(producer.factors, before, strict=True)),
                 _ZERO,
             )
-        if not self.problem.folds(producer.index):
+        if not self.problem.folds(producer.index) or producer.index in self.problem.with_bias:
             return _ZERO
         norm = self.problem.norms[producer.index]
         return norm.scale * before[0] + norm.shift
@@ -394,7 +437,7 @@ class _Shifts:
     ) -> bool:
         if producer.index in self.problem.pinned:
             return False
-        if producer.index in self.problem.decoupled:
+        if producer.index in self.problem.decoupled or producer.index in self.problem.with_bias:
             self.chosen[place] = target
             return True
         norm = self.problem.norms[producer.index]

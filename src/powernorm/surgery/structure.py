@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from powernorm.inspection.masking import retire_owners
 from powernorm.norms.feature_dims import LAST
+from powernorm.norms.token import RMSNorm
 from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_of
 
 
@@ -81,7 +82,22 @@ class FeatureAffine(nn.Module):
         return f"{self.weight.shape[0]}{dim}"
 
 
-Rest = Literal["nothing", "multiply-add"]
+Rest = Literal["nothing", "multiply-add", "rms"]
+
+
+@dataclass(frozen=True)
+class RmsRest:
+    """RMSNorm in place of a LayerNorm whose stream is centered.
+
+    Args:
+        num_features: C.
+        eps: that of the LayerNorm.
+        affine: whether it has a weight.
+    """
+
+    num_features: int
+    eps: float
+    affine: bool
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,7 @@ class Structure:
         untied: parameters that no longer share a tensor with others.
         feature_dims: the dimension of the features of those that leave a multiply-add, if it is
             not the last.
+        rms: what is left of those that leave an RMSNorm.
     """
 
     norms: Mapping[str, Rest]
@@ -102,6 +119,7 @@ class Structure:
     biases: Mapping[str, int]
     untied: tuple[str, ...]
     feature_dims: Mapping[str, int] = field(default_factory=dict)
+    rms: Mapping[str, RmsRest] = field(default_factory=dict)
 
 
 def build_structure(model: nn.Module, structure: Structure) -> Changes:
@@ -169,10 +187,15 @@ def _rest(
 ) -> nn.Module:
     if rest == "nothing":
         return FoldedNorm().train(norm.training)
-    features, dim = structure.features[name], structure.feature_dims.get(name, LAST)
     own = next(norm.parameters(recurse=False), None)
     candidates = (own, *norm.buffers(recurse=False), *model.parameters())
     like = next((t for t in candidates if t is not None and t.is_floating_point()), torch.empty(()))
-    module = FeatureAffine(features, feature_dim=dim, device=like.device, dtype=like.dtype)
+    kind = {"device": like.device, "dtype": like.dtype}
+    if rest == "rms":
+        left = structure.rms[name]
+        module: nn.Module = RMSNorm(left.num_features, left.eps, left.affine, **kind)
+    else:
+        features, dim = structure.features[name], structure.feature_dims.get(name, LAST)
+        module = FeatureAffine(features, feature_dim=dim, **kind)
     module.requires_grad_(own is None or own.requires_grad)
     return module.train(norm.training)

@@ -1,4 +1,7 @@
-"""The graphs of a model's evaluation, with its static norms as nodes of their own.
+"""The graphs of a model's evaluation, with the norms that may fold as nodes of their own.
+
+A static norm is one node. A norm of each token is two: its statistic, which nothing is known of,
+and its weight and bias, which are an affine map per feature just as a static norm is.
 
 In-place operators around a norm are recorded: a norm writes a new tensor, but a folded norm
 returns its input itself, so that an in-place operator on its output would change its input too,
@@ -32,9 +35,21 @@ def _marked_norm(x: Tensor, index: int, masked: bool) -> Tensor:
 
 
 torch.library.register_fake("powernorm_surgery::marked_norm", _marked_norm, lib=_LIBRARY)
+_LIBRARY.define("statistic(Tensor x, int index) -> Tensor")
+
+
+def _statistic(x: Tensor, index: int) -> Tensor:
+    del index
+    return torch.empty_like(x)
+
+
+torch.library.register_fake("powernorm_surgery::statistic", _statistic, lib=_LIBRARY)
 
 MARK: Final = torch.ops.powernorm_surgery.marked_norm.default
 """Operator for a norm in the graph: (x, index of the norm, whether a padding mask was given)."""
+
+STATISTIC: Final = torch.ops.powernorm_surgery.statistic.default
+"""Operator for what a norm of each token does before its weight and bias: (x, the norm's index)."""
 
 _ROOT: Final = "model"
 
@@ -56,6 +71,15 @@ def mark_of(node: fx.Node) -> Mark | None:
     assert isinstance(x, fx.Node)
     assert isinstance(index, int)
     return Mark(x, index, bool(is_masked))
+
+
+def statistic_of(node: fx.Node) -> int | None:
+    """Return the index of the norm whose statistic a node is, None for every other node."""
+    if node.target is not STATISTIC:
+        return None
+    index = node.args[1]
+    assert isinstance(index, int)
+    return index
 
 
 @dataclass(frozen=True)
@@ -97,6 +121,7 @@ def trace(
     model: nn.Module,
     norms: Mapping[nn.Module, int],
     calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+    with_statistic: Collection[int] = (),
 ) -> Trace:
     """Run a model in evaluation and record its operators.
 
@@ -104,11 +129,13 @@ def trace(
         model: in evaluation mode; it is unchanged afterwards.
         norms: the norms to be marked, with their index in the mark.
         calls: positional and keyword arguments of each run.
+        with_statistic: indices of the norms whose mark stands behind their statistic.
 
     Raises:
         InputError: torch.export cannot trace the model.
     """
-    runs = [_run(model, norms, args, kwargs) for args, kwargs in calls]
+    marks = {norm: _Mark(i, i in with_statistic) for norm, i in norms.items()}
+    runs = [_run(model, marks, args, kwargs) for args, kwargs in calls]
     tensors = {node: name for run in runs for node, name in run.tensors.items()}
     neighbors: dict[int, str] = {}
     for run in runs:
@@ -129,12 +156,12 @@ def adapters_in(model: nn.Module) -> frozenset[str]:
 
 def _run(
     model: nn.Module,
-    norms: Mapping[nn.Module, int],
+    marks: Mapping[nn.Module, _Mark],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Trace:
     recorder = _Recorder(model)
-    with _marked(norms), torch.no_grad(), warnings.catch_warnings():
+    with _marked(marks), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -210,15 +237,15 @@ def _attributes(value: object) -> list[object]:
 
 
 @contextmanager
-def _marked(norms: Mapping[nn.Module, int]) -> Iterator[None]:
-    """Make the norms single operators in the block."""
-    own = {norm: norm.__dict__["forward"] for norm in norms if "forward" in norm.__dict__}
-    for norm, index in norms.items():
-        norm.__dict__["forward"] = _Mark(index)
+def _marked(marks: Mapping[nn.Module, _Mark]) -> Iterator[None]:
+    """Make the norms single operators, or two with a statistic, in the block."""
+    own = {norm: norm.__dict__["forward"] for norm in marks if "forward" in norm.__dict__}
+    for norm, mark in marks.items():
+        norm.__dict__["forward"] = mark
     try:
         yield
     finally:
-        for norm in norms:
+        for norm in marks:
             del norm.__dict__["forward"]
             if norm in own:
                 norm.__dict__["forward"] = own[norm]
@@ -227,8 +254,9 @@ def _marked(norms: Mapping[nn.Module, int]) -> Iterator[None]:
 class _Mark:
     """Forward of a norm that only marks its place in the graph."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, has_statistic: bool) -> None:
         self.index = index
+        self.has_statistic = has_statistic
 
     def __call__(
         self,
@@ -237,15 +265,15 @@ class _Mark:
         residual: Tensor | None = None,
         *,
         input: Tensor | None = None,  # noqa: A002  (torch's name for it)
+        **named: Tensor,  # of another library's norm, such as hidden_states
     ) -> Tensor | tuple[Tensor, Tensor]:
-        x = input if x is None else x
+        x = next(iter(named.values()), input) if x is None else x
         assert x is not None
         masked = padding_mask is not None or current_padding_mask() is not None
-        if residual is None:
-            marked: Tensor = MARK(x, self.index, masked)
-            return marked
-        total = x + residual
-        return MARK(total, self.index, masked), total
+        total = x if residual is None else x + residual
+        inner = STATISTIC(total, self.index) if self.has_statistic else total
+        marked: Tensor = MARK(inner, self.index, masked)
+        return marked if residual is None else (marked, total)
 
 
 def _inplace_neighbors(graph: fx.Graph) -> dict[int, str]:
@@ -278,7 +306,8 @@ class _Memory:
             self.block[node] = node if aliased is None else self.block[aliased]
             for used in node.all_input_nodes:
                 self.last_use[self.block[used]] = order
-            if mark is not None:
+            # A statistic writes a new tensor, whatever is folded.
+            if mark is not None and statistic_of(mark.x) is None:
                 self.norms.append((self.block[mark.x], node, mark.index, order))
 
     def norms_in_the_way(self, written: fx.Node, order: int) -> Iterator[int]:

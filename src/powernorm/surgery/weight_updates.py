@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx, nn
 
 from powernorm.surgery.axes import Place, only_checks
+from powernorm.surgery.centering import CenteringConflictError
 from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
 from powernorm.surgery.relations import Relations, Weighted
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, nearest_norm
@@ -21,7 +22,8 @@ class WeightUpdate:
     """New weights of an operation whose input and output are reparametrized.
 
     `W' = diag(1/A_out) W diag(A_in)`, `b' = (b + W B_in - B_out) / A_out`. Parts are named by the
-    slots that the operation reads. Scales (A) and shifts (B) are (C,) or 0-d, float64.
+    slots that the operation reads. Scales (A) and shifts (B) are (C,) or 0-d, float64. With
+    `centers` both are centered over the output features after that.
     """
 
     kind: str
@@ -33,12 +35,14 @@ class WeightUpdate:
     shift_out: Tensor
     groups: int = 1
     axes: tuple[int, int] = (0, 1)
+    centers: bool = False
 
     @property
     def is_trivial(self) -> bool:
         """Whether weights and bias stay unchanged."""
         return (
-            bool((self.scale_in == 1).all() and (self.scale_out == 1).all())
+            not self.centers
+            and bool((self.scale_in == 1).all() and (self.scale_out == 1).all())
             and not bool(self.shift_in.any())
             and not bool(self.shift_out.any())
         )
@@ -47,7 +51,7 @@ class WeightUpdate:
         """Return whether both updates demand the same of the same rows."""
         return (
             (self.kind, self.weight, self.bias) == (other.kind, other.weight, other.bias)
-            and (self.groups, self.axes) == (other.groups, other.axes)
+            and (self.groups, self.axes, self.centers) == (other.groups, other.axes, other.centers)
             and _alike(self.scale_in, other.scale_in)
             and _alike(self.shift_in, other.shift_in)
             and _alike(self.scale_out, other.scale_out)
@@ -56,6 +60,19 @@ class WeightUpdate:
 
     def new_weight(self, weight: Tensor) -> Tensor:
         """Return W' from the rows of W that the operation reads, in float64."""
+        new = self._new_weight(weight)
+        return new - new.mean(self._output_axis, keepdim=True) if self.centers else new
+
+    @property
+    def _output_axis(self) -> int:
+        """Dimension of the weight with the features of the output."""
+        if self.kind in ("embedding", "value"):
+            return -1
+        if self.kind == "einsum":
+            return self.axes[0]
+        return 1 if self.weight.transposed else 0
+
+    def _new_weight(self, weight: Tensor) -> Tensor:
         if self.kind in ("embedding", "value"):
             return (weight - self.shift_out) / self.scale_out
         if self.kind == "diagonal":
@@ -80,7 +97,8 @@ class WeightUpdate:
             added = (summed * self._inputs(self.shift_in, summed)).sum(1)
         else:
             added = summed @ self.shift_in.expand(summed.shape[1])
-        return (bias + added - self.shift_out) / self.scale_out
+        new = (bias + added - self.shift_out) / self.scale_out
+        return new - new.mean() if self.centers else new
 
     def _inputs(self, values: Tensor, weight: Tensor) -> Tensor:
         """Return one value per input feature as a factor of a weight (out, in / groups, …).
@@ -222,11 +240,17 @@ def _adds_bias(module: nn.Linear) -> bool:
     return isinstance(y, Tensor) and y.shape == expected.shape and torch.allclose(y, expected)
 
 
-def can_shift(operation: Operation, slots: Slots) -> bool:
-    """Return whether an operation can add a constant per feature of its output."""
+def can_shift(operation: Operation, slots: Slots, makes_biases: bool = True) -> bool:
+    """Return whether an operation can add a constant per feature of its output.
+
+    Args:
+        operation: which one.
+        slots: of the model.
+        makes_biases: whether a bias can be added to it where there is none.
+    """
     if operation.kind in ("embedding", "value") or operation.bias is not None:
         return True
-    return slots.bias_for(operation) is not None
+    return makes_biases and slots.bias_for(operation) is not None
 
 
 class Editor:
@@ -256,15 +280,30 @@ class Editor:
         return related
 
     def replacements(
-        self, solution: Solution, problem: Problem, *, untie: bool
+        self,
+        solution: Solution,
+        problem: Problem,
+        *,
+        untie: bool,
+        centered: Collection[Place] = (),
     ) -> list[Replacement]:
         """Return the parameters that update.
 
+        Args:
+            solution: scales and shifts.
+            problem: whose solution that is.
+            untie: whether tied tensors may be parted.
+            centered: features whose writers are centered.
+
         Raises:
             FoldConflictError: a parameter is shared by operations that need different updates.
+            CenteringConflictError: the same of one that is centered.
         """
         operations = self.operations.values()
-        updates = [(operation, self._update(operation, solution)) for operation in operations]
+        updates = [
+            (operation, self._update(operation, solution, operation.writes in centered))
+            for operation in operations
+        ]
         touched: dict[str, list[tuple[Operation, WeightUpdate]]] = {}
         made: dict[str, int] = {}
         for operation, update in updates:
@@ -288,6 +327,9 @@ class Editor:
             try:
                 found += self._replace(name, uses, made.get(name), untie)
             except _SharedError as shared:
+                writes = {one.writes for one, update in uses if update.centers}
+                if writes:
+                    raise CenteringConflictError(writes, str(shared)) from None
                 place = shared.operation.reads or shared.operation.writes
                 index = self._culprit(problem, (place, shared.operation.writes))
                 raise FoldConflictError(index, str(shared)) from None
@@ -301,7 +343,7 @@ class Editor:
                 continue
         raise LookupError(f"no norm is connected with {places}")
 
-    def _update(self, operation: Operation, solution: Solution) -> WeightUpdate:
+    def _update(self, operation: Operation, solution: Solution, centers: bool) -> WeightUpdate:
         one = torch.ones((), dtype=torch.float64)
         zero = torch.zeros((), dtype=torch.float64)
         reads, writes = operation.reads, operation.writes
@@ -320,7 +362,7 @@ class Editor:
             bias = found[0] if found else None
         moves = scale_in, shift_in, scale_out, shift_out
         groups, axes = operation.groups, operation.axes
-        return WeightUpdate(operation.kind, weight, bias, *moves, groups, axes)
+        return WeightUpdate(operation.kind, weight, bias, *moves, groups, axes, centers)
 
     def _replace(
         self,

@@ -1,0 +1,122 @@
+"""LayerNorm's centering in the weights that write to its stream, so that RMSNorm is left.
+
+`LayerNorm(x) = RMSNorm(x - mean x)`, with the same eps. Centering is linear and commutes with sums,
+reshapes, masks and factors per token. So where every writer of a stream is centered over its output
+features, W' = W - mean W and b' = b - mean b, the stream is as well, and nothing else changes that
+only LayerNorms read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from powernorm.surgery.axes import Place
+from powernorm.surgery.relations import Normed, Relation, Relations, Weighted, describe
+from powernorm.surgery.tracing import statistic_of
+
+
+class CenteringConflictError(Exception):
+    """Weights that would be centered are in use elsewhere, too.
+
+    Args:
+        places: what they write.
+        reason: why, for the user.
+    """
+
+    def __init__(self, places: Collection[Place], reason: str) -> None:
+        super().__init__(reason)
+        self.places = places
+        self.reason = reason
+
+
+@dataclass
+class Stream:
+    """Features that are added to each other, and the norms that read them."""
+
+    places: set[Place] = field(default_factory=set)
+    norms: set[int] = field(default_factory=set)
+    obstacle: str = ""
+    """Why it cannot be centered, "" if it can."""
+
+
+def streams_of(relations: Relations, layer_norms: Collection[int]) -> list[Stream]:
+    """Return the streams that statistics read.
+
+    Args:
+        relations: of the graph.
+        layer_norms: indices of the norms that center their input.
+    """
+    found: list[Stream] = []
+    seen: set[Place] = set()
+    for start in relations.statistics:
+        if start not in seen:
+            stream = _stream(relations, start, layer_norms)
+            seen |= stream.places
+            found.append(stream)
+    return found
+
+
+def centered_norms(streams: Collection[Stream]) -> dict[int, str]:
+    """Return the norms whose streams these are, each with why it stays, "" if it need not."""
+    reasons: dict[int, str] = {}
+    for stream in streams:
+        for index in stream.norms:
+            reasons[index] = reasons.get(index, "") or stream.obstacle
+    return reasons
+
+
+def _stream(relations: Relations, start: Place, layer_norms: Collection[int]) -> Stream:
+    stream, queue = Stream({start}), [start]
+    while queue:
+        place = queue.pop()
+        for obstacle in _obstacles(relations, place, layer_norms):
+            stream.obstacle = stream.obstacle or obstacle
+        for node in relations.statistics.get(place, ()):
+            index = statistic_of(node)
+            assert index is not None
+            stream.norms.add(index)
+        for relation in (relations.producers.get(place), *relations.readers.get(place, ())):
+            if relation is None or isinstance(relation, Weighted | Normed):
+                continue
+            new = {*relation.inputs, relation.output} - stream.places
+            stream.places |= new
+            queue += new
+    return stream
+
+
+def _obstacles(relations: Relations, place: Place, layer_norms: Collection[int]) -> Iterator[str]:
+    """Yield what keeps features from being centered."""
+    if place in relations.fixed:
+        yield relations.fixed[place]
+    for node in relations.statistics.get(place, ()):
+        if statistic_of(node) not in layer_norms:
+            yield f"{describe(node)}, which does not center, reads it"
+    for relation in relations.readers.get(place, ()):
+        if isinstance(relation, Weighted | Normed):
+            yield f"{_described(relation)} reads it without a LayerNorm"
+    producer = relations.producers.get(place)
+    if isinstance(producer, Normed):
+        yield f"{_described(producer)} writes to it"
+    elif isinstance(producer, Weighted):
+        operation = producer.operation
+        if operation.kind == "diagonal" or operation.groups > 1:
+            yield f"{_described(producer)} scales its features one by one, or group by group"
+
+
+def _described(relation: Relation) -> str:
+    if isinstance(relation, Weighted):
+        return describe(relation.operation.node)
+    return describe(relation.output.node)
+
+
+def drop(streams: Collection[Stream], conflict: CenteringConflictError) -> None:
+    """Leave the streams alone that a conflict is about."""
+    for stream in streams:
+        if not stream.places.isdisjoint(conflict.places):
+            stream.obstacle = conflict.reason
+
+
+def centered_places(streams: Collection[Stream]) -> set[Place]:
+    """Return the features that are centered."""
+    return {place for stream in streams if not stream.obstacle for place in stream.places}
