@@ -114,7 +114,8 @@ def layer_places(
     """
     count = shape.num_layers if num_layers is None else num_layers
     if shape.placement == "mix":
-        num_post = int(shape.post_fraction * count + 1e-9)  # 0.29 · 100 is below 29
+        # 0.29 · 100 is a little below 29. Without a layer of its own it would be `pre`.
+        num_post = max(1, int(shape.post_fraction * count + 1e-9))
         return [_LAYERS["post"]] * num_post + [_LAYERS["pre"]] * (count - num_post)
     places = _LAYERS[shape.placement]
     if shape.placement == "deepnorm":

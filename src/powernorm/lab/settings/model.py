@@ -66,7 +66,8 @@ class TransformerSettings(ModelSettings):
     `normformer`; `bn-ffn` is `pre` with one more between the linear maps of a feed-forward network,
     `bn-linear` one after every linear map."""
     post_fraction: Fraction = 0.25
-    """Of `mix`: part of the layers that are post-norm, the lowest ones, rounded down."""
+    """Of `mix`: part of the layers that are post-norm, the lowest ones, rounded down, but at least
+    one."""
     embedding_norm: bool | None = None
     """Whether a norm follows the embeddings; none is with `peri` only."""
     head_scale: HeadScale = "paper"
@@ -147,8 +148,8 @@ class TransformerSettings(ModelSettings):
             raise refuse(
                 "model.placement",
                 self.placement,
-                f"has norms or scales inside the attention, for which {attention} has no place: "
-                "choose another placement",
+                "has norms or scales inside the attention, and they have no place in "
+                f"{attention}: choose another placement",
             )
         if self.qk_norm is not None:
             raise refuse(
