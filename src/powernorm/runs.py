@@ -27,7 +27,22 @@ COMPARISON/                 one folder a comparison
 ```
 """
 
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict, get_args
+
+Placement = Literal[
+    "pre",
+    "post",
+    "sandwich",
+    "peri",
+    "out",
+    "mix",
+    "deepnorm",
+    "normformer",
+    "bn-ffn",
+    "bn-linear",
+]
+"""Where the norms of a Transformer stand; `lab.models.placements` says where that is."""
+PLACEMENTS: Final[tuple[Placement, ...]] = get_args(Placement)
 
 COMPARISON_FILE: Final = "comparison.json"
 RESULTS_FILE: Final = "results.json"
@@ -199,7 +214,7 @@ class PaperStatistic(TypedDict):
 
     norm: str
     """Short name."""
-    placement: Literal["pre", "post"]
+    placement: Placement
     dataset: str
     metric: str
     """A key of `TID`, whose values are in percent here, or the name of a run's metric."""
@@ -292,7 +307,7 @@ class RunResult(TypedDict):
 
     norm: str
     seed: int
-    placement: NotRequired[Literal["pre", "post"]]
+    placement: NotRequired[Placement]
     """Absent for an own function."""
     status: Status
     metrics: dict[str, float | None]
@@ -354,7 +369,7 @@ class PaperRecord(TypedDict):
 
     norm: str
     """Short name, or the label of a variant."""
-    placement: Literal["pre", "post"]
+    placement: Placement
     dataset: str
     metric: str
     """Name among the metrics of a run, such as `test_bleu_tokenised`."""
@@ -437,7 +452,7 @@ class ComparisonHead(TypedDict):
     absent where no validation tells it."""
     preset: NotRequired[str]
     """Absent for an own function, as is `placement`."""
-    placement: NotRequired[Literal["pre", "post"]]
+    placement: NotRequired[Placement]
     function: NotRequired[FunctionRecord]
     """Of own functions only."""
     study: NotRequired[StudyInfo]
@@ -459,6 +474,15 @@ class ComparisonResults(ComparisonHead):
     runs: list[RunResult]
 
 
+def placement_words(placement: str) -> str:
+    """Where the norms stand, in words.
+
+    >>> placement_words("pre"), placement_words("peri")
+    ('pre-norm', 'placement peri')
+    """
+    return f"{placement}-norm" if placement in ("pre", "post") else f"placement {placement}"
+
+
 def run_name(norm: str, placement: str | None, seed: int) -> str:
     """The folder name of a run.
 
@@ -467,7 +491,7 @@ def run_name(norm: str, placement: str | None, seed: int) -> str:
 
     Args:
         norm: short name, or label of a variant.
-        placement: `pre` or `post`; None for an own function.
+        placement: where the norms stand; None for an own function.
         seed: of the run.
 
     >>> run_name("pn", "pre", 1), run_name("pn", None, 1)

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from powernorm.cli import launching
 from powernorm.errors import InputError
 from powernorm.lab.tasks import STUDIES, TASKS
-from powernorm.runs import RESULTS_FILE
+from powernorm.runs import PLACEMENTS, RESULTS_FILE
 
 if TYPE_CHECKING:
     from powernorm.lab.engine.executors.choice import Workers
@@ -43,7 +43,11 @@ def compare(
         ),
     ] = None,
     placement: Annotated[
-        str | None, typer.Option(metavar="pre|post", help="Where the norms stand.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Where the norms stand: {', '.join(PLACEMENTS)}; else the recipe's.",
+        ),
     ] = None,
     preset: Annotated[
         str | None,

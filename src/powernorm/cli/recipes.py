@@ -63,6 +63,7 @@ def _print_statistics(path: Path) -> None:
     """Print what a paper says of the statistics of a recipe's norms, as comments of its file."""
     from powernorm.lab.recipes import paper_statistics, read_recipe
     from powernorm.lab.report.statistics_tables import statistic_label
+    from powernorm.runs import placement_words
 
     recipe = read_recipe(path)
     rows: dict[tuple[str, str, str], dict[str, float]] = {}
@@ -73,7 +74,7 @@ def _print_statistics(path: Path) -> None:
     for (dataset, label, source), values in rows.items():
         if dataset != last:
             norms = "".join(f"{norm:>7}" for norm in values)
-            title = f"Also printed, {recipe.settings.placement}-norm, {dataset}:"
+            title = f"Also printed, {placement_words(recipe.settings.placement)}, {dataset}:"
             typer.echo(f"\n# {title:<46}{norms}")
             last = dataset
         numbers = "".join(f"{value:7.1f}" for value in values.values())

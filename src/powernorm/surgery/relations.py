@@ -443,7 +443,7 @@ def _by_tensor(
 ) -> Relation | None:
     """Return the relation of a product with a factor per token or a parameter per feature.
 
-    The latter is LayerScale.
+    The latter is LayerScale, and a scale of each head.
     """
     axis = across_broadcast(node, x, output.axis)
     if axis is None:
@@ -452,10 +452,21 @@ def _by_tensor(
         return Homogeneous(output, (Place(x, axis),))
     part: TensorPart | None = part_of(factor, trace)
     last = len(shape_of(node)) - 1
+    if part is None and _is_of_parameters(factor, trace):
+        # As one of each head, repeated for its features: it stays, and A passes it.
+        return Homogeneous(output, (Place(x, axis),))
     if part is None or len(shape_of(factor)) != 1 or output.axis != last or axis != last:
         return None
     path = path_of(node)
     return Weighted(Operation(node, "diagonal", path, Place(x, axis), output, part))
+
+
+def _is_of_parameters(node: fx.Node, trace: Trace) -> bool:
+    """Return whether a value is computed from parameters and buffers alone."""
+    if node.op == "placeholder":
+        return trace.tensor_of(node) is not None
+    operands = node.all_input_nodes
+    return bool(operands) and all(_is_of_parameters(operand, trace) for operand in operands)
 
 
 def _divided(node: fx.Node, output: Place, trace: Trace) -> Relation | None:

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Placement = Literal["pre", "post"]
-"""Where a sub-layer's norm stands: `pre`, before the sub-layer on its branch (and once more after
-the last layer), or `post`, after the residual sum."""
+from powernorm.runs import Placement as Placement
 
 Activation = Literal["gelu", "relu", "cube"]
 """The non-linearity between linear maps; `cube`, x³, is that of Chen and Manning (2014)."""
@@ -13,6 +11,14 @@ Activation = Literal["gelu", "relu", "cube"]
 Initialization = Literal["xavier", "kaiming"]
 """How linear maps begin: uniform after Glorot and Bengio (2010), or after He et al. (2015) as
 torch's own linear layers do."""
+
+HeadScale = Literal["paper", "released"]
+"""What NormFormer's scale of each head is multiplied with: the head, before the out-projection
+(`paper`), or its slice of the features after it (`released`)."""
+
+QueryKeyNorm = Literal["per_head", "whole"]
+"""What is normalized of queries and keys: the features of each head, by one norm that all heads
+share, or those of all heads at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +35,16 @@ class TransformerShape:
     """Size inside the feed-forward networks."""
     placement: Placement = "pre"
     """Where the norms stand."""
+    post_fraction: float = 0.25
+    """Of `mix`: part of the layers that are post-norm, the lowest ones, at least one."""
+    embedding_norm: bool | None = None
+    """Whether a norm follows the embeddings; None is with `peri` only."""
+    head_scale: HeadScale = "paper"
+    """Of `normformer`: what the scale of each head is multiplied with."""
+    residual_scale: bool = True
+    """Of `normformer`: whether the residual of a feed-forward network has a learned scale."""
+    qk_norm: QueryKeyNorm | None = None
+    """What norms of queries and keys look at; None has none."""
     activation: Activation = "gelu"
     """Of the feed-forward networks."""
     dropout: float = 0.0

@@ -12,6 +12,15 @@ from powernorm.norms import Norm
 
 
 @runtime_checkable
+class ScalesBranches(Protocol):
+    """A layer that begins with smaller weights on its branches (DeepNorm)."""
+
+    def scale_branches(self) -> None:
+        """Multiply what was drawn."""
+        ...
+
+
+@runtime_checkable
 class DrawsWeights(Protocol):
     """A module with weights of its own, outside of linear maps and embeddings."""
 
@@ -30,7 +39,8 @@ def initialize(
     same weights. Linear: uniform after Glorot and Bengio (2010), bias 0 (`xavier`); or weight and
     bias uniform within 1 / √inputs, as torch's own linear layers begin (`kaiming`). Embedding:
     normal with variance 1 / features, which gives logits of variance 1 when it is tied to a
-    normalized output. After these, what a module draws by itself (`DrawsWeights`).
+    normalized output. After these, what a module draws by itself (`DrawsWeights`); then the scales
+    of branches (`ScalesBranches`).
 
     Returns:
         The generator, for what is still to be drawn.
@@ -44,6 +54,9 @@ def initialize(
     for module in outside_norms(model):
         if isinstance(module, DrawsWeights):
             module.draw_weights(generator)
+    for module in outside_norms(model):
+        if isinstance(module, ScalesBranches):
+            module.scale_branches()
     return generator
 
 

@@ -12,18 +12,20 @@ from powernorm.lab.models.dropout import Dropout
 from powernorm.lab.models.initialization import initialize
 from powernorm.lab.models.layers import (
     AttentionLayer,
-    NormFactory,
     TransformerLayer,
+    embedding_norm,
     final_norm,
     norms_by_layer,
 )
+from powernorm.lab.models.normed import NormFactory
+from powernorm.lab.models.placements import LayerPlaces, layer_places
 
 
 class LanguageModel(nn.Module):
     """Predicts each token from those before it.
 
     Embedding of tokens (scaled by √features) and positions, causal layers, and logits through the
-    transposed token embedding. With placement `pre` one more norm follows the last layer. In eval
+    transposed token embedding. With most placements one more norm follows the last layer. In eval
     no output depends on a later token, whatever the norm; in training, statistics over the batch
     do carry information between positions.
 
@@ -40,6 +42,8 @@ class LanguageModel(nn.Module):
         causal: whether a position sees earlier ones only; a masked language model sees all.
         attention: makes the attention of each layer, whose forward takes `(x, padding_mask=…)`;
             None is the usual one.
+        qk_norm: makes the norms of queries and keys, where the shape has them; None is the layer's
+            own norm.
 
     Shape:
         - tokens: int64, (batch, length) with length ≤ max_length
@@ -48,7 +52,7 @@ class LanguageModel(nn.Module):
 
     Raises:
         InputError: `num_heads` does not divide `num_features`, a sequence is too long, or there is
-            an `attention` that `causal=False` would mean nothing to.
+            an `attention` that `causal=False` or norms inside of it would mean nothing to.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class LanguageModel(nn.Module):
         upper_norm: NormFactory | None = None,
         causal: bool = True,
         attention: Callable[[], nn.Module] | None = None,
+        qk_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
         if attention is not None and not causal:
@@ -69,19 +74,30 @@ class LanguageModel(nn.Module):
                 "causal=False means nothing to an attention of its own, which decides by itself "
                 "what it sees: leave out causal or attention"
             )
+        all_places = layer_places(shape)
+        has_inner = shape.qk_norm or any(one.linears or one.head_scale for one in all_places)
+        if attention is not None and has_inner:
+            raise InputError(
+                f"placement={shape.placement} with qk_norm={shape.qk_norm}: an attention of its "
+                "own has no place for norms or scales inside of it; choose other ones, or leave "
+                "attention out"
+            )
         norms = norms_by_layer(norm, shape, upper_norm)
         self.max_length = max_length
         self.embedding_scale = math.sqrt(shape.num_features)
         self.embedding = nn.Embedding(vocabulary_size, shape.num_features)
         self.positions = None if attention else nn.Embedding(max_length, shape.num_features)
+        self.embedding_norm = embedding_norm(shape, norms[0])
         self.dropout = Dropout(shape.dropout)
 
-        def layer(layer_norm: NormFactory) -> nn.Module:
+        def layer(layer_norm: NormFactory, places: LayerPlaces) -> nn.Module:
             if attention is not None:
-                return AttentionLayer(attention(), shape, layer_norm)
-            return TransformerLayer(shape, layer_norm, causal=causal)
+                return AttentionLayer(attention(), shape, layer_norm, places=places)
+            return TransformerLayer(
+                shape, layer_norm, causal=causal, places=places, qk_norm=qk_norm
+            )
 
-        self.layers = nn.ModuleList(layer(layer_norm) for layer_norm in norms)
+        self.layers = nn.ModuleList(map(layer, norms, all_places))
         self.final_norm = final_norm(shape, norms[-1])
         initialize(self, seed, shape.initialization)
         self.head = nn.Linear(shape.num_features, vocabulary_size, bias=False)
@@ -104,6 +120,8 @@ class LanguageModel(nn.Module):
         x: Tensor = self.embedding(tokens) * self.embedding_scale
         if self.positions is not None:
             x = x + self.positions(torch.arange(length, device=tokens.device))
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x, padding_mask)
         x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, padding_mask)

@@ -1,17 +1,24 @@
 """The parts of a Transformer layer: feed-forward network, residual sub-layer, both together."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.lab.models.attention import MultiHeadAttention
-from powernorm.lab.models.choices import Activation, Placement, TransformerShape
+from powernorm.lab.models.attention import HeadNorms, MultiHeadAttention, linear
+from powernorm.lab.models.choices import Activation, TransformerShape
 from powernorm.lab.models.dropout import Dropout
+from powernorm.lab.models.normed import HeadScale, Normed, NormFactory, apply_masked
+from powernorm.lab.models.placements import (
+    WITHOUT_FINAL_NORM,
+    LayerPlaces,
+    SubLayerPlaces,
+    has_embedding_norm,
+    layer_places,
+)
 
-NormFactory = Callable[[int], nn.Module]
-"""Makes the norm of a number of features, whose forward takes `(x, padding_mask)`."""
 Norms = TypeVar("Norms")
 
 
@@ -26,60 +33,108 @@ class Cube(nn.Module):
 ACTIVATIONS: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "cube": Cube}
 
 
+class Branches(Protocol):
+    """An attention whose values and output DeepNorm begins smaller."""
+
+    def branch_weights(self) -> list[Tensor]:
+        """Return their weights and biases."""
+        ...
+
+
 class FeedForward(nn.Sequential):
-    """Linear, activation, dropout, Linear, at every position alike.
+    """Linear, activation, dropout, Linear, at every position alike, and norms between them.
 
     Args:
-        num_features: size of input and output.
-        hidden_features: size in between.
-        activation: the non-linearity.
-        dropout: after the non-linearity, in training.
+        shape: of the layers.
+        places: of the norms.
+        norm: makes the norms.
+
+    Shape:
+        - x: (batch, length, features)
+        - padding_mask: (batch, length), True = padding
+        - output: as x
+    """
+
+    def __init__(self, shape: TransformerShape, places: LayerPlaces, norm: NormFactory) -> None:
+        hidden = shape.feedforward_features
+        dropped = shape.dropout if shape.activation_dropout is None else shape.activation_dropout
+        before = norm if places.linears or places.hidden == "before" else None
+        first = linear(shape.num_features, hidden, before)
+        dropout: nn.Module = Dropout(dropped)
+        if places.hidden == "after":
+            dropout = Normed(dropout, norm(hidden))
+        super().__init__(
+            first,
+            ACTIVATIONS[shape.activation](),
+            dropout,
+            linear(hidden, shape.num_features, norm if places.linears else None),
+        )
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return what the network makes of every position."""
+        for part in self:
+            x = apply_masked(part, x, padding_mask)
+        return x
+
+    def branch_weights(self) -> list[Tensor]:
+        """Return the weights and biases of both linear maps, for DeepNorm."""
+        maps = [part for part in self if isinstance(part, nn.Linear)]
+        return [tensor for part in maps for tensor in (part.weight, part.bias)]
+
+
+class Residual(nn.Module):
+    """The frame of a sub-layer f: `N₃(α x + N₂(f(N₁(x))))`, of which most placements have a part.
+
+    The norm before the sub-layer or at the sum is `norm`, that after it is `branch_norm`. α is the
+    vector `scale`: learned, or a constant whose entries are equal until a norm is folded.
+
+    Args:
+        num_features: size of the features.
+        norm: makes the norms.
+        places: of the norms.
+        dropout: of what is added, in training.
+        num_scaled_heads: heads of the sub-layer, of which each slice of its output has a learned
+            scale; None has no such scale.
     """
 
     def __init__(
         self,
         num_features: int,
-        hidden_features: int,
+        norm: NormFactory,
         *,
-        activation: Activation = "gelu",
+        places: SubLayerPlaces,
         dropout: float = 0.0,
-    ) -> None:
-        super().__init__(
-            nn.Linear(num_features, hidden_features),
-            ACTIVATIONS[activation](),
-            Dropout(dropout),
-            nn.Linear(hidden_features, num_features),
-        )
-
-
-class Residual(nn.Module):
-    """The frame of a sub-layer f: `x + f(norm(x))` (pre) or `norm(x + f(x))` (post).
-
-    Args:
-        num_features: size of the features.
-        norm: makes the norm.
-        placement: where the norm stands.
-        dropout: of f's output, in training.
-    """
-
-    def __init__(
-        self, num_features: int, norm: NormFactory, *, placement: Placement, dropout: float = 0.0
+        num_scaled_heads: int | None = None,
     ) -> None:
         super().__init__()
-        self.placement = placement
-        self.norm = norm(num_features)
+        self.places = places
+        self.norm = norm(num_features) if places.before or places.at_sum else None
+        self.branch_norm = norm(num_features) if places.after else None
+        self.head_scale = None if num_scaled_heads is None else HeadScale(num_scaled_heads)
         self.dropout = Dropout(dropout)
+        self.scale: Tensor | None
+        if places.residual == "learned":
+            self.scale = nn.Parameter(torch.ones(num_features))
+        elif places.residual == 1:
+            self.scale = None
+        else:
+            self.register_buffer("scale", torch.full((num_features,), float(places.residual)))
 
     def forward(
         self, x: Tensor, sublayer: Callable[[Tensor], Tensor], padding_mask: Tensor | None = None
     ) -> Tensor:
         """Apply `sublayer` inside the frame; x: (batch, length, features)."""
-        if self.placement == "pre":
-            branch: Tensor = self.dropout(sublayer(self._normalized(x, padding_mask)))
-            return x + branch
-        return self._normalized(x + self.dropout(sublayer(x)), padding_mask)
+        branch = sublayer(self._normalized(x, padding_mask) if self.places.before else x)
+        if self.head_scale is not None:
+            branch = self.head_scale(branch)
+        if self.branch_norm is not None:
+            branch = self.branch_norm(branch, padding_mask)
+        kept = x if self.scale is None else x * self.scale
+        total = kept + self.dropout(branch)
+        return self._normalized(total, padding_mask) if self.places.at_sum else total
 
     def _normalized(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        assert self.norm is not None
         normalized: Tensor = self.norm(x, padding_mask)
         return normalized
 
@@ -91,7 +146,8 @@ class SubLayers(nn.Module):
         attention: of positions to each other.
         shape: of the layers.
         norm: makes the norms.
-        feedforward_norm: makes the norm of the feed-forward network; None is `norm`.
+        places: of the norms; None is where the lowest layer has them.
+        feedforward_norm: makes the norms of the feed-forward network; None is `norm`.
     """
 
     def __init__(
@@ -100,19 +156,29 @@ class SubLayers(nn.Module):
         shape: TransformerShape,
         norm: NormFactory,
         *,
+        places: LayerPlaces | None = None,
         feedforward_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
+        places = places or layer_places(shape)[0]
+        self.branch_scale = places.branch_scale
         self.attention = attention
-        self.attention_frame = residual(shape, norm)
-        self.feedforward = feedforward(shape)
-        self.feedforward_frame = residual(shape, feedforward_norm or norm)
+        self.attention_frame = attention_frame(shape, places, norm)
+        self.feedforward = FeedForward(shape, places, feedforward_norm or norm)
+        self.feedforward_frame = feedforward_frame(shape, places, feedforward_norm or norm)
+
+    def scale_branches(self) -> None:
+        """Multiply the initial weights of the branches by DeepNorm's β."""
+        if self.branch_scale != 1:
+            scale_branches(self.branch_scale, [self.attention, self.feedforward])
 
     def _through(
         self, x: Tensor, attend: Callable[[Tensor], Tensor], padding_mask: Tensor | None
     ) -> Tensor:
         x = self.attention_frame(x, attend, padding_mask)
-        y: Tensor = self.feedforward_frame(x, self.feedforward, padding_mask)
+        y: Tensor = self.feedforward_frame(
+            x, lambda inner: self.feedforward(inner, padding_mask), padding_mask
+        )
         return y
 
 
@@ -136,7 +202,9 @@ class TransformerLayer(AttentionLayer):
         shape: of the layers.
         norm: makes the norms.
         causal: a position sees no later one.
-        feedforward_norm: makes the norm of the feed-forward network; None is `norm`.
+        places: of the norms; None is where the lowest layer has them.
+        feedforward_norm: makes the norms of the feed-forward network; None is `norm`.
+        qk_norm: makes the norms of queries and keys, where the shape has them; None is `norm`.
     """
 
     def __init__(
@@ -145,33 +213,75 @@ class TransformerLayer(AttentionLayer):
         norm: NormFactory,
         *,
         causal: bool = False,
+        places: LayerPlaces | None = None,
         feedforward_norm: NormFactory | None = None,
+        qk_norm: NormFactory | None = None,
     ) -> None:
-        attention = MultiHeadAttention(
-            shape.num_features, shape.num_heads, dropout=shape.attention_dropout, causal=causal
+        places = places or layer_places(shape)[0]
+        super().__init__(
+            attention(shape, places, norm, causal=causal, qk_norm=qk_norm),
+            shape,
+            norm,
+            places=places,
+            feedforward_norm=feedforward_norm,
         )
-        super().__init__(attention, shape, norm, feedforward_norm=feedforward_norm)
 
 
-def residual(shape: TransformerShape, norm: NormFactory) -> Residual:
-    """Return the frame of a sub-layer."""
-    return Residual(shape.num_features, norm, placement=shape.placement, dropout=shape.dropout)
-
-
-def feedforward(shape: TransformerShape) -> FeedForward:
-    """Return the feed-forward network of a layer."""
-    dropout = shape.dropout if shape.activation_dropout is None else shape.activation_dropout
-    return FeedForward(
+def attention(
+    shape: TransformerShape,
+    places: LayerPlaces,
+    norm: NormFactory,
+    *,
+    causal: bool,
+    qk_norm: NormFactory | None,
+) -> MultiHeadAttention:
+    """Return an attention of several heads with the norms that stand inside it."""
+    return MultiHeadAttention(
         shape.num_features,
-        shape.feedforward_features,
-        activation=shape.activation,
-        dropout=dropout,
+        shape.num_heads,
+        dropout=shape.attention_dropout,
+        causal=causal,
+        scales_heads=places.head_scale == "paper",
+        linear_norm=norm if places.linears else None,
+        head_norms=None if shape.qk_norm is None else HeadNorms(shape.qk_norm, qk_norm or norm),
     )
 
 
+def attention_frame(shape: TransformerShape, places: LayerPlaces, norm: NormFactory) -> Residual:
+    """Return the frame of an attention."""
+    return Residual(
+        shape.num_features,
+        norm,
+        places=places.attention,
+        dropout=shape.dropout,
+        num_scaled_heads=shape.num_heads if places.head_scale == "released" else None,
+    )
+
+
+def feedforward_frame(shape: TransformerShape, places: LayerPlaces, norm: NormFactory) -> Residual:
+    """Return the frame of a feed-forward network."""
+    return Residual(shape.num_features, norm, places=places.feedforward, dropout=shape.dropout)
+
+
+@torch.no_grad()
+def scale_branches(scale: float, modules: list[nn.Module]) -> None:
+    """Multiply weights and biases of values, outputs and feed-forward networks, as DeepNorm does.
+
+    Queries and keys, and the embeddings, stay as they are.
+    """
+    for module in modules:
+        for tensor in cast(Branches, module).branch_weights():
+            tensor.mul_(scale)
+
+
 def final_norm(shape: TransformerShape, norm: NormFactory) -> nn.Module | None:
-    """Return the norm after the last layer, which there is with placement `pre`."""
-    return norm(shape.num_features) if shape.placement == "pre" else None
+    """Return the norm after the last layer; None with placements that have none."""
+    return None if shape.placement in WITHOUT_FINAL_NORM else norm(shape.num_features)
+
+
+def embedding_norm(shape: TransformerShape, norm: NormFactory) -> nn.Module | None:
+    """Return the norm of the embeddings; None where they have none."""
+    return norm(shape.num_features) if has_embedding_norm(shape) else None
 
 
 def norms_by_layer(norms: Norms, shape: TransformerShape, upper: Norms | None) -> list[Norms]:

@@ -10,6 +10,7 @@ from powernorm.lab.recipes.files import EMBEDDED, Recipe
 from powernorm.lab.recipes.papers import recipe_of
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
+from powernorm.runs import placement_words
 
 
 def chosen_settings(recipe: Recipe, assignments: Sequence[str]) -> ComparisonSettings:
@@ -54,7 +55,7 @@ def _check_placement(own: Recipe, placement: str) -> None:
     if twin is not None:
         raise InputError(
             f"model.placement={placement}: the rate and the penalties of the preset {own.name} "
-            f"are those of {own.settings.placement}-norm; use --preset {twin}"
+            f"are those of {placement_words(own.settings.placement)}; use --preset {twin}"
         )
 
 

@@ -15,7 +15,7 @@ from powernorm.lab.recipes.studies import study_config, study_recipe
 from powernorm.lab.settings.comparison import ComparisonSettings, to_json
 from powernorm.lab.settings.variants import chosen_norms, lines_of
 from powernorm.lab.tasks.translation.verses import VERSES
-from powernorm.runs import ChangeRecord, ChangesRecord
+from powernorm.runs import ChangeRecord, ChangesRecord, placement_words
 
 _VERSES: Final = (
     "The papers' numbers are of {dataset}, these of the embedded verses: compare the norms' "
@@ -177,7 +177,7 @@ def _about_placement(config: ComparisonSettings, recipe: Recipe) -> list[str]:
     own = recipe.settings
     if own.placement == config.placement:
         return []
-    placement, other = own.placement, config.placement
+    placement, other = placement_words(own.placement), placement_words(config.placement)
     ours, theirs = _settings(config), _settings(own)
     kept = [
         f"{key} {ours[key]:g}"
@@ -189,12 +189,13 @@ def _about_placement(config: ComparisonSettings, recipe: Recipe) -> list[str]:
     if kept:
         fix = f": use {twin}" if twin else ""
         verb = "is that" if len(kept) == 1 else "are those"
-        sentences.append(f"{_listed(kept)} {verb} of {placement}-norm{fix}.")
-    with_other = {_paper(result) for result in recipe.results if result.placement == other}
+        sentences.append(f"{_listed(kept)} {verb} of {placement}{fix}.")
+    with_other = {
+        _paper(result) for result in recipe.results if result.placement == config.placement
+    }
     without = dict.fromkeys(_paper(one) for one in recipe.results if _paper(one) not in with_other)
     sentences += [
-        f"{paper} have {placement}-norm only: no number of theirs is of {other}-norm."
-        for paper in without
+        f"{paper} have {placement} only: no number of theirs is of {other}." for paper in without
     ]
     return sentences
 

@@ -40,6 +40,7 @@ from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import build
 from powernorm.lab.settings.section import Names, section
 from powernorm.lab.tasks.settings import SETTINGS, settings_of
+from powernorm.runs import Placement
 
 EMBEDDED: Final = "embedded"
 """Needs no data of one's own."""
@@ -81,7 +82,7 @@ class PrintedResults:
     """Paper and table."""
     values: Mapping[str, Annotated[float, AllowInfNan(True)] | Literal["diverged"]]
     """On the test split, by short name or label of a variant; `inf` where the paper says so."""
-    placement: Literal["pre", "post"] = "pre"
+    placement: Placement = "pre"
     """Of the norms."""
     metric: str = "test_perplexity"
     """Name among the metrics of a run; perplexities are per word."""

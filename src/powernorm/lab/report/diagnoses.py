@@ -9,10 +9,12 @@ from powernorm.lab.report.json_files import JsonObject, read_object
 from powernorm.lab.report.logs import read_text
 from powernorm.runs import (
     DIAGNOSIS_COLUMNS,
+    PLACEMENTS,
     BatchSizeRow,
     DiagnosisRecord,
     EvaluationRow,
     PaperStatistic,
+    Placement,
     ScaleRecord,
     SpectrumRecord,
     ThresholdRecord,
@@ -98,7 +100,7 @@ def paper_statistics(record: JsonObject, key: str) -> list[PaperStatistic]:
 def _paper_statistic(row: JsonObject) -> PaperStatistic:
     statistic = PaperStatistic(
         norm=row.text("norm"),
-        placement=cast(Literal["pre", "post"], row.choice("placement", ("pre", "post"))),
+        placement=cast(Placement, row.choice("placement", PLACEMENTS)),
         dataset=row.text("dataset"),
         metric=row.text("metric"),
         value=row.sure_number("value"),

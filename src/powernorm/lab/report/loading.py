@@ -22,6 +22,7 @@ from powernorm.runs import (
     METRICS_FILE,
     MODEL_FILE,
     NORMS_FILE,
+    PLACEMENTS,
     RESULT_FILE,
     RESULTS_FILE,
     SCALES_FILE,
@@ -31,6 +32,7 @@ from powernorm.runs import (
     FunctionRecord,
     Goal,
     PaperRecord,
+    Placement,
     ScaleRecord,
     Status,
     StudyInfo,
@@ -38,7 +40,9 @@ from powernorm.runs import (
 
 _SCALES_FORMAT: Final = 1
 _MEND: Final = "restore the file, or delete it and run the comparison again with --resume"
-_RUN_NAME: Final = re.compile(r"(?P<norm>.+?)(?:-(?P<placement>pre|post))?-seed(?P<seed>\d+)")
+_RUN_NAME: Final = re.compile(
+    rf"(?P<norm>.+?)(?:-(?P<placement>{'|'.join(PLACEMENTS)}))?-seed(?P<seed>\d+)"
+)
 
 
 def read_comparison(folder: Path) -> Comparison:
@@ -321,7 +325,7 @@ def _paper(results: JsonObject) -> list[PaperRecord]:
 def _paper_record(row: JsonObject) -> PaperRecord:
     record = PaperRecord(
         norm=row.text("norm"),
-        placement=cast(Literal["pre", "post"], row.choice("placement", ("pre", "post"))),
+        placement=cast(Placement, row.choice("placement", PLACEMENTS)),
         dataset=row.text("dataset"),
         metric=row.text("metric"),
         value=row.number("value"),

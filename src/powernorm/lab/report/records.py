@@ -19,6 +19,7 @@ from powernorm.runs import (
     ScaleRecord,
     Status,
     StudyInfo,
+    placement_words,
 )
 
 ShownStatus = Status | Literal["unfinished"]
@@ -138,7 +139,7 @@ class Comparison:
         folder: where it lies.
         task: what was trained; `module:name` of an own function.
         preset: size of the experiment; empty for an own function.
-        placement: `pre` or `post`; empty for an own function.
+        placement: where the norms stand; empty for an own function.
         settings: the whole configuration, versions and machine.
         data: name, source, licence and sizes of the corpus.
         baselines: models without a network.
@@ -178,7 +179,9 @@ class Comparison:
     @property
     def where(self) -> str:
         """Where the norms stand, in a word; empty where a model has one place for them only."""
-        return f"{self.placement}-norm" if self.placement and self.task not in UNPLACED else ""
+        if not self.placement or self.task in UNPLACED:
+            return ""
+        return placement_words(self.placement)
 
     @property
     def metric(self) -> str:

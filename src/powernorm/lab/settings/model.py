@@ -1,14 +1,36 @@
 """What the sections `model` of the tasks are made of."""
 
 from dataclasses import fields
+from typing import Final
 
 from powernorm.lab.models.choices import (
     Activation,
+    HeadScale,
     Initialization,
     Placement,
+    QueryKeyNorm,
     TransformerShape,
 )
-from powernorm.lab.settings.section import FractionBelowOne, NotNegative, Positive, refuse, section
+from powernorm.lab.models.placements import layer_places
+from powernorm.lab.settings.section import (
+    Fraction,
+    FractionBelowOne,
+    NotNegative,
+    Positive,
+    is_default,
+    refuse,
+    section,
+)
+
+SAME: Final = "same"
+"""In place of a short name: the norm that is compared."""
+
+_OF_PLACEMENT: Final = (
+    ("post_fraction", "mix"),
+    ("head_scale", "normformer"),
+    ("residual_scale", "normformer"),
+)
+"""Settings that one placement alone has."""
 
 
 @section("model")
@@ -38,15 +60,48 @@ class TransformerSettings(ModelSettings):
     activation: Activation = "gelu"
     """Of the feed-forward networks."""
     placement: Placement = "pre"
-    """Where the norms stand: before a sub-layer, on its branch, or after the residual sum."""
+    """Where the norms stand: before each sub-layer, on its branch (`pre`), after the residual sum
+    (`post`), before and after each sub-layer (`sandwich`), there and on the embeddings (`peri`),
+    after it alone (`out`); `mix` has `post` in the lowest layers and `pre` above; `deepnorm`,
+    `normformer`; `bn-ffn` is `pre` with one more between the linear maps of a feed-forward network,
+    `bn-linear` one after every linear map."""
+    post_fraction: Fraction = 0.25
+    """Of `mix`: part of the layers that are post-norm, the lowest ones, rounded down, but at least
+    one."""
+    embedding_norm: bool | None = None
+    """Whether a norm follows the embeddings; none is with `peri` only."""
+    head_scale: HeadScale = "paper"
+    """Of `normformer`: the learned scale of each head is multiplied with the head, before the
+    out-projection (`paper`), or with its slice of the features after it (`released`)."""
+    residual_scale: bool = True
+    """Of `normformer`: whether the residual of a feed-forward network has a learned scale."""
+    qk_norm: QueryKeyNorm | None = None
+    """What norms of queries and keys look at: the features of each head, by one norm for all heads
+    (`per_head`), or those of all heads (`whole`); none has no such norms."""
+    qk_norm_type: str = "rms"
+    """Short name of these norms; `same` is the norm that is compared."""
     num_norm_layers: NotNegative | None = None
     """Lowest layers that have the norm; those above have LayerNorm with its defaults, and so has
     the final norm. None, or all layers, gives every place the norm."""
 
     @property
     def norm_widths(self) -> tuple[int, ...]:
-        """Return the one number of features that the model has norms of."""
-        return (self.num_features,)
+        """Return the numbers of features of the norms, but for qk-norms of a type of their own."""
+        widths = [self.num_features]
+        for places in layer_places(self.shape):
+            if places.linears or places.hidden:
+                widths.append(self.feedforward_features)
+            if places.linears:
+                widths.append(2 * self.num_features)  # of keys and values
+        if self.qk_norm is not None and self.qk_norm_type == SAME:
+            widths.append(self.qk_norm_width)
+        return tuple(dict.fromkeys(widths))
+
+    @property
+    def qk_norm_width(self) -> int:
+        """Return the number of features of a norm of queries or keys."""
+        whole = self.qk_norm == "whole"
+        return self.num_features if whole else self.num_features // self.num_heads
 
     @property
     def shape(self) -> TransformerShape:
@@ -63,6 +118,45 @@ class TransformerSettings(ModelSettings):
                 "none for all",
             )
         self._check_heads()
+        self._check_placement()
+
+    def _check_placement(self) -> None:
+        for name, placement in _OF_PLACEMENT:
+            if self.placement != placement and not is_default(self, name):
+                raise refuse(
+                    f"model.{name}",
+                    getattr(self, name),
+                    f"means nothing with model.placement={self.placement}: set "
+                    f"model.placement={placement}, or leave it out",
+                )
+        if self.qk_norm is None and not is_default(self, "qk_norm_type"):
+            raise refuse(
+                "model.qk_norm_type",
+                self.qk_norm_type,
+                "means nothing without norms of queries and keys: set model.qk_norm to per_head or "
+                "whole, or leave it out",
+            )
+
+    def _refuse_inner(self, attention: str, *placements: Placement) -> None:
+        """Refuse placements with norms or scales inside an attention that has no place for them.
+
+        Args:
+            attention: what it is, in words.
+            placements: that do not fit it; neither does qk-norm.
+        """
+        if self.placement in placements:
+            raise refuse(
+                "model.placement",
+                self.placement,
+                "has norms or scales inside the attention, and they have no place in "
+                f"{attention}: choose another placement",
+            )
+        if self.qk_norm is not None:
+            raise refuse(
+                "model.qk_norm",
+                self.qk_norm,
+                f"does not fit {attention}: set model.qk_norm=none",
+            )
 
     def _check_heads(self) -> None:
         if self.num_features % self.num_heads:

@@ -26,7 +26,7 @@ from powernorm.lab.settings.variants import (
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_settings import comparison_settings, run_settings
 from powernorm.lab.tasks.settings import upgraded_run
-from powernorm.lab.training.norms import norm_options
+from powernorm.lab.training.norms import norm_options, qk_norm_factory
 from powernorm.lab.training.run_trainer import RunTrainer, choose_device
 from powernorm.runs import (
     Baseline,
@@ -128,6 +128,7 @@ def check_norms(config: ComparisonSettings) -> None:
         for line in lines_of(config):
             task = task_of(line.config)
             norm_options(line.config, line.norm, task.norm_widths(line.config))
+            qk_norm_factory(line.config)
             task.check(line.config, line.norm)
 
 

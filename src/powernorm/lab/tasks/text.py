@@ -20,7 +20,7 @@ from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings
 from powernorm.lab.tasks.mlm.settings import MaskedLanguageModelSettings
 from powernorm.lab.tasks.tag.settings import TaggingSettings
-from powernorm.lab.training.norms import UPPER_NORM, norm_factory
+from powernorm.lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 
 _Text = TypeVar("_Text", bound=EncodedCorpus)
@@ -87,6 +87,7 @@ class TextTask(Task[_Text, _Settings]):
             upper_norm=norm_factory(UPPER_NORM),
             causal=self.is_causal,
             attention=self.attention(config),
+            qk_norm=qk_norm_factory(config),
         )
 
     def attention(self, config: _Settings) -> Callable[[], nn.Module] | None:

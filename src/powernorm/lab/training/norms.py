@@ -7,8 +7,9 @@ from typing import Any, Final
 import torch
 
 from powernorm.errors import InputError
-from powernorm.lab.models.layers import NormFactory
+from powernorm.lab.models.normed import NormFactory
 from powernorm.lab.settings.comparison import ComparisonSettings, options_of
+from powernorm.lab.settings.model import SAME, TransformerSettings
 from powernorm.norms import NORMS, Norm, build_norm, check_norm_options
 from powernorm.norms.adapted import check_output
 
@@ -22,6 +23,21 @@ UPPER_NORM: Final = "ln"
 def norm_factory(norm: str, options: Mapping[str, Any] = EMPTY) -> NormFactory:
     """Return what makes a norm of a number of features."""
     return lambda num_features: build_norm(norm, num_features, **options)
+
+
+def qk_norm_factory(config: ComparisonSettings) -> NormFactory | None:
+    """Return what makes the norms of queries and keys; None where it is the layer's own norm.
+
+    Raises:
+        InputError: unknown norm, or options that do not fit it or the model.
+    """
+    model = config.model
+    if not isinstance(model, TransformerSettings) or model.qk_norm is None:
+        return None
+    if model.qk_norm_type == SAME:
+        return None
+    width = (model.qk_norm_width,)
+    return norm_factory(model.qk_norm_type, norm_options(config, model.qk_norm_type, width))
 
 
 def norm_options(config: ComparisonSettings, norm: str, widths: Sequence[int]) -> dict[str, Any]:

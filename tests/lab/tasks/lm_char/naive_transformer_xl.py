@@ -35,7 +35,7 @@ def _row(model: TransformerXL, tokens: Tensor, length: int, memory: int) -> Tens
 def _layer(
     layer: RelativeLayer, x: list[Tensor], before: list[Tensor], max_distance: int | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    is_pre = layer.attention_frame.placement == "pre"
+    is_pre = layer.attention_frame.places.before
     first, second = layer.attention_frame.norm, layer.feedforward_frame.norm
     inner = [_norm(first, vector) if is_pre else vector for vector in x]
     attended = [

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.lab.models.choices import Initialization, Placement, TransformerShape
-from powernorm.lab.models.layers import NormFactory
+from powernorm.lab.models.normed import NormFactory
 from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
 from powernorm.lab.tasks.translation.settings import SharedEmbeddings
 from powernorm.norms import build_norm

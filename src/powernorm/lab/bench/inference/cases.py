@@ -7,6 +7,7 @@ from itertools import product
 from typing import Final, Literal
 
 from powernorm.lab.models.choices import Placement
+from powernorm.runs import placement_words
 
 Engine = Literal["torch", "onnxruntime"]
 
@@ -53,7 +54,7 @@ class InferenceCase:
         """A short name."""
         size = self.size
         return (
-            f"{size.layers} layers × {size.features}, {size.placement}-norm, "
+            f"{size.layers} layers × {size.features}, {placement_words(size.placement)}, "
             f"{self.batch}×{self.tokens} tokens, {self.engine} {self.dtype}"
         )
 

@@ -12,7 +12,9 @@ import powernorm
 from powernorm.errors import InputError
 from powernorm.lab.bench.inference.cases import Size
 from powernorm.lab.models.choices import TransformerShape
-from powernorm.lab.models.layers import NormFactory, TransformerLayer, final_norm
+from powernorm.lab.models.layers import TransformerLayer, final_norm
+from powernorm.lab.models.normed import NormFactory
+from powernorm.lab.models.placements import layer_places
 from powernorm.surgery import FoldReport, calibrate, fold
 from powernorm.surgery.structure import FeatureAffine
 
@@ -68,11 +70,14 @@ class Encoder(nn.Module):
             num_features=size.features,
             num_heads=size.heads,
             feedforward_features=size.hidden,
+            num_layers=size.layers,
             placement=size.placement,
         )
         self.words = nn.Embedding(VOCABULARY, size.features)
         self.positions = nn.Parameter(torch.empty(LONGEST, size.features).normal_())
-        self.layers = nn.ModuleList(TransformerLayer(shape, norm) for _ in range(size.layers))
+        self.layers = nn.ModuleList(
+            TransformerLayer(shape, norm, places=places) for places in layer_places(shape)
+        )
         self.norm = final_norm(shape, norm) or PlainIdentity()
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Final
 
 from powernorm.lab.bench.inference.cases import InferenceCase
+from powernorm.runs import placement_words
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class InferenceRow:
     @property
     def title(self) -> str:
         """The encoder in words."""
-        return f"{self.layers} layers × {self.features} features, {self.placement}-norm"
+        return f"{self.layers} layers × {self.features} features, {placement_words(self.placement)}"
 
     @property
     def way(self) -> str:

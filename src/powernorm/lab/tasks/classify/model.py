@@ -10,7 +10,14 @@ from powernorm.errors import InputError
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.dropout import Dropout
 from powernorm.lab.models.initialization import initialize
-from powernorm.lab.models.layers import NormFactory, TransformerLayer, final_norm, norms_by_layer
+from powernorm.lab.models.layers import (
+    TransformerLayer,
+    embedding_norm,
+    final_norm,
+    norms_by_layer,
+)
+from powernorm.lab.models.normed import NormFactory
+from powernorm.lab.models.placements import layer_places
 from powernorm.lab.tasks.classify.settings import Pooling
 
 EMBEDDING_STD: Final = 0.02
@@ -24,7 +31,7 @@ class TextClassifier(nn.Module):
     """Gives the logits of the classes of a text.
 
     Embeddings of words and learned ones of positions, layers in which every position sees every
-    other, one vector of all positions by `pooling`, and a linear map of it. With placement `pre`
+    other, one vector of all positions by `pooling`, and a linear map of it. With most placements
     one more norm follows the last layer. Padding has no say anywhere: it is not attended to, the
     norms get its mask, and pooling leaves it out.
 
@@ -44,6 +51,8 @@ class TextClassifier(nn.Module):
         output_dropout: of the pooled vector, in training.
         seed: of the initial weights, which are the same for every norm.
         upper_norm: makes the norms above the lowest layers.
+        qk_norm: makes the norms of queries and keys, where the shape has them; None is the layer's
+            own norm.
 
     Shape:
         - tokens: int64, (batch, length) with length ≤ max_length
@@ -68,6 +77,7 @@ class TextClassifier(nn.Module):
         output_dropout: float = 0.0,
         seed: int = 0,
         upper_norm: NormFactory | None = None,
+        qk_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
         norms = norms_by_layer(norm, shape, upper_norm)
@@ -80,8 +90,12 @@ class TextClassifier(nn.Module):
         self.positions = nn.Embedding(max_length, num_features)
         self.mark = nn.Parameter(torch.zeros(num_features)) if pooling == "cls" else None
         self.embedding_dropout = embedding_dropout
+        self.embedding_norm = embedding_norm(shape, norms[0])
         self.dropout = Dropout(shape.dropout)
-        self.layers = nn.ModuleList(TransformerLayer(shape, layer_norm) for layer_norm in norms)
+        self.layers = nn.ModuleList(
+            TransformerLayer(shape, layer_norm, places=places, qk_norm=qk_norm)
+            for layer_norm, places in zip(norms, layer_places(shape), strict=True)
+        )
         self.final_norm = final_norm(shape, norms[-1])
         self.output_dropout = Dropout(output_dropout)
         self.head = nn.Linear(num_features, num_classes)
@@ -108,6 +122,8 @@ class TextClassifier(nn.Module):
             if mask is not None:
                 # The mark of a row of nothing but padding is padding, too.
                 mask = torch.cat([mask.all(dim=1, keepdim=True), mask], dim=1)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x, mask)
         x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, mask)

@@ -16,7 +16,7 @@ from powernorm.lab.tasks.classify.model import TextClassifier
 from powernorm.lab.tasks.classify.settings import ClassificationSettings
 from powernorm.lab.tasks.classify.sources import load_texts
 from powernorm.lab.training.batches import RunData
-from powernorm.lab.training.norms import UPPER_NORM, norm_factory
+from powernorm.lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 from powernorm.runs import Baseline
 
@@ -137,4 +137,5 @@ def build_text_classifier(
         output_dropout=shape.output_dropout or 0.0,
         seed=seed,
         upper_norm=norm_factory(UPPER_NORM),
+        qk_norm=qk_norm_factory(config),
     )

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.lab.models.initialization import initialize
-from powernorm.lab.models.layers import NormFactory
+from powernorm.lab.models.normed import NormFactory
 from powernorm.lab.tasks.image.image_input import check_channels, check_pixels, check_side
 
 KERNEL: Final = 5

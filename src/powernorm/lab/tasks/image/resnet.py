@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.lab.models.initialization import initialize, outside_norms
-from powernorm.lab.models.layers import NormFactory
+from powernorm.lab.models.normed import NormFactory
 from powernorm.lab.tasks.image.image_input import check_channels, check_pixels
 
 RESNET20: Final = ((16, 3), (32, 3), (64, 3))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from powernorm.lab.data.corpus import SPLITS, Split
-from powernorm.lab.models.layers import NormFactory
+from powernorm.lab.models.normed import NormFactory
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.image.batches import ImageData, accuracy
 from powernorm.lab.tasks.image.convnet import CHANNELS as CONVNET_CHANNELS

@@ -29,6 +29,9 @@ class LanguageModelShape(TransformerSettings):
         if list(self.adaptive_cutoffs) != sorted({*self.adaptive_cutoffs}):
             raise refuse("model.adaptive_cutoffs", self.adaptive_cutoffs, "must rise, each id once")
         if self.architecture == "tensorized":
+            self._refuse_inner(
+                "the tensorized attention, which has one head", "normformer", "bn-linear"
+            )
             if self.num_heads != 1:
                 raise refuse(
                     "model.num_heads",

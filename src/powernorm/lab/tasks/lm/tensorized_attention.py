@@ -70,6 +70,11 @@ class TensorizedAttention(nn.Module):
         self.core_weight = nn.Parameter(torch.empty(head_features))
         self.draw_weights(torch.Generator().manual_seed(0))
 
+    def branch_weights(self) -> list[Tensor]:
+        """Return the weights of values and output, for DeepNorm."""
+        num_others = 2 * len(self.core_weight)
+        return [self.query_key_value.weight[num_others:], self.output.weight]
+
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
         """Draw u, v and g anew."""

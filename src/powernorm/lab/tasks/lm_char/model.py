@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.dropout import Dropout
 from powernorm.lab.models.initialization import initialize
-from powernorm.lab.models.layers import NormFactory, SubLayers, final_norm, norms_by_layer
+from powernorm.lab.models.layers import SubLayers, embedding_norm, final_norm, norms_by_layer
+from powernorm.lab.models.normed import NormFactory
+from powernorm.lab.models.placements import layer_places
 from powernorm.lab.models.stream_memory import StreamMemory
 from powernorm.lab.tasks.lm_char.relative_attention import RelativeAttention, distance_encodings
 
@@ -26,9 +28,9 @@ class RelativeLayer(SubLayers):
 
         Args:
             x: (batch, length, features).
-            seen: what the attention looked at before, (batch, memory, features); with placement
-                `pre` that is behind the norm, so that no position is normalized, or counted by
-                batch statistics, a second time.
+            seen: what the attention looked at before, (batch, memory, features); where a norm is
+                before the attention, what was behind it, so that no position is normalized, or
+                counted by batch statistics, a second time.
             distances: encodings, (memory + length, features).
             padding_mask: bool, (batch, length), True = padding.
         """
@@ -46,7 +48,7 @@ class TransformerXL(nn.Module):
     """Predicts each token from those before it, also from before its segment.
 
     Embedding of tokens, scaled by √features, causal layers with relative positions, logits through
-    the transposed embedding and a bias. With placement `pre` one more norm follows the last layer.
+    the transposed embedding and a bias. With most placements one more norm follows the last layer.
     Each layer's attention also sees the last `memory_length` positions before the segment, as they
     were in the batch before, without a gradient into them. In eval no output depends on a later
     token, whatever the norm.
@@ -98,16 +100,21 @@ class TransformerXL(nn.Module):
         self.max_distance = max_distance
         self.embedding_scale = math.sqrt(shape.num_features)
         self.embedding = nn.Embedding(vocabulary_size, shape.num_features)
+        self.embedding_norm = embedding_norm(shape, norms[0])
         self.dropout = Dropout(shape.dropout)
         self.layers = nn.ModuleList(
             RelativeLayer(
                 RelativeAttention(
-                    shape.num_features, shape.num_heads, dropout=shape.attention_dropout
+                    shape.num_features,
+                    shape.num_heads,
+                    dropout=shape.attention_dropout,
+                    scales_heads=places.head_scale == "paper",
                 ),
                 shape,
                 layer_norm,
+                places=places,
             )
-            for layer_norm in norms
+            for layer_norm, places in zip(norms, layer_places(shape), strict=True)
         )
         self.final_norm = final_norm(shape, norms[-1])
         initialize(self, seed, shape.initialization)
@@ -130,7 +137,10 @@ class TransformerXL(nn.Module):
         """Return what the logits are made from, (batch, length, features)."""
         memory = self._training_memory if self.training else self._evaluation_memory
         seen = None if starts is None else memory.recall(starts)
-        x: Tensor = self.dropout(self.embedding(tokens) * self.embedding_scale)
+        x: Tensor = self.embedding(tokens) * self.embedding_scale
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x, padding_mask)
+        x = self.dropout(x)
         x, contexts = self._through_layers(x, seen, padding_mask)
         if starts is not None:
             # What is padded at its end cannot be gone on from.

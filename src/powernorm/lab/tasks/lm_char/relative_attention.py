@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.lab.models.normed import HeadScale
 from powernorm.lab.models.positions import sinusoidal_positions
 
 BIAS_STD = 0.02
@@ -27,6 +28,7 @@ class RelativeAttention(nn.Module):
         num_features: size of the features, divisible by `num_heads`.
         num_heads: number of heads.
         dropout: of the attention weights, in training.
+        scales_heads: whether each head has a learned scale, before the out-projection.
 
     Shape:
         - x: (batch, length, features)
@@ -38,7 +40,14 @@ class RelativeAttention(nn.Module):
         InputError: `num_heads` does not divide `num_features`.
     """
 
-    def __init__(self, num_features: int, num_heads: int, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        num_heads: int,
+        *,
+        dropout: float = 0.0,
+        scales_heads: bool = False,
+    ) -> None:
         super().__init__()
         if num_features % num_heads:
             raise InputError(
@@ -54,6 +63,11 @@ class RelativeAttention(nn.Module):
         self.output = nn.Linear(num_features, num_features, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, size))
         self.distance_bias = nn.Parameter(torch.zeros(num_heads, 1, size))
+        self.head_scale = HeadScale(num_heads) if scales_heads else None
+
+    def branch_weights(self) -> list[Tensor]:
+        """Return the weights of values and output, for DeepNorm."""
+        return [self.key_value.weight[self.key_value.in_features :], self.output.weight]
 
     def draw_weights(self, generator: torch.Generator) -> None:
         """Draw u and v."""
@@ -77,7 +91,10 @@ class RelativeAttention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             scale=scale,
         )
-        mixed: Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        side_by_side = attended.transpose(1, 2).flatten(2)
+        if self.head_scale is not None:
+            side_by_side = self.head_scale(side_by_side)
+        mixed: Tensor = self.output(side_by_side)
         return mixed
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -20,6 +20,12 @@ class TransformerXLShape(DetailedTransformerSettings):
     evaluation_memory_length: NotNegative | None = None
     """The same in evaluation; none is as in training."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_inner(
+            "the attention to a memory, which would be normalized twice", "bn-linear"
+        )
+
 
 @section()
 class CharacterSettings(ComparisonSettings):

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.lab.models.attention import attended_positions
 from powernorm.lab.models.dropout import Dropout
+from powernorm.lab.models.normed import HeadScale
 
 
 class DirectionalAttention(nn.Module):
@@ -24,6 +25,7 @@ class DirectionalAttention(nn.Module):
         num_features: size of the features, divisible by `num_heads`.
         num_heads: number of heads.
         dropout: of the attention weights, in training.
+        scales_heads: whether each head has a learned scale.
 
     Shape:
         - x: (batch, length, features)
@@ -34,7 +36,14 @@ class DirectionalAttention(nn.Module):
         InputError: `num_heads` does not divide `num_features` into heads of an even size.
     """
 
-    def __init__(self, num_features: int, num_heads: int, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        num_heads: int,
+        *,
+        dropout: float = 0.0,
+        scales_heads: bool = False,
+    ) -> None:
         super().__init__()
         if num_features % (2 * num_heads):
             raise InputError(
@@ -50,6 +59,11 @@ class DirectionalAttention(nn.Module):
         self.offset_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_features))
         """v."""
         self.dropout = Dropout(dropout)
+        self.head_scale = HeadScale(num_heads) if scales_heads else None
+
+    def branch_weights(self) -> list[Tensor]:
+        """Return the weight of the values, for DeepNorm; there is no output map."""
+        return [self.value.weight]
 
     def draw_weights(self, generator: torch.Generator) -> None:
         """Draw u and v, normal after Glorot and Bengio (2010), from a generator."""
@@ -65,7 +79,8 @@ class DirectionalAttention(nn.Module):
         if padding_mask is not None:
             scores = scores.masked_fill(~attended_positions(padding_mask), -torch.inf)
         attended: Tensor = self.dropout(scores.softmax(dim=-1)) @ values
-        return attended.transpose(1, 2).flatten(2)
+        side_by_side = attended.transpose(1, 2).flatten(2)
+        return side_by_side if self.head_scale is None else self.head_scale(side_by_side)
 
     def _heads(self, x: Tensor) -> Tensor:
         """(batch, length, features) → (batch, heads, length, features of a head)."""

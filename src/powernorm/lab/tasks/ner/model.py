@@ -6,7 +6,14 @@ from torch import Tensor, nn
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.dropout import Dropout
 from powernorm.lab.models.initialization import initialize
-from powernorm.lab.models.layers import AttentionLayer, NormFactory, final_norm, norms_by_layer
+from powernorm.lab.models.layers import (
+    AttentionLayer,
+    embedding_norm,
+    final_norm,
+    norms_by_layer,
+)
+from powernorm.lab.models.normed import NormFactory
+from powernorm.lab.models.placements import layer_places
 from powernorm.lab.tasks.ner.directional_attention import DirectionalAttention
 from powernorm.lab.tasks.ner.tag_sequences import TagSequences
 
@@ -53,7 +60,7 @@ class EntityTagger(nn.Module):
 
     Embeddings of the words and, where there are any, of bigrams, and features of the words'
     characters; a linear map to the width of the encoder; its layers; scores of the tags, over which
-    a conditional random field stands. With placement `pre` one more norm follows the last layer.
+    a conditional random field stands. With most placements one more norm follows the last layer.
 
     Args:
         num_words: number of ids of words; 0 is padding.
@@ -121,15 +128,20 @@ class EntityTagger(nn.Module):
         self.projection = nn.Linear(
             embedding_features + character_features + bigram_features, num_features
         )
+        self.embedding_norm = embedding_norm(shape, norms[0])
         self.layers = nn.ModuleList(
             AttentionLayer(
                 DirectionalAttention(
-                    num_features, shape.num_heads, dropout=shape.attention_dropout
+                    num_features,
+                    shape.num_heads,
+                    dropout=shape.attention_dropout,
+                    scales_heads=places.head_scale == "paper",
                 ),
                 shape,
                 layer_norm,
+                places=places,
             )
-            for layer_norm in norms
+            for layer_norm, places in zip(norms, layer_places(shape), strict=True)
         )
         self.final_norm = final_norm(shape, norms[-1])
         self.output_dropout = Dropout(output_dropout)
@@ -164,6 +176,8 @@ class EntityTagger(nn.Module):
         if self.characters is not None and characters is not None:
             x = torch.cat((x, self.characters(characters)), dim=-1)
         x = self.projection(x)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x, padding_mask)
         for layer in self.layers:
             x = layer(x, padding_mask)
         if self.final_norm is not None:

@@ -44,6 +44,10 @@ class EntityTaggerShape(DetailedTransformerSettings):
     character_dropout: FractionBelowOne | None = None
     """Of what is made of a word's characters; none is as of the embeddings."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_inner("the directional attention, whose keys are its input", "bn-linear")
+
 
 @section()
 class EntitySettings(ComparisonSettings):

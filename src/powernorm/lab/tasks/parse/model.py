@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from powernorm.lab.models.choices import Activation, Initialization
 from powernorm.lab.models.dropout import Dropout
 from powernorm.lab.models.initialization import initialize
-from powernorm.lab.models.layers import ACTIVATIONS, NormFactory
+from powernorm.lab.models.layers import ACTIVATIONS
+from powernorm.lab.models.normed import NormFactory
 from powernorm.lab.tasks.parse.embedded_linear import EmbeddedLinear, Places
 
 

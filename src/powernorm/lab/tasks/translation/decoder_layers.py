@@ -4,9 +4,16 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from powernorm.lab.models.attention import MultiHeadAttention
 from powernorm.lab.models.choices import TransformerShape
-from powernorm.lab.models.layers import NormFactory, feedforward, residual
+from powernorm.lab.models.layers import (
+    FeedForward,
+    attention,
+    attention_frame,
+    feedforward_frame,
+    scale_branches,
+)
+from powernorm.lab.models.normed import NormFactory
+from powernorm.lab.models.placements import LayerPlaces, layer_places
 from powernorm.lab.tasks.translation.decoding_state import LayerState
 
 Attend = Callable[[Tensor], Tensor]
@@ -17,23 +24,35 @@ class DecoderLayer(nn.Module):
 
     Args:
         shape: of the layers.
-        norm: makes each of the three norms.
+        norm: makes the norms.
+        places: of the norms; None is where the lowest layer has them.
+        qk_norm: makes the norms of queries and keys, where the shape has them; None is `norm`.
     """
 
-    def __init__(self, shape: TransformerShape, norm: NormFactory) -> None:
+    def __init__(
+        self,
+        shape: TransformerShape,
+        norm: NormFactory,
+        *,
+        places: LayerPlaces | None = None,
+        qk_norm: NormFactory | None = None,
+    ) -> None:
         super().__init__()
+        places = places or layer_places(shape)[0]
+        self.branch_scale = places.branch_scale
+        self.attention = attention(shape, places, norm, causal=True, qk_norm=qk_norm)
+        self.attention_frame = attention_frame(shape, places, norm)
+        self.memory_attention = attention(shape, places, norm, causal=False, qk_norm=qk_norm)
+        self.memory_frame = attention_frame(shape, places, norm)
+        self.feedforward = FeedForward(shape, places, norm)
+        self.feedforward_frame = feedforward_frame(shape, places, norm)
 
-        def attention(*, causal: bool) -> MultiHeadAttention:
-            return MultiHeadAttention(
-                shape.num_features, shape.num_heads, dropout=shape.attention_dropout, causal=causal
+    def scale_branches(self) -> None:
+        """Multiply the initial weights of the branches by DeepNorm's β."""
+        if self.branch_scale != 1:
+            scale_branches(
+                self.branch_scale, [self.attention, self.memory_attention, self.feedforward]
             )
-
-        self.attention = attention(causal=True)
-        self.attention_frame = residual(shape, norm)
-        self.memory_attention = attention(causal=False)
-        self.memory_frame = residual(shape, norm)
-        self.feedforward = feedforward(shape)
-        self.feedforward_frame = residual(shape, norm)
 
     def forward(
         self,
@@ -44,15 +63,18 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """Return the layer's output, (batch, length, features).
 
-        Self-attention needs no padding mask: padding is at the end, and no token sees a later one.
+        Self-attention needs no padding mask, but for norms inside: padding is at the end, and no
+        token sees a later one.
         """
 
         def attend(inner: Tensor) -> Tensor:
-            attended: Tensor = self.attention(inner)
+            attended: Tensor = self.attention(inner, query_mask=padding_mask)
             return attended
 
         def attend_to_memory(inner: Tensor) -> Tensor:
-            attended: Tensor = self.memory_attention(inner, memory, memory_padding_mask)
+            attended: Tensor = self.memory_attention(
+                inner, memory, memory_padding_mask, padding_mask
+            )
             return attended
 
         return self._sublayers(x, attend, attend_to_memory, padding_mask)
@@ -84,5 +106,7 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         x = self.attention_frame(x, attend, padding_mask)
         x = self.memory_frame(x, attend_to_memory, padding_mask)
-        y: Tensor = self.feedforward_frame(x, self.feedforward, padding_mask)
+        y: Tensor = self.feedforward_frame(
+            x, lambda inner: self.feedforward(inner, padding_mask), padding_mask
+        )
         return y

@@ -12,7 +12,14 @@ from powernorm.lab.models.attention import attended_positions
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.dropout import Dropout
 from powernorm.lab.models.initialization import initialize, initialize_table
-from powernorm.lab.models.layers import NormFactory, TransformerLayer, final_norm, norms_by_layer
+from powernorm.lab.models.layers import (
+    TransformerLayer,
+    embedding_norm,
+    final_norm,
+    norms_by_layer,
+)
+from powernorm.lab.models.normed import NormFactory
+from powernorm.lab.models.placements import deepnorm_scales_of_both, layer_places
 from powernorm.lab.models.positions import sinusoidal_positions
 from powernorm.lab.tasks.translation.decoder_layers import DecoderLayer
 from powernorm.lab.tasks.translation.decoding_state import DecodingState, LayerState
@@ -27,7 +34,7 @@ class NormPlaces(NamedTuple):
     feedforward: NormFactory
     """Of the feed-forward network in every layer."""
     final: NormFactory
-    """After the last layer, with placement `pre`."""
+    """After the last layer, with placements that have it."""
 
     @classmethod
     def everywhere(cls, norm: NormFactory) -> "NormPlaces":
@@ -40,11 +47,18 @@ class LayerStack(nn.Module):
 
     Args:
         layers: the lowest first.
-        norm: after them, with placement `pre`.
+        norm: after them, with placements that have it.
+        embedding_norm: before them, with placements that have it.
     """
 
-    def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None) -> None:
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        norm: nn.Module | None,
+        embedding_norm: nn.Module | None = None,
+    ) -> None:
         super().__init__()
+        self.embedding_norm = embedding_norm
         self.layers = nn.ModuleList(layers)
         self.norm = norm
 
@@ -53,7 +67,7 @@ class TranslationModel(nn.Module):
     """Predicts each token of a translation from the source and the tokens before it.
 
     Embeddings of tokens (scaled by √features) plus sinusoidal positions, layers of the encoder,
-    layers of the decoder, logits. With placement `pre` one more norm follows the last layer of
+    layers of the decoder, logits. With most placements one more norm follows the last layer of
     either side. In eval no output depends on a later target token, whatever the norms.
 
     Args:
@@ -66,6 +80,8 @@ class TranslationModel(nn.Module):
         shared_embeddings: which of the tables of source, target and output are one.
         seed: of the initial weights, which are the same for every norm.
         upper_norm: makes the encoder's norms above its lowest layers.
+        qk_norm: makes the norms of queries and keys, where the shape has them; None is the norm of
+            the layer's attention.
 
     Shape:
         - source: int64, (batch, source length)
@@ -91,11 +107,14 @@ class TranslationModel(nn.Module):
         shared_embeddings: SharedEmbeddings = "all",
         seed: int = 0,
         upper_norm: NormFactory | None = None,
+        qk_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
         _check_vocabularies(source_vocabulary_size, target_vocabulary_size, shared_embeddings)
         upper = None if upper_norm is None else NormPlaces.everywhere(upper_norm)
-        places = norms_by_layer(encoder_norms, shape, upper)
+        norms = norms_by_layer(encoder_norms, shape, upper)
+        depth = shape.num_layers if num_decoder_layers is None else num_decoder_layers
+        encoder_scales, decoder_scales = deepnorm_scales_of_both(shape.num_layers, depth)
         num_features = shape.num_features
         self.num_features = num_features
         self.embedding_scale = math.sqrt(num_features)
@@ -103,15 +122,27 @@ class TranslationModel(nn.Module):
         self.target_embedding = nn.Embedding(target_vocabulary_size, num_features)
         self.dropout = Dropout(shape.dropout)
         encoder_layers = [
-            TransformerLayer(shape, place.attention, feedforward_norm=place.feedforward)
-            for place in places
+            TransformerLayer(
+                shape,
+                one.attention,
+                places=places,
+                feedforward_norm=one.feedforward,
+                qk_norm=qk_norm,
+            )
+            for one, places in zip(norms, layer_places(shape, scales=encoder_scales), strict=True)
         ]
-        self.encoder = LayerStack(encoder_layers, final_norm(shape, places[-1].final))
+        self.encoder = LayerStack(
+            encoder_layers,
+            final_norm(shape, norms[-1].final),
+            embedding_norm(shape, norms[0].attention),
+        )
         decoder_layers = [
-            DecoderLayer(shape, decoder_norm)
-            for _ in range(shape.num_layers if num_decoder_layers is None else num_decoder_layers)
+            DecoderLayer(shape, decoder_norm, places=places, qk_norm=qk_norm)
+            for places in layer_places(shape, num_layers=depth, scales=decoder_scales)
         ]
-        self.decoder = LayerStack(decoder_layers, final_norm(shape, decoder_norm))
+        self.decoder = LayerStack(
+            decoder_layers, final_norm(shape, decoder_norm), embedding_norm(shape, decoder_norm)
+        )
         generator = initialize(self, seed, shape.initialization)
         self.head = nn.Linear(num_features, target_vocabulary_size, bias=False)
         self._share(shared_embeddings, generator)
@@ -154,7 +185,9 @@ class TranslationModel(nn.Module):
             )
         memory = self.encode(source, source_padding_mask)
         positions = self.positions(target.shape[1], target.device)
-        x = self._embedded(self.target_embedding, target, positions)
+        x = self._embedded(
+            self.target_embedding, target, positions, self.decoder, target_padding_mask
+        )
         for layer in self.decoder.layers:
             x = layer(x, memory, target_padding_mask, source_padding_mask)
         if self.decoder.norm is not None:
@@ -165,7 +198,9 @@ class TranslationModel(nn.Module):
         """Return the encoder's output, (batch, source length, features)."""
         _check_tokens("source", source, source_padding_mask)
         positions = self.positions(source.shape[1], source.device)
-        x = self._embedded(self.source_embedding, source, positions)
+        x = self._embedded(
+            self.source_embedding, source, positions, self.encoder, source_padding_mask
+        )
         for layer in self.encoder.layers:
             x = layer(x, source_padding_mask)
         if self.encoder.norm is not None:
@@ -204,7 +239,7 @@ class TranslationModel(nn.Module):
             (batch, beam, target_vocabulary_size)
         """
         visible = state.begin_step()
-        x = self._embedded(self.target_embedding, tokens, position)
+        x = self._embedded(self.target_embedding, tokens, position, self.decoder, None)
         for layer, layer_state in zip(self._decoder(), state.layers, strict=True):
             x = layer.step(x, layer_state, visible, state.memory_allowed)
         if self.decoder.norm is not None:
@@ -215,9 +250,19 @@ class TranslationModel(nn.Module):
     def _decoder(self) -> Iterator[DecoderLayer]:
         return (cast(DecoderLayer, layer) for layer in self.decoder.layers)
 
-    def _embedded(self, embedding: nn.Module, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _embedded(
+        self,
+        embedding: nn.Module,
+        tokens: Tensor,
+        positions: Tensor,
+        stack: LayerStack,
+        padding_mask: Tensor | None,
+    ) -> Tensor:
         embedded: Tensor = embedding(tokens) * self.embedding_scale
-        x: Tensor = self.dropout(embedded + positions.to(embedded.dtype))
+        embedded = embedded + positions.to(embedded.dtype)
+        if stack.embedding_norm is not None:
+            embedded = stack.embedding_norm(embedded, padding_mask)
+        x: Tensor = self.dropout(embedded)
         return x
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from powernorm.lab.models.placements import WITHOUT_FINAL_NORM
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.data import DataSettings
 from powernorm.lab.settings.model import DetailedTransformerSettings
@@ -111,7 +112,8 @@ class TranslationShape(DetailedTransformerSettings):
     feedforward_norm: str | None = None
     """Short name of the norms at the encoder's feed-forward networks; none is the run's norm."""
     final_norm: str | None = None
-    """Short name of the norm after the encoder's last layer (pre-norm); none is the run's norm."""
+    """Short name of the norm after the encoder's last layer, with placements that have one; none is
+    the run's norm."""
     final_norm_warmup: NotNegative | None = None
     """Warm-up steps of the norm after the encoder's last layer, where it has a warm-up; none is
     that of the others."""
@@ -120,15 +122,15 @@ class TranslationShape(DetailedTransformerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.placement == "pre":
+        if self.placement not in WITHOUT_FINAL_NORM:
             return
         for name in ("final_norm", "final_norm_warmup"):
             if getattr(self, name) is not None:
                 raise refuse(
                     f"model.{name}",
                     getattr(self, name),
-                    "has no place with model.placement=post, where no norm follows the last "
-                    f"layer: set model.{name}=none",
+                    f"has no place with model.placement={self.placement}, where no norm follows "
+                    f"the last layer: set model.{name}=none",
                 )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from powernorm.lab.data.baselines import UnigramModel
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.engine.folders import write_json
+from powernorm.lab.settings.model import SAME
 from powernorm.lab.tasks.translation.batches import TranslationData
 from powernorm.lab.tasks.translation.bleu import corpus_scores
 from powernorm.lab.tasks.translation.imported_subwords import SPLIT, joined, read_subwords
@@ -26,12 +27,10 @@ from powernorm.lab.tasks.translation.settings import TranslationDataSettings, Tr
 from powernorm.lab.tasks.translation.translating import translate_split
 from powernorm.lab.tasks.translation.vocabulary_files import VOCABULARY_FILE, vocabulary_record
 from powernorm.lab.training.batches import RunData
-from powernorm.lab.training.norms import UPPER_NORM, norm_factory, norm_options
+from powernorm.lab.training.norms import UPPER_NORM, norm_factory, norm_options, qk_norm_factory
 from powernorm.lab.training.task import DataSummary, Scores, Sizes, Task, TaskModel
 from powernorm.runs import TRANSLATION_METRICS, Baseline
 
-SAME: Final = "same"
-"""A decoder with the norms of the encoder."""
 BASELINE_SPLITS: Final[tuple[Split, ...]] = ("valid", "test")
 
 
@@ -208,6 +207,7 @@ def build_translation_model(
         shared_embeddings=shape.shared_embeddings,
         seed=seed,
         upper_norm=norm_factory(UPPER_NORM),
+        qk_norm=qk_norm_factory(config),
     )
 
 
