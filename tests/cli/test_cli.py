@@ -13,7 +13,8 @@ from commands import SECONDS, SMALL, Outcome, arguments, environment, powernorm
 from lab.report.synthetic import write_comparison
 
 NORM_NAMES = (
-    *("ln", "ln-simple", "detach", "adanorm", "rms", "gs", "gn", "dyt", "none"),
+    *("ln", "ln-simple", "detach", "adanorm", "rms", "gs", "gn", "dyt"),
+    *("derf", "dyisru", "seednorm", "scalenorm", "none"),
     *("bn", "rbn", "brn", "mabn", "pnv", "pn", "pn-only", "pn-static"),
 )
 

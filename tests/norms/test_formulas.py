@@ -119,3 +119,36 @@ def test_floor_of_the_decay_is_zero() -> None:
     normalized = x / (1 + 1e-5) ** 0.5
     assert (normalized.square().mean(0) > 10).all()
     torch.testing.assert_close(norm.running_gradient_moment, 0.1 * (g * normalized).mean(0))
+
+
+def test_numbers_of_the_later_token_norms() -> None:
+    """By hand, at the start values."""
+
+    def of(norm: nn.Module, *values: float) -> list[float]:
+        return norm(torch.tensor([values])).flatten().tolist()
+
+    assert of(powernorm.Derf(1), 1.0) == pytest.approx([0.52050], abs=1e-5)
+    assert of(powernorm.DyISRU(4, spread=12.0), 2.0, 2.0, 0.0, -2.0) == pytest.approx([1, 1, 0, -1])
+    seednorm = powernorm.SeeDNorm(2)
+    nn.init.constant_(seednorm.beta[0], 0.1)
+    assert of(seednorm, 3.0, 4.0) == pytest.approx([1.09572, 1.46095], abs=1e-5)
+    assert of(powernorm.ScaleNorm(4), 3.0, 0.0, 4.0, 0.0) == pytest.approx([1.2, 0, 1.6, 0])
+
+
+def test_dyisru_is_rms_norm_by_the_other_features() -> None:
+    x = batch(0)
+    rms = nn.functional.rms_norm(x, (8,), eps=1e-300)
+    for feature in range(8):
+        for token in (0, 5):
+            others = float(x[token].square().sum() - x[token, feature] ** 2)
+            norm = powernorm.DyISRU(8, spread=others, dtype=torch.float64)
+            torch.testing.assert_close(norm(x)[token, feature], rms[token, feature])
+
+
+def test_dyisru_takes_large_values() -> None:
+    """No square of the input overflows on the way to a result near √C."""
+    x = torch.tensor([[1e30, -1e30]], requires_grad=True)
+    y = powernorm.DyISRU(2)(x)
+    y.sum().backward()
+    torch.testing.assert_close(y, torch.tensor([[1.0, -1.0]]) * 2**0.5)
+    assert x.grad.isfinite().all()

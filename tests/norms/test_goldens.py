@@ -66,13 +66,16 @@ class Golden:
         return torch.from_numpy(np.asarray(self.arrays[key][step]))
 
     def load_affine(self, norm: torch.nn.Module) -> None:
+        """Load all parameters that the file has by name."""
         with torch.no_grad():
-            norm.weight.copy_(torch.from_numpy(self.arrays["weight"]))
-            norm.bias.copy_(torch.from_numpy(self.arrays["bias"]))
+            for name, parameter in norm.named_parameters():
+                if name in self:
+                    parameter.copy_(torch.from_numpy(self.arrays[name]))
 
 
 def check(what: str, ours: Tensor, expected: Tensor) -> None:
-    error = float((ours.detach() - expected).abs().max())
+    """Agreement relative to the largest value, where that is above 1."""
+    error = float((ours.detach() - expected).abs().max()) / max(1.0, float(expected.abs().max()))
     assert error <= TOLERANCE, f"{what}: {error:.1e}"
 
 
@@ -91,9 +94,10 @@ def replay(golden: Golden, norm: torch.nn.Module, states: dict[str, Callable[[],
         loss.backward()
         check(f"y {step}", y, golden.tokens("y", step))
         check(f"grad_x {step}", x.grad, golden.tokens("grad_x", step))
-        if "grad_weight" in golden:
-            check(f"grad_weight {step}", norm.weight.grad, golden.row("grad_weight", step))
-            check(f"grad_bias {step}", norm.bias.grad, golden.row("grad_bias", step))
+        for name, parameter in norm.named_parameters():
+            if f"grad_{name}" in golden:
+                expected = golden.row(f"grad_{name}", step).reshape(parameter.shape)
+                check(f"grad_{name} {step}", parameter.grad, expected)
         for key, state in states.items():
             check(f"{key} {step}", state(), golden.row(key, step))
     norm.eval()
@@ -259,6 +263,41 @@ def test_token_norms(name: str, build: Callable[[dict[str, Any]], torch.nn.Modul
     replay(golden, build(golden.meta), {})
 
 
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("derf_released", lambda _: powernorm.Derf(8, dtype=torch.float64)),
+        (
+            "seednorm_paper",
+            lambda m: powernorm.SeeDNorm(8, eps=m["eps"], dtype=torch.float64),
+        ),
+        (
+            "seednorm_paper_heads4",
+            lambda m: powernorm.SeeDNorm(8, num_heads=4, eps=m["eps"], dtype=torch.float64),
+        ),
+        (
+            "scalenorm_released",
+            lambda m: powernorm.ScaleNorm(8, eps=m["eps"], dtype=torch.float64),
+        ),
+    ],
+)
+def test_later_token_norms(name: str, build: Callable[[dict[str, Any]], torch.nn.Module]) -> None:
+    golden = Golden(name)
+    norm = build(golden.meta)
+    golden.load_affine(norm)
+    replay(golden, norm, {})
+
+
+def test_dyisru() -> None:
+    golden = Golden("dyisru_paper")
+    norm = powernorm.DyISRU(8, dtype=torch.float64)
+    golden.load_affine(norm)
+    with torch.no_grad():
+        norm.log_spread.copy_(torch.from_numpy(golden.arrays["spread"]).log())
+    # The file has the gradient with respect to B itself, of which the logarithm is learned.
+    replay(golden, norm, {"grad_spread": lambda: norm.log_spread.grad / norm.spread})
+
+
 def test_every_file_is_replayed() -> None:
     """A golden file that no test names would be dead weight."""
     replayed = {
@@ -271,5 +310,10 @@ def test_every_file_is_replayed() -> None:
         "mabn_released",
         "adanorm_released",
         "layernorm_simple_released",
+        "derf_released",
+        "dyisru_paper",
+        "seednorm_paper",
+        "seednorm_paper_heads4",
+        "scalenorm_released",
     }
     assert replayed == set(names("*.npz"))

@@ -50,8 +50,9 @@ def test_the_measure_sees_temporaries() -> None:
 
 KEPT = {
     **dict.fromkeys(("ln", "ln-simple", "detach", "adanorm", "rms", "gs", "gn"), (2, 0)),
-    "dyt": (FEATURES, 0),
-    "none": (0, 0),
+    **dict.fromkeys(("dyt", "derf", "dyisru"), (FEATURES, 0)),
+    "seednorm": (FEATURES + 2, 0),
+    **dict.fromkeys(("none", "scalenorm"), (0, 0)),
     **dict.fromkeys(("rbn", "brn"), (0, 14)),
     **dict.fromkeys(("bn", "pnv"), (0, 6)),
     "mabn": (0, 7),

@@ -125,11 +125,13 @@ def test_nothing_reaches_a_gradient_of_frozen_statistics(
     torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("name", ["ln", "rms", "gn", "gs", "adanorm", "dyt", "none"])
+@pytest.mark.parametrize(
+    "name", ["ln", "rms", "gn", "gs", "adanorm", "dyt", "seednorm", "scalenorm", "none"]
+)
 @pytest.mark.usefixtures("backend")
 def test_a_loss_that_looks_at_padding_counts_it(name: str) -> None:
     """Gradients are those of the formula as torch differentiates it, where values are finite."""
-    norm = Case(name, {"affine": True}).build()
+    norm = Case(name, {} if name in ("seednorm", "scalenorm") else {"affine": True}).build()
     x, arriving = noise(0), noise(1)
     arriving[0, 0] = 0.0
     arriving[1, :, 3] = 0.0

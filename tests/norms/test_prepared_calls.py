@@ -29,10 +29,12 @@ from powernorm.ops.dispatch import missing_reason, use_functions
 pytestmark = pytest.mark.skipif(bool(missing_reason("cpu")), reason="no CPU kernels")
 
 C = 8
+UNPREPARED = ("dyt", "derf", "dyisru", "seednorm", "scalenorm", "none", "brn", "mabn")
+"""Without kernels, or with something to be computed anew before each call."""
 PREPARING = tuple(
     case
     for case in CASES
-    if case.name not in ("dyt", "none", "brn", "mabn") and case.options.get("variant") != "released"
+    if case.name not in UNPREPARED and case.options.get("variant") != "released"
 )
 BATCH = ("bn", "pnv", "rbn", "pn")
 KINDS = ("bn", "rbn", "pn", "rms", "ln")

@@ -6,7 +6,7 @@ from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.masks import current_padding_mask, padding_mask
 from powernorm.norms.models import penalty, set_loss_scale, training_step
 from powernorm.norms.moving_average import MovingAverageBatchNorm, center_weight
-from powernorm.norms.pointwise import DynamicTanh, Identity
+from powernorm.norms.pointwise import Derf, DyISRU, DynamicTanh, Identity
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.registry import (
     NORMS,
@@ -27,6 +27,7 @@ from powernorm.norms.token import (
     RMSNorm,
     SimpleLayerNorm,
 )
+from powernorm.norms.token_scale import ScaleNorm, SeeDNorm
 
 __all__ = [
     "NORMS",
@@ -34,7 +35,9 @@ __all__ = [
     "BatchNorm",
     "BatchRenorm",
     "BatchStatisticsNorm",
+    "Derf",
     "DetachNorm",
+    "DyISRU",
     "DynamicTanh",
     "GroupNorm",
     "GroupScaling",
@@ -47,6 +50,8 @@ __all__ = [
     "PowerNormV",
     "RMSNorm",
     "RegularizedBatchNorm",
+    "ScaleNorm",
+    "SeeDNorm",
     "SimpleLayerNorm",
     "build_norm",
     "center_weight",

@@ -21,7 +21,10 @@ from powernorm.norms.registry import NORMS, NormInfo, build_norm, short_name
 _UNTOLD: Final = ("device", "dtype", "process_group", "track_running_stats")
 """Arguments that belong to a process or a tensor, or have one value."""
 
-_ATTRIBUTES: Final = {"alpha": "initial_alpha", "penalty": "divergence"}
+_ATTRIBUTES: Final = {
+    **{name: f"initial_{name}" for name in ("alpha", "shift", "spread")},
+    "penalty": "divergence",
+}
 """Where a layer has an argument whose name is that of something else."""
 
 

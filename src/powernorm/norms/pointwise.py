@@ -1,6 +1,8 @@
-"""Replacements of norms without statistics: DynamicTanh and Identity."""
+"""Replacements of norms without statistics: DynamicTanh, Derf, DyISRU and Identity."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,8 @@ from torch import Tensor, nn
 from powernorm.norms.arguments import check_number
 from powernorm.norms.base import AffineNorm, Norm
 from powernorm.norms.feature_dims import Normalized, answer
-from powernorm.ops.pointwise import dynamic_tanh
+from powernorm.ops.arrays import accumulation_dtype
+from powernorm.ops.pointwise import dynamic_erf, dynamic_tanh, inverse_root_unit
 
 
 class DynamicTanh(AffineNorm):
@@ -58,6 +61,130 @@ class DynamicTanh(AffineNorm):
         """Return the features and the initial α."""
         affine = self.weight is not None
         return f"{Norm.extra_repr(self)}, alpha={self.initial_alpha}, affine={affine}"
+
+
+class Derf(AffineNorm):
+    """Derf, dynamic erf (Chen et al. 2025): `y = γ erf(α x + s) + β`, no statistics at all.
+
+    For language models its authors start α at 1, let it differ between attention, feed-forward and
+    final norm, and scale the sum of the embeddings by a learned number that starts at √C.
+
+    Args:
+        num_features: C.
+        alpha: start of the learned scalar α.
+        shift: start of the learned scalar s.
+        affine: learn γ and β (α and s are always learned).
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
+        device: device of the parameters.
+        dtype: type of the parameters.
+
+    Shape:
+        x (..., C), output as x.
+
+    >>> Derf(1)(torch.tensor([1.0])).round(decimals=4)
+    tensor([0.5205], grad_fn=<RoundBackward1>)
+    """
+
+    is_pointwise = True
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        alpha: float = 0.5,
+        shift: float = 0.0,
+        affine: bool = True,
+        feature_dim: int = -1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        # No root here, hence no eps of its own; the contract's is not used.
+        super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
+        self.initial_alpha = check_number("alpha", alpha)
+        self.initial_shift = check_number("shift", shift)
+        self.alpha = nn.Parameter(torch.full((), alpha, device=device, dtype=dtype))
+        self.shift = nn.Parameter(torch.full((), shift, device=device, dtype=dtype))
+
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Apply the scaled erf to (..., C)."""
+        total = x if residual is None else x + residual
+        y = dynamic_erf(total, self.alpha, self.shift, self.weight, self.bias)
+        return answer((y, total), residual)
+
+    def reset_parameters(self) -> None:
+        """Reset α, s, γ and β to their initial values."""
+        super().reset_parameters()
+        nn.init.constant_(self.alpha, self.initial_alpha)
+        nn.init.constant_(self.shift, self.initial_shift)
+
+    def extra_repr(self) -> str:
+        """Return the features and the initial α and s."""
+        start = f"alpha={self.initial_alpha}, shift={self.initial_shift}"
+        return f"{Norm.extra_repr(self)}, {start}, affine={self.weight is not None}"
+
+
+class DyISRU(AffineNorm):
+    """DyISRU (Stollenwerk 2025): `y = γ √C x/sqrt(B + x²) + β`, no statistics at all.
+
+    With B = Σ x_j² over the token's other features it is RMSNorm; B is one learned scalar instead.
+
+    Args:
+        num_features: C.
+        spread: start of B, > 0; None means C - 1 (1 for one feature), which is what B is in RMSNorm
+            for features with mean square 1. Its logarithm is what is learned, so that it stays
+            positive (start and parametrization are ours: the paper trains nothing).
+        affine: learn γ and β (B is always learned).
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
+        device: device of the parameters.
+        dtype: type of the parameters.
+
+    Shape:
+        x (..., C), output as x.
+
+    >>> DyISRU(4, spread=12.0)(torch.full((4,), 2.0)).round(decimals=4)
+    tensor([1., 1., 1., 1.], grad_fn=<RoundBackward1>)
+    """
+
+    is_pointwise = True
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        spread: float | None = None,
+        affine: bool = True,
+        feature_dim: int = -1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        # No eps of its own: B takes its place.
+        super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
+        start = max(self.num_features - 1, 1) if spread is None else spread
+        self.initial_spread = check_number("spread", start, above=0)
+        start = math.log(start)
+        self.log_spread = nn.Parameter(torch.full((), start, device=device, dtype=dtype))
+
+    @property
+    def spread(self) -> Tensor:
+        """B, 0-d."""
+        return self.log_spread.exp()
+
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Apply the map to (..., C)."""
+        total = x if residual is None else x + residual
+        spread = self.log_spread.to(accumulation_dtype(x)).exp()
+        y = inverse_root_unit(total, spread, self.weight, self.bias)
+        return answer((y, total), residual)
+
+    def reset_parameters(self) -> None:
+        """Reset B, γ and β to their initial values."""
+        super().reset_parameters()
+        nn.init.constant_(self.log_spread, math.log(self.initial_spread))
+
+    def extra_repr(self) -> str:
+        """Return the features and the initial B."""
+        affine = self.weight is not None
+        return f"{Norm.extra_repr(self)}, spread={self.initial_spread}, affine={affine}"
 
 
 class Identity(AffineNorm):

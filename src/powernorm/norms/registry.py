@@ -17,7 +17,7 @@ from typing import Any, Final, cast, get_args
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.norms import pointwise, token
+from powernorm.norms import pointwise, token, token_scale
 from powernorm.norms.arguments import Variant, feature_count
 from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
@@ -80,6 +80,12 @@ _ROWS: Final = (
         "Wu and He 2018",
     ),
     NormInfo("dyt", "DynamicTanh", pointwise.DynamicTanh, "nothing", False, "Zhu et al. 2025"),
+    NormInfo("derf", "Derf", pointwise.Derf, "nothing", False, "Chen et al. 2025"),
+    NormInfo("dyisru", "DyISRU", pointwise.DyISRU, "nothing", False, "Stollenwerk 2025"),
+    NormInfo("seednorm", "SeeDNorm", token_scale.SeeDNorm, _FEATURES, False, "Cai et al. 2025"),
+    NormInfo(
+        "scalenorm", "ScaleNorm", token_scale.ScaleNorm, _FEATURES, False, "Nguyen and Salazar 2019"
+    ),
     NormInfo("none", "no norm", pointwise.Identity, "nothing", True, "-"),
     NormInfo("bn", "BatchNorm", BatchNorm, _TOKENS, True, "Ioffe and Szegedy 2015"),
     NormInfo(

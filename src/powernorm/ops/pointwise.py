@@ -1,6 +1,7 @@
-"""Maps of single values, with the gradient's rule of the norms: where none arrives none leaves.
+"""Maps in plain torch, with the gradient's rule of the norms: where none arrives none leaves.
 
 Autograd multiplies a zero that arrives by what the value is, which is NaN where padding holds NaN.
+Most are maps of single values; the last two read the features of a token.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from powernorm.ops import arrays
 from powernorm.ops.arrays import accumulation_dtype, where_arriving
-from powernorm.ops.graphs import is_transformed
+from powernorm.ops.graphs import is_transformed, num_features_of
 from powernorm.ops.operators import PlainFunction, is_batched, is_plain
 
 
@@ -61,6 +62,117 @@ class _ScaledTanh(PlainFunction):
         return inner * alpha, grad_alpha
 
 
+class _ScaledErf(PlainFunction):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: Tensor, shift: Tensor) -> Tensor:
+        ctx.save_for_backward(x, alpha, shift)
+        return torch.erf(alpha * x + shift)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, alpha, shift = ctx.saved_tensors
+        x = _heard(x, grad)
+        slope = (2 / math.sqrt(math.pi)) * torch.exp(-(alpha * x + shift).square())
+        inner = where_arriving(grad, grad * slope)
+        return inner * alpha, where_arriving(inner, inner * x).sum(), inner.sum()
+
+
+class _InverseRoot(PlainFunction):
+    """x/sqrt(B + x²); by hypot, which is finite wherever x and the result are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, spread: Tensor) -> Tensor:
+        ctx.save_for_backward(x, spread)
+        return x / torch.hypot(x, spread.sqrt())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, spread = ctx.saved_tensors
+        x = _heard(x, grad)
+        root = torch.hypot(x, spread.sqrt())
+        inner = where_arriving(grad, grad / root)
+        # In this order: the cube of the root overflows long before the root does.
+        inner = where_arriving(inner, inner / root / root)
+        return inner * spread, -0.5 * where_arriving(inner, inner * x).sum()
+
+
+class _DynamicScale(PlainFunction):
+    """(γ + α tanh⟨x, b⟩) ⊙ z, the product and its tanh in each head's slice of the features."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, z: Tensor, weight: Tensor, alpha: Tensor, beta: Tensor, heads: int
+    ) -> Tensor:
+        ctx.save_for_backward(x, z, weight, alpha, beta)
+        ctx.heads = heads
+        return (weight + alpha * _spread_out(_attention(x, beta, heads), x)) * z
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, z, weight, alpha, beta = ctx.saved_tensors
+        x, z = _heard(x, grad), _heard(z, grad)
+        # Again: it depends on x, which derivatives of the derivative must know.
+        attention = _attention(x, beta, ctx.heads)
+        spread_out = _spread_out(attention, x)
+        grad_z = where_arriving(grad, grad * (weight + alpha * spread_out))
+        grad_factor = where_arriving(grad, grad * z)
+        grad_alpha = where_arriving(grad_factor, grad_factor * spread_out)
+        inner = _by_head(grad_factor * alpha, ctx.heads).sum(-1)
+        inner = _spread_out(where_arriving(inner, inner * (1 - attention.square())), x)
+        grad_beta = where_arriving(inner, inner * x)
+        vectors = (part.sum_to_size(weight.shape) for part in (grad_factor, grad_alpha, grad_beta))
+        return inner * beta, grad_z, *vectors, None
+
+
+class _UnitLength(PlainFunction):
+    """g x/max(‖x‖, eps), the length of each token over its features."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        ctx.eps = eps
+        return scale * (x / _length(x).clamp(min=eps))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, scale = ctx.saved_tensors
+        x = _heard(x, grad)
+        length = _length(x)
+        root = length.clamp(min=ctx.eps)
+        unit = x / root
+        products = where_arriving(grad, grad * unit)
+        # A token below the floor is divided by a constant.
+        along = torch.where(length >= ctx.eps, products.sum(-1, keepdim=True), 0.0)
+        through = scale * (grad - where_arriving(along, unit * along)) / root
+        return torch.where(_is_arriving(grad), through, 0.0), products.sum(), None
+
+
+def _length(x: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return length
+
+
+def _is_arriving(grad: Tensor) -> Tensor:
+    """Whether a gradient arrives at any feature of a token, (…, 1)."""
+    return (grad != 0).any(-1, keepdim=True)
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """(…, heads, C/heads)."""
+    parts: Tensor = x.unflatten(-1, (heads, x.shape[-1] // heads))
+    return parts
+
+
+def _attention(x: Tensor, beta: Tensor, heads: int) -> Tensor:
+    """tanh⟨x, b⟩ of each head, (…, heads)."""
+    return torch.tanh(_by_head(x * beta, heads).sum(-1))
+
+
+def _spread_out(of_heads: Tensor, x: Tensor) -> Tensor:
+    """A value of each head at each of its features, (…, C)."""
+    return of_heads.repeat_interleave(x.shape[-1] // of_heads.shape[-1], dim=-1)
+
+
 def _is_known_finite(sums: Tensor) -> bool:
     """Whether sums over all that arrived show that nothing has to be left out of them.
 
@@ -82,20 +194,68 @@ def scale_and_shift(values: Tensor, weight: Tensor | None, bias: Tensor | None) 
     """γ ⊙ values + β in the type of the values, which is that of accumulation."""
     if weight is None or not _is_recorded(values, weight, bias):
         return arrays.scale_and_shift(values, weight, bias)
-    direct = is_plain(values, weight, bias)
-    apply = _ScaleAndShift.apply_plain if direct else _ScaleAndShift.apply
-    return cast(Tensor, apply(values, weight, bias))
+    return _applied(_ScaleAndShift, values, weight, bias)
 
 
 def dynamic_tanh(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """`γ tanh(α x) + β` (Zhu et al. 2025) in the type of x."""
     wide, alpha = x.to(accumulation_dtype(x)), alpha.to(accumulation_dtype(x))
-    if _is_recorded(x, alpha):
-        apply = _ScaledTanh.apply_plain if is_plain(x, alpha) else _ScaledTanh.apply
-        y = cast(Tensor, apply(wide, alpha))
-    else:
-        y = torch.tanh(alpha * wide)
+    recorded = _is_recorded(x, alpha)
+    y = _applied(_ScaledTanh, wide, alpha) if recorded else torch.tanh(alpha * wide)
     return scale_and_shift(y, weight, bias).to(x.dtype)
+
+
+def dynamic_erf(
+    x: Tensor, alpha: Tensor, shift: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """`γ erf(α x + s) + β` in the type of x."""
+    dtype = accumulation_dtype(x)
+    wide = [tensor.to(dtype) for tensor in (x, alpha, shift)]
+    if _is_recorded(x, alpha, shift):
+        y = _applied(_ScaledErf, *wide)
+    else:
+        y = torch.erf(wide[1] * wide[0] + wide[2])
+    return scale_and_shift(y, weight, bias).to(x.dtype)
+
+
+def inverse_root_unit(
+    x: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """`γ √C x/sqrt(B + x²) + β` in the type of x."""
+    wide, spread = x.to(accumulation_dtype(x)), spread.to(accumulation_dtype(x))
+    if _is_recorded(x, spread):
+        y = _applied(_InverseRoot, wide, spread)
+    else:
+        # Exporters know no hypot.
+        y = wide * torch.rsqrt(spread + wide.square())
+    return scale_and_shift(y * math.sqrt(num_features_of(x)), weight, bias).to(x.dtype)
+
+
+def dynamic_scale(
+    x: Tensor, z: Tensor, weight: Tensor, alpha: Tensor, beta: Tensor, heads: int
+) -> Tensor:
+    """`(γ + α tanh⟨x, b⟩) ⊙ z` in the type of z, which is that of accumulation."""
+    x, weight, alpha, beta = (tensor.to(z.dtype) for tensor in (x, weight, alpha, beta))
+    if _is_recorded(x, z, weight, alpha, beta):
+        return _applied(_DynamicScale, x, z, weight, alpha, beta, heads)
+    return (weight + alpha * _spread_out(_attention(x, beta, heads), x)) * z
+
+
+def unit_length(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """`g x/max(‖x‖, eps)` in the type of x."""
+    wide, scale = x.to(accumulation_dtype(x)), scale.to(accumulation_dtype(x))
+    if _is_recorded(x, scale):
+        y = _applied(_UnitLength, wide, scale, eps)
+    else:
+        y = scale * (wide / _length(wide).clamp(min=eps))
+    return y.to(x.dtype)
+
+
+def _applied(function: type[PlainFunction], *args: Any) -> Tensor:
+    """The function of these, past torch's rules for torch.func where nothing needs them."""
+    tensors = (arg for arg in args if isinstance(arg, Tensor))
+    apply = function.apply_plain if is_plain(*tensors) else function.apply
+    return cast(Tensor, apply(*args))
 
 
 def _is_recorded(*tensors: Tensor | None) -> bool:

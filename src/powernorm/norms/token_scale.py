@@ -1,0 +1,134 @@
+"""Norms of each token with another scale than γ: SeeDNorm and ScaleNorm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms.arguments import check_count
+from powernorm.norms.base import AffineNorm, Norm
+from powernorm.norms.feature_dims import Normalized, answer
+from powernorm.ops.arrays import accumulation_dtype
+from powernorm.ops.pointwise import dynamic_scale, unit_length
+from powernorm.ops.token_norm import TokenNormArgs, token_norm
+
+
+class SeeDNorm(AffineNorm):
+    """SeeDNorm, self-rescaled dynamic norm (Cai et al. 2025).
+
+    `y = (γ + α tanh⟨x, b⟩) ⊙ x/sqrt(mean x² + eps)` per token: RMSNorm, as long as b is 0, whose
+    scale then depends on the token itself. The paper decays α and b like other weights, and for
+    images also drops parts of the dynamic term.
+
+    Args:
+        num_features: C.
+        num_heads: number of equal slices of the features, each with a tanh of its own. For ViT the
+            paper has 16; with one head it diverged there.
+        eps: added to the mean square.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
+        device: device of the parameters.
+        dtype: type of the parameters.
+
+    Attributes:
+        weight: γ, (C,), 1 at the start.
+        alpha: α, (C,), 1 at the start.
+        beta: b, (C,), 0 at the start; not a shift.
+
+    Shape:
+        x (..., C), output as x.
+
+    >>> SeeDNorm(2)(torch.tensor([[3.0, 4.0]])).round(decimals=3)
+    tensor([[0.8490, 1.1310]], grad_fn=<RoundBackward1>)
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        num_heads: int = 1,
+        eps: float = 1e-6,
+        feature_dim: int = -1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, True, False, device, dtype, feature_dim)
+        self.num_heads = check_count("num_heads", num_heads, 1)
+        if self.num_features % num_heads:
+            raise InputError(
+                f"num_heads is {num_heads}, expected a divisor of the {self.num_features} features"
+            )
+        shape = (self.num_features,)
+        self.alpha = nn.Parameter(torch.ones(shape, device=device, dtype=dtype))
+        self.beta = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Normalize (..., C)."""
+        total = x if residual is None else x + residual
+        wide = total.to(accumulation_dtype(total))
+        z, _total = token_norm(TokenNormArgs(wide, None, None, None, eps=self.eps, centered=False))
+        y = dynamic_scale(wide, z, self.weight, self.alpha, self.beta, self.num_heads)
+        return answer((y.to(total.dtype), total), residual)
+
+    def reset_parameters(self) -> None:
+        """Set γ and α to 1 and b to 0."""
+        super().reset_parameters()
+        nn.init.ones_(self.alpha)
+        nn.init.zeros_(self.beta)
+
+    def extra_repr(self) -> str:
+        """Return the features, heads and eps."""
+        return f"{Norm.extra_repr(self)}, num_heads={self.num_heads}, eps={self.eps}"
+
+
+class ScaleNorm(AffineNorm):
+    """ScaleNorm (Nguyen and Salazar 2019): `y = g x/max(‖x‖, eps)` per token, g one learned scalar.
+
+    The paper pairs it with embeddings of fixed length (FixNorm).
+
+    Args:
+        num_features: C.
+        eps: floor of the length, not added to it; a token below it is divided by eps.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
+        device: device of the parameter.
+        dtype: type of the parameter.
+
+    Attributes:
+        scale: g, 0-d, √C at the start.
+
+    Shape:
+        x (..., C), output as x.
+
+    >>> ScaleNorm(2)(torch.tensor([[3.0, 4.0]])).round(decimals=3)
+    tensor([[0.8490, 1.1310]], grad_fn=<RoundBackward1>)
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        eps: float = 1e-5,
+        feature_dim: int = -1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, False, False, device, dtype, feature_dim)
+        start = math.sqrt(self.num_features)
+        self.scale = nn.Parameter(torch.full((), start, device=device, dtype=dtype))
+
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Normalize (..., C)."""
+        total = x if residual is None else x + residual
+        return answer((unit_length(total, self.scale, self.eps), total), residual)
+
+    def reset_parameters(self) -> None:
+        """Set g to √C."""
+        nn.init.constant_(self.scale, math.sqrt(self.num_features))
+
+    def extra_repr(self) -> str:
+        """Return the features and eps."""
+        return f"{Norm.extra_repr(self)}, eps={self.eps}"
