@@ -22,7 +22,6 @@ from powernorm.cli import (
 app = typer.Typer(
     help="Normalization for Transformers beyond LayerNorm.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from powernorm.cli import launching
+from powernorm.cli import completion, launching
 from powernorm.errors import InputError
 from powernorm.lab.tasks import STUDIES, TASKS
 from powernorm.runs import PLACEMENTS, RESULTS_FILE
@@ -32,6 +32,7 @@ def compare(
             help=f"What to train: {', '.join(TASKS)}; mine.toml, a recipe of your own; or "
             "my.module:train, a function of your own (docs/own-models.md). `powernorm compare lm "
             "--help` lists the settings of lm.",
+            autocompletion=completion.tasks,
         ),
     ],
     norms: Annotated[
@@ -55,6 +56,7 @@ def compare(
             metavar="NAME",
             help="Size of the experiment, also of a study: smoke, demo, or another of `powernorm "
             f"recipes`; else {_PRESET}.",
+            autocompletion=completion.presets,
         ),
     ] = None,
     study: Annotated[
@@ -63,6 +65,7 @@ def compare(
             metavar="NAME",
             help="Train the variants of a study and draw its figure: " + ", ".join(STUDIES) + "; "
             "`powernorm recipes TASK` lists those of a task.",
+            autocompletion=completion.studies,
         ),
     ] = None,
     seeds: Annotated[
@@ -252,13 +255,13 @@ class CompareCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep what was given: the help is shown before it is read."""
-        ctx.meta["powernorm.given"] = tuple(args)
+        ctx.meta[completion.GIVEN] = tuple(args)
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the settings of the task that was named, with their defaults."""
         super().format_epilog(ctx, formatter)
-        named = [given for given in ctx.meta["powernorm.given"] if given in TASKS]
+        named = [given for given in ctx.meta[completion.GIVEN] if given in TASKS]
         if not named:
             return
         from powernorm.lab.settings.overrides import explained

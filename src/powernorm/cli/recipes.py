@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from powernorm.cli import completion
 from powernorm.errors import InputError
 from powernorm.lab.tasks import TASKS
 
@@ -25,6 +26,7 @@ def recipes(
         typer.Argument(
             metavar="[TASK|show]",
             help=f"Only those of {', '.join(TASKS)}; `show NAME` prints one; else all.",
+            autocompletion=completion.tasks,
         ),
     ] = None,
     name: Annotated[

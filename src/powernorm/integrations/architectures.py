@@ -1,18 +1,52 @@
 """Classes of transformers by their names in a `config.json` that anyone may have written."""
 
+from importlib import import_module
 from typing import Any
 
 from powernorm.integrations.extras import needed_for
 
 
-def model_class(name: object) -> Any:
+def model_class(name: object, model_type: object) -> Any:
     """Return the model class of transformers that a name stands for; None for any other name.
+
+    No attribute of transformers is looked up but those on its own lists: the classes that its Auto
+    classes choose from, and those of the family of models that `model_type` names.
+
+    Args:
+        name: of the class, as `architectures` in a configuration has it.
+        model_type: of the same configuration.
 
     Raises:
         ModuleNotFoundError: transformers is missing.
     """
     with needed_for("a Hugging Face model"):
         import transformers
-    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return None
+    home = _family(model_type)
+    if home is None or name not in dir(home):
+        home = transformers if name in _auto_names() else None
+    kind = None if home is None else getattr(home, name, None)
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     return kind if is_model else None
+
+
+def _auto_names() -> set[str]:
+    """Return the names in the tables of transformers' Auto classes."""
+    from transformers.models.auto import modeling_auto
+
+    tables = [
+        table for name, table in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")
+    ]
+    found = [name for table in tables for name in table.values()]
+    # Some types of models have several classes.
+    return {part for name in found for part in ([name] if isinstance(name, str) else name)}
+
+
+def _family(model_type: object) -> Any:
+    """Return the package of transformers that has a type of models; None for an unknown type."""
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        return None
+    return import_module(CONFIG_MAPPING[model_type].__module__.rpartition(".")[0])

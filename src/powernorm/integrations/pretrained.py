@@ -102,7 +102,7 @@ def build_from_config(path: Path) -> nn.Module:
         import transformers
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        kind = model_class((config.architectures or [""])[0])
+        kind = model_class((config.architectures or [""])[0], config.model_type)
         with torch.device("meta"):
             build: Any = kind or transformers.AutoModel.from_config
             built = build(config)

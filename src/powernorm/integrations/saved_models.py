@@ -212,7 +212,7 @@ def _config_of(model: nn.Module) -> dict[str, Any]:
     described.pop(KEY, None)
     described.pop("architectures", None)
     # A class of one's own may have the name of one of transformers.
-    if model_class(type(model).__name__) is type(model):
+    if model_class(type(model).__name__, config.model_type) is type(model):
         described["architectures"] = [type(model).__name__]
     described["dtype"] = str(cast(Any, model).dtype).removeprefix("torch.")
     return described
@@ -242,7 +242,7 @@ def _built(path: Path, config: Mapping[str, Any], generation: Any = None) -> nn.
             f"{path / 'config.json'} does not describe a Hugging Face model: build the model as it "
             f"was before it was saved, and powernorm.load({str(path)!r}, model)"
         )
-    kind = model_class(names[0])
+    kind = model_class(names[0], config["model_type"])
     if kind is None:
         raise InputError(
             f"{names[0]!r} in {path / 'config.json'} is no model of transformers: build the model "

