@@ -25,7 +25,7 @@ ifneq ($(TORCH),)
 	$(PIP) --constraint constraints.txt uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend $(TORCH) --constraint constraints.txt torch
 endif
-	$(PIP) --constraint constraints.txt --editable '.[train,hf,lightning,export,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[train,hf,lightning,export,docs,dev]'
 	# The wheels of torchvision and torchaudio ask for another build of torch; their Python parts are
 	# enough. In folders of their own (tests/surgery/foreign_models.py): where other libraries see
 	# them, they fail. Of torchaudio single files are read.
@@ -74,8 +74,7 @@ format: $(INSTALLED)  ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(INSTALLED)  ## build the documentation into site/
-	$(PIP) --constraint constraints.txt --editable '.[docs]'
+docs: $(INSTALLED)  ## build the documentation into site/: links, anchors and navigation are checked
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs site
 
 clean:  ## remove the environment and caches

@@ -1,6 +1,11 @@
-"""Builds the optional CPU kernels; everything else is in pyproject.toml."""
+"""Builds the optional CPU kernels; everything else is in pyproject.toml.
+
+`POWERNORM_URL`, an environment variable: where the project lives, for the links on a package index.
+"""
 
 import importlib.util
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 PACKAGE = "powernorm.ops.kernels.cpu"
+URL = os.environ.get("POWERNORM_URL", "").rstrip("/")
 
 
 def _building():
@@ -43,7 +49,21 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
+def _readme():
+    """The README, with links that lead somewhere from a package index too."""
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+
+    def absolute(match):
+        kind = "raw" if match["text"].startswith("!") else "blob"
+        return f"{match['text']}({URL}/{kind}/main/{match['target']})"
+
+    link = r"(?P<text>!?\[[^\]]*\])\((?!https?:|mailto:|#)(?P<target>[^)]+)\)"
+    return re.sub(link, absolute, text) if URL else text
+
+
 setup(
+    long_description=_readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[Extension(f"{PACKAGE}.kernels", sources=[])],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
 )
