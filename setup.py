@@ -9,6 +9,7 @@ Two settings, as environment variables:
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -89,4 +90,22 @@ LINKS = {
     "Changelog": f"{URL}/blob/main/CHANGELOG.md",
 }
 
-setup(project_urls=LINKS if URL else {}, **(PURE if MODE == "none" else NATIVE))
+
+def _readme():
+    """The README, with links that lead somewhere from a package index too."""
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+
+    def absolute(match):
+        kind = "raw" if match["text"].startswith("!") else "blob"
+        return f"{match['text']}({URL}/{kind}/main/{match['target']})"
+
+    link = r"(?P<text>!?\[[^\]]*\])\((?!https?:|mailto:|#)(?P<target>[^)]+)\)"
+    return re.sub(link, absolute, text) if URL else text
+
+
+setup(
+    long_description=_readme(),
+    long_description_content_type="text/markdown",
+    project_urls=LINKS if URL else {},
+    **(PURE if MODE == "none" else NATIVE),
+)
