@@ -1,4 +1,4 @@
-"""Models that convert to float32 inside, as most norms of transformers do, in float64 throughout."""
+"""Models that convert to float32 inside, as norms of transformers do, in float64 throughout."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`powernorm swap` and `fold`: surgery of models that exist."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from powernorm.inspection.selection import Role, Side
-    from powernorm.surgery import Where
-    from powernorm.surgery.fold_solver import Tied
+    from powernorm.surgery import FoldReport, Where
+    from powernorm.surgery.fold_solver import Centering, Tied
+    from powernorm.surgery.folding import Keep
 
 
 def swap(
@@ -115,7 +116,8 @@ def fold(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="A run's folder (the weights that were scored) or one of its checkpoints."
+            help="A run's folder (the weights that were scored), one of its checkpoints, or a "
+            "Hugging Face model's folder."
         ),
     ],
     out: Annotated[
@@ -131,41 +133,95 @@ def fold(
         typer.Option("--verify/--no-verify", help="Compare with the original model first."),
     ] = True,
     tied: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="untie|keep",
-            help="Where embedding and head are one table: give the head its own, or keep one "
-            "multiply-add in front of it.",
+            help="Where embedding and head are one table: give the head its own, or keep what "
+            "stands in front of it. Default: untie; keep with --keep statistics.",
         ),
-    ] = "untie",
+    ] = None,
+    keep: Annotated[
+        str,
+        typer.Option(
+            metavar="nothing|statistics",
+            help="nothing: static norms fold away; statistics: weights and biases of LayerNorm and "
+            "RMSNorm fold too, their statistics stay.",
+        ),
+    ] = "nothing",
+    centering: Annotated[
+        str,
+        typer.Option(
+            metavar="keep|weights",
+            help="weights, with --keep statistics: LayerNorms become RMSNorms where what writes to "
+            "their stream can be centered.",
+        ),
+    ] = "keep",
 ) -> None:
-    """Fold the norms of a trained model into its weights, so that none is left at inference."""
-    from powernorm.integrations.saved_models import save
+    """Fold the norms of a trained model into its weights, so that none is left at inference.
+
+    With --keep statistics the weights and biases of LayerNorm and RMSNorm go, and the model keeps
+    its class: a Hugging Face folder gives one that from_pretrained loads.
+    """
     from powernorm.surgery import plan_fold
-    from powernorm.surgery.fold_solver import Tied
+    from powernorm.surgery.folding import check_options
     from powernorm.surgery.storage import check_folder
 
-    if tied not in get_args(Tied):
-        raise InputError(f"tied is {tied!r}, expected {' or '.join(get_args(Tied))}")
+    check_options(keep, centering, tied)
     if out is not None:
         check_folder(out)
-    from powernorm.lab.own_models import is_own_run, load_own_run
-    from powernorm.lab.tasks.trained_models import load_trained
-
-    settings: dict[str, Any] = {}
-    if is_own_run(checkpoint):
-        own = load_own_run(checkpoint)
-        plan = plan_fold(own.model, own.batches[0], tied=cast("Tied", tied))
-    else:
-        trained = load_trained(checkpoint)
-        plan = plan_fold(trained.model, trained.example_inputs(), tied=cast("Tied", tied))
-        settings = {**trained.settings, **_own_subwords(checkpoint)}
+    source = _folding_source(checkpoint)
+    plan = plan_fold(
+        source.model,
+        source.example_inputs,
+        keep=cast("Keep", keep),
+        centering=cast("Centering", centering),
+        tied=cast("Tied | None", tied),
+    )
     if out is None:
         typer.echo(f"{plan}\nnothing was written: give --out FOLDER")
         return
     report = plan.apply(verify=verify)
-    save(report.model, out, config=settings)
-    typer.echo(f"{report}\nfolded model: {out}")
+    loader = source.write(report, out)
+    typer.echo(f"{report}\nfolded model: {out}, for {loader}")
+
+
+class _FoldingSource(NamedTuple):
+    """What is folded, on which inputs, and how the result is written."""
+
+    model: "nn.Module"
+    example_inputs: Any
+    write: "Callable[[FoldReport, Path], str]"
+
+
+def _folding_source(path: Path) -> _FoldingSource:
+    from powernorm.integrations.pretrained import is_pretrained
+    from powernorm.integrations.saved_models import save
+
+    if path.is_dir() and is_pretrained(path):
+        from powernorm.integrations.folded_pretrained import (
+            example_inputs,
+            load_whole,
+            write_folded,
+        )
+
+        model = load_whole(path)
+        inputs = example_inputs(model)
+        return _FoldingSource(model, inputs, lambda report, out: write_folded(report, path, out))
+    from powernorm.lab.own_models import is_own_run, load_own_run
+    from powernorm.lab.tasks.trained_models import load_trained
+
+    settings: dict[str, Any] = {}
+
+    def write(report: "FoldReport", out: Path) -> str:
+        save(report.model, out, config=settings)
+        return "powernorm.load"
+
+    if is_own_run(path):
+        own = load_own_run(path)
+        return _FoldingSource(own.model, own.batches[0], write)
+    trained = load_trained(path)
+    settings = {**trained.settings, **_own_subwords(path)}
+    return _FoldingSource(trained.model, trained.example_inputs(), write)
 
 
 def _own_subwords(checkpoint: Path) -> dict[str, Any]:

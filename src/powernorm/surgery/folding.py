@@ -56,6 +56,8 @@ class FoldReport(NormTable):
             by an RMSNorm; `keep`. The reason says what did not fold, and why.
         errors: differences from the original on the example inputs, one per type.
         structure: how the modules differ from the original's.
+        num_neutral: number of weights and biases of norms that compute nothing any more: 1, 0 where
+            the class adds 1 to its weight, biases of 0.
     """
 
     model: nn.Module
@@ -63,9 +65,17 @@ class FoldReport(NormTable):
     errors: tuple[Errors, ...]
     structure: Structure
     _changes: Changes = field(repr=False)
+    num_neutral: int = 0
 
     def __str__(self) -> str:
-        return "\n".join([format_rows(self.rows), *map(str, self.errors)])
+        lines = [format_rows(self.rows), *_neutral(self.num_neutral), *map(str, self.errors)]
+        return "\n".join(lines)
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether the model's own class holds the result: no module, bias or tie has changed."""
+        structure = self.structure
+        return not (structure.norms or structure.biases or structure.untied)
 
     def undo(self) -> None:
         """Restore the model's norms and its original parameter objects.
@@ -138,7 +148,23 @@ class FoldPlan(NormTable):
             except InputError:
                 changes.undo()
                 raise
-        return FoldReport(model, self.rows, errors, self.structure, changes)
+        return FoldReport(model, self.rows, errors, self.structure, changes, self.num_neutral)
+
+    def __str__(self) -> str:
+        return "\n".join([format_rows(self.rows), *_neutral(self.num_neutral)])
+
+    @property
+    def num_neutral(self) -> int:
+        """Number of weights and biases of norms that compute nothing any more afterwards."""
+        return sum(
+            int((value == neutral).sum())
+            for name, left in self.left.items()
+            for slot, value, neutral in (
+                (self.token_norms[name].weight, left.scale, 1),
+                (self.token_norms[name].bias, left.shift, 0),
+            )
+            if slot
+        )
 
     def _check_unchanged(self) -> None:
         training = [name for name, module in self.model.named_modules() if module.training]
@@ -277,10 +303,8 @@ def plan_fold(
         InputError: a model in training mode, uncalibrated statistics, scales that are not finite,
             inputs that fail, no norm to fold, or a model that torch.export cannot trace.
     """
-    _check_choice("keep", keep, get_args(Keep))
+    check_options(keep, centering, tied)
     tied = tied or ("untie" if keep == "nothing" else "keep")
-    _check_choice("tied", tied, get_args(Tied))
-    _check_choice("centering", centering, get_args(Centering))
     if centering == "weights" and keep != "statistics":
         raise InputError(
             "centering='weights' is about norms that stay: give keep='statistics', too"
@@ -376,9 +400,28 @@ def fold(
     return plan.apply(inplace=inplace, verify=verify)
 
 
-def _check_choice(what: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise InputError(f"{what} is {value!r}, expected {' or '.join(map(repr, known))}")
+def _neutral(count: int) -> list[str]:
+    return [f"{count:,} weights and biases of norms compute nothing any more"] if count else []
+
+
+def check_options(keep: str, centering: str, tied: str | None) -> None:
+    """Raise an InputError unless these are options of `fold` that go together.
+
+    Raises:
+        InputError: names the value and what is expected.
+    """
+    for what, value, known in (
+        ("keep", keep, get_args(Keep)),
+        ("centering", centering, get_args(Centering)),
+        ("tied", tied, (None, *get_args(Tied))),
+    ):
+        if value not in known:
+            expected = " or ".join(repr(one) for one in known if one is not None)
+            raise InputError(f"{what} is {value!r}, expected {expected}")
+    if centering == "weights" and keep != "statistics":
+        raise InputError(
+            "centering='weights' is about norms that stay: give keep='statistics', too"
+        )
 
 
 def _examples(model: nn.Module, first: object, others: Sequence[object]) -> tuple[Examples, ...]:

@@ -240,7 +240,8 @@ def part_of(value: object, trace: Trace) -> TensorPart | None:
 
 def _swaps_last(value: fx.Node) -> bool:
     """Return whether a transposition is that of each of several matrices."""
-    return len(shape_of(value)) == 3 and {int(dim) % 3 for dim in value.args[1:3]} == {1, 2}
+    dims = {dim % 3 for dim in integers(list(value.args[1:3]))}
+    return len(shape_of(value)) == 3 and dims == {1, 2}
 
 
 def _is_same(value: fx.Node, source: fx.Node) -> bool:

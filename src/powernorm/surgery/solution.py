@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from powernorm.surgery.axes import Place
+from powernorm.surgery.axes import Place, operator_name
 from powernorm.surgery.relations import (
     Homogeneous,
     Normed,
@@ -228,10 +228,25 @@ class _Scales:
     def _contradiction(self, use: Normed) -> str:
         root, _ = self._root(use.output)
         fixed = self.problem.fixed()
-        for place, reason in fixed.items():
-            if self._root(place)[0] == root:
+        places = [place for place in fixed if self._root(place)[0] == root]
+        if use.index in self.problem.with_statistic:
+            # What is normalized again says most: post-norm, not the embedding at the other end.
+            places.sort(key=lambda place: place not in self.problem.relations.statistics)
+            if places:
+                reason = self._why_statistic(places[0]) or fixed[places[0]]
                 return f"its output has to keep its values: {reason}"
+        if places:
+            return f"its output has to keep its values: {fixed[places[0]]}"
         return "its input and its output are added to each other"
+
+    def _why_statistic(self, place: Place) -> str:
+        """Return why the weight of a norm of each token cannot pass here, "" if it is not known."""
+        for node in self.problem.relations.statistics.get(place, ()):
+            return f"{describe(node)} needs it (post-norm, or a norm on a sub-layer's output)"
+        if any(operator_name(user) == "mul" for user in place.node.users):
+            reason = self.problem.fixed()[place]
+            return f"{reason} (a weight per feature does not commute with a rotation by position)"
+        return ""
 
     def _scale(self, place: Place) -> Tensor:
         root, ratio = self._root(place)

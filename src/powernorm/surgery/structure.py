@@ -190,12 +190,13 @@ def _rest(
     own = next(norm.parameters(recurse=False), None)
     candidates = (own, *norm.buffers(recurse=False), *model.parameters())
     like = next((t for t in candidates if t is not None and t.is_floating_point()), torch.empty(()))
-    kind = {"device": like.device, "dtype": like.dtype}
     if rest == "rms":
         left = structure.rms[name]
-        module: nn.Module = RMSNorm(left.num_features, left.eps, left.affine, **kind)
+        module: nn.Module = RMSNorm(left.num_features, left.eps, left.affine)
     else:
-        features, dim = structure.features[name], structure.feature_dims.get(name, LAST)
-        module = FeatureAffine(features, feature_dim=dim, **kind)
+        module = FeatureAffine(
+            structure.features[name], feature_dim=structure.feature_dims.get(name, LAST)
+        )
+    module.to(like.device, like.dtype)
     module.requires_grad_(own is None or own.requires_grad)
     return module.train(norm.training)

@@ -1,0 +1,114 @@
+"""Folding models in Hugging Face folders: load with the head, make examples, write the result."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.integrations.architectures import model_class
+from powernorm.integrations.extras import needed_for
+from powernorm.integrations.saved_models import load, save
+from powernorm.runs import MODEL_FILE
+from powernorm.surgery import FoldReport
+from powernorm.surgery.storage import read_config
+
+_WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf")
+_CONFIGS: Final = ("config.json", "generation_config.json")
+_LENGTH: Final = 8
+_IMAGE_SIZE: Final = 224
+
+
+def load_whole(path: Path) -> nn.Module:
+    """Load the model of a folder with its head; nothing is downloaded.
+
+    Args:
+        path: what `save_pretrained` or `powernorm.save` wrote.
+
+    Returns:
+        The model in evaluation mode, its weights in the type that they were stored in.
+
+    Raises:
+        InputError: it cannot be loaded, or weights of it are missing.
+        ModuleNotFoundError: transformers is missing.
+    """
+    if (path / MODEL_FILE).is_file():
+        return load(path)
+    with needed_for("a Hugging Face model"):
+        from transformers import AutoModel
+    (name, *_) = read_config(path).get("architectures") or [""]
+    kind: Any = model_class(name) or AutoModel
+    try:
+        model, info = kind.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:  # a damaged folder may raise anything
+        raise InputError(
+            f"{path} holds no model that can be loaded: {type(error).__name__}: {error}"
+        ) from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise InputError(
+            f"{path} has no weights for {', '.join(missing[:3])}"
+            f"{' and others' if len(missing) > 3 else ''}: they would be random in the result"
+        )
+    return cast(nn.Module, model.eval())
+
+
+def example_inputs(model: nn.Module) -> dict[str, Tensor]:
+    """Return inputs that a model of texts or of images takes, with random values.
+
+    Args:
+        model: of transformers.
+
+    Raises:
+        InputError: it takes something else.
+    """
+    config: Any = model.config
+    generator = torch.Generator().manual_seed(0)
+    name = getattr(model, "main_input_name", "")
+    if name == "input_ids":
+        size = config.get_text_config().vocab_size
+        ids = torch.randint(size, (2, _LENGTH), generator=generator)
+        more = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
+        return {"input_ids": ids, **more}
+    if name == "pixel_values":
+        given = getattr(config, "image_size", None) or _IMAGE_SIZE
+        height, width = (given, given) if isinstance(given, int) else given
+        shape = (2, getattr(config, "num_channels", 3), height, width)
+        return {name: torch.randn(shape, generator=generator)}
+    raise InputError(
+        f"{type(model).__name__} takes {name or 'inputs of its own'}, and examples are made of "
+        "texts and images alone: fold it in Python, powernorm.fold(model, example_inputs)"
+    )
+
+
+def write_folded(report: FoldReport, source: Path, out: Path) -> str:
+    """Write a folded model, with the tokenizer and other small files of its folder.
+
+    Args:
+        report: of a fold.
+        source: the folder that the model was loaded from.
+        out: a folder of its own.
+
+    Returns:
+        How to load it.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    save(report.model, out, stock=report.is_stock)
+    for file in filter(_goes_along, source.iterdir()):
+        shutil.copy2(file, out / file.name)
+    kind = type(report.model).__name__
+    return f"{kind}.from_pretrained" if report.is_stock else "powernorm.load"
+
+
+def _goes_along(file: Path) -> bool:
+    """Return whether a file of a model's folder holds neither weights nor what is written anew."""
+    others = file.name in _CONFIGS or file.name.endswith(".index.json")
+    return file.is_file() and file.suffix not in _WEIGHTS and not others
