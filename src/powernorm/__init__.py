@@ -2,9 +2,9 @@
 
 Layers (`PowerNorm`, `RegularizedBatchNorm`, `AdaNorm`, …), the padding mask's scope
 (`padding_mask`), what acts on a whole model (`penalty`, `set_loss_scale`), surgery on
-models that exist (`swap`, `calibrate`, `freeze_statistics`, `fold`, `save`, `load`) and diagnosis
-(`diagnose`). The names below are loaded when they are first used, so that `import powernorm` costs
-nothing.
+models that exist (`swap`, `insert`, `calibrate`, `freeze_statistics`, `fold`, `save`, `load`) and
+diagnosis (`diagnose`). The names below are loaded when they are first used, so that `import
+powernorm` costs nothing.
 """
 
 from typing import TYPE_CHECKING
@@ -45,6 +45,7 @@ __all__ = [
     "diagnose",
     "fold",
     "freeze_statistics",
+    "insert",
     "load",
     "mask_batch_norms",
     "match_teacher",
@@ -52,6 +53,7 @@ __all__ = [
     "padding_mask",
     "penalty",
     "plan_fold",
+    "plan_insert",
     "plan_swap",
     "register_norm",
     "save",
@@ -104,9 +106,11 @@ if TYPE_CHECKING:
         calibrate,
         fold,
         freeze_statistics,
+        insert,
         mask_batch_norms,
         match_teacher,
         plan_fold,
+        plan_insert,
         plan_swap,
         swap,
         unfreeze_statistics,
@@ -118,9 +122,11 @@ else:
         "calibrate",
         "fold",
         "freeze_statistics",
+        "insert",
         "mask_batch_norms",
         "match_teacher",
         "plan_fold",
+        "plan_insert",
         "plan_swap",
         "swap",
         "unfreeze_statistics",

@@ -152,6 +152,24 @@ FOLDING: dict[str, Callable[[], nn.Module]] = {
         g=nn.Linear(C, 1, bias=False, dtype=torch.float64),
         h=linear(),
     ),
+    "DeepNorm's number on the stream": lambda: Net(
+        lambda m, x: m.h(
+            _then(m.n(_then(m.e(x), lambda s: 1.5 * s + m.a(s))), lambda s: m.n2(1.5 * s + m.b(s)))
+        ),
+        e=linear(),
+        n=bn(),
+        a=linear(),
+        n2=bn(),
+        b=linear(),
+        h=linear(),
+    ),
+    "a scale of each head": lambda: Net(
+        lambda m, x: m.h(torch.tanh(x) + m.n(m.a(x) * m.g.weight[0].repeat_interleave(2))),
+        h=linear(),
+        n=bn(),
+        a=linear(),
+        g=nn.Linear(C // 2, 1, bias=False, dtype=torch.float64),
+    ),
     "scale of zero in front of a linear": lambda: nn.Sequential(
         prepared(lambda weight: weight[2].zero_()), linear()
     ),

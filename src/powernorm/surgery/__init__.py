@@ -1,4 +1,4 @@
-"""Surgery on existing models: swap norms, calibrate and freeze statistics, fold static norms.
+"""Surgery on models: swap and insert norms, calibrate and freeze statistics, fold static norms.
 
 Each verb has a plan that can be inspected, `apply()` and `undo()`.
 """
@@ -13,6 +13,7 @@ from powernorm.surgery.freezing import (
     freeze_statistics,
     unfreeze_statistics,
 )
+from powernorm.surgery.insertion import Insertion, InsertPlan, InsertRow, insert, plan_insert
 from powernorm.surgery.matching import MatchReport, match_teacher
 from powernorm.surgery.swapping import Swap, SwapPlan, SwapRow, plan_swap, swap
 
@@ -20,6 +21,9 @@ __all__ = [
     "CalibrationReport",
     "FoldPlan",
     "FoldReport",
+    "InsertPlan",
+    "InsertRow",
+    "Insertion",
     "MaskWarning",
     "MatchReport",
     "StatisticsFreezing",
@@ -30,9 +34,11 @@ __all__ = [
     "calibrate",
     "fold",
     "freeze_statistics",
+    "insert",
     "mask_batch_norms",
     "match_teacher",
     "plan_fold",
+    "plan_insert",
     "plan_swap",
     "swap",
     "unfreeze_statistics",

@@ -23,6 +23,7 @@ from powernorm.norms.descriptions import NormDescription
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.changes import Changes, slot_of
 from powernorm.surgery.erasing import erase_padding, erasing_convolutions
+from powernorm.surgery.inserted_norms import has_one_behind, maps_with_one_behind, put_behind
 from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 from powernorm.version import __version__
 
@@ -102,6 +103,7 @@ class Record:
         erased: names of convolutions that get zeros at padding.
         attention: implementation of attention that a Hugging Face model is set to.
         version: of this library.
+        inserted: names of the linear maps that have a norm, or what is left of one, behind them.
     """
 
     root: str
@@ -110,6 +112,7 @@ class Record:
     erased: tuple[str, ...] = ()
     attention: Any = None
     version: str = __version__
+    inserted: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module) -> Record:
@@ -124,6 +127,7 @@ class Record:
             masked_norms(model),
             erasing_convolutions(model),
             _attention_of(getattr(model, "config", None)),
+            inserted=maps_with_one_behind(model),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,6 +147,7 @@ class Record:
             "masks": dict(self.masks),
             "erased": list(self.erased),
             "attention": self.attention,
+            **({"inserted": list(self.inserted)} if self.inserted else {}),
         }
 
     @classmethod
@@ -166,10 +171,11 @@ class Record:
             raise ValueError(f"{masks!r} is no object of names")
         masks = {str(root): list(_listed(names, str)) for root, names in masks.items()}
         erased = tuple(_listed(values.get("erased"), str))
+        inserted = tuple(_listed(values.get("inserted", []), str))
         root, version = values.get("root"), values.get("version")
         if not isinstance(root, str) or not isinstance(version, str):
             raise ValueError("the class of the model or the version is no string")
-        return cls(root, parts, masks, erased, values.get("attention"), version)
+        return cls(root, parts, masks, erased, values.get("attention"), version, inserted)
 
     def names(self) -> Iterator[str]:
         """Yield the names of all modules."""
@@ -197,7 +203,8 @@ class Record:
             for root, names in self.masks.items()
         }
         erased = tuple(f"{prefix}.{name}" for name in self.erased)
-        return replace(self, parts=parts, masks=masks, erased=erased)
+        inserted = tuple(f"{prefix}.{name}" for name in self.inserted)
+        return replace(self, parts=parts, masks=masks, erased=erased, inserted=inserted)
 
     def apply(self, model: nn.Module, state: Mapping[str, Tensor]) -> Changes:
         """Put the modules into a model of the same architecture, without their values.
@@ -209,9 +216,10 @@ class Record:
         Raises:
             InputError: the model has no such place, or a norm cannot be built; it is unchanged.
         """
-        self._check(model)
         changes = Changes()
         try:
+            self._insert(model, changes)
+            self._check(model)
             placed = list(self._place(model, state, changes))
             changes.leave_fast_path(model, placed)
             changes.on_undo(retire_owners(model))
@@ -220,6 +228,18 @@ class Record:
             changes.undo()
             raise
         return changes
+
+    def _insert(self, model: nn.Module, changes: Changes) -> None:
+        """Make the places behind linear maps, which a model of the architecture does not have."""
+        modules = dict(model.named_modules())
+        for name in self.inserted:
+            if name not in modules:
+                raise InputError(
+                    f"{type(model).__name__} has no module {name!r}, behind which the saved model "
+                    f"had a norm: {_FIX}"
+                )
+            if not has_one_behind(modules[name]):
+                put_behind(modules[name], FoldedNorm(), changes)
 
     def _attach(self, model: nn.Module, changes: Changes) -> None:
         """Pass the masks on."""

@@ -93,7 +93,7 @@ class SwapPlan(NormTable):
         Raises:
             InputError: the model has changed since the plan, or a norm cannot be built.
         """
-        _check_untouched(self.model)
+        check_untouched(self.model)
         chosen = {row.name: self._found[row.name] for row in self.rows if row.action == "swap"}
         for name, found in chosen.items():
             if not all(slot.holds(found.module) for slot in found.slots):
@@ -204,8 +204,8 @@ def plan_swap(
     ['norm1', 'norm2']
     """
     check_model(model)
-    _check_options(to, norm_options)
-    _check_untouched(model)
+    check_options(to, norm_options)
+    check_untouched(model)
     found = find_norms(model)
     if any("" in norm.names for norm in found):
         raise InputError(
@@ -307,10 +307,20 @@ def _check_possible(
     return any(norm.reads_mask for norm in built)
 
 
-def _check_options(to: str, options: Mapping[str, Any]) -> None:
-    if not isinstance(to, str):
-        raise InputError(f"to is {to!r}, expected the short name of a norm, as 'rbn'")
-    check_norm_options(to, options)
+def check_options(norm: str, options: Mapping[str, Any], argument: str = "to") -> None:
+    """Check the name of a new norm and its options.
+
+    Args:
+        norm: short name.
+        options: as in `build_norm`.
+        argument: by which the name was given.
+
+    Raises:
+        InputError: one of them is not known, or cannot be used.
+    """
+    if not isinstance(norm, str):
+        raise InputError(f"{argument} is {norm!r}, expected the short name of a norm, as 'rbn'")
+    check_norm_options(norm, options)
     dtype = options.get("dtype")
     if isinstance(dtype, torch.dtype) and not dtype.is_floating_point:
         raise InputError(f"dtype is {dtype}, expected a floating point type")
@@ -321,19 +331,19 @@ def _check_options(to: str, options: Mapping[str, Any]) -> None:
             raise InputError(f"device is {options['device']!r}: {error}") from error
 
 
-def _check_untouched(model: nn.Module) -> None:
+def check_untouched(model: nn.Module, verb: str = "swap") -> None:
     """Raise an InputError if something was built around the model that would miss the change."""
     if is_compiled(model):
         raise InputError(
             f"{type(model).__name__} is compiled already, and compiled code would not see the new "
-            "norms' masks: swap before torch.compile"
+            f"norms' masks: {verb} before torch.compile"
         )
     for module in model.modules():
         wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
         if wrapper is not None:
             raise InputError(
                 f"{wrapper} has taken down the model's parameters already and would not see the "
-                "new norms': swap before the model is wrapped"
+                f"new norms': {verb} before the model is wrapped"
             )
 
 

@@ -10,7 +10,7 @@ from powernorm.lab.engine.warmup import warmup_options
 from powernorm.lab.models.choices import Placement
 from powernorm.lab.settings.data import DataSettings
 from powernorm.lab.settings.model import ModelSettings
-from powernorm.lab.settings.section import Names, Seeds, check_distinct, section
+from powernorm.lab.settings.section import Names, Seeds, check_distinct, refuse, section
 from powernorm.lab.settings.training import (
     OptimizerSettings,
     ScheduleSettings,
@@ -99,6 +99,13 @@ class ComparisonSettings:
         if self.variants:
             check_distinct("variants", [variant.label for variant in self.variants])
             _check_norms_of_variants(self)
+        if self.optimizer.name == "muon" and self.training.strategy == "fsdp2":
+            raise refuse(
+                "training.strategy",
+                "fsdp2",
+                "divides each weight among the processes, and optimizer.name=muon needs whole "
+                "matrices: set training.strategy=ddp, or optimizer.name=adam",
+            )
 
     @property
     def placement(self) -> Placement:

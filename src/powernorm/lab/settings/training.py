@@ -19,7 +19,7 @@ from powernorm.lab.settings.section import (
     shown,
 )
 
-OptimizerName = Literal["adam", "sgd", "adagrad"]
+OptimizerName = Literal["adam", "sgd", "adagrad", "muon"]
 ScheduleName = Literal["inverse_sqrt", "linear", "cosine", "constant", "steps"]
 Precision = Literal["float32", "bfloat16", "float16"]
 Accelerator = Literal["auto", "cpu", "gpu"]
@@ -48,11 +48,11 @@ class OptimizerSettings:
     """Adam with decoupled weight decay on matrices, or another; clipping and accumulation."""
 
     learning_rate: PositiveNumber = 3e-3
-    """The highest rate of the schedule."""
+    """The highest rate of the schedule; with `muon` of all parameters."""
     beta1: FractionBelowOne = 0.9
-    """Of `adam`: what its average of gradients keeps at a step."""
+    """Of `adam`, also beside `muon`: what its average of gradients keeps at a step."""
     beta2: FractionBelowOne = 0.98
-    """Of `adam`: what its average of squared gradients keeps at a step."""
+    """Of `adam`, also beside `muon`: what its average of squared gradients keeps at a step."""
     eps: PositiveNumber = 1e-8
     """Of `adam` and `adagrad`: added to the root of the squares."""
     weight_decay: NotNegativeNumber = 0.0
@@ -63,18 +63,22 @@ class OptimizerSettings:
     """Micro-batches in an update."""
     name: OptimizerName = "adam"
     """`adam`, with weight decay beside the gradient (AdamW); `sgd` or `adagrad`, with weight decay
-    as a part of the gradient."""
+    as a part of the gradient; `muon` for the weights of linear maps inside the model, and `adam`
+    for all else: embeddings, output, norms and biases."""
     momentum: FractionBelowOne = 0.9
     """Of `sgd`."""
+    muon_momentum: FractionBelowOne = 0.95
+    """Of `muon`: what its average of gradients keeps at a step (Nesterov's)."""
 
     def __post_init__(self) -> None:
-        if self.name != "sgd" and not is_default(self, "momentum"):
-            raise refuse(
-                "optimizer.momentum",
-                self.momentum,
-                f"means nothing with optimizer.name={self.name}: set optimizer.name=sgd, or leave "
-                "it out",
-            )
+        for setting, owner in (("momentum", "sgd"), ("muon_momentum", "muon")):
+            if self.name != owner and not is_default(self, setting):
+                raise refuse(
+                    f"optimizer.{setting}",
+                    getattr(self, setting),
+                    f"means nothing with optimizer.name={self.name}: set optimizer.name={owner}, "
+                    "or leave it out",
+                )
 
 
 @section("schedule")

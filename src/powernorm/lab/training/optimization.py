@@ -1,10 +1,13 @@
 """The optimizer of a run and its learning rate."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.training import OptimizerSettings, ScheduleSettings
 
@@ -16,8 +19,14 @@ def build_optimizer(
 
     Weight decay applies to matrices only: it would pull the weights of a norm towards 0, which
     means another thing for every norm.
+
+    Raises:
+        InputError: `muon`, and the model has no weight for it.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hidden = _hidden_matrices(model) if config.name == "muon" else []
+    taken = {id(parameter) for parameter in hidden}
+    parameters = [parameter for parameter in parameters if id(parameter) not in taken]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
@@ -29,13 +38,86 @@ def build_optimizer(
         )
     if config.name == "adagrad":
         return torch.optim.Adagrad(groups, lr=config.learning_rate, eps=config.eps)
-    return torch.optim.AdamW(
+    adam = torch.optim.AdamW(
         groups,
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=fused,
     )
+    if config.name != "muon":
+        return adam
+    if not hidden:
+        raise InputError(
+            "optimizer.name=muon is for the weights of linear maps inside a model, and this one "
+            "has none: choose another"
+        )
+    muon = torch.optim.Muon(
+        hidden,
+        lr=config.learning_rate,
+        weight_decay=config.weight_decay,
+        momentum=config.muon_momentum,
+        # A rate that is right for Adam is then right for both (Liu et al. 2025, section 2.2).
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return JoinedOptimizer(muon, adam)
+
+
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Optimizers of different parameters as one, with one state.
+
+    Args:
+        optimizers: no two of a parameter; their groups become those of this one.
+    """
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self._optimizers = optimizers
+        super().__init__([group for one in optimizers for group in one.param_groups], {})
+        self._share()
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move the parameters of all."""
+        del closure
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        super().load_state_dict(dict(state_dict))
+        self._share()  # loading has made new groups and a new state
+
+    def _share(self) -> None:
+        """Give each optimizer its groups, and all the one state."""
+        first = 0
+        for optimizer in self._optimizers:
+            last = first + len(optimizer.param_groups)
+            optimizer.param_groups = self.param_groups[first:last]
+            optimizer.state = self.state
+            first = last
+
+
+def _hidden_matrices(model: nn.Module) -> list[Tensor]:
+    """Return the weights of the linear maps inside a model, for Muon.
+
+    Not those of its output, which is called `head` or is an adaptive softmax, and no table of an
+    embedding: a step that treats all directions of a matrix alike is not for rows of which a batch
+    touches a few.
+    """
+    outputs = [
+        module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] == "head" or isinstance(module, nn.AdaptiveLogSoftmaxWithLoss)
+    ]
+    left_out = {id(weight) for output in outputs for weight in output.parameters()}
+    left_out |= {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
+    found = {
+        id(module.weight): module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module.weight.requires_grad
+    }
+    return [weight for key, weight in found.items() if key not in left_out]
 
 
 def optimized(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

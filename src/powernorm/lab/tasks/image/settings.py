@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.data import BatchedDataSettings
 from powernorm.lab.settings.model import ModelSettings
-from powernorm.lab.settings.section import Positive, section
+from powernorm.lab.settings.section import Positive, refuse, section
 from powernorm.lab.settings.training import ClassifierTrainingSettings
 from powernorm.runs import Goal
 
@@ -40,3 +40,13 @@ class ImageSettings(ComparisonSettings):
     data: ImageDataSettings = ImageDataSettings()
     model: ImageModelSettings = ImageModelSettings()
     training: ClassifierTrainingSettings = ClassifierTrainingSettings()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer.name == "muon":
+            raise refuse(
+                "optimizer.name",
+                "muon",
+                "is for the weights of linear maps, and these networks have convolutions: choose "
+                "another",
+            )
