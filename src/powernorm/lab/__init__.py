@@ -24,6 +24,7 @@ __all__ = [
     "ComparisonSettings",
     "Notes",
     "OptimizerSettings",
+    "Race",
     "Run",
     "Study",
     "Task",
@@ -44,6 +45,7 @@ __all__ = [
 if TYPE_CHECKING:
     from powernorm.lab.comparing import compare
     from powernorm.lab.data.embedded import embedded_sentences
+    from powernorm.lab.engine.grid import Race
     from powernorm.lab.engine.progress import ComparisonProgress
     from powernorm.lab.engine.run import Run
     from powernorm.lab.engine.state import saved_states
