@@ -66,6 +66,7 @@ else:
         "ComparisonSettings": "settings.comparison",
         "Notes": "tasks.builtin",
         "OptimizerSettings": "settings.training",
+        "Race": "engine.grid",
         "Run": "engine.run",
         "Study": "settings.comparison",
         "Task": "engine.tasks",

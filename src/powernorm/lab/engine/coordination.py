@@ -257,7 +257,7 @@ class _Coordination:
         for sentence in race.news(self._told):
             self._listener(Notice(sentence))
         self._open = dict.fromkeys(name for name in self._open if name not in race.left_out)
-        self._waiting = self._open.keys() - race.open_runs
+        self._waiting = self._open.keys() & race.waiting
 
     def _give_up(self, name: str, attempts: int) -> None:
         watch = self._watches[name]

@@ -21,7 +21,7 @@ from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.isolation import own_generators, threads
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, check_free
 from powernorm.lab.engine.processes import is_main, locally_first, on_main, process_group
-from powernorm.lab.engine.race import check_race, standing
+from powernorm.lab.engine.race import Standing, check_race, standing
 from powernorm.lab.engine.run_training import RunTraining, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.runs import (
@@ -275,6 +275,7 @@ def train_free_runs(
             elif turn == "now" and not free.is_settled(run, known):
                 still_left.append(run)
         left = still_left + later
+        gate.look()
         # Who waits for a round of a race to end is needed at once in the next one.
         if not left or not (waits or later):
             return
@@ -301,15 +302,22 @@ class _Gate:
 
     def turn_of(self, run: _Place) -> Literal["now", "later", "never"]:
         """Return when a run may be trained, by what the runs have come to by now."""
-        if self._grid.race is None:
+        race = self.look()
+        if race is None:
             return "now"
-        race = standing(self._grid, on_main(self._results.read))
-        for sentence in race.news(self._told):
-            self._listener(Notice(sentence))
         name = run.line.folder(run.seed)
         if name in race.left_out:
             return "never"
-        return "now" if name in race.open_runs else "later"
+        return "later" if name in race.waiting else "now"
+
+    def look(self) -> Standing | None:
+        """Return what the race has come to, and tell what is new; None where there is none."""
+        if self._grid.race is None:
+            return None
+        race = standing(self._grid, on_main(self._results.read))
+        for sentence in race.news(self._told):
+            self._listener(Notice(sentence))
+        return race
 
 
 class _FreeRuns:

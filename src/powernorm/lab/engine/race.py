@@ -19,13 +19,13 @@ mind.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.grid import Grid, Line, Race
-from powernorm.lab.engine.race_words import drop_sentence, end_sentence
+from powernorm.lab.engine.race_words import drop_sentences, end_sentence, reason
 from powernorm.runs import DropRecord, RaceOutcome, RaceRecord, RunResult
 
 LEAST_SEEDS: Final = 3
@@ -42,8 +42,8 @@ class Standing:
     """What a race has come to."""
 
     record: RaceRecord
-    open_runs: frozenset[str]
-    """Folders of runs that may be trained now, or are over."""
+    waiting: frozenset[str]
+    """Folders of the runs whose round has not begun."""
     left_out: Mapping[str, str]
     """Folders of the runs that are not needed, and why."""
 
@@ -54,7 +54,7 @@ class Standing:
             told: what was; receives the others.
         """
         ends = [end_sentence(self.record)] if self.record["outcome"] != "open" else []
-        for sentence in (*map(drop_sentence, self.record["dropped"]), *ends):
+        for sentence in (*drop_sentences(self.record), *ends):
             if sentence not in told:
                 told.add(sentence)
                 yield sentence
@@ -143,9 +143,10 @@ class _Rounds:
             rounds=num_rounds,
         )
         # What is trained before anything can be decided is trained in any order.
-        seeds = self._grid.seeds[: max(LEAST_SEEDS, num_rounds + 1)]
-        now = {line.folder(seed) for line in self._left for seed in seeds}
-        return Standing(record, frozenset(now), self._left_out(is_over=outcome != "open"))
+        later = self._grid.seeds[max(LEAST_SEEDS, num_rounds + 1) :]
+        left_out = self._left_out(is_over=outcome != "open")
+        waiting = {line.folder(seed) for line in self._left for seed in later} - left_out.keys()
+        return Standing(record, frozenset(waiting), left_out)
 
     def _go(self) -> tuple[RaceOutcome, int]:
         """Go through the rounds that are complete; return the outcome and how many they are."""
@@ -153,8 +154,9 @@ class _Rounds:
             seeds = self._grid.seeds[: index + 1]
             if not all(self._has_ended(line, seeds[-1]) for line in self._left):
                 return "open", index
-            self._leader = min(self._left, key=lambda line: self._rank(line, seeds))
-            if len(seeds) < LEAST_SEEDS:
+            finished = [line for line in self._left if self._values(line, seeds)]
+            self._leader = min(finished, key=lambda line: self._rank(line, seeds), default=None)
+            if len(seeds) < LEAST_SEEDS or self._leader is None:
                 continue
             self._drop(self._leader, seeds)
             if len(self._left) == 1:
@@ -183,7 +185,7 @@ class _Rounds:
     def _rank(self, line: Line, seeds: Sequence[int]) -> tuple[int, float]:
         values = self._values(line, seeds)
         lost = sum(self._status(line, seed) in LOST for seed in seeds)
-        return lost, fmean(values.values()) if values else inf
+        return lost, fmean(values.values())
 
     def _differences(self, line: Line, leader: Line, seeds: Sequence[int]) -> list[float]:
         ours, theirs = self._values(line, seeds), self._values(leader, seeds)
@@ -238,7 +240,7 @@ class _Rounds:
         return True
 
     def _left_out(self, *, is_over: bool) -> dict[str, str]:
-        why = {drop["label"]: drop_sentence(drop) for drop in self._dropped}
+        why = {drop["label"]: reason(drop) for drop in self._dropped}
         return {
             line.folder(seed): why.get(line.name, "the race was over")
             for line, seed in self._grid.runs()

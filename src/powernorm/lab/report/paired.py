@@ -1,7 +1,7 @@
 """Whether a norm differs from another, LayerNorm for most, seed by seed."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan, sqrt
 from statistics import fmean, stdev
 from typing import Final
@@ -31,7 +31,7 @@ class PairedGap:
     high: float
     p: float
     count: int
-    deviation: float = nan
+    deviation: float = field(default=nan, compare=False)
 
     @property
     def is_clear(self) -> bool:

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from markupsafe import Markup
 
-from powernorm.lab.engine.race_words import drop_sentence, end_sentence
+from powernorm.lab.engine.race_words import drop_sentences, end_sentence
 from powernorm.lab.report import numerals
 from powernorm.lab.report.measures import heading_of
 from powernorm.lab.report.records import Comparison
@@ -26,8 +26,8 @@ def race_sentences(comparison: Comparison) -> Iterator[str]:
     if standing is None:
         yield "Parts of a race: no conclusion. Each part has its own report."
         return
-    for sentence in (*map(drop_sentence, standing["dropped"]), end_sentence(standing)):
-        yield f"{sentence[0].upper()}{sentence[1:]}."
+    yield from drop_sentences(standing)
+    yield end_sentence(standing)
     yield (
         f"The best norm stays in with a confidence of {100 * race['confidence']:g} %, by a paired "
         f"test of the {heading_of(standing['metric'])} that may be looked at after every seed."
