@@ -20,7 +20,14 @@ from powernorm.lab.engine import race as racing_rules
 from powernorm.lab.engine.events import Event, Notice, RunEnded, RunStarted
 from powernorm.lab.engine.executors.local import available_cores
 from powernorm.lab.engine.grid import Grid, Line
-from powernorm.lab.engine.race import Standing, level_of, lower_bound, standing
+from powernorm.lab.engine.race import (
+    Scatter,
+    Standing,
+    level_of,
+    lower_bound,
+    shared_scatter,
+    standing,
+)
 from powernorm.runs import RunResult
 
 NORMS = ("ln", "bn", "rbn", "pn")
@@ -101,9 +108,19 @@ def test_all_looks_and_all_rivals_share_the_error() -> None:
 
 
 def test_the_bound_is_that_of_student() -> None:
-    values = [0.3, 0.5, 0.1, 0.4]
+    """Of two norms their shared scatter is that of the differences."""
+    random = np.random.default_rng(0)
+    table = random.normal(size=(2, 5)) + random.normal(size=5)
+    values = list(map(float, table[1] - table[0]))
     expected = ttest_1samp(values, 0, alternative="greater").confidence_interval(0.98).low
-    assert lower_bound(values, 0.02) == pytest.approx(expected)
+    assert lower_bound(values, 0.02, shared_scatter(table)) == pytest.approx(expected)
+
+
+def test_a_norm_that_scatters_more_than_the_others_is_judged_by_its_own() -> None:
+    small = Scatter(1e-6, 8)
+    wild, calm = ([1.0 + size * one for one in (-1, 0, 1)] for size in (1.0, 1e-5))
+    assert lower_bound(wild, 0.01, small) < 0 < lower_bound(calm, 0.01, small)
+    assert lower_bound(calm, 0.01, Scatter(1.0, 8)) < 0
 
 
 def test_what_is_behind_for_sure_is_out_and_the_last_one_wins() -> None:
