@@ -114,12 +114,13 @@ calls in the step whose input or whose gradient was not finite, and 1 for the no
 first to see that, else 0.
 """
 
-Status = Literal["finished", "diverged", "nonfinite", "interrupted", "failed"]
+Status = Literal["finished", "diverged", "nonfinite", "interrupted", "failed", "dropped"]
 """How a run ended.
 
 `diverged`: its loss rose above the first baseline (the unigram) for good, where there is one;
 `nonfinite`: its loss became NaN or infinite; `interrupted`: stopped by the user, `--resume`
-continues it; `failed`: an exception.
+continues it; `failed`: an exception; `dropped`: not trained, or not to the end, because the race
+was decided.
 """
 
 
@@ -429,6 +430,15 @@ class Baseline(TypedDict):
     metrics: dict[str, float | None]
 
 
+class RaceSettings(TypedDict):
+    """How the norms of a comparison race."""
+
+    confidence: float
+    """With which the best norm is not dropped."""
+    margin: float | None
+    """Differences that are smaller do not matter."""
+
+
 class ComparisonHead(TypedDict):
     """The contents of `comparison.json`: what is compared, as `results.json` says it, too."""
 
@@ -456,6 +466,8 @@ class ComparisonHead(TypedDict):
     function: NotRequired[FunctionRecord]
     """Of own functions only."""
     study: NotRequired[StudyInfo]
+    race: NotRequired[RaceSettings]
+    """Absent where every norm is trained with every seed."""
     paper: NotRequired[list[PaperRecord]]
     """What the papers print for this recipe, also for norms that were not run."""
     paper_statistics: NotRequired[list[PaperStatistic]]
@@ -468,10 +480,78 @@ class ComparisonHead(TypedDict):
     """Absent where every setting is the preset's."""
 
 
+class SeedStatistics(TypedDict):
+    """What the seeds say of a norm, in the comparison's goal; None where they are too few."""
+
+    label: str
+    """As the table names the norm."""
+    seeds: int
+    """That finished."""
+    mean: float
+    mean_interval: list[float] | None
+    """Both ends of the 95 % bootstrap interval over seeds."""
+    interquartile_mean: float
+    interquartile_mean_interval: list[float] | None
+    against: NotRequired[str]
+    """The norm that it is held against, seed by seed; absent, with what follows, of that norm, and
+    where no seed finished with both."""
+    difference: NotRequired[float]
+    difference_interval: NotRequired[list[float] | None]
+    """By Student's t."""
+    p: NotRequired[float | None]
+    """Of the two-sided paired t-test."""
+    p_holm: NotRequired[float | None]
+    """The same, corrected for the number of norms."""
+    seeds_needed: NotRequired[int | None]
+    """By which the test shows a gap of this size and scatter with a chance of 80 %; None also where
+    1,000 are too few."""
+
+
+RaceOutcome = Literal["one left", "level", "undecided", "open"]
+"""`level`: the norms that are left differ by less than the margin; `undecided`: all seeds were
+used; `open`: runs are missing."""
+
+
+class DropRecord(TypedDict):
+    """A norm that is out of a race."""
+
+    label: str
+    after: int
+    """Seeds that were trained with it."""
+    behind: str
+    """The norm that led."""
+    difference: float | None
+    """How much worse, mean over the seeds that finished with both, in the race's metric and its
+    direction; None where it was dropped because its runs were lost."""
+    at_least: float | None
+    """How much worse by the lower confidence bound."""
+    seeds: int
+    """That finished with both."""
+
+
+class RaceRecord(TypedDict):
+    """What a race came to."""
+
+    metric: str
+    """By which it was decided."""
+    leader: str | None
+    """The best of those that are left; None before the first seed."""
+    left: list[str]
+    """Norms that were not dropped."""
+    dropped: list[DropRecord]
+    outcome: RaceOutcome
+    rounds: int
+    """Seeds that all norms that were left by then have ended."""
+
+
 class ComparisonResults(ComparisonHead):
     """The contents of `results.json`."""
 
     runs: list[RunResult]
+    standing: NotRequired[RaceRecord]
+    """Of a race."""
+    statistics: NotRequired[list[SeedStatistics]]
+    """Written when a comparison has ended."""
 
 
 def placement_words(placement: str) -> str:

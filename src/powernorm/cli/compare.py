@@ -18,7 +18,7 @@ from powernorm.runs import PLACEMENTS, RESULTS_FILE
 
 if TYPE_CHECKING:
     from powernorm.lab.engine.executors.choice import Workers
-    from powernorm.lab.engine.grid import Grid
+    from powernorm.lab.engine.grid import Grid, Race
     from powernorm.lab.recipes import Recipe
     from powernorm.lab.settings.comparison import ComparisonSettings
 
@@ -166,6 +166,29 @@ def compare(
             help="With --jobs: so often a run is tried again whose process was lost.",
         ),
     ] = 3,
+    is_race: Annotated[
+        bool,
+        typer.Option(
+            "--race",
+            help="Drop norms that are behind, seed by seed, and stop when it is decided: --seeds "
+            "is how many there are at most, from 3 on (docs/race.md).",
+        ),
+    ] = False,
+    race_confidence: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="With --race: how sure it is that the best norm is not dropped; else 0.95.",
+        ),
+    ] = None,
+    race_margin: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DIFFERENCE",
+            help="With --race: smaller differences of the measure do not matter; it also stops "
+            "where the norms that are left are that close.",
+        ),
+    ] = None,
     plan: Annotated[
         bool,
         typer.Option(
@@ -189,6 +212,7 @@ def compare(
 
     shown = Shown(as_json=as_json, quiet=quiet)
     workers = Workers(jobs, executor, _executor_options(executor_options or []), retries)
+    race = _race(race_confidence, race_margin, is_race=is_race)
     recipe: Recipe | None = None
     changes = assignments or []
     if ":" in task:
@@ -218,11 +242,11 @@ def compare(
         )
     with _interruptible(folder):
         if plan:
-            _plan(what, folder, recipe, resume=resume, force=force)
+            _plan(what, folder, recipe, race, resume=resume, force=force)
             return
         if devices > 1:
             raise typer.Exit(_train_in_processes(what, devices))
-        _train(what, folder, shown, recipe, workers, resume=resume, force=force)
+        _train(what, folder, shown, recipe, workers, race, resume=resume, force=force)
 
 
 def _built_in(
@@ -283,6 +307,7 @@ def _plan(
     what: "Grid | ComparisonSettings",
     folder: Path,
     recipe: "Recipe | None",
+    race: "Race | None",
     *,
     resume: bool,
     force: bool,
@@ -292,8 +317,21 @@ def _plan(
     from powernorm.lab.settings.comparison import ComparisonSettings
 
     notes = notes_of(what, recipe) if isinstance(what, ComparisonSettings) else None
-    plan(what, folder, resume=resume, force=force, notes=notes)
+    plan(what, folder, race=race, resume=resume, force=force, notes=notes)
     typer.echo(f"{folder} is ready; on every machine that sees it: powernorm work {folder}")
+
+
+def _race(confidence: float | None, margin: float | None, *, is_race: bool) -> "Race | None":
+    """Return how the norms race; None where they do not."""
+    if not is_race:
+        options = {"--race-confidence": confidence, "--race-margin": margin}
+        given = [name for name, value in options.items() if value is not None]
+        if given:
+            raise InputError(f"{given[0]} is for a race: give --race, too, or leave it out")
+        return None
+    from powernorm.lab.engine.grid import Race
+
+    return Race(margin=margin) if confidence is None else Race(confidence, margin)
 
 
 def _executor_options(assignments: list[str]) -> dict[str, str]:
@@ -377,6 +415,7 @@ def _train(
     shown: Shown,
     recipe: "Recipe | None",
     workers: "Workers",
+    race: "Race | None",
     *,
     resume: bool,
     force: bool,
@@ -392,6 +431,7 @@ def _train(
             what,
             folder,
             workers=workers,
+            race=race,
             resume=resume,
             force=force,
             progress=not shown.quiet,

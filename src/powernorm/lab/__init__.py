@@ -27,6 +27,7 @@ __all__ = [
     "ComparisonSettings",
     "Notes",
     "OptimizerSettings",
+    "Race",
     "Run",
     "Study",
     "Task",
@@ -49,6 +50,7 @@ check_extra("train", "powernorm.lab")
 if TYPE_CHECKING:
     from powernorm.lab.comparing import compare
     from powernorm.lab.data.embedded import embedded_sentences
+    from powernorm.lab.engine.grid import Race
     from powernorm.lab.engine.progress import ComparisonProgress
     from powernorm.lab.engine.run import Run
     from powernorm.lab.engine.state import saved_states
@@ -69,6 +71,7 @@ else:
         "ComparisonSettings": "settings.comparison",
         "Notes": "tasks.builtin",
         "OptimizerSettings": "settings.training",
+        "Race": "engine.grid",
         "Run": "engine.run",
         "Study": "settings.comparison",
         "Task": "engine.tasks",

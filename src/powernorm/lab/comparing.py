@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import Listener
 from powernorm.lab.engine.executors.choice import Workers
-from powernorm.lab.engine.grid import Grid
+from powernorm.lab.engine.folders import read_json, write_json
+from powernorm.lab.engine.grid import Grid, Race
 from powernorm.lab.engine.grid_training import compare_grid
+from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.processes import is_first_process
 from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.lab.engine.stopping import Stopped
@@ -28,7 +31,13 @@ from powernorm.lab.recipes import (
     paper_statistics,
     reduced_note,
 )
-from powernorm.lab.report import Comparison, print_comparison, read_comparison, write_report
+from powernorm.lab.report import (
+    Comparison,
+    print_comparison,
+    read_comparison,
+    seed_records,
+    write_report,
+)
 from powernorm.lab.report.measures import MEASURES
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks import builtin
@@ -52,6 +61,7 @@ def compare(
     executor: str | None = None,
     executor_options: Mapping[str, str] | None = None,
     retries: int = 3,
+    race: Race | None = None,
     resume: bool = False,
     force: bool = False,
     quiet: bool = False,
@@ -85,6 +95,8 @@ def compare(
             cluster; `slurm`, jobs of SLURM. All machines have to see `out`.
         executor_options: of `ray` or `slurm`; see RayExecutor and SlurmExecutor.
         retries: with `jobs`, so often a run is tried again whose process was lost.
+        race: drop norms that are behind, seed by seed, and stop when it is decided; `seeds` is then
+            how many there are at most, three at least. None trains every norm with every seed.
         resume: leave runs that are over as they are, and go on with interrupted ones from their
             last checkpoint, exactly as if they had not been interrupted.
         force: delete the runs that `out` holds first.
@@ -128,6 +140,7 @@ def compare(
             what,
             Path(out),
             workers=workers,
+            race=race,
             resume=resume,
             force=force,
             progress=on_event or not quiet,
@@ -146,6 +159,7 @@ def compare_and_show(
     folder: Path,
     *,
     workers: Workers,
+    race: Race | None,
     resume: bool,
     force: bool,
     progress: bool | Listener,
@@ -154,7 +168,7 @@ def compare_and_show(
 ) -> Comparison:
     """Train, show what happens, write the page and print the table; see `compare`."""
     known = (notes or notes_of(what)) if isinstance(what, ComparisonSettings) else None
-    work = _work_record(what, is_needed=workers.are_used)
+    work = _work_record(what, race, is_needed=workers.are_used)
     executor = _executor(what, folder, workers) if workers.are_used else None
     train = partial(
         _train,
@@ -162,6 +176,7 @@ def compare_and_show(
         folder,
         work=work,
         executor=executor,
+        race=race,
         resume=resume,
         force=force,
         notes=known,
@@ -182,6 +197,7 @@ def compare_and_show(
             executor.close()
     found = read_comparison(folder)
     if is_first_process():
+        _add_statistics(folder, found)
         page = write_report(folder)
         if table:
             console = Console()
@@ -190,10 +206,22 @@ def compare_and_show(
     return found
 
 
+def _add_statistics(folder: Path, comparison: Comparison) -> None:
+    """Write into results.json what the seeds say."""
+    lease = Lease(folder)
+    try:
+        with lease.writing():
+            results = read_json(folder / RESULTS_FILE)
+            write_json(folder / RESULTS_FILE, {**results, "statistics": seed_records(comparison)})
+    finally:
+        lease.release(forget=True)
+
+
 def plan(
     what: Grid | ComparisonSettings,
     folder: Path,
     *,
+    race: Race | None = None,
     resume: bool = False,
     force: bool = False,
     notes: Notes | None = None,
@@ -203,6 +231,7 @@ def plan(
     Args:
         what: to train.
         folder: of the comparison.
+        race: as in `compare`.
         resume: the folder may hold runs, which stay.
         force: delete the runs that the folder holds first.
         notes: as in `compare`.
@@ -211,14 +240,25 @@ def plan(
         InputError: as in `compare`.
     """
     known = (notes or notes_of(what)) if isinstance(what, ComparisonSettings) else None
-    work = _work_record(what, is_needed=True)
-    _train(what, folder, work=work, resume=resume, force=force, notes=known, plan_only=True)
+    work = _work_record(what, race, is_needed=True)
+    _train(
+        what,
+        folder,
+        work=work,
+        race=race,
+        resume=resume,
+        force=force,
+        notes=known,
+        plan_only=True,
+    )
 
 
-def _work_record(what: Grid | ComparisonSettings, *, is_needed: bool) -> dict[str, Any] | None:
+def _work_record(
+    what: Grid | ComparisonSettings, race: Race | None, *, is_needed: bool
+) -> dict[str, Any] | None:
     """Return what other processes need to train, too; None where they could not."""
     try:
-        return work_record(what)
+        return work_record(what, race)
     except InputError:
         if is_needed:
             raise
@@ -235,6 +275,7 @@ def _train(
     folder: Path,
     *,
     work: Mapping[str, Any] | None,
+    race: Race | None,
     resume: bool,
     force: bool,
     notes: Notes | None,
@@ -253,10 +294,11 @@ def _train(
             work=work,
             executor=executor,
             plan_only=plan_only,
+            race=race,
         )
     else:
         compare_grid(
-            what,
+            replace(what, race=race),
             folder,
             resume=resume,
             force=force,

@@ -17,7 +17,7 @@ from powernorm.lab.engine.comparison_results import Results
 from powernorm.lab.engine.events import Listener, ignore
 from powernorm.lab.engine.executors.choice import Workers
 from powernorm.lab.engine.folders import read_json
-from powernorm.lab.engine.grid import Grid
+from powernorm.lab.engine.grid import Grid, Race
 from powernorm.lab.engine.grid_training import train_free_runs
 from powernorm.lab.engine.isolation import own_generators, threads
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError
@@ -48,17 +48,18 @@ def with_threads(
     return replace(config, training=replace(config.training, num_threads=chosen))
 
 
-def work_record(what: Grid | ComparisonSettings) -> dict[str, Any]:
+def work_record(what: Grid | ComparisonSettings, race: Race | None = None) -> dict[str, Any]:
     """Return what a worker has to know of a comparison, for the file that it reads.
 
     Args:
         what: to train: the grid of a user's own function, or the settings of a built-in task.
+        race: of its norms.
 
     Raises:
         InputError: a function cannot be imported by a worker.
     """
     if isinstance(what, ComparisonSettings):
-        return {"format": 1, "comparison": to_json(what)}
+        return {"format": 1, "comparison": to_json(what), **_race_record(race)}
     record = {
         "function": _importable(what.task),
         "norms": [line.norm for line in what.lines],
@@ -69,7 +70,12 @@ def work_record(what: Grid | ComparisonSettings) -> dict[str, Any]:
         "device": what.device.type,
         "num_threads": what.num_threads,
     }
-    return {"format": 1, "own": record, "path": [str(Path(part).absolute()) for part in sys.path]}
+    path = [str(Path(part).absolute()) for part in sys.path]
+    return {"format": 1, "own": record, "path": path, **_race_record(race)}
+
+
+def _race_record(race: Race | None) -> dict[str, Any]:
+    return {} if race is None else {"race": race.record()}
 
 
 def _importable(task: Task) -> dict[str, str]:
@@ -113,6 +119,11 @@ def read_work(out: Path) -> Grid:
             "`powernorm compare … --plan`"
         )
     record = read_json(path)
+    race = Race(**record["race"]) if "race" in record else None
+    return replace(_recorded_grid(out, record), race=race)
+
+
+def _recorded_grid(out: Path, record: Mapping[str, Any]) -> Grid:
     if "comparison" in record:
         # Workers of a user's own function need none of the built-in tasks.
         from powernorm.lab.tasks.builtin import Notes, grid_of
@@ -228,7 +239,7 @@ def write_shared_results(grid: Grid, out: Path, *, is_last: bool = False) -> Non
                 lease.release(forget=is_last)
         except (LeaseHeldError, LeaseLostError):
             told = read_json(out / RESULTS_FILE)["runs"]
-            if told == results.ordered(results.read()):
+            if told == results.told(results.read())["runs"]:
                 return
             time.sleep(TURN_SECONDS)
         else:

@@ -224,7 +224,7 @@ def test_papers_and_sentences_are_seen(measured: dict[str, Any], width: int) -> 
     page = measured[f"translations-{width}"]
     assert page["sections"]["paper"]["tables"] == 1
     assert page["sections"]["translations"]["height"] > 200
-    assert page["opened"] == [True] * 5
+    assert page["opened"] == [True] * 7
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -239,11 +239,12 @@ def test_results_have_the_paired_test(tmp_path: Path) -> None:
     assert "The function is in module.py (sha256 0123456789ab)." in text
     (head,) = re.findall(r"^\| norm .*", text, re.MULTILINE)
     assert head == (
-        "| norm | parameters | accuracy | seeds | gap to ln | p | valid loss | TID last, % | "
+        "| norm | parameters | accuracy | seeds | gap to ln | p | p (Holm) | "
+        "seeds needed | valid loss | TID last, % | "
         "TID average, % | runs |"
     )
     (row,) = re.findall(r"^\| pn .*", text, re.MULTILINE)
-    assert "| 4 | +0.0095 (+0.0095 to +0.0095) | \\< 0.001 |" in row
+    assert "| 4 | +0.0095 (+0.0095 to +0.0095) | \\< 0.001 | \\< 0.001 | 3 |" in row
 
 
 def test_a_footnote_tells_of_averages_of_fewer_runs(folder: Path) -> None:

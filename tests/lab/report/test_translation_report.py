@@ -201,6 +201,7 @@ def test_sections_of_the_page(page: str) -> None:
     elements = Elements(page)
     assert [attributes["id"] for attributes in elements.all("section")] == [
         "results",
+        "seeds",
         "paper",
         "curves",
         "translations",

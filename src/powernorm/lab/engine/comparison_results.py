@@ -8,6 +8,8 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.folders import find_runs, read_result, write_json
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.leases import Lease
+from powernorm.lab.engine.outcomes import unmade_result
+from powernorm.lab.engine.race import standing
 from powernorm.runs import RESULT_FILE, RESULTS_FILE, ComparisonResults, RunResult
 
 
@@ -68,11 +70,23 @@ class Results:
             lease: of the comparison's folder.
         """
         with lease.writing():
-            results = cast(ComparisonResults, {**head, "runs": self.ordered(self.read())})
+            results = cast(ComparisonResults, {**head, **self.told(self.read())})
             write_json(self._out / RESULTS_FILE, results)
         return results
 
-    def ordered(self, results: Mapping[str, RunResult]) -> list[RunResult]:
+    def told(self, results: Mapping[str, RunResult]) -> dict[str, Any]:
+        """Return what results.json says of the runs, and of the race between them."""
+        if self._grid.race is None:
+            return {"runs": self._ordered(results)}
+        race = standing(self._grid, results)
+        left_out = {
+            name: unmade_result(line, seed, name, "dropped", race.left_out[name])
+            for line, seed in self._grid.runs()
+            if (name := line.folder(seed)) in race.left_out and line.name not in race.record["left"]
+        }
+        return {"standing": race.record, "runs": self._ordered({**results, **left_out})}
+
+    def _ordered(self, results: Mapping[str, RunResult]) -> list[RunResult]:
         """Return results by line, then seed; those of an earlier call with others last."""
         lines, seeds = self._grid.lines, self._grid.seeds
         names = [line.folder(seed) for line in lines for seed in seeds]

@@ -8,7 +8,7 @@ time: its run is free again as soon as its lease is, and goes on from its last c
 
 import csv
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -29,7 +29,8 @@ from powernorm.lab.engine.folders import find_runs, write_json
 from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, Owner, is_alive, read_owner
 from powernorm.lab.engine.logs import STEP
-from powernorm.lab.engine.outcomes import lost_result
+from powernorm.lab.engine.outcomes import unmade_result
+from powernorm.lab.engine.race import standing
 from powernorm.lab.engine.run_training import OVER, forget_comparison, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.runs import METRICS_COLUMNS, METRICS_FILE, RESULT_FILE, RunResult
@@ -139,6 +140,10 @@ class _Coordination:
         self._num_ended = 0
         self._open = dict.fromkeys(line.folder(seed) for line, seed in grid.runs())
         """Runs that are not over, in the order of training."""
+        self._told: set[str] = set()
+        """What was said of the race."""
+        self._waiting: Set[str] = set()
+        """Runs of a race that may not be trained yet."""
         self._settle_old()
         # From now on every new owner of a run is a worker.
         self._watches = {
@@ -153,6 +158,7 @@ class _Coordination:
                 raise Stopped("asked to stop by the scheduler")
             self._look_at_workers()
             self._look_at_runs()
+            self._look_at_race()
             self._start_workers()
             if self._open:
                 time.sleep(POLL_SECONDS)
@@ -243,6 +249,16 @@ class _Coordination:
             self._num_ended += 1
             self._listener(RunEnded(result, skipped=False))
 
+    def _look_at_race(self) -> None:
+        """Forget the runs that the race has made needless."""
+        if self._grid.race is None:
+            return
+        race = standing(self._grid, self._results.read())
+        for sentence in race.news(self._told):
+            self._listener(Notice(sentence))
+        self._open = dict.fromkeys(name for name in self._open if name not in race.left_out)
+        self._waiting = self._open.keys() & race.waiting
+
     def _give_up(self, name: str, attempts: int) -> None:
         watch = self._watches[name]
         message = (
@@ -250,14 +266,14 @@ class _Coordination:
             f"{self._out / 'workers'}, and --retries"
         )
         try:
-            self._write(name, lost_result(watch.line, watch.seed, name, message))
+            self._write(name, unmade_result(watch.line, watch.seed, name, "failed", message))
         except LeaseHeldError:  # another worker was faster
             return
         self._settle()
 
     def _start_workers(self) -> None:
         busy = sum(watch.is_held for name, watch in self._watches.items() if name in self._open)
-        free = len(self._open) - busy
+        free = len(self._open) - len(self._waiting) - busy
         idle = max(0, len(self._workers) - busy)
         wanted = min(free - idle, self._executor.num_workers - len(self._workers))
         if wanted <= 0:

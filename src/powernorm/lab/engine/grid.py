@@ -7,8 +7,40 @@ from typing import Any, Literal
 
 import torch
 
+from powernorm.errors import InputError
 from powernorm.lab.engine.tasks import Task
-from powernorm.runs import run_name
+from powernorm.runs import RaceSettings, run_name
+
+
+@dataclass(frozen=True)
+class Race:
+    """Drop norms that are behind, and stop when it is decided; `engine/race.py` says how.
+
+    Raises:
+        InputError: a value makes no sense.
+    """
+
+    confidence: float = 0.95
+    """With which the best norm is not dropped, however many seeds there are."""
+    margin: float | None = None
+    """Differences below it, in the unit of the metric that decides, do not matter: where all norms
+    that are left are so close with the same confidence, the race is over. None: it goes on."""
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.confidence < 1:
+            raise InputError(
+                f"a race with confidence {self.confidence:g}: give a share from 0.5 to below 1, "
+                "such as 0.95"
+            )
+        if self.margin is not None and not 0 < self.margin < float("inf"):
+            raise InputError(
+                f"a race with margin {self.margin:g}: give the smallest difference that matters, "
+                "a number above 0"
+            )
+
+    def record(self) -> RaceSettings:
+        """Return it for the files."""
+        return RaceSettings(confidence=self.confidence, margin=self.margin)
 
 
 @dataclass(frozen=True)
@@ -61,6 +93,8 @@ class Grid:
     """CPU threads of torch; None leaves torch its choice."""
     study: Mapping[str, Any] | None = None
     """What a run's own result says of the study, should results.json be lost."""
+    race: Race | None = None
+    """None trains every norm with every seed."""
 
     def runs(self) -> Iterator[tuple[Line, int]]:
         """Yield the runs in the order of training: all lines of a seed before the next seed."""

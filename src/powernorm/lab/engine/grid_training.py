@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from powernorm.lab.engine.comparison_results import Results
 from powernorm.lab.engine.coordination import Executor, coordinate
@@ -21,6 +21,7 @@ from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.isolation import own_generators, threads
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, check_free
 from powernorm.lab.engine.processes import is_main, locally_first, on_main, process_group
+from powernorm.lab.engine.race import Standing, check_race, standing
 from powernorm.lab.engine.run_training import RunTraining, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.runs import (
@@ -71,6 +72,7 @@ def compare_grid(
         KeyboardInterrupt: after the run at hand has been marked as interrupted.
         Stopped: the same after SIGTERM or SIGUSR1.
     """
+    check_race(grid)
     out = out.absolute()  # whatever a training function makes the working directory
     stop = Stop()
     with stop.watching(), process_group(grid.device.type):
@@ -211,6 +213,8 @@ class _Comparison:
             **self._grid.head(),
             "goal": {"metric": self._grid.goal, "direction": self._grid.direction},
         }
+        if self._grid.race is not None:
+            head["race"] = self._grid.race.record()
         facts = self._grid.task.facts(self._data)
         if facts:
             head["data"] = facts
@@ -257,17 +261,23 @@ def train_free_runs(
     """
     results = Results(grid, out)
     free = _FreeRuns(training, listener, is_worker=is_worker, waits=waits)
+    gate = _Gate(grid, results, listener)
     left = [_Place(index, *run) for index, run in enumerate(grid.runs(), start=1)]
     while True:
         known = on_main(results.read)
-        still_left = []
+        still_left, later = [], []
         for run in left:
             if stop.is_requested():
                 raise Stopped("asked to stop by the scheduler")
-            if not free.is_settled(run, known):
+            turn = gate.turn_of(run)
+            if turn == "later":
+                later.append(run)
+            elif turn == "now" and not free.is_settled(run, known):
                 still_left.append(run)
-        left = still_left
-        if not left or not waits:
+        left = still_left + later
+        gate.look()
+        # Who waits for a round of a race to end is needed at once in the next one.
+        if not left or not (waits or later):
             return
         time.sleep(POLL_SECONDS)
 
@@ -279,6 +289,35 @@ class _Place:
     index: int
     line: Line
     seed: int
+
+
+class _Gate:
+    """Says which runs may be trained: all of them, but in a race."""
+
+    def __init__(self, grid: Grid, results: Results, listener: Listener) -> None:
+        self._grid = grid
+        self._results = results
+        self._listener = listener
+        self._told: set[str] = set()
+
+    def turn_of(self, run: _Place) -> Literal["now", "later", "never"]:
+        """Return when a run may be trained, by what the runs have come to by now."""
+        race = self.look()
+        if race is None:
+            return "now"
+        name = run.line.folder(run.seed)
+        if name in race.left_out:
+            return "never"
+        return "later" if name in race.waiting else "now"
+
+    def look(self) -> Standing | None:
+        """Return what the race has come to, and tell what is new; None where there is none."""
+        if self._grid.race is None:
+            return None
+        race = standing(self._grid, on_main(self._results.read))
+        for sentence in race.news(self._told):
+            self._listener(Notice(sentence))
+        return race
 
 
 class _FreeRuns:

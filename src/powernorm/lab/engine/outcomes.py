@@ -79,16 +79,17 @@ def result_of(
     return cast(RunResult, result)
 
 
-def lost_result(line: Line, seed: int, folder: str, message: str) -> RunResult:
-    """Return the result of a run whose workers were all lost.
+def unmade_result(line: Line, seed: int, folder: str, status: Status, message: str) -> RunResult:
+    """Return the result of a run that nobody has trained to an end.
 
     Args:
         line: of the run.
         seed: of the run.
         folder: its name.
-        message: why it is given up.
+        status: `failed` where all its workers were lost, `dropped` where the race was decided.
+        message: why.
     """
-    return cast(RunResult, {**_result(line, seed, folder, "failed"), "message": message})
+    return cast(RunResult, {**_result(line, seed, folder, status), "message": message})
 
 
 def _result(line: Line, seed: int, folder: str, status: Status) -> dict[str, Any]:

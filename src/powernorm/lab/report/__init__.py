@@ -6,6 +6,7 @@ from powernorm.lab.report.diagnosis_page import render_diagnosis, write_diagnosi
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.page import render_page, write_report
 from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.seed_statistics import seed_records
 from powernorm.lab.report.selections import read_selection, write_reports
 from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.terminal import print_comparison, print_evaluation, print_scores
@@ -23,6 +24,7 @@ __all__ = [
     "read_selection",
     "render_diagnosis",
     "render_page",
+    "seed_records",
     "summarize",
     "write_diagnosis_page",
     "write_report",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final, Literal, TypeGuard
 
-from powernorm.lab.report.paired import LEAST_SEEDS, PairedGap, paired_gap
+from powernorm.lab.report.paired import LEAST_SEEDS, PairedGap, paired_gap, untested
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.lab.report.summary import REFERENCE, references_of
 from powernorm.runs import PaperRecord
@@ -75,6 +75,7 @@ def _claims(comparison: Comparison) -> Iterator[Claim]:
                 _runs_of(comparison, norm, record["placement"])
                 for norm in (record["norm"], against)
             )
+            measured = paired_gap(runs, theirs, record["metric"])
             yield Claim(
                 norm=record["norm"],
                 against=against,
@@ -82,7 +83,7 @@ def _claims(comparison: Comparison) -> Iterator[Claim]:
                 source=record["source"],
                 dataset=record["dataset"],
                 printed=value - reference,
-                measured=paired_gap(runs, theirs, record["metric"]),
+                measured=measured if comparison.race is None else untested(measured),
             )
 
 

@@ -92,8 +92,8 @@ _STATUS: Final = Column(
     "status",
     "runs",
     "What became of the runs. NaN: the loss became NaN or infinite; diverged: it rose above "
-    "the unigram baseline for good; interrupted: stopped by the user; failed: an error; "
-    "unfinished: no result yet. Only finished runs enter an average.",
+    "the unigram baseline for good; interrupted: stopped by the user; failed: an error; dropped: "
+    "not needed by a race; unfinished: no result yet. Only finished runs enter an average.",
     lambda row: numerals.outcome(row.statuses),
     numeric=False,
     counts_finished=True,
@@ -349,6 +349,7 @@ def _own_status(comparison: Comparison) -> Column:
         *(f"diverged: {words}" for words in first),
         "interrupted: stopped by the user",
         "failed: an error",
+        "dropped: not needed by a race",
         "unfinished: no result yet",
     ]
     return replace(

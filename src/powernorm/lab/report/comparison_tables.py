@@ -61,7 +61,7 @@ def table_of(
     cell_kinds, titles = {}, {}
     for index, row in enumerate(rows):
         for place, column in enumerate(columns):
-            if not row.complete and column.counts_finished:
+            if not row.is_as_expected and column.counts_finished:
                 cell_kinds[index, place] = "alarm wrap" if column.key == "status" else "alarm"
             if column.metric:
                 titles[index, place] = _by_seed(row, column.metric)
@@ -110,7 +110,7 @@ def run_table(comparison: Comparison) -> Markup:
         cell_kinds={
             (index, headings.index("status")): "alarm"
             for index, run in enumerate(comparison.runs)
-            if not run.finished
+            if not run.is_as_expected
         },
         values={
             (index, headings.index("time")): run.seconds

@@ -5,7 +5,8 @@ from math import isnan
 from typing import Final
 
 from powernorm.lab.report import numerals
-from powernorm.lab.report.paired import CONFIDENCE, LEAST_SEEDS, PairedGap, paired_gap
+from powernorm.lab.report.paired import CONFIDENCE, LEAST_SEEDS, PairedGap, holm, paired_gap
+from powernorm.lab.report.races import race_sentences
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.summary import (
     REFERENCE,
@@ -35,7 +36,11 @@ def conclusion(comparison: Comparison, rows: Sequence[SummaryRow] | None = None)
         return ["No run has finished with a result: no conclusion."]
     return [
         *_against_baselines(comparison, rows, measured),
-        *_against_reference(comparison, measured),
+        *(
+            _against_reference(comparison, measured)
+            if comparison.race is None
+            else race_sentences(comparison)
+        ),
         *_without_result(norms),
     ]
 
@@ -92,7 +97,7 @@ def _against_reference(comparison: Comparison, measured: Sequence[SummaryRow]) -
 
 def _differences(comparison: Comparison, tested: Sequence[_Tested]) -> Iterator[str]:
     measure = comparison.measure
-    differing = _holm(tested)
+    differing = _differing(tested)
     sides: dict[str, list[str]] = {"Better": [], "Worse": []}
     for row, gap in tested:
         if row.label in differing:
@@ -120,18 +125,10 @@ def _method(tested: Sequence[_Tested]) -> str:
     )
 
 
-def _holm(tested: Sequence[_Tested]) -> set[str]:
-    """Return the labels of what differs, with one false alarm in twenty comparisons at most.
-
-    The k-th smallest p must lie below 5 % over the number of tests that are left (Holm 1979):
-    of 20 norms that are all alike, one would have p < 5 % by chance.
-    """
-    found = set()
-    for index, (row, gap) in enumerate(sorted(tested, key=lambda pair: pair[1].p)):
-        if gap.p * (len(tested) - index) >= 1 - CONFIDENCE:
-            break
-        found.add(row.label)
-    return found
+def _differing(tested: Sequence[_Tested]) -> set[str]:
+    """Return the labels of what differs, with one false alarm in twenty comparisons at most."""
+    adjusted = holm([gap.p for _, gap in tested])
+    return {row.label for (row, _), p in zip(tested, adjusted, strict=True) if p < 1 - CONFIDENCE}
 
 
 def _without_result(norms: Iterable[SummaryRow]) -> Iterator[str]:

@@ -78,6 +78,8 @@ def _join(parts: Sequence[Comparison]) -> Comparison:
         paper_statistics=next((p.paper_statistics for p in parts if p.paper_statistics), ()),
         reduced=_merged_notes([part.reduced for part in parts]),
         changes=_merged_changes([part.changes for part in parts if part.changes is not None]),
+        race=next((part.race for part in parts if part.race is not None), None),
+        standing=None,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final, Literal, cast, get_args
 
 from powernorm.errors import InputError
 from powernorm.lab.report.diagnoses import paper_statistics, read_diagnoses, read_diagnosis
@@ -29,10 +29,14 @@ from powernorm.runs import (
     TID,
     ChangeRecord,
     ChangesRecord,
+    DropRecord,
     FunctionRecord,
     Goal,
     PaperRecord,
     Placement,
+    RaceOutcome,
+    RaceRecord,
+    RaceSettings,
     ScaleRecord,
     Status,
     StudyInfo,
@@ -223,6 +227,40 @@ def _read_results(path: Path) -> Comparison:
         score=_direction(results.child("score")) if "score" in results.values else None,
         baselines=[BaselineRow(row.text("name"), _metrics(row)) for row in baselines],
         runs=runs,
+        race=_race(results),
+        standing=_standing(results),
+    )
+
+
+def _race(results: JsonObject) -> RaceSettings | None:
+    if "race" not in results.values:
+        return None
+    row = results.child("race")
+    return RaceSettings(confidence=row.sure_number("confidence"), margin=row.number("margin"))
+
+
+def _standing(results: JsonObject) -> RaceRecord | None:
+    if "standing" not in results.values:
+        return None
+    row = results.child("standing")
+    return RaceRecord(
+        metric=row.text("metric"),
+        leader=None if row.values.get("leader") is None else row.text("leader"),
+        left=row.texts("left"),
+        dropped=[_drop(one) for one in row.children("dropped")],
+        outcome=cast(RaceOutcome, row.choice("outcome", get_args(RaceOutcome))),
+        rounds=row.whole("rounds"),
+    )
+
+
+def _drop(row: JsonObject) -> DropRecord:
+    return DropRecord(
+        label=row.text("label"),
+        after=row.whole("after"),
+        behind=row.text("behind"),
+        difference=row.number("difference"),
+        at_least=row.number("at_least"),
+        seeds=row.whole("seeds"),
     )
 
 

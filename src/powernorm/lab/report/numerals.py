@@ -21,6 +21,7 @@ STATUS_WORDS: Final[Mapping[ShownStatus, str]] = {
     "nonfinite": "NaN",
     "interrupted": "interrupted",
     "failed": "failed",
+    "dropped": "dropped",
     "unfinished": "unfinished",
 }
 
@@ -221,12 +222,12 @@ def interval(gap: PairedGap | None, decimals: int) -> str:
     return f"{text} ({' to '.join(ends)})" if ends else text
 
 
-def probability(gap: PairedGap | None) -> str:
+def probability(p: float | None) -> str:
     """A p to two digits.
 
-    >>> probability(PairedGap(0, 0, 0, 0.0234, 5)), probability(PairedGap(0, 0, 0, 1e-7, 5))
-    ('0.023', '< 0.001')
+    >>> probability(0.0234), probability(1e-7), probability(None)
+    ('0.023', '< 0.001', '–')
     """
-    if gap is None or isnan(gap.p):
+    if p is None or isnan(p):
         return NOTHING
-    return "< 0.001" if gap.p < 0.001 else f"{gap.p:.2g}"
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"

@@ -26,8 +26,10 @@ from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.overlay_page import training_contents
 from powernorm.lab.report.overlays import lines_of
 from powernorm.lab.report.paper_tables import paper_contents
+from powernorm.lab.report.races import race_contents
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scoring_notes
+from powernorm.lab.report.seed_statistics import seed_contents
 from powernorm.lab.report.statistics_tables import score_contents
 from powernorm.lab.report.studies import study_contents
 from powernorm.lab.report.summary import SummaryRow, summarize
@@ -101,6 +103,12 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
             copies(table_of(rows, columns_of(comparison))),
         ],
     )
+    race = race_contents(comparison)
+    if race:
+        yield "race", "The race", race
+    seeds = seed_contents(comparison, rows)
+    if seeds:
+        yield "seeds", "What the seeds say", seeds
     if paper:
         yield "paper", "Paper and measured", paper
     curves = figures.learning_curves(comparison)
@@ -155,7 +163,7 @@ def _lead(comparison: Comparison) -> str:
         text += f". The same model, data and initial weights for every {noun} of a seed."
     else:
         text += ". The same function with the same settings for every norm and seed."
-    unfinished = sum(not run.finished for run in comparison.runs)
+    unfinished = sum(not run.is_as_expected for run in comparison.runs)
     if unfinished:
         text += f" {unfinished} of {runs} runs did not finish; they are marked."
     return text

@@ -16,6 +16,8 @@ from powernorm.runs import (
     Goal,
     PaperRecord,
     PaperStatistic,
+    RaceRecord,
+    RaceSettings,
     ScaleRecord,
     Status,
     StudyInfo,
@@ -111,6 +113,11 @@ class Run:
         return self.shown_status in ("diverged", "nonfinite", "failed")
 
     @property
+    def is_as_expected(self) -> bool:
+        """Whether it finished, or a race had no more need of it."""
+        return self.shown_status in ("finished", "dropped")
+
+    @property
     def nonfinite_batches(self) -> int | None:
         """Batches whose statistics were not finite, in the layer that met most of them."""
         counts = [sample.values.get("num_nonfinite_batches") for sample in self.samples]
@@ -155,6 +162,8 @@ class Comparison:
         reduced: what has to be known beside a paper's numbers; empty where nothing has.
         changes: settings that are not as in the preset it stands for; None where all are.
         score: what `valid_score` in its runs' metrics.csv is; None where it does not say.
+        race: how its norms race; None where all are trained with every seed.
+        standing: what the race has come to; None without one, and of parts of several.
     """
 
     folder: Path
@@ -175,6 +184,8 @@ class Comparison:
     reduced: str = ""
     changes: ChangesRecord | None = None
     score: Goal | None = None
+    race: RaceSettings | None = None
+    standing: RaceRecord | None = None
 
     @property
     def where(self) -> str:

@@ -15,9 +15,10 @@ from powernorm.lab.report.joining import joined
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import better_way, decimals_of, heading_of
 from powernorm.lab.report.numerals import counted
-from powernorm.lab.report.paired import paired_gap
+from powernorm.lab.report.paired import PairedGap, paired_gap, untested
 from powernorm.lab.report.paper_tables import printed_with_source
 from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.seed_statistics import POWER, SeedRow, needed, seed_rows
 from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.tables import Table, code, escaped
 from powernorm.runs import PaperRecord
@@ -28,17 +29,28 @@ END: Final = "<!-- end: written by `powernorm results` -->"
 _EXPLANATION: Final = (
     "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` "
     "(with the same remark, where there is one) is the mean of the seeds' differences, with its "
-    "95 % interval and the p of the paired t-test (two-sided, not corrected for the number of "
-    "norms); both need three seeds. {split}TID: two-pass, of the mean and of the deviation, "
-    "averaged over the norm layers, in percent."
+    "95 % interval and the p of the paired t-test (two-sided), alone and corrected for the number "
+    "of norms (Holm); all need three seeds. Seeds needed: by so many the test shows a gap of this "
+    f"size and scatter with a chance of {100 * POWER:.0f} %, roughly. {{split}}TID: two-pass, of "
+    "the mean and of the deviation, averaged over the norm layers, in percent."
 )
 _SPLIT: Final = (
     "All seeds {whose}have the same split of the data: they say how the training varies, and "
     "nothing of how other test data would. "
 )
 
-_HEADINGS: Final = ("norm", "paper", "measured", "seeds", "gap to ln", "p", "TID, %")
-_NUMERIC: Final = (False, False, True, True, True, True, True)
+_HEADINGS: Final = (
+    "norm",
+    "paper",
+    "measured",
+    "seeds",
+    "gap to ln",
+    "p",
+    "p (Holm)",
+    "seeds needed",
+    "TID, %",
+)
+_NUMERIC: Final = (False, False, *(True for _ in _HEADINGS[2:]))
 _CLAIM_HEADINGS: Final = (
     "norm",
     "against",
@@ -218,31 +230,49 @@ def _environment(settings: Mapping[str, Any]) -> Iterator[str]:
 def _lines(comparison: Comparison) -> Iterator[list[str]]:
     papers = _by_norm(comparison.paper, comparison.metric)
     seen = set()
-    for row in summarize(comparison):
+    rows = summarize(comparison)
+    of_seeds = {row.label: row for row in seed_rows(comparison, rows)}
+    for row in rows:
         if row.is_baseline and row.test is None:
             # The measure means nothing to it, such as arcs to the frequencies of transitions.
             continue
         keys = {(run.name, run.placement) for run in row.runs}
         seen |= keys
-        gap = paired_gap(row.runs, row.references, comparison.metric)
+        gap = _gap(comparison, row)
         yield [
             f"{row.label}{' (baseline)' * row.is_baseline}",
             next((papers[key] for key in keys if key in papers), numerals.NOTHING),
             _measured(row),
             "" if row.is_baseline else str(_num_seeds(row)),
             numerals.interval(gap, comparison.measure.decimals),
-            numerals.probability(gap),
+            *_tested(gap, None if row.is_baseline else of_seeds.get(row.label)),
             _tid(row),
         ]
     for (norm, placement), text in papers.items():
         if (norm, placement) not in seen:
-            yield [norm, text, "not run", "", numerals.NOTHING, numerals.NOTHING, numerals.NOTHING]
+            yield [norm, text, "not run", "", *[numerals.NOTHING] * len(_HEADINGS[4:])]
+
+
+def _gap(comparison: Comparison, row: SummaryRow) -> PairedGap | None:
+    """The gap of a norm; without interval and p in a race."""
+    gap = paired_gap(row.runs, row.references, comparison.metric)
+    return gap if comparison.race is None else untested(gap)
+
+
+def _tested(gap: PairedGap | None, seeds: SeedRow | None) -> list[str]:
+    """The p of a norm, alone and corrected, and the seeds that its gap would need."""
+    return [
+        numerals.probability(None if gap is None else gap.p),
+        numerals.probability(None if seeds is None else seeds.adjusted_p),
+        numerals.NOTHING if seeds is None else needed(seeds),
+    ]
 
 
 def _own_table(comparison: Comparison) -> str:
     """The columns of the report, with the paired test beside the gap and the number of seeds."""
     columns = columns_of(comparison)
     rows = summarize(comparison)
+    of_seeds = {row.label: row for row in seed_rows(comparison, rows)}
     headings: list[str] = []
     numeric: list[bool] = []
     lines: list[list[str]] = [[] for _ in rows]
@@ -255,12 +285,17 @@ def _own_table(comparison: Comparison) -> str:
 
     for column in columns:
         if column.key == "gap":
-            gaps = [paired_gap(row.runs, row.references, comparison.metric) for row in rows]
+            gaps = [_gap(comparison, row) for row in rows]
             add(
                 column.heading,
                 [numerals.interval(gap, comparison.measure.decimals) for gap in gaps],
             )
-            add("p", map(numerals.probability, gaps))
+            tested = [
+                _tested(gap, None if row.is_baseline else of_seeds.get(row.label))
+                for gap, row in zip(gaps, rows, strict=True)
+            ]
+            for heading, texts in zip(_HEADINGS[5:8], zip(*tested, strict=True), strict=True):
+                add(heading, texts)
         else:
             add(column.heading, map(column.text, rows), is_number=column.numeric)
         if column.key == "test":
@@ -306,7 +341,7 @@ def _claim_line(claim: Claim) -> list[str]:
         heading_of(claim.metric),
         f"{claim.printed:+.2f}",
         numerals.interval(claim.measured, decimals_of(claim.metric)),
-        numerals.probability(claim.measured),
+        numerals.probability(None if claim.measured is None else claim.measured.p),
         WORDS[claim.outcome],
         claim.source,
     ]

@@ -79,6 +79,11 @@ class SummaryRow:
         """Whether every run finished."""
         return self.statuses is None or set(self.statuses) == {"finished"}
 
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether every run finished, or a race had no more need of it."""
+        return self.statuses is None or set(self.statuses) <= {"finished", "dropped"}
+
     def is_partial(self, value: Spread) -> bool:
         """Whether an average is not over all runs: one did not finish, or has no such number."""
         return not self.complete or value.count < len(self.runs)

@@ -19,6 +19,7 @@ from powernorm.lab.report.numerals import NOTHING, counted, printable
 from powernorm.lab.report.paper_tables import paper_table
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scored_weights, signatures
+from powernorm.lab.report.seed_statistics import seed_table
 from powernorm.lab.report.statistics_tables import evaluation_table, score_tables, tid_table
 from powernorm.lab.report.summary import SummaryRow, best_rows, summarize
 from powernorm.runs import REPORT_FILE, RESULTS_FILE, DiagnosisRecord
@@ -56,6 +57,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(_table(_rows_with_content(rows, columns), columns, best))
     if any_partial(rows):
         console.print(Text(FOOTNOTE))
+    _print_seeds(console, comparison, rows)
     notes = (_left_out(comparison), scored_weights(comparison))
     for note in (*notes, *map(": ".join, signatures(comparison))):
         if note:
@@ -68,6 +70,13 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     if comparison.paper:
         console.print(Text("paper and measured", style="bold"))
         console.print(_plain_table(paper_table(comparison)))
+
+
+def _print_seeds(console: Console, comparison: Comparison, rows: Sequence[SummaryRow]) -> None:
+    table = seed_table(comparison, rows)
+    if table is not None:
+        console.print(Text("what the seeds say", style="bold"))
+        console.print(_plain_table(table))
 
 
 def print_evaluation(console: Console, record: DiagnosisRecord) -> None:
@@ -173,4 +182,4 @@ def _pairs(row: SummaryRow, columns: Sequence[Column]) -> list[tuple[Column, str
 
 
 def _cell_style(row: SummaryRow, column: Column) -> str:
-    return "red" if column.counts_finished and not row.complete else ""
+    return "red" if column.counts_finished and not row.is_as_expected else ""

@@ -1,7 +1,7 @@
 """The comparison of norms on a built-in task: its settings as a grid for the engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from powernorm.errors import InputError
 from powernorm.lab.engine import grid, tasks
 from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import DataPrepared, Listener
-from powernorm.lab.engine.grid import Grid
+from powernorm.lab.engine.grid import Grid, Race
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -69,6 +69,7 @@ def compare(
     work: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
     plan_only: bool = False,
+    race: Race | None = None,
 ) -> ComparisonResults:
     """Train the same model with every norm and seed, and write the runs and their results.
 
@@ -87,6 +88,7 @@ def compare(
         work: contents of the file by which other processes can train runs, too.
         executor: starts the workers that train; None trains here.
         plan_only: train nothing.
+        race: drop norms that are behind; None trains all.
 
     Distributed:
         Under `torchrun` every process calls it. They share each micro-batch and the statistics of
@@ -104,7 +106,7 @@ def compare(
     check_norms(config)
     task = BuiltinTask(config)
     return compare_grid(
-        grid_of(config, notes or Notes()),
+        replace(grid_of(config, notes or Notes()), race=race),
         out,
         resume=resume,
         force=force,

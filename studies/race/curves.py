@@ -1,0 +1,94 @@
+"""The curves that the race rules are tried on: 32 settings, four norms, five seeds.
+
+The settings are those of the study of the verdict, with a validation after every tenth of the
+training in place of every quarter.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from powernorm import lab
+
+sys.path.append(str(Path(__file__).parents[1] / "verdict"))
+
+from settings import settings as verdict_settings
+
+NORMS = ("ln", "bn", "rbn", "pn")
+SEEDS = (0, 1, 2, 3, 4)
+ROUNDS = ((0, 1, 2), SEEDS)
+"""Seeds of all settings before the other seeds of any."""
+NUM_VALIDATIONS = 10
+
+Setting = dict[str, Any]
+
+
+def settings() -> dict[str, lab.ComparisonSettings]:
+    """Return the settings by name, in the verdict's order, of which every beginning is mixed."""
+    return {name: _with_curves(config) for name, config in verdict_settings().items()}
+
+
+def _with_curves(config: lab.ComparisonSettings) -> lab.ComparisonSettings:
+    training = replace(
+        config.training,
+        validate_every=config.training.max_steps // NUM_VALIDATIONS,
+        early_checkpoint=None,
+    )
+    return replace(config, preset="race", norms=NORMS, training=training)
+
+
+def train(out: Path, names: list[str], say: Callable[[str], None]) -> None:
+    """Train what is not trained yet, in this process."""
+    for seeds in ROUNDS:
+        for index, name in enumerate(names, start=1):
+            say(f"[{index}/{len(names)}] {name}, seeds {', '.join(map(str, seeds))}")
+            config = replace(settings()[name], seeds=seeds)
+            results = lab.compare(config, out / name, resume=True, quiet=True)
+            for run in results.runs:
+                if run.status == "failed":
+                    raise SystemExit(f"{out / name / run.folder} failed; see result.json there")
+
+
+def collect(out: Path) -> list[Setting]:
+    """Return what the runs in a folder came to, of settings in which all norms have a seed."""
+    known = {name: dict(_runs_of(out / name)) for name in settings() if (out / name).exists()}
+    return [_setting(name, runs) for name, runs in known.items() if runs]
+
+
+def _runs_of(folder: Path) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
+    for path in sorted(folder.glob("*/result.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["status"] in ("finished", "diverged", "nonfinite"):
+            rows = csv.DictReader((path.parent / "metrics.csv").open(encoding="utf-8"))
+            curve = [_rounded(row["valid_loss"]) for row in rows if row["valid_loss"]]
+            yield (
+                (result["norm"], result["seed"]),
+                {
+                    "status": result["status"],
+                    "curve": curve,
+                    "valid": _rounded(result["metrics"].get("valid_loss")),
+                    "test": _rounded(result["metrics"].get("test_loss")),
+                    "seconds": round(result["seconds"], 1),
+                },
+            )
+
+
+def _rounded(value: Any) -> float | None:
+    """Return a number to the fifth decimal: gaps of interest are hundredths."""
+    return None if value in (None, "", "nan", "inf") else round(float(value), 5)
+
+
+def _setting(name: str, runs: dict[tuple[str, int], dict[str, Any]]) -> Setting:
+    config = settings()[name]
+    whole = [seed for seed in SEEDS if all((norm, seed) in runs for norm in NORMS)]
+    return {
+        "name": name,
+        "text": name.partition(f"-{config.placement}-")[0],
+        "max_steps": config.training.max_steps,
+        "seeds": whole,
+        "runs": {norm: [runs[norm, seed] for seed in whole] for norm in NORMS},
+    }
