@@ -99,12 +99,13 @@ calls in the step whose input or whose gradient was not finite, and 1 for the no
 first to see that, else 0.
 """
 
-Status = Literal["finished", "diverged", "nonfinite", "interrupted", "failed"]
+Status = Literal["finished", "diverged", "nonfinite", "interrupted", "failed", "pruned"]
 """How a run ended.
 
 `diverged`: its loss rose above the first baseline (the unigram) for good, where there is one;
 `nonfinite`: its loss became NaN or infinite; `interrupted`: stopped by the user, `--resume`
-continues it; `failed`: an exception.
+continues it; `failed`: an exception; `pruned`: a trial of a tuning that fell behind the earlier
+ones.
 """
 
 

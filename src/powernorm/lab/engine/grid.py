@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from powernorm.lab.engine.tasks import Task
+from powernorm.lab.engine.trials import TrialRules
 from powernorm.runs import run_name
 
 
@@ -61,6 +62,8 @@ class Grid:
     """CPU threads of torch; None leaves torch its choice."""
     study: Mapping[str, Any] | None = None
     """What a run's own result says of the study, should results.json be lost."""
+    trial: TrialRules | None = None
+    """How the runs are judged where they are trials of a tuning."""
 
     def runs(self) -> Iterator[tuple[Line, int]]:
         """Yield the runs in the order of training: all lines of a seed before the next seed."""

@@ -21,6 +21,7 @@ STATUS_WORDS: Final[Mapping[ShownStatus, str]] = {
     "nonfinite": "NaN",
     "interrupted": "interrupted",
     "failed": "failed",
+    "pruned": "given up",
     "unfinished": "unfinished",
 }
 
