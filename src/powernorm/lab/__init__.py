@@ -39,6 +39,7 @@ __all__ = [
     "saved_states",
     "settings_from",
     "study_config",
+    "tune",
 ]
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from powernorm.lab.tasks.builtin import Notes
     from powernorm.lab.tasks.settings import settings_from
     from powernorm.lab.tasks.trained_models import load_trained, run_data
+    from powernorm.lab.tuning.tuner import tune
 else:
     _MODULES = {
         "Comparison": "report",
@@ -79,6 +81,7 @@ else:
         "saved_states": "engine.state",
         "settings_from": "tasks.settings",
         "study_config": "recipes.studies",
+        "tune": "tuning.tuner",
     }
 
     def __getattr__(name):
