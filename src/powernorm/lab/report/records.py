@@ -19,6 +19,7 @@ from powernorm.runs import (
     ScaleRecord,
     Status,
     StudyInfo,
+    TuningRecord,
 )
 
 ShownStatus = Status | Literal["unfinished"]
@@ -154,6 +155,7 @@ class Comparison:
         reduced: what has to be known beside a paper's numbers; empty where nothing has.
         changes: settings that are not as in the preset it stands for; None where all are.
         score: what `valid_score` in its runs' metrics.csv is; None where it does not say.
+        tuning: how the settings of each norm were chosen; None where nobody tuned them.
     """
 
     folder: Path
@@ -174,6 +176,7 @@ class Comparison:
     reduced: str = ""
     changes: ChangesRecord | None = None
     score: Goal | None = None
+    tuning: TuningRecord | None = None
 
     @property
     def where(self) -> str:

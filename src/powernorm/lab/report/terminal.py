@@ -21,6 +21,7 @@ from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scored_weights, signatures
 from powernorm.lab.report.statistics_tables import evaluation_table, score_tables, tid_table
 from powernorm.lab.report.summary import SummaryRow, best_rows, summarize
+from powernorm.lab.report.tuning import budget_table, tuning_sentence
 from powernorm.runs import REPORT_FILE, RESULTS_FILE, DiagnosisRecord
 
 _MAX_CELL: Final = 26
@@ -60,6 +61,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     for note in (*notes, *map(": ".join, signatures(comparison))):
         if note:
             console.print(Text(note))
+    _print_tuning(console, comparison)
     if comparison.reduced:
         console.print(Text(printable(comparison.reduced)))
     if comparison.changes is not None:
@@ -68,6 +70,13 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     if comparison.paper:
         console.print(Text("paper and measured", style="bold"))
         console.print(_plain_table(paper_table(comparison)))
+
+
+def _print_tuning(console: Console, comparison: Comparison) -> None:
+    """Print how the settings were chosen, where they were."""
+    if comparison.tuning is not None:
+        console.print(Text(tuning_sentence(comparison.tuning)))
+        console.print(_plain_table(budget_table(comparison.tuning)))
 
 
 def print_evaluation(console: Console, record: DiagnosisRecord) -> None:
