@@ -104,7 +104,7 @@ def test_of_a_built_in_task(tmp_path: Path) -> None:
     shared = powernorm(tmp_path, *lm, "--search", "training.num_threads=int:1:2").refused()
     assert "training.num_threads, which all runs of a comparison share" in shared
     unknown = powernorm(tmp_path, *lm, "--search", "learning_rate=log:1e-4:1e-2").refused()
-    assert "did you mean optimizer.learning_rate?" in unknown
+    assert "did you mean optimizer.learning_rate" in unknown
 
 
 def test_without_optuna_the_extra_is_named(tmp_path: Path) -> None:

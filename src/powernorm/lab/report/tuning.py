@@ -186,7 +186,7 @@ def _slices(tuning: TuningRecord, trials: Sequence[TrialRow], prefix: str) -> It
                 one["search"].get(key, "").startswith("log:") for one in tuning["norms"].values()
             )
             svg = _slice(tuning, known, key, name, is_log=is_log, prefix=f"{prefix}-slice-{index}")
-            yield DrawnFigure(svg, f"{name} of the trials that came to their end, by {key}.")
+            yield DrawnFigure(svg, f"The {name} of trials that came to their end, by {key}.")
 
 
 def _slice(

@@ -18,7 +18,6 @@ from powernorm.lab.tasks.builtin import BuiltinTask, Notes, check_norms, grid_of
 from powernorm.lab.tasks.registry import task_of as builtin_task
 from powernorm.lab.tuning.ranges import (
     FIXED,
-    Range,
     Space,
     option_key,
     options_in,
@@ -34,7 +33,6 @@ from powernorm.runs import Goal
 LEARNING_RATE: Final = "optimizer.learning_rate"
 WARMUP: Final = "schedule.warmup_fraction"
 WARMUP_STEPS: Final = "schedule.warmup_steps"
-OPTION_SEARCH: Final = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -440,6 +438,3 @@ def _check_ends(subject: Subject, spaces: Mapping[str, Space]) -> None:
         points += [Point(norm, values) for values in tried]
     numbered = [replace(point, number=index) for index, point in enumerate(points)]
     subject.check(numbered)
-
-
-__all__ = ["BuiltinSubject", "OwnSubject", "Point", "Range", "Subject", "Work", "spaces_of"]
