@@ -9,6 +9,10 @@ COMPARISON/                 one folder a comparison
   work.json                 what other processes have to know to train the runs that are left
   workers/                  what the workers of `--jobs` printed
   report.html               self-contained report
+  tuning.json               of `powernorm tune`: how the settings were chosen, TuningRecord
+  trials.csv                one row a trial (TRIALS_COLUMNS, then the settings by dotted key)
+  trials/                   a folder as this one, of the trials
+  optuna.db                 the trials as Optuna has them
   RUN/                      one folder a run, named by `run_name`
     config.json             the full configuration of the run
     metrics.csv             one row a logged step (METRICS_COLUMNS; empty cells where not logged;
@@ -48,6 +52,12 @@ COMPARISON_FILE: Final = "comparison.json"
 RESULTS_FILE: Final = "results.json"
 WORK_FILE: Final = "work.json"
 REPORT_FILE: Final = "report.html"
+TUNING_FILE: Final = "tuning.json"
+TRIALS_FILE: Final = "trials.csv"
+TRIALS_FOLDER: Final = "trials"
+TRIALS_COLUMNS: Final = ("norm", "trial", "status", "value", "step", "seconds", "folder")
+"""`value` is what the trials are judged by, of those that came to their end; `trial` is Optuna's
+number, from 0."""
 CONFIG_FILE: Final = "config.json"
 METRICS_FILE: Final = "metrics.csv"
 NORMS_FILE: Final = "norms.csv"
@@ -114,13 +124,13 @@ calls in the step whose input or whose gradient was not finite, and 1 for the no
 first to see that, else 0.
 """
 
-Status = Literal["finished", "diverged", "nonfinite", "interrupted", "failed", "dropped"]
+Status = Literal["finished", "diverged", "nonfinite", "interrupted", "failed", "dropped", "pruned"]
 """How a run ended.
 
 `diverged`: its loss rose above the first baseline (the unigram) for good, where there is one;
 `nonfinite`: its loss became NaN or infinite; `interrupted`: stopped by the user, `--resume`
 continues it; `failed`: an exception; `dropped`: not trained, or not to the end, because the race
-was decided.
+was decided; `pruned`: a trial of a tuning that fell behind the earlier ones.
 """
 
 
@@ -409,6 +419,49 @@ class Goal(TypedDict):
     """Which way is better."""
 
 
+class ChosenTrial(TypedDict):
+    """The best trial of a norm."""
+
+    trial: int
+    """Its number, from 0."""
+    value: float
+    """Of the valid split."""
+    settings: dict[str, Any]
+    """By dotted key."""
+
+
+class NormTuning(TypedDict):
+    """How the settings of one norm were chosen."""
+
+    search: dict[str, str]
+    """Ranges by dotted key, as `--search` takes them."""
+    trials: dict[str, int]
+    """How many ended with each status; all of them count."""
+    untuned: float | None
+    """What the recipe's own settings came to, which are the first trial."""
+    best: ChosenTrial | None
+    """None where no trial has come to its end."""
+    curve: list[float | None]
+    """The best value after 1, 2, … trials."""
+    importance: dict[str, float]
+    """How much each setting mattered, parts of 1; empty of too few trials."""
+
+
+class TuningRecord(TypedDict):
+    """How the settings of a comparison were chosen: the same budget for every norm."""
+
+    num_trials: int
+    """Of each norm."""
+    select_by: Goal
+    """The value of the valid split by which trials are judged."""
+    seed: int
+    """Of the runs of all trials, and of the sampler; none of the comparison's."""
+    sampler: str
+    pruner: str | None
+    """The rule by which trials are given up early; None where none is."""
+    norms: dict[str, NormTuning]
+
+
 class FunctionRecord(TypedDict):
     """The training function of a user that a comparison ran."""
 
@@ -476,6 +529,8 @@ class ComparisonHead(TypedDict):
     """What has to be known beside a paper's numbers, in words: for which preset it stands, whether
     the data are the paper's, and what a remark of its runs means. In older files the changes end
     it, in words."""
+    tuning: NotRequired[TuningRecord]
+    """How the settings of each norm were chosen; absent where nobody tuned them."""
     changes: NotRequired[ChangesRecord]
     """Absent where every setting is the preset's."""
 

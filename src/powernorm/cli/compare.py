@@ -6,23 +6,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from powernorm.cli import completion, launching
+from powernorm.cli import completion, launching, options
 from powernorm.errors import InputError
 from powernorm.lab.tasks import STUDIES, TASKS
-from powernorm.runs import PLACEMENTS, RESULTS_FILE
+from powernorm.runs import RESULTS_FILE
 
 if TYPE_CHECKING:
     from powernorm.lab.engine.executors.choice import Workers
     from powernorm.lab.engine.grid import Grid, Race
     from powernorm.lab.recipes import Recipe
     from powernorm.lab.settings.comparison import ComparisonSettings
-
-_PRESET: Final = "demo"
 
 
 def compare(
@@ -43,22 +41,8 @@ def compare(
             "preset's variants; else the preset's, or ln,bn,rbn,pn.",
         ),
     ] = None,
-    placement: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Where the norms stand: {', '.join(PLACEMENTS)}; else the recipe's.",
-        ),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Size of the experiment, also of a study: smoke, demo, or another of `powernorm "
-            f"recipes`; else {_PRESET}.",
-            autocompletion=completion.presets,
-        ),
-    ] = None,
+    placement: options.Placement = None,
+    preset: options.Preset = None,
     study: Annotated[
         str | None,
         typer.Option(
@@ -72,16 +56,7 @@ def compare(
         str | None,
         typer.Option(metavar="N | A,B,…", help="How many seeds (3: 0 to 2), or which (3,7 or 5,)."),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="A text file, a folder with ….train.txt, ….valid.txt and ….test.txt, or the name "
-            "of a data set; for tag CoNLL-U files with such names; for translation a folder with "
-            "train.de, train.en, valid.de …, sentence pairs in columns between tabs, or hf:NAME; "
-            "`powernorm data` lists the sets and what the other tasks take; else the recipe's.",
-        ),
-    ] = None,
+    data: options.Data = None,
     goal: Annotated[
         str | None,
         typer.Option(
@@ -97,22 +72,10 @@ def compare(
             help="Where the runs go; else runs/TASK-PRESET, TASK-STUDY-PRESET or MODULE-FUNCTION.",
         ),
     ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting; may be given several times."
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Delete the runs that DIR holds first.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the runs that DIR holds.")
-    ] = False,
-    device: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …"),
-    ] = "auto",
+    assignments: options.Assignments = None,
+    force: options.Force = False,
+    resume: options.Resume = False,
+    device: options.Device = "auto",
     devices: Annotated[
         int,
         typer.Option(
@@ -122,50 +85,11 @@ def compare(
             "over several machines start this command with torchrun instead.",
         ),
     ] = 1,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Train N runs at a time, each in a process of its own, on a GPU of its own where "
-            "there are GPUs; more processes, also of other machines: `powernorm work DIR`.",
-        ),
-    ] = 1,
-    num_threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads",
-            min=1,
-            metavar="N",
-            help="CPU threads of each run, part of its settings; else the recipe's, 1 with --jobs, "
-            "or torch's choice.",
-        ),
-    ] = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Where the processes of --jobs are: local, on this machine; ray, tasks of a Ray "
-            "cluster; slurm, jobs of SLURM. All machines have to see DIR.",
-        ),
-    ] = None,
-    executor_options: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--executor-option",
-            metavar="KEY=VALUE",
-            help="Of ray: address, num_cpus, num_gpus, …; of slurm: partition, timeout_min, … "
-            "(docs/scaling.md); may be given several times.",
-        ),
-    ] = None,
-    retries: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="With --jobs: so often a run is tried again whose process was lost.",
-        ),
-    ] = 3,
+    jobs: options.Jobs = 1,
+    num_threads: options.Threads = None,
+    executor: options.ExecutorName = None,
+    executor_options: options.ExecutorOptions = None,
+    retries: options.Retries = 3,
     is_race: Annotated[
         bool,
         typer.Option(
@@ -195,12 +119,8 @@ def compare(
             "--plan", help="Train nothing: prepare DIR for `powernorm work DIR`, then leave."
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the results as JSON in place of the table.")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show no progress; with --json only that.")
-    ] = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train the same model with each norm, or with the variants of a study, and compare them.
 
@@ -211,28 +131,21 @@ def compare(
     from powernorm.lab.working import with_threads
 
     shown = Shown(as_json=as_json, quiet=quiet)
-    workers = Workers(jobs, executor, _executor_options(executor_options or []), retries)
+    workers = Workers(jobs, executor, parsed_executor_options(executor_options or []), retries)
     race = _race(race_confidence, race_margin, is_race=is_race)
     recipe: Recipe | None = None
     changes = assignments or []
     if ":" in task:
         foreign = {"--placement": placement, "--preset": preset, "--study": study, "--data": data}
-        _refuse(foreign, f"{task} is a function of your own")
+        refuse(foreign, f"{task} is a function of your own")
         folder = out or Path("runs") / task.replace(":", "-")
         what: Grid | ComparisonSettings = _own(
             task, norms, seeds, goal, changes, device, num_threads or workers.default_threads
         )
     else:
-        _refuse({"--goal": goal}, f"{task} has a measure of its own")
-        options = {
-            "norms": norms,
-            "model.placement": placement,
-            "seeds": None if seeds is None else ",".join(map(str, _seeds(seeds))),
-            "data.path": data,
-            "training.accelerator": _accelerator(device),
-        }
-        chosen = [f"{key}={value}" for key, value in options.items() if value is not None]
-        config, recipe, name = _built_in(task, preset, study, [*chosen, *changes])
+        refuse({"--goal": goal}, f"{task} has a measure of its own")
+        chosen = named_settings(norms, placement, seeds, data, device)
+        config, recipe, name = built_in_settings(task, preset, study, [*chosen, *changes])
         what = with_threads(config, workers, num_threads)
         folder = out or Path("runs") / name
     if devices > 1 and (workers.are_used or plan):
@@ -240,7 +153,7 @@ def compare(
             f"{launching.OPTION} trains each run in several processes, and "
             f"{'--plan trains none' if plan else '--jobs and --executor several runs'}: choose one"
         )
-    with _interruptible(folder):
+    with interruptible(folder):
         if plan:
             _plan(what, folder, recipe, race, resume=resume, force=force)
             return
@@ -249,7 +162,25 @@ def compare(
         _train(what, folder, shown, recipe, workers, race, resume=resume, force=force)
 
 
-def _built_in(
+def named_settings(
+    norms: str | None, placement: str | None, seeds: str | None, data: str | None, device: str
+) -> list[str]:
+    """Return the settings of a built-in task that have options of their own, as `--set` has them.
+
+    Raises:
+        InputError: seeds or device cannot be used.
+    """
+    values = {
+        "norms": norms,
+        "model.placement": placement,
+        "seeds": None if seeds is None else ",".join(map(str, parsed_seeds(seeds))),
+        "data.path": data,
+        "training.accelerator": accelerator_of(device),
+    }
+    return [f"{key}={value}" for key, value in values.items() if value is not None]
+
+
+def built_in_settings(
     task: str, preset: str | None, study: str | None, assignments: list[str]
 ) -> "tuple[ComparisonSettings, Recipe | None, str]":
     """Return the settings of a built-in task, the recipe they are of, and the folder's name.
@@ -261,11 +192,11 @@ def _built_in(
     from powernorm.lab.recipes.studies import study_config
 
     if task.endswith(".toml"):
-        _refuse({"--preset": preset, "--study": study}, f"{task} is a recipe of your own")
+        refuse({"--preset": preset, "--study": study}, f"{task} is a recipe of your own")
         recipe = read_recipe(Path(task))
         what = chosen_settings(recipe, assignments)
         return what, recipe, f"{what.task}-{recipe.name}"
-    name = preset or _PRESET
+    name = preset or options.PRESET
     if study is not None:
         what = study_config(task, study, name, assignments)
         check_choice(what)
@@ -334,7 +265,7 @@ def _race(confidence: float | None, margin: float | None, *, is_race: bool) -> "
     return Race(margin=margin) if confidence is None else Race(confidence, margin)
 
 
-def _executor_options(assignments: list[str]) -> dict[str, str]:
+def parsed_executor_options(assignments: list[str]) -> dict[str, str]:
     """Return the options of an executor by name."""
     for text in assignments:
         if "=" not in text:
@@ -342,14 +273,23 @@ def _executor_options(assignments: list[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in assignments)
 
 
-def _refuse(options: Mapping[str, str | None], reason: str) -> None:
-    given = [name for name, value in options.items() if value is not None]
+def refuse(given_by_name: Mapping[str, str | None], reason: str) -> None:
+    """Refuse options that mean nothing for what is trained.
+
+    Raises:
+        InputError: one of them was given.
+    """
+    given = [name for name, value in given_by_name.items() if value is not None]
     if given:
         raise InputError(f"{reason}, for which {given[0]} means nothing: leave it out")
 
 
-def _seeds(text: str) -> list[int]:
-    """Return the seeds of `3` (0, 1 and 2) or `3,7`."""
+def parsed_seeds(text: str) -> list[int]:
+    """Return the seeds of `3` (0, 1 and 2) or `3,7`.
+
+    Raises:
+        InputError: it is neither.
+    """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > 1 and not parts[-1]:
         parts.pop()  # "5," is the seed 5
@@ -363,7 +303,7 @@ def _seeds(text: str) -> list[int]:
     return chosen
 
 
-def _accelerator(device: str) -> str | None:
+def accelerator_of(device: str) -> str | None:
     """Return the setting of a built-in task for a device."""
     if device == "auto":
         return None
@@ -400,7 +340,7 @@ def _own(
     return own_grid(
         task,
         norms=checked_norms([name for name in names if name]),
-        seeds=checked_seeds(1 if seeds is None else _seeds(seeds)),
+        seeds=checked_seeds(1 if seeds is None else parsed_seeds(seeds)),
         goal={metric: direction},
         settings=settings,
         norm_options=norm_options,
@@ -470,7 +410,7 @@ def _without_devices(arguments: list[str]) -> list[str]:
 
 
 @contextmanager
-def _interruptible(folder: Path) -> Iterator[None]:
+def interruptible(folder: Path) -> Iterator[None]:
     """Say after Ctrl-C or a scheduler's signal what is kept and how it goes on, and leave."""
     try:
         yield

@@ -30,6 +30,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "sentencepiece": ("sentencepiece",),
     "ray": ("ray",),
     "slurm": ("submitit",),
+    "tune": ("optuna",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
 }
 """Packages of each extra, by their import names."""

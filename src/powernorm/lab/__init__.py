@@ -43,6 +43,7 @@ __all__ = [
     "saved_states",
     "settings_from",
     "study_config",
+    "tune",
 ]
 
 check_extra("train", "powernorm.lab")
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from powernorm.lab.tasks.builtin import Notes
     from powernorm.lab.tasks.settings import settings_from
     from powernorm.lab.tasks.trained_models import load_trained, run_data
+    from powernorm.lab.tuning.tuner import tune
 else:
     _MODULES = {
         "Comparison": "report",
@@ -87,6 +89,7 @@ else:
         "saved_states": "engine.state",
         "settings_from": "tasks.settings",
         "study_config": "recipes.studies",
+        "tune": "tuning.tuner",
     }
 
     def __getattr__(name):

@@ -1,8 +1,8 @@
 """`powernorm.lab.compare`: norms in a user's training function, or on a built-in task."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -182,19 +182,37 @@ def compare_and_show(
         notes=known,
     )
     try:
+        with shown(folder, progress) as listener:
+            train(on_event=listener)
+    finally:
+        if executor is not None:
+            executor.close()
+    return show_comparison(folder, table=table)
+
+
+@contextmanager
+def shown(folder: Path, progress: bool | Listener) -> Iterator[Listener | None]:
+    """Show what happens in the block, and write the page of what there is if it is interrupted.
+
+    Args:
+        folder: of the comparison.
+        progress: whether to show it, or who receives the events.
+    """
+    try:
         if callable(progress) or not progress or not is_first_process():
-            train(on_event=progress if callable(progress) else None)
+            yield progress if callable(progress) else None
         else:
-            with ComparisonProgress(Console(stderr=True)) as shown:
-                train(on_event=shown)
+            with ComparisonProgress(Console(stderr=True)) as bars:
+                yield bars
     except (KeyboardInterrupt, Stopped):
         if is_first_process() and (folder / RESULTS_FILE).exists():
             with suppress(InputError):
                 write_report(folder)
         raise
-    finally:
-        if executor is not None:
-            executor.close()
+
+
+def show_comparison(folder: Path, *, table: bool) -> Comparison:
+    """Write the page of a comparison, print its table, and return it."""
     found = read_comparison(folder)
     if is_first_process():
         _add_statistics(folder, found)

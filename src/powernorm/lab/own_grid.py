@@ -1,6 +1,7 @@
 """The grid of a user's own training function: what is asked for, checked."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,6 +21,19 @@ NUM_THREADS: Final = "num_threads"
 Direction = Literal["min", "max"]
 
 
+@dataclass(frozen=True)
+class OwnVariant:
+    """A line with settings of its own, in place of a norm as such."""
+
+    label: str
+    """Name in tables and folders; a norm's own name is that norm."""
+    norm: str
+    settings: Mapping[str, Any]
+    """Over those of the comparison."""
+    norm_options: Mapping[str, Any]
+    """Over those that the comparison has for the norm."""
+
+
 def own_grid(
     train: Task | TrainingFunction | str,
     *,
@@ -30,6 +44,8 @@ def own_grid(
     norm_options: Mapping[str, Mapping[str, Any]],
     device: str = "auto",
     num_threads: int | None = None,
+    variants: Sequence[OwnVariant] = (),
+    labels: Sequence[str] | None = None,
 ) -> Grid:
     """Return the grid of a training function and of settings, all of them checked.
 
@@ -42,6 +58,8 @@ def own_grid(
         norm_options: options of `build_norm` by norm.
         device: as in `chosen_device`.
         num_threads: CPU threads of torch in each run; None leaves torch its choice.
+        variants: what is trained in place of the norms as such.
+        labels: of the variants that are trained; None is all. The others may have runs already.
 
     Raises:
         InputError: one of them cannot be used; the message names it.
@@ -57,22 +75,40 @@ def own_grid(
             f"norm_options.{unused[0]} is given, and {unused[0]} is not among the norms "
             f"({', '.join(norms)}): add it, or leave its options out"
         )
-    for norm in norms:
-        task.check(checked, norm)
     options = {norm: dict(norm_options.get(norm, {})) for norm in norms}
+    lines = {norm: Line(norm, checked, options[norm]) for norm in norms}
+    if variants:
+        lines = {one.label: _line_of_variant(one, task, settings, options) for one in variants}
+    for line in lines.values():
+        task.check(line.settings, line.norm)
     return Grid(
         task=task,
-        lines=[Line(norm=norm, settings=checked, norm_options=options[norm]) for norm in norms],
+        lines=[lines[label] for label in (lines if labels is None else labels)],
         seeds=seeds,
         goal=metric,
         direction=direction,
         settings=checked,
         head=partial(_head, task, checked, options, list(seeds)),
         config=partial(_config, task, {"metric": metric, "direction": direction}, num_threads),
-        line_of=partial(_line_of, checked, norm_options),
+        line_of=partial(_line_of, checked, norm_options, lines if variants else {}),
         device=chosen_device(device),
         num_threads=num_threads,
     )
+
+
+def _line_of_variant(
+    variant: OwnVariant,
+    task: Task,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Mapping[str, Any]],
+) -> Line:
+    chosen = {**options.get(variant.norm, {}), **variant.norm_options}
+    check_norm_options(variant.norm, chosen)
+    own = task.settings({**settings, **variant.settings})
+    if variant.label == variant.norm:
+        return Line(variant.norm, own, chosen)
+    extra = {"label": variant.label}
+    return Line(variant.norm, own, chosen, label=variant.label, extra=extra)
 
 
 def chosen_device(device: str) -> torch.device:
@@ -176,12 +212,15 @@ def _config(
     }
     if num_threads is not None:
         config[NUM_THREADS] = num_threads
+    if line.label is not None:
+        config["label"] = line.label
     return config if fingerprint is None else {**config, "data_fingerprint": fingerprint}
 
 
 def _line_of(
     settings: Any,
     norm_options: Mapping[str, Mapping[str, Any]],
+    variants: Mapping[str, Line],
     folder: Path,
     old: Mapping[str, Any],
 ) -> Line:
@@ -189,6 +228,9 @@ def _line_of(
     norm = old.get("norm")
     if not isinstance(norm, str):
         raise InputError(f"{folder} is no run of a training function: give another --out")
+    variant = variants.get(old.get("label", norm))
+    if variant is not None:
+        return variant
     chosen = norm_options.get(norm)
     if chosen is None and isinstance(old.get(NORM_OPTIONS), Mapping):
         chosen = old[NORM_OPTIONS]

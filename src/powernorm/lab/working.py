@@ -24,7 +24,8 @@ from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError
 from powernorm.lab.engine.run_training import RunTraining
 from powernorm.lab.engine.stopping import Stop
 from powernorm.lab.engine.tasks import FunctionTask, Task, TrainingFunction, task_of
-from powernorm.lab.own_grid import own_grid
+from powernorm.lab.engine.trials import TrialRules
+from powernorm.lab.own_grid import OwnVariant, own_grid
 from powernorm.lab.settings.comparison import ComparisonSettings, to_json
 from powernorm.runs import COMPARISON_FILE, RESULTS_FILE, WORK_FILE
 
@@ -48,34 +49,47 @@ def with_threads(
     return replace(config, training=replace(config.training, num_threads=chosen))
 
 
-def work_record(what: Grid | ComparisonSettings, race: Race | None = None) -> dict[str, Any]:
+def work_record(
+    what: Grid | ComparisonSettings,
+    race: Race | None = None,
+    trial: TrialRules | None = None,
+) -> dict[str, Any]:
     """Return what a worker has to know of a comparison, for the file that it reads.
 
     Args:
         what: to train: the grid of a user's own function, or the settings of a built-in task.
         race: of its norms.
+        trial: how the runs are judged where they are trials of a tuning.
 
     Raises:
         InputError: a function cannot be imported by a worker.
     """
+    rules: dict[str, Any] = {} if trial is None else {"trial": trial.to_json()}
+    if race is not None:
+        rules["race"] = race.record()
     if isinstance(what, ComparisonSettings):
-        return {"format": 1, "comparison": to_json(what), **_race_record(race)}
+        return {"format": 1, "comparison": to_json(what), **rules}
     record = {
         "function": _importable(what.task),
-        "norms": [line.norm for line in what.lines],
+        "norms": list(dict.fromkeys(line.norm for line in what.lines)),
         "seeds": list(what.seeds),
         "goal": {what.goal: what.direction},
         "settings": what.task.to_json(what.settings),
-        "norm_options": {line.norm: dict(line.norm_options) for line in what.lines},
+        "norm_options": {},
+        "variants": [
+            {
+                "label": line.name,
+                "norm": line.norm,
+                "settings": what.task.to_json(line.settings),
+                "norm_options": dict(line.norm_options),
+            }
+            for line in what.lines
+        ],
         "device": what.device.type,
         "num_threads": what.num_threads,
     }
     path = [str(Path(part).absolute()) for part in sys.path]
-    return {"format": 1, "own": record, "path": path, **_race_record(race)}
-
-
-def _race_record(race: Race | None) -> dict[str, Any]:
-    return {} if race is None else {"race": race.record()}
+    return {"format": 1, "own": record, "path": path, **rules}
 
 
 def _importable(task: Task) -> dict[str, str]:
@@ -120,7 +134,8 @@ def read_work(out: Path) -> Grid:
         )
     record = read_json(path)
     race = Race(**record["race"]) if "race" in record else None
-    return replace(_recorded_grid(out, record), race=race)
+    trial = TrialRules.from_json(record["trial"]) if "trial" in record else None
+    return replace(_recorded_grid(out, record), race=race, trial=trial)
 
 
 def _recorded_grid(out: Path, record: Mapping[str, Any]) -> Grid:
@@ -143,6 +158,7 @@ def _recorded_grid(out: Path, record: Mapping[str, Any]) -> Grid:
         norm_options=own["norm_options"],
         device=own["device"],
         num_threads=own["num_threads"],
+        variants=[OwnVariant(**variant) for variant in own.get("variants", [])],
     )
 
 

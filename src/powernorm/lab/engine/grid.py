@@ -9,6 +9,7 @@ import torch
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.tasks import Task
+from powernorm.lab.engine.trials import TrialRules
 from powernorm.runs import RaceSettings, run_name
 
 
@@ -95,6 +96,8 @@ class Grid:
     """What a run's own result says of the study, should results.json be lost."""
     race: Race | None = None
     """None trains every norm with every seed."""
+    trial: TrialRules | None = None
+    """How the runs are judged where they are trials of a tuning."""
 
     def runs(self) -> Iterator[tuple[Line, int]]:
         """Yield the runs in the order of training: all lines of a seed before the next seed."""

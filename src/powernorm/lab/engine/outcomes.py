@@ -32,6 +32,8 @@ def measured_result(
     if run.is_nonfinite:
         message = f"the loss was NaN or infinite; stopped at step {run.step}"
         return result_of(run, line, "nonfinite", message=message)
+    if run.is_pruned:
+        return result_of(run, line, "pruned", message=behind(run.step))
     if not run.uses_norm:
         raise InputError(
             f"{grid.task.name} called neither run.swap nor run.build_norm, so that every "
@@ -54,6 +56,11 @@ def measured_result(
         message = f"{goal} is worse than that of {baselines[0]['name']}"
         return result_of(run, line, "diverged", found, message)
     return result_of(run, line, "finished", found)
+
+
+def behind(step: int) -> str:
+    """Return what a trial's result says that was given up after a step."""
+    return f"given up after step {step}: worse than the median of the earlier trials"
 
 
 def result_of(

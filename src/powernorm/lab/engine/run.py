@@ -28,6 +28,7 @@ from powernorm.lab.engine.state import (
 )
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.lab.engine.tracked import Tracked
+from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.engine.warmup import warmup_options
 from powernorm.lab.engine.watching import Monitoring, evaluating
 from powernorm.norms import Norm
@@ -87,6 +88,7 @@ class Run:
         baselines: Sequence[Baseline] = (),
         index: int = 1,
         num_runs: int = 1,
+        trial: TrialRules | None = None,
     ) -> None:
         self._norm = norm
         self.label = label or norm
@@ -103,12 +105,17 @@ class Run:
         self.listener = listener
         self.stop = stop
         self.lease = lease
+        self.trial = trial
         self.recorded: dict[str, Any] = {}
         """What `record` was given."""
         self.step = 0
         """Number of steps that are done, earlier sittings included."""
         self.is_nonfinite = False
         """Whether the training loss was lost."""
+        self.is_pruned = False
+        """Whether it is a trial that fell behind."""
+        self._best: float | None = None
+        """Of a trial, by what trials are judged by."""
         self._knows_norm = False
         self._built: list[nn.Module] = []
         self._tracked = Tracked(folder, self._writing)
@@ -134,6 +141,14 @@ class Run:
         """Short name of the norm, or `module:Class`, for a function that builds it by itself."""
         self._knows_norm = True
         return self._norm
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether this is a trial of a tuning, of whose result only the valid score is looked at.
+
+        A function may leave the test data alone then, and return no test metric.
+        """
+        return self.trial is not None
 
     def swap(self, model: _Model, where: str | Where | Any = None) -> _Model:
         """Replace the norms of a model by the run's, in place, and return the model.
@@ -254,6 +269,7 @@ class Run:
                 "seconds": self.seconds,
                 "lost_rows": self._lost_rows,
                 "evaluated_at": self._evaluated_at,
+                "trial": (self._best, self.is_pruned),
             }
         )
         self._saved_step = self.step
@@ -264,13 +280,17 @@ class Run:
     def should_stop(self) -> bool:
         """Whether to end the training now: a scheduler asked for it, or the loss is lost.
 
-        For loops other than `steps`: after it was True, call `checkpoint` and return. Every
-        process reads it equally often.
+        Or it is a trial of a tuning that fell behind. For loops other than `steps`: after it was
+        True, call `checkpoint` and return. Every process reads it equally often.
         """
         self.stop.defer(until_asked=True)
         if self.stop.is_requested():
             self._stop_was_seen = True
-        return self._stop_was_seen or self.is_nonfinite
+        return self._stop_was_seen or self._ends_early
+
+    @property
+    def _ends_early(self) -> bool:
+        return self.is_nonfinite or self.is_pruned
 
     @property
     def was_interrupted(self) -> bool:
@@ -318,7 +338,7 @@ class Run:
                 self._is_in_step = False
                 self.step += 1
                 self._after_step(every, by_time=checkpoint_every is None)
-                if self.is_nonfinite:
+                if self._ends_early:
                     break
         finally:
             self._is_in_step = False
@@ -347,11 +367,23 @@ class Run:
         if loss is not None:
             self._lost_rows = 0 if math.isfinite(loss) else self._lost_rows + 1
             self.is_nonfinite = self._lost_rows >= LOST_ROWS
+        self._judge(step, numbers)
         self._logs.add(step, {"seconds": round(self.seconds, 3), **numbers})
         if loss is not None:
             self.listener(StepsDone(self.label, self.seed, step, loss))
         else:
             self.listener(Measured(self.label, self.seed, step, numbers))
+
+    def _judge(self, step: int, numbers: Mapping[str, float | None]) -> None:
+        """Give a trial up where its best value so far is behind."""
+        if self.trial is None:
+            return
+        value = numbers.get(self.trial.goal["metric"])
+        if value is None or not math.isfinite(value):
+            return
+        self._best = self.trial.better(self._best, value)
+        if step != self.num_steps:
+            self.is_pruned |= self.trial.is_behind(self._norm, step, self._best)
 
     def monitor(self, every: int | str = 50, *, scaler: Any = None) -> None:
         """Watch the norms that were built: a row a layer in norms.csv after every so many steps.
@@ -523,6 +555,7 @@ class Run:
         self.step = self._saved_step = int(checkpoint["step"])
         self._lost_rows = int(checkpoint["lost_rows"])
         self._evaluated_at = checkpoint["evaluated_at"]
+        self._best, self.is_pruned = checkpoint.get("trial", (None, False))
         if self._snapshots is not None and is_main():
             self._snapshots.forget_after(self.step)
         positions = checkpoint["position"]
@@ -542,9 +575,9 @@ class Run:
         while self.num_steps is None or self.step < self.num_steps:
             before = self.step
             yield from self._until_done(self._position.begin(batches))
-            if self.step == before or self.num_steps is None or self.is_nonfinite:
+            if self.step == before or self.num_steps is None or self._ends_early:
                 break
-        if self.num_steps is not None and self.step < self.num_steps and not self.is_nonfinite:
+        if self.num_steps is not None and self.step < self.num_steps and not self._ends_early:
             raise InputError(
                 f"the batches ended after {self.step} of {self.num_steps} steps and cannot be "
                 "begun anew: give a DataLoader or a list, or more batches"
@@ -568,7 +601,7 @@ class Run:
             except StopIteration:
                 return
             yield batch
-            if self.is_nonfinite:
+            if self._ends_early:
                 return
 
     def _after_step(self, every: int, *, by_time: bool) -> None:
@@ -602,7 +635,7 @@ class Run:
 
     def _finish(self) -> None:
         """Evaluate the last weights where the number of steps was not known, and average."""
-        if self.is_nonfinite:
+        if self._ends_early:
             return
         if self._evaluations and self._evaluated_at != self.step:
             self._evaluate(is_last=True)

@@ -40,7 +40,7 @@ from powernorm.runs import (
 
 LOGGER = logging.getLogger(__name__)
 
-OVER: Final = ("finished", "diverged", "nonfinite")
+OVER: Final = ("finished", "diverged", "nonfinite", "pruned")
 """Statuses of runs that `resume` leaves as they are."""
 NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Of an OSError: every other run would meet it, too."""
@@ -176,6 +176,7 @@ class RunTraining:
             listener=self._listener,
             index=index,
             num_runs=len(self._grid.lines) * len(self._grid.seeds),
+            trial=self._grid.trial,
         )
 
     def _outcome(self, run: Run, line: Line) -> RunResult:

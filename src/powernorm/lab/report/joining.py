@@ -48,7 +48,7 @@ def _shared(comparison: Comparison) -> tuple[Any, ...]:
     function = comparison.function and (comparison.function["name"], comparison.function["sha256"])
     return (
         *(comparison.task, comparison.preset, comparison.placement, comparison.study),
-        *(comparison.goal, function, comparison.data, settings),
+        *(comparison.goal, function, comparison.data, settings, comparison.tuning),
     )
 
 

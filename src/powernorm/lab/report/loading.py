@@ -14,6 +14,7 @@ from powernorm.lab.report.json_files import JsonObject, read_object
 from powernorm.lab.report.logs import read_metrics, read_norms
 from powernorm.lab.report.measures import MAIN, PERPLEXITY, goal_of
 from powernorm.lab.report.records import KNOWN_STATUSES, BaselineRow, Comparison, Run
+from powernorm.lab.report.tuning_files import read_tuning
 from powernorm.runs import (
     COMPARISON_FILE,
     CONFIG_FILE,
@@ -27,6 +28,8 @@ from powernorm.runs import (
     RESULTS_FILE,
     SCALES_FILE,
     TID,
+    TRIALS_FOLDER,
+    TUNING_FILE,
     ChangeRecord,
     ChangesRecord,
     DropRecord,
@@ -131,6 +134,11 @@ def _cleaned(comparison: Comparison) -> Comparison:
 
 
 def _no_runs_message(folder: Path) -> str:
+    if (folder / TUNING_FILE).exists():
+        return (
+            f"{folder} is a tuning whose trials are not over: go on with `powernorm tune … "
+            f"--resume`; the trials so far: powernorm report {folder / TRIALS_FOLDER}"
+        )
     message = f"{folder} holds neither {RESULTS_FILE} nor run folders; expected the --out folder "
     if is_run_folder(folder):
         return f"{folder} is a single run; give the comparison's folder, {folder.resolve().parent}"
@@ -224,6 +232,7 @@ def _read_results(path: Path) -> Comparison:
         paper_statistics=paper_statistics(results, "paper_statistics"),
         reduced=_text(results, "reduced"),
         changes=_changes(results),
+        tuning=read_tuning(results),
         score=_direction(results.child("score")) if "score" in results.values else None,
         baselines=[BaselineRow(row.text("name"), _metrics(row)) for row in baselines],
         runs=runs,

@@ -22,6 +22,7 @@ STATUS_WORDS: Final[Mapping[ShownStatus, str]] = {
     "interrupted": "interrupted",
     "failed": "failed",
     "dropped": "dropped",
+    "pruned": "given up",
     "unfinished": "unfinished",
 }
 

@@ -36,6 +36,7 @@ from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.tables import Table, copies
 from powernorm.lab.report.templates import part
 from powernorm.lab.report.translations import sample_contents
+from powernorm.lab.report.tuning import tuning_contents, tuning_sentence
 from powernorm.runs import METRICS_FILE, REPORT_FILE
 
 MAX_MAPS: Final = 8
@@ -103,6 +104,9 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
             copies(table_of(rows, columns_of(comparison))),
         ],
     )
+    tuning = tuning_contents(comparison)
+    if tuning:
+        yield "tuning", "How the settings were chosen", tuning
     race = race_contents(comparison)
     if race:
         yield "race", "The race", race
@@ -161,8 +165,12 @@ def _lead(comparison: Comparison) -> str:
     text = ", ".join(parts)
     if comparison.function is None:
         text += f". The same model, data and initial weights for every {noun} of a seed."
-    else:
+    elif comparison.tuning is None:
         text += ". The same function with the same settings for every norm and seed."
+    else:
+        text += ". The same function, with the settings that each norm was tuned to."
+    if comparison.tuning is not None:
+        text += f" {tuning_sentence(comparison.tuning)}"
     unfinished = sum(not run.is_as_expected for run in comparison.runs)
     if unfinished:
         text += f" {unfinished} of {runs} runs did not finish; they are marked."

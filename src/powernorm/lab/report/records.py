@@ -21,6 +21,7 @@ from powernorm.runs import (
     ScaleRecord,
     Status,
     StudyInfo,
+    TuningRecord,
     placement_words,
 )
 
@@ -164,6 +165,7 @@ class Comparison:
         score: what `valid_score` in its runs' metrics.csv is; None where it does not say.
         race: how its norms race; None where all are trained with every seed.
         standing: what the race has come to; None without one, and of parts of several.
+        tuning: how the settings of each norm were chosen; None where nobody tuned them.
     """
 
     folder: Path
@@ -186,6 +188,7 @@ class Comparison:
     score: Goal | None = None
     race: RaceSettings | None = None
     standing: RaceRecord | None = None
+    tuning: TuningRecord | None = None
 
     @property
     def where(self) -> str:

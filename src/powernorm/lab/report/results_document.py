@@ -21,6 +21,7 @@ from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.seed_statistics import POWER, SeedRow, needed, seed_rows
 from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.tables import Table, code, escaped
+from powernorm.lab.report.tuning import budget_table, ranges_table, tuning_sentence
 from powernorm.runs import PaperRecord
 
 BEGIN: Final = "<!-- begin: written by `powernorm results`, do not edit -->"
@@ -159,6 +160,11 @@ def _section(comparison: Comparison) -> str:
         else _own_table(comparison)
     )
     parts = [f"### {escaped(_title(comparison))}\n", f"{_facts(comparison)}\n", table]
+    if comparison.tuning is not None:
+        parts.append(f"\n{tuning_sentence(comparison.tuning)}\n")
+        parts.append(budget_table(comparison.tuning).markdown())
+        parts.append("\nThe ranges:\n")
+        parts.append(ranges_table(comparison.tuning).markdown())
     found = claims(comparison)
     measured = [claim for claim in found if claim.measured is not None]
     if measured:
@@ -175,15 +181,18 @@ def _section(comparison: Comparison) -> str:
 def _title(comparison: Comparison) -> str:
     study = "" if comparison.study is None else f", study {comparison.study['name']}"
     preset = f", {comparison.preset}" if comparison.preset else ""
-    return f"{comparison.task}{preset}{study}"
+    tuned = "" if comparison.tuning is None else ", tuned"
+    return f"{comparison.task}{preset}{study}{tuned}"
 
 
 def _facts(comparison: Comparison) -> str:
     """How it was made: command, data, hardware, date, and how it is not what the paper did."""
     preset = f" --preset {comparison.preset}" if comparison.preset else ""
     # A study may be one of the user's own, which no command trains.
+    verb = "compare" if comparison.tuning is None else "tune"
+    budget = "" if comparison.tuning is None else f" --trials {comparison.tuning['num_trials']}"
     made = (
-        code(f"powernorm compare {comparison.task}{preset}")
+        code(f"powernorm {verb} {comparison.task}{preset}{budget}")
         if comparison.study is None
         else escaped(comparison.study["title"])
     )

@@ -22,6 +22,7 @@ from powernorm.lab.report.scoring import scored_weights, signatures
 from powernorm.lab.report.seed_statistics import seed_table
 from powernorm.lab.report.statistics_tables import evaluation_table, score_tables, tid_table
 from powernorm.lab.report.summary import SummaryRow, best_rows, summarize
+from powernorm.lab.report.tuning import budget_table, tuning_sentence
 from powernorm.runs import REPORT_FILE, RESULTS_FILE, DiagnosisRecord
 
 _MAX_CELL: Final = 26
@@ -62,6 +63,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     for note in (*notes, *map(": ".join, signatures(comparison))):
         if note:
             console.print(Text(note))
+    _print_tuning(console, comparison)
     if comparison.reduced:
         console.print(Text(printable(comparison.reduced)))
     if comparison.changes is not None:
@@ -77,6 +79,13 @@ def _print_seeds(console: Console, comparison: Comparison, rows: Sequence[Summar
     if table is not None:
         console.print(Text("what the seeds say", style="bold"))
         console.print(_plain_table(table))
+
+
+def _print_tuning(console: Console, comparison: Comparison) -> None:
+    """Print how the settings were chosen, where they were."""
+    if comparison.tuning is not None:
+        console.print(Text(tuning_sentence(comparison.tuning)))
+        console.print(_plain_table(budget_table(comparison.tuning)))
 
 
 def print_evaluation(console: Console, record: DiagnosisRecord) -> None:

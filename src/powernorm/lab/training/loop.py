@@ -84,6 +84,7 @@ class TrainingLoop:
         self._data = data
         self._recorder = recorder
         self._checkpoints = checkpoints
+        self._run = run
         self.step = 0
         self._is_over = False
         training = self._config.training
@@ -153,6 +154,14 @@ class TrainingLoop:
             set_random_states({**random_states(), **state["random"][rank()]})
 
     # Training
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether the run is a trial that fell behind at the validation after this step."""
+        trial, step = self._run.trial, self.step
+        if trial is None or step >= self._config.training.max_steps:
+            return False
+        return trial.is_behind(self._run.norm, step, self._recorder.best_valid)
 
     def train(self) -> None:
         """Train to the end, or until patience or the loss is lost.
@@ -268,7 +277,7 @@ class TrainingLoop:
             # The same batches in every process: those of this one alone are fewer in some.
             gap = gap_cells(model, batches, self._device)
         recorder.record_validation(self.step, loss, perplexity, score, gap)
-        self._is_over |= recorder.is_out_of_patience()
+        self._is_over |= recorder.is_out_of_patience() or self.is_pruned
         self._checkpoints.save(self.state(), validated=True, is_best=recorder.is_best)
 
     def _score(self, loss: float) -> float | None:

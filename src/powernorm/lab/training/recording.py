@@ -98,6 +98,14 @@ class Recorder:
         """Return the speed of training in rows of the batches, of all processes together."""
         return self._examples_per_second
 
+    @property
+    def best_valid(self) -> float | None:
+        """Return the best value so far of what the best checkpoint is best by."""
+        if self._config.selects_by_score:
+            sign = -1 if self._config.score and self._config.score["direction"] == "max" else 1
+            return min(self.valid_scores, key=lambda score: sign * score, default=None)
+        return min(filter(math.isfinite, self.valid_losses), default=None)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a run that goes on has to know; every process calls it."""
         return {

@@ -12,10 +12,11 @@ from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
 from powernorm.lab.data.batch import Batch
-from powernorm.lab.data.corpus import EVALUATED_SPLITS
+from powernorm.lab.data.corpus import EVALUATED_SPLITS, EvaluatedSplit
 from powernorm.lab.engine.averaging import AVERAGE, Snapshots, write_weights
 from powernorm.lab.engine.events import RunScored, RunStarted
 from powernorm.lab.engine.folders import LAST, write_json, write_rows
+from powernorm.lab.engine.outcomes import behind
 from powernorm.lab.engine.processes import is_main, num_processes, on_main, rank
 from powernorm.lab.engine.run import Run
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -86,7 +87,9 @@ class RunTrainer:
             InputError: the checkpoint is damaged.
             KeyboardInterrupt: the user stopped the run; its last checkpoint is there.
         """
-        self._train()
+        loop = self._train()
+        if loop.is_pruned:
+            return {**self.partial_result("pruned"), "message": behind(loop.step)}
         status = self._status()
         result = self.partial_result(status)
         if status != "nonfinite":
@@ -94,7 +97,7 @@ class RunTrainer:
             self.model.to(self.device)
             scores = self._scores(status)
             result["metrics"] |= {**self._metrics(), **scores.metrics}
-            result["tid"] = self._tid()
+            result["tid"] = None if self.run.is_trial else self._tid()
             if scores.signatures:
                 result["signatures"] = scores.signatures
             self._write_files(scores)
@@ -126,7 +129,12 @@ class RunTrainer:
             result["remark"] = remark
         return result
 
-    def _train(self) -> None:
+    @property
+    def _splits(self) -> tuple[EvaluatedSplit, ...]:
+        """Return what the result is measured on: of a trial the valid split alone."""
+        return ("valid",) if self.run.is_trial else EVALUATED_SPLITS
+
+    def _train(self) -> TrainingLoop:
         run = self.run
         folder = run.folder / CHECKPOINTS_FOLDER
         last = folder / LAST
@@ -142,6 +150,7 @@ class RunTrainer:
             loop.load_state(read_checkpoint(last))
         loop.train()
         self.num_steps = loop.step
+        return loop
 
     def _step_of(self, checkpoint: Path) -> int:
         """Return the updates of a checkpoint of this model."""
@@ -217,7 +226,7 @@ class RunTrainer:
 
     def _metrics(self) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
-        for split in EVALUATED_SPLITS:
+        for split in self._splits:
             likelihood = evaluate(
                 self.model,
                 own_evaluation(self.data.evaluation(split)),
@@ -228,7 +237,8 @@ class RunTrainer:
             metrics[f"{split}_loss"] = finite_or_none(likelihood.loss)
             for name, value in self.data.from_loss(likelihood.loss).items():
                 metrics[f"{split}_{name}"] = finite_or_none(value)
-        return {name: metrics[name] for name in dict.fromkeys([*METRICS, *metrics])}
+        known = [name for name in METRICS if name in metrics]
+        return {name: metrics[name] for name in dict.fromkeys([*known, *metrics])}
 
     def _scores(self, status: Status) -> Scores:
         if status != "finished":
@@ -236,11 +246,15 @@ class RunTrainer:
         run = self.run
         self.model.eval()
         self._listener(RunScored(run.label, run.seed))
-        scores = self._task.score(self.model, run.data, self.config, self.device)
+        scores = (
+            Scores()
+            if run.is_trial
+            else self._task.score(self.model, run.data, self.config, self.device)
+        )
         wanted = [name for name in self._task.metrics if name not in scores.metrics]
         own: dict[str, float | None] = {}
         with torch.no_grad():
-            for split in EVALUATED_SPLITS:
+            for split in self._splits:
                 if any(name.startswith(split) for name in wanted):
                     found = self.data.scores(split, self.model, self.device)
                     own |= {f"{split}_{name}": finite_or_none(found[name]) for name in found}
@@ -252,7 +266,7 @@ class RunTrainer:
             write_rows(
                 self.run.folder / TRANSLATIONS_FILE, [TRANSLATIONS_COLUMNS, *scores.translations]
             )
-        if self.config.training.record_scales:
+        if self.config.training.record_scales and not self.run.is_trial:
             self._write_scales()
 
     def _tid(self) -> TID | None:

@@ -1,0 +1,113 @@
+"""Options that several commands share."""
+
+from typing import Annotated, Final
+
+import typer
+
+from powernorm.cli import completion
+from powernorm.runs import PLACEMENTS
+
+PRESET: Final = "demo"
+"""Where no preset is named."""
+
+Placement = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"Where the norms stand: {', '.join(PLACEMENTS)}; else the recipe's.",
+    ),
+]
+
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Size of the experiment, also of a study: smoke, demo, or another of `powernorm "
+        f"recipes`; else {PRESET}.",
+        autocompletion=completion.presets,
+    ),
+]
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="A text file, a folder with ….train.txt, ….valid.txt and ….test.txt, or the name "
+        "of a data set; for tag CoNLL-U files with such names; for translation a folder with "
+        "train.de, train.en, valid.de …, sentence pairs in columns between tabs, or hf:NAME; "
+        "`powernorm data` lists the sets and what the other tasks take; else the recipe's.",
+    ),
+]
+
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting; may be given several times."
+    ),
+]
+
+Force = Annotated[bool, typer.Option("--force", help="Delete the runs that DIR holds first.")]
+
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs that DIR holds.")]
+
+Device = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …"),
+]
+
+Jobs = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Train N runs at a time, each in a process of its own, on a GPU of its own where "
+        "there are GPUs; more processes, also of other machines: `powernorm work DIR`.",
+    ),
+]
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        metavar="N",
+        help="CPU threads of each run, part of its settings; else the recipe's, 1 with --jobs, "
+        "or torch's choice.",
+    ),
+]
+
+ExecutorName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Where the processes of --jobs are: local, on this machine; ray, tasks of a Ray "
+        "cluster; slurm, jobs of SLURM. All machines have to see DIR.",
+    ),
+]
+
+ExecutorOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--executor-option",
+        metavar="KEY=VALUE",
+        help="Of ray: address, num_cpus, num_gpus, …; of slurm: partition, timeout_min, … "
+        "(docs/scaling.md); may be given several times.",
+    ),
+]
+
+Retries = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="With --jobs: so often a run is tried again whose process was lost.",
+    ),
+]
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the results as JSON in place of the table.")
+]
+
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress; with --json only that.")
+]

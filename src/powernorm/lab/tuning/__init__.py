@@ -1,0 +1,1 @@
+"""`powernorm tune`: the same budget of trials for every norm, then the comparison of the best."""

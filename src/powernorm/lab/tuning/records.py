@@ -1,0 +1,161 @@
+"""The files of a tuning, and what results.json says of it."""
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from powernorm.errors import InputError
+from powernorm.lab.data.cache import write_atomically
+from powernorm.lab.engine.folders import (
+    check_folder,
+    check_same_settings,
+    prepare_folder,
+    read_json,
+    write_json,
+)
+from powernorm.lab.engine.trials import Limits
+from powernorm.lab.tuning.norm_studies import STORAGE_FILE
+from powernorm.runs import (
+    CHECKPOINTS_FOLDER,
+    METRICS_FILE,
+    TRIALS_COLUMNS,
+    TRIALS_FILE,
+    TRIALS_FOLDER,
+    TUNING_FILE,
+    RunResult,
+    TuningRecord,
+)
+
+FORMAT: Final = 1
+
+
+def take_folder(
+    out: Path, identity: Mapping[str, Any], *, resume: bool, force: bool
+) -> Mapping[str, Any] | None:
+    """Make the folder of a tuning ready, or refuse it.
+
+    Args:
+        out: the folder.
+        identity: what a tuning that goes on must have in common with the one before.
+        resume: go on with the tuning that is there.
+        force: delete what is there first.
+
+    Returns:
+        What the tuning said that goes on; None of one that begins.
+
+    Raises:
+        InputError: it holds another tuning, or runs of something else.
+    """
+    path = out / TUNING_FILE
+    if not path.exists():
+        check_folder(out, resume=False, force=force)
+        prepare_folder(out, resume=False, force=force)
+        return None
+    if not (resume or force):
+        raise InputError(
+            f"{out} holds a tuning: give another --out, --resume to go on with it or --force to "
+            "delete it"
+        )
+    check_folder(out, resume=resume, force=force)
+    if force:
+        prepare_folder(out, resume=False, force=True)
+        shutil.rmtree(out / TRIALS_FOLDER, ignore_errors=True)
+        for name in (STORAGE_FILE, TRIALS_FILE, TUNING_FILE):
+            (out / name).unlink(missing_ok=True)
+        return None
+    record = read_json(path)
+    check_same_tuning(out, record["identity"], identity)
+    return record
+
+
+def check_same_tuning(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Check that a tuning was begun with the settings that it is to go on with.
+
+    Raises:
+        InputError: they differ; the message names where.
+    """
+    spaces = "search"
+    left_out = [norm for norm in old[spaces] if norm not in new[spaces]]
+    if left_out:
+        raise InputError(
+            f"{out} has trials of {', '.join(old[spaces])}: name {', '.join(left_out)} among the "
+            "norms, too, or give another --out"
+        )
+    # Of norms that are new, there is nothing to compare.
+    common = {norm: new[spaces][norm] for norm in old[spaces]}
+    check_same_settings(out, old, {**new, spaces: common})
+
+
+def as_read(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a value as it is read back from a JSON file."""
+    read: dict[str, Any] = json.loads(json.dumps(value))
+    return read
+
+
+def write_record(out: Path, record: TuningRecord, identity: Mapping[str, Any], **own: Any) -> None:
+    """Write tuning.json."""
+    write_json(out / TUNING_FILE, {"format": FORMAT, **record, "identity": identity, **own})
+
+
+def write_trials(out: Path, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
+    """Write trials.csv: a row a trial, with a column a setting.
+
+    Args:
+        out: folder of the tuning.
+        rows: by TRIALS_COLUMNS and key.
+        keys: of all settings that are searched.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [*TRIALS_COLUMNS, *keys], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(out / TRIALS_FILE, text.getvalue().encode())
+
+
+def history(folder: Path, column: str) -> Limits:
+    """Return the values of a column of a run's metrics.csv by step, those that are numbers."""
+    try:
+        text = (folder / METRICS_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    found = {}
+    for row in csv.DictReader(text.splitlines()):
+        with suppress(ValueError):
+            value = float(row.get(column) or "nan")
+            if isfinite(value):
+                found[int(row["step"])] = value
+    return found
+
+
+def last_step(folder: Path) -> int | None:
+    """Return the last step that a run has logged."""
+    return max(history(folder, "step"), default=None)
+
+
+def forget_checkpoints(folder: Path) -> None:
+    """Delete the weights of a trial that is over; its logs and its result stay."""
+    shutil.rmtree(folder / CHECKPOINTS_FOLDER, ignore_errors=True)
+
+
+def trial_row(
+    result: RunResult | None, folder: Path, number: int, norm: str, metric: str
+) -> dict[str, Any]:
+    """Return the row of a trial in trials.csv, without its settings."""
+    row: dict[str, Any] = {"norm": norm, "trial": number, "folder": folder.name}
+    if result is None:
+        return {**row, "status": "unfinished"}
+    value = result["metrics"].get(metric) if result["status"] == "finished" else None
+    seconds = result["seconds"]
+    return {
+        **row,
+        "status": result["status"],
+        "value": value,
+        "step": last_step(folder),
+        "seconds": seconds,
+    }
