@@ -112,7 +112,8 @@ def compare(
             min=1,
             metavar="N",
             help="Train every run in N processes, each on a GPU of its own or a part of the CPUs; "
-            "over several machines start this command with torchrun instead.",
+            "with --jobs so many for each of them; over several machines start this command with "
+            "torchrun instead.",
         ),
     ] = 1,
     jobs: Annotated[
@@ -181,7 +182,7 @@ def compare(
     from powernorm.lab.working import with_threads
 
     shown = Shown(as_json=as_json, quiet=quiet)
-    workers = Workers(jobs, executor, _executor_options(executor_options or []), retries)
+    workers = Workers(jobs, executor, _executor_options(executor_options or []), retries, devices)
     recipe: Recipe | None = None
     changes = assignments or []
     if ":" in task:
@@ -204,16 +205,15 @@ def compare(
         config, recipe, name = _built_in(task, preset, study, [*chosen, *changes])
         what = with_threads(config, workers, num_threads)
         folder = out or Path("runs") / name
-    if devices > 1 and (workers.are_used or plan):
+    if devices > 1 and plan:
         raise InputError(
-            f"{launching.OPTION} trains each run in several processes, and "
-            f"{'--plan trains none' if plan else '--jobs and --executor several runs'}: choose one"
+            f"--plan trains nothing: give {launching.OPTION} {devices} to `powernorm work`"
         )
     with _interruptible(folder):
         if plan:
             _plan(what, folder, recipe, resume=resume, force=force)
             return
-        if devices > 1:
+        if devices > 1 and not workers.are_used:
             raise typer.Exit(_train_in_processes(what, devices))
         _train(what, folder, shown, recipe, workers, resume=resume, force=force)
 

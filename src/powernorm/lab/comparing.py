@@ -51,6 +51,7 @@ def compare(
     num_threads: int | None = None,
     executor: str | None = None,
     executor_options: Mapping[str, str] | None = None,
+    devices: int = 1,
     retries: int = 3,
     resume: bool = False,
     force: bool = False,
@@ -84,6 +85,8 @@ def compare(
         executor: where the processes of `jobs` are: `local`, on this machine; `ray`, tasks of a Ray
             cluster; `slurm`, jobs of SLURM. All machines have to see `out`.
         executor_options: of `ray` or `slurm`; see RayExecutor and SlurmExecutor.
+        devices: processes that train each run together, each on a GPU of its own or with
+            `num_threads` CPU threads; `jobs` times so many are at work.
         retries: with `jobs`, so often a run is tried again whose process was lost.
         resume: leave runs that are over as they are, and go on with interrupted ones from their
             last checkpoint, exactly as if they had not been interrupted.
@@ -104,7 +107,9 @@ def compare(
         Under `torchrun` every process calls it and the function; the first one writes the files,
         in a folder that all can read.
     """
-    workers = Workers(jobs, executor, executor_options or {}, retries)
+    if devices > 1:
+        executor = executor or "local"
+    workers = Workers(jobs, executor, executor_options or {}, retries, devices)
     if isinstance(train, ComparisonSettings):
         given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
         given |= {"norm_options": norm_options, "device": device != "auto"}
