@@ -119,9 +119,10 @@ def _run(app: Callable[..., object]) -> None:
     except InputError as error:
         from powernorm.lab.engine.processes import RepeatedInputError
 
-        if not isinstance(error, RepeatedInputError):
-            who = "" if is_main() else f" in process {os.environ['RANK']}"
-            print(f"error{who}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        if isinstance(error, RepeatedInputError):
+            leave(LOST_ANOTHER)  # the first process says what is wrong, and how it ended
+        who = "" if is_main() else f" in process {os.environ['RANK']}"
+        print(f"error{who}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         leave(BAD_INPUT)
     except BaseException as error:
         if _is_lost_connection(error):

@@ -82,7 +82,8 @@ def compare(
             min=1,
             metavar="N",
             help="Train every run in N processes, each on a GPU of its own or a part of the CPUs; "
-            "over several machines start this command with torchrun instead.",
+            "with --jobs so many for each of them; over several machines start this command with "
+            "torchrun instead.",
         ),
     ] = 1,
     jobs: options.Jobs = 1,
@@ -131,7 +132,9 @@ def compare(
     from powernorm.lab.working import with_threads
 
     shown = Shown(as_json=as_json, quiet=quiet)
-    workers = Workers(jobs, executor, parsed_executor_options(executor_options or []), retries)
+    workers = Workers(
+        jobs, executor, parsed_executor_options(executor_options or []), retries, devices
+    )
     race = _race(race_confidence, race_margin, is_race=is_race)
     recipe: Recipe | None = None
     changes = assignments or []
@@ -148,16 +151,15 @@ def compare(
         config, recipe, name = built_in_settings(task, preset, study, [*chosen, *changes])
         what = with_threads(config, workers, num_threads)
         folder = out or Path("runs") / name
-    if devices > 1 and (workers.are_used or plan):
+    if devices > 1 and plan:
         raise InputError(
-            f"{launching.OPTION} trains each run in several processes, and "
-            f"{'--plan trains none' if plan else '--jobs and --executor several runs'}: choose one"
+            f"--plan trains nothing: give {launching.OPTION} {devices} to `powernorm work`"
         )
     with interruptible(folder):
         if plan:
             _plan(what, folder, recipe, race, resume=resume, force=force)
             return
-        if devices > 1:
+        if devices > 1 and not workers.are_used:
             raise typer.Exit(_train_in_processes(what, devices))
         _train(what, folder, shown, recipe, workers, race, resume=resume, force=force)
 

@@ -23,6 +23,14 @@ def work(
             metavar="DIR", help="Of a comparison that `powernorm compare` has begun, or planned."
         ),
     ],
+    devices: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Train every run in N processes, each on a GPU of its own or a part of the CPUs.",
+        ),
+    ] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -41,28 +49,48 @@ def work(
     if worker is not None:
         _end_with_parent()
         _end_when_asked(folder, worker)
+    hint = f"powernorm work {folder}"
+    if devices > 1:
+        hint = f"{hint} {launching.OPTION} {devices}"
+        named = [] if worker is None else ["--worker", worker]
+        arguments = ["work", str(folder), *named, *(["--quiet"] if quiet else [])]
+        raise typer.Exit(launching.launch(devices, arguments, hint))
     console = Console(stderr=True)
+    is_shown = not quiet and launching.is_main()
     try:
-        with nullcontext() if quiet else ComparisonProgress(console) as shown:
+        with ComparisonProgress(console) if is_shown else nullcontext() as shown:
             num_failed = train_free_runs(folder, worker=worker, on_event=shown)
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: powernorm work {folder}", err=True)
+        _say(f"interrupted; go on with: {hint}")
         raise typer.Exit(launching.INTERRUPTED) from None
     except Stopped as end:
         ignore_until_exit()
-        typer.echo(f"stopped ({end}); go on with: powernorm work {folder}", err=True)
+        _say(f"stopped ({end}); go on with: {hint}")
         raise typer.Exit(EXIT_CODE) from None
-    if worker is None:
+    if worker is None and launching.is_main():
         failed = f" ({num_failed} failed: `compare … --resume` tries them again)" * bool(num_failed)
         typer.echo(f"no run is left{failed}; the table: powernorm report {folder}")
 
 
+def _say(message: str) -> None:
+    if not launching.is_launched():  # else who started this process says it, once
+        typer.echo(message, err=True)
+
+
 def _end_with_parent() -> None:
-    """Stop as by a scheduler when the process that started this one is gone: its pipe closes."""
+    """Stop as by a scheduler when the process that started this one is gone.
+
+    Its pipe closes then; one of several processes has that of another one, and a new parent.
+    """
+    parent = os.getppid()
 
     def wait() -> None:
-        while os.read(sys.stdin.fileno(), 1):
-            pass
+        if launching.is_launched():
+            while os.getppid() == parent:
+                time.sleep(LOOK_SECONDS)
+        else:
+            while os.read(sys.stdin.fileno(), 1):
+                pass
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
@@ -70,6 +98,8 @@ def _end_with_parent() -> None:
 
 def _end_when_asked(folder: Path, name: str) -> None:
     """Stop as by a scheduler when the file is there by which an executor asks for it."""
+    if launching.is_launched():
+        return  # who started this process looks for it
     from powernorm.lab.engine.executors.process import stop_file
 
     file = stop_file(folder, name)

@@ -60,6 +60,7 @@ def compare(
     num_threads: int | None = None,
     executor: str | None = None,
     executor_options: Mapping[str, str] | None = None,
+    devices: int = 1,
     retries: int = 3,
     race: Race | None = None,
     resume: bool = False,
@@ -94,6 +95,8 @@ def compare(
         executor: where the processes of `jobs` are: `local`, on this machine; `ray`, tasks of a Ray
             cluster; `slurm`, jobs of SLURM. All machines have to see `out`.
         executor_options: of `ray` or `slurm`; see RayExecutor and SlurmExecutor.
+        devices: processes that train each run together, each on a GPU of its own or with
+            `num_threads` CPU threads; `jobs` times so many are at work.
         retries: with `jobs`, so often a run is tried again whose process was lost.
         race: drop norms that are behind, seed by seed, and stop when it is decided; `seeds` is then
             how many there are at most, three at least. None trains every norm with every seed.
@@ -116,7 +119,9 @@ def compare(
         Under `torchrun` every process calls it and the function; the first one writes the files,
         in a folder that all can read.
     """
-    workers = Workers(jobs, executor, executor_options or {}, retries)
+    if devices > 1:
+        executor = executor or "local"
+    workers = Workers(jobs, executor, executor_options or {}, retries, devices)
     if isinstance(train, ComparisonSettings):
         given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
         given |= {"norm_options": norm_options, "device": device != "auto"}

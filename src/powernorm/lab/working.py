@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -21,6 +22,13 @@ from powernorm.lab.engine.grid import Grid, Race
 from powernorm.lab.engine.grid_training import train_free_runs
 from powernorm.lab.engine.isolation import own_generators, threads
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError
+from powernorm.lab.engine.processes import (
+    is_main,
+    locally_first,
+    num_processes,
+    on_main,
+    process_group,
+)
 from powernorm.lab.engine.run_training import RunTraining
 from powernorm.lab.engine.stopping import Stop
 from powernorm.lab.engine.tasks import FunctionTask, Task, TrainingFunction, task_of
@@ -200,29 +208,40 @@ def work(
         InputError: the folder tells nothing to train, or something cannot be used here.
         KeyboardInterrupt: after the run at hand has been marked as interrupted.
         Stopped: the same after SIGTERM or SIGUSR1.
+
+    Distributed:
+        Under `torchrun` every process calls it: together they are one worker, each run is trained
+        by all of them, and the first one takes the leases and writes the files.
     """
     out = out.absolute()
     grid = read_work(out)
     stop = Stop()
-    listener = on_event or ignore
-    with stop.watching(), own_generators(), threads(grid.num_threads):
-        data = grid.task.prepare(grid.settings)
+    with (
+        stop.watching(),
+        process_group(grid.device.type),
+        own_generators(),
+        threads(grid.num_threads),
+    ):
+        listener = (on_event or ignore) if is_main() else ignore
+        write_results = partial(write_shared_results, grid, out)
+        data = locally_first(lambda: grid.task.prepare(grid.settings))
         training = RunTraining(
             grid,
             out,
             data,
-            grid.task.baselines(data),
+            on_main(lambda: grid.task.baselines(data)),
             stop,
             listener,
-            (lambda: None) if worker is not None else (lambda: write_shared_results(grid, out)),
+            write_results if worker is None and is_main() else (lambda: None),
             resume=True,
             ran_on=_here(worker),
         )
         waits = worker is None
         train_free_runs(training, grid, out, stop, listener, is_worker=True, waits=waits)
         if worker is None:
-            write_shared_results(grid, out, is_last=True)
-    return sum(result["status"] == "failed" for result in Results(grid, out).read().values())
+            on_main(lambda: write_results(is_last=True))
+        known = on_main(Results(grid, out).read)
+    return sum(result["status"] == "failed" for result in known.values())
 
 
 def _here(worker: str | None) -> dict[str, Any]:
@@ -230,6 +249,8 @@ def _here(worker: str | None) -> dict[str, Any]:
     place: dict[str, Any] = {"host": socket.gethostname()}
     if worker is not None:
         place["worker"] = worker
+    if num_processes() > 1:
+        place["processes"] = num_processes()
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
     return place if gpu is None else {**place, "gpu": gpu}
 

@@ -23,6 +23,7 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, Notice, RunEnded, RunStarted, StepsDone
 from powernorm.lab.engine.executors import local, process
 from powernorm.lab.engine.executors.local import LocalExecutor, available_cores
+from powernorm.lab.engine.executors.process import RunSize
 from powernorm.lab.engine.run import Run
 
 PATHS = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
@@ -194,8 +195,10 @@ def test_each_worker_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(subprocess, "Popen", start)
     device = torch.device("cuda")
     with pytest.raises(InputError, match="--jobs 3, but this machine has 2 GPUs"):
-        LocalExecutor(tmp_path, 3, num_threads=1, device=device)
-    executor = LocalExecutor(tmp_path, 2, num_threads=3, device=device)
+        LocalExecutor(tmp_path, 3, size=RunSize(1), device=device)
+    with pytest.raises(InputError, match="of which each run takes 2: give at most --jobs 1, or"):
+        LocalExecutor(tmp_path, 2, size=RunSize(1, 2), device=device)
+    executor = LocalExecutor(tmp_path, 2, size=RunSize(3), device=device)
     for turn in range(2):
         workers = executor.start([f"w{turn}{number}" for number in range(2)])
         for worker in workers:
@@ -204,6 +207,11 @@ def test_each_worker_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         said = sorted((tmp_path / "workers" / f"{w.name}.log").read_text() for w in workers)
         assert said == ["4 3\n", "7 3\n"]
     assert started[0][1:4] == ["-m", "powernorm", "work"]
+    (worker,) = LocalExecutor(tmp_path, 1, size=RunSize(2, 2), device=device).start(["pair"])
+    while worker.poll() is None:
+        time.sleep(0.01)
+    assert (tmp_path / "workers" / "pair.log").read_text() == "4,7 2\n"
+    assert started[-1][-2:] == ["--devices", "2"]
 
 
 def powernorm(*arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
@@ -234,6 +242,26 @@ COMMAND = [
     "--out",
     "out",
 ]
+
+
+@needs_two_cores
+@pytest.mark.distributed
+def test_a_worker_can_be_several_processes(tmp_path: Path) -> None:
+    """A run that several processes train together comes to what they do without workers."""
+    one = powernorm(*COMMAND, "--threads", "1", "--devices", "2", cwd=tmp_path)
+    _, errors = one.communicate()
+    assert one.returncode == 0, errors
+    (tmp_path / "out").rename(tmp_path / "one")
+    command = [*COMMAND, "--threads", "1", "--devices", "2", "--executor", "local"]
+    refused = powernorm(*command, "--jobs", "4096", cwd=tmp_path)
+    assert "2 processes of 1 threads each needs 8192 cores" in refused.communicate()[1]
+    two = powernorm(*command, cwd=tmp_path)
+    _, errors = two.communicate()
+    assert two.returncode == 0, errors
+    assert_equal(tmp_path / "one", tmp_path / "out")
+    places = [json.loads(path.read_text())["ran_on"] for path in tmp_path.glob("out/*/result.json")]
+    assert [place["processes"] for place in places] == [2] * 4
+    assert {place["worker"] for place in places} == {"worker-1"}
 
 
 def test_processes_started_by_hand_share_a_planned_folder(serial: Path, tmp_path: Path) -> None:

@@ -20,7 +20,13 @@ from powernorm.lab.engine.folders import (
 from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.isolation import own_generators, threads
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, check_free
-from powernorm.lab.engine.processes import is_main, locally_first, on_main, process_group
+from powernorm.lab.engine.processes import (
+    is_main,
+    locally_first,
+    num_processes,
+    on_main,
+    process_group,
+)
 from powernorm.lab.engine.race import Standing, check_race, standing
 from powernorm.lab.engine.run_training import RunTraining, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
@@ -355,5 +361,8 @@ class _FreeRuns:
         except LeaseLostError as error:
             if not self._is_worker:
                 raise
+            if num_processes() > 1:
+                # The others are in the middle of the run: only an end sets them free.
+                raise RuntimeError(str(error)) from error
             self._listener(Notice(str(error)))
         return False

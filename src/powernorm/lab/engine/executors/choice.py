@@ -10,6 +10,7 @@ import torch
 from powernorm.errors import InputError
 from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.executors.local import LocalExecutor
+from powernorm.lab.engine.executors.process import RunSize
 from powernorm.lab.engine.executors.ray_cluster import RayExecutor
 from powernorm.lab.engine.executors.slurm import SlurmExecutor
 
@@ -29,6 +30,8 @@ class Workers:
     """Of the executor."""
     retries: int = 3
     """So often a run is tried again whose worker was lost."""
+    num_processes: int = 1
+    """Processes that train each run together."""
 
     def __post_init__(self) -> None:
         """Check what was given.
@@ -57,13 +60,14 @@ class Workers:
 
         Args:
             out: folder of the comparison.
-            num_threads: CPU threads of a run.
+            num_threads: CPU threads of each process of a run.
             device: of the runs.
 
         Raises:
             InputError: a package is missing, or what is asked for is not there.
         """
-        common: Any = {"num_threads": num_threads, "device": device, "retries": self.retries}
+        size = RunSize(num_threads, self.num_processes)
+        common: Any = {"size": size, "device": device, "retries": self.retries}
         if self.executor == "ray":
             return RayExecutor(out, self.jobs, **common, options=self.options)
         if self.executor == "slurm":

@@ -10,9 +10,16 @@ import torch
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.coordination import WorkerEnd
-from powernorm.lab.engine.executors.process import end_of, log_file, make_ready, start_process
+from powernorm.lab.engine.executors.process import (
+    RunSize,
+    end_of,
+    log_file,
+    make_ready,
+    start_process,
+)
 
 GPUS: Final = "CUDA_VISIBLE_DEVICES"
+DEVICES: Final = "--devices"
 
 
 class LocalExecutor:
@@ -21,8 +28,8 @@ class LocalExecutor:
     Args:
         out: folder of the comparison; what the workers print goes to `workers/` in it.
         num_workers: at a time.
-        num_threads: CPU threads of each.
-        device: of the runs; on `cuda` each worker sees one GPU.
+        size: of a run.
+        device: of the runs; on `cuda` each worker sees as many GPUs as a run has processes.
         retries: so often a run is tried again whose worker was lost.
 
     Raises:
@@ -34,22 +41,24 @@ class LocalExecutor:
         out: Path,
         num_workers: int,
         *,
-        num_threads: int,
+        size: RunSize,
         device: torch.device,
         retries: int = 3,
     ) -> None:
         self.num_workers = num_workers
         self.retries = retries
         self._out = out.absolute()
-        self._num_threads = num_threads
+        self._size = size
         self._free_gpus: list[str] | None = None
-        check_cores(num_workers, num_threads)
+        check_cores(num_workers, size)
         if device.type == "cuda":
             self._free_gpus = _visible_gpus()
-            if num_workers > len(self._free_gpus):
+            gpus_per_run = size.num_gpus(device)
+            if num_workers * gpus_per_run > len(self._free_gpus):
                 raise InputError(
                     f"--jobs {num_workers}, but this machine has {len(self._free_gpus)} GPUs, of "
-                    "which each run takes one: give at most that, or --device cpu"
+                    f"which each run takes {gpus_per_run}: give at most "
+                    f"--jobs {max(1, len(self._free_gpus) // gpus_per_run)}, or --device cpu"
                 )
 
     def start(self, names: Sequence[str]) -> "list[LocalWorker]":
@@ -57,17 +66,19 @@ class LocalExecutor:
         return [self._start(name) for name in names]
 
     def _start(self, name: str) -> "LocalWorker":
-        gpu = None if self._free_gpus is None else self._free_gpus.pop(0)
+        gpus: list[str] = []
+        if self._free_gpus is not None:
+            gpus = [self._free_gpus.pop(0) for _ in range(self._size.num_processes)]
         make_ready(self._out, name)
         process = start_process(
-            self._out, name, self._num_threads, **({} if gpu is None else {GPUS: gpu})
+            self._out, name, self._size, **({GPUS: ",".join(gpus)} if gpus else {})
         )
-        return LocalWorker(name, process, log_file(self._out, name), self, gpu)
+        return LocalWorker(name, process, log_file(self._out, name), self, gpus)
 
-    def give_back(self, gpu: str) -> None:
-        """Let another worker have a GPU."""
-        assert self._free_gpus is not None
-        self._free_gpus.append(gpu)
+    def give_back(self, gpus: list[str]) -> None:
+        """Let another worker have GPUs."""
+        if self._free_gpus is not None:
+            self._free_gpus += gpus
 
     def close(self) -> None:
         """Do nothing: processes that have ended hold nothing."""
@@ -82,13 +93,13 @@ class LocalWorker:
         process: "subprocess.Popen[bytes]",
         log: Path,
         executor: LocalExecutor,
-        gpu: str | None,
+        gpus: list[str],
     ) -> None:
         self.name = name
         self._process = process
         self._log = log
         self._executor = executor
-        self._gpu = gpu
+        self._gpus = gpus
         self._end: WorkerEnd | None = None
 
     def poll(self) -> WorkerEnd | None:
@@ -99,8 +110,7 @@ class LocalWorker:
         pipe: IO[bytes] | None = self._process.stdin
         assert pipe is not None
         pipe.close()
-        if self._gpu is not None:
-            self._executor.give_back(self._gpu)
+        self._executor.give_back(self._gpus)
         self._end = end_of(code, self._log)
         return self._end
 
@@ -121,18 +131,21 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_cores(num_workers: int, num_threads: int) -> None:
+def check_cores(num_workers: int, size: RunSize) -> None:
     """Refuse more threads than this machine has cores.
 
     Raises:
         InputError: there are not so many.
     """
     cores = available_cores()
-    if num_workers * num_threads > cores:
+    needed = num_workers * size.num_cores
+    if needed > cores:
+        together = f"{size.num_processes} processes of " if size.num_processes > 1 else ""
         raise InputError(
-            f"--jobs {num_workers} with {num_threads} threads each needs "
-            f"{num_workers * num_threads} cores and this machine has {cores}: give at most "
-            f"--jobs {max(1, cores // num_threads)}, or fewer --threads"
+            f"--jobs {num_workers} with {together}{size.num_threads} threads each needs "
+            f"{needed} cores and this machine has {cores}: give at most "
+            f"--jobs {max(1, cores // size.num_cores)}, or fewer --threads"
+            + (f" or {DEVICES}" if together else "")
         )
 
 

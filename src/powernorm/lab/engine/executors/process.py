@@ -4,8 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import torch
 
 from powernorm.lab.engine.coordination import WorkerEnd
 from powernorm.lab.engine.stopping import EXIT_CODE
@@ -14,6 +17,25 @@ BAD_INPUT: Final = 2
 """Exit code of `powernorm` after an InputError."""
 COMMAND: Final = [sys.executable, "-m", "powernorm"]
 LOG_FOLDER: Final = "workers"
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """What a run takes of the machine that it is trained on."""
+
+    num_threads: int
+    """CPU threads of each of its processes."""
+    num_processes: int = 1
+    """Processes that train it together; on CUDA each has a GPU of its own."""
+
+    @property
+    def num_cores(self) -> int:
+        """CPU cores of a run."""
+        return self.num_threads * self.num_processes
+
+    def num_gpus(self, device: torch.device) -> int:
+        """Return the GPUs of a run on a device."""
+        return self.num_processes if device.type == "cuda" else 0
 
 
 def log_file(out: Path, name: str) -> Path:
@@ -37,7 +59,7 @@ def make_ready(out: Path, name: str) -> None:
 
 
 def start_process(
-    out: Path, name: str, num_threads: int, **environment: str
+    out: Path, name: str, size: RunSize, **environment: str
 ) -> "subprocess.Popen[bytes]":
     """Start a worker.
 
@@ -46,17 +68,18 @@ def start_process(
     Args:
         out: folder of the comparison.
         name: of the worker.
-        num_threads: CPU threads of it.
+        size: of its runs.
         environment: variables that it sees beside those of this process.
     """
+    together = ["--devices", str(size.num_processes)] if size.num_processes > 1 else []
     with log_file(out, name).open("ab") as log:
         # A session of its own: Ctrl-C and a scheduler's signals go to this process, which tells it.
         return subprocess.Popen(
-            [*COMMAND, "work", str(out), "--worker", name],
+            [*COMMAND, "work", str(out), "--worker", name, *together],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": str(num_threads)} | environment,
+            env=os.environ | {"OMP_NUM_THREADS": str(size.num_threads)} | environment,
             start_new_session=True,
         )
 

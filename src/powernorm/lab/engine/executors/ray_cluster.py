@@ -14,6 +14,7 @@ from powernorm.integrations.extras import needed_for
 from powernorm.lab.engine.coordination import WorkerEnd
 from powernorm.lab.engine.executors.local import available_cores, check_cores
 from powernorm.lab.engine.executors.process import (
+    RunSize,
     end_of,
     log_file,
     make_ready,
@@ -32,12 +33,12 @@ class RayExecutor:
     Args:
         out: folder of the comparison; what the workers print goes to `workers/` in it.
         num_workers: at a time.
-        num_threads: CPU threads of each.
-        device: of the runs; on `cuda` each worker gets one GPU.
+        size: of a run.
+        device: of the runs; on `cuda` each worker gets as many GPUs as a run has processes.
         retries: so often a run is tried again whose worker was lost.
         options: `address` of the cluster (`auto`, `ray://…`, `host:port`; without it the one that
             RAY_ADDRESS names, else one is started on this machine for as long as it takes), what
-            a worker takes (`num_cpus`, else `num_threads`; `num_gpus`; `memory` in bytes;
+            a worker takes (`num_cpus`, else the threads of a run; `num_gpus`; `memory` in bytes;
             `accelerator_type`), and any resource of the cluster's own with its amount.
 
     Raises:
@@ -49,7 +50,7 @@ class RayExecutor:
         out: Path,
         num_workers: int,
         *,
-        num_threads: int,
+        size: RunSize,
         device: torch.device,
         retries: int = 3,
         options: Mapping[str, str] | None = None,
@@ -62,16 +63,16 @@ class RayExecutor:
         self.num_workers = num_workers
         self.retries = retries
         self._out = out.absolute()
-        self._num_threads = num_threads
+        self._size = size
         chosen = dict(options or {})
         address = chosen.pop("address", None) or os.environ.get(ADDRESS)
         self._needs = {
-            "num_cpus": num_threads,
-            "num_gpus": int(device.type == "cuda"),
+            "num_cpus": size.num_cores,
+            "num_gpus": size.num_gpus(device),
             **_needs_of(chosen),
         }
         if address is None:
-            check_cores(num_workers, num_threads)
+            check_cores(num_workers, size)
         self._is_joined = not self._ray.is_initialized()  # else whoever joined it leaves it
         try:
             if self._is_joined:
@@ -98,7 +99,7 @@ class RayExecutor:
             make_ready(self._out, name)
             # A lost worker is replaced from here, under a new name.
             task = self._task.options(**self._needs, max_retries=0, name=f"powernorm {name}")
-            reference = task.remote(str(self._out), name, self._num_threads)
+            reference = task.remote(str(self._out), name, self._size)
             workers.append(RayWorker(name, self._out, self._ray, reference))
         return workers
 
@@ -142,9 +143,9 @@ class RayWorker:
         self._ray.cancel(self._reference, force=True)
 
 
-def _work(out: str, name: str, num_threads: int) -> int:
+def _work(out: str, name: str, size: RunSize) -> int:
     """Run a worker on the machine where Ray has put this task, and return its exit code."""
-    process: subprocess.Popen[bytes] = start_process(Path(out), name, num_threads)
+    process: subprocess.Popen[bytes] = start_process(Path(out), name, size)
     return process.wait()
 
 

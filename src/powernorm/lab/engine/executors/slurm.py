@@ -16,6 +16,7 @@ from powernorm.integrations.extras import needed_for
 from powernorm.lab.engine.coordination import WorkerEnd
 from powernorm.lab.engine.executors.process import (
     LOG_FOLDER,
+    RunSize,
     end_of,
     log_file,
     make_ready,
@@ -42,8 +43,8 @@ class SlurmExecutor:
         out: folder of the comparison; what the workers print goes to `workers/` in it, what
             submitit keeps to `workers/jobs/`. All nodes must see it.
         num_workers: jobs at a time.
-        num_threads: CPU threads of each.
-        device: of the runs; on `cuda` each job asks for one GPU.
+        size: of a run.
+        device: of the runs; on `cuda` each job asks for as many GPUs as a run has processes.
         retries: so often a run is tried again whose worker was lost.
         options: submitit's parameters: `timeout_min` (60), `mem_gb`, `cpus_per_task`,
             `gpus_per_node`, and SLURM's by submitit's names without the prefix: `partition`,
@@ -59,7 +60,7 @@ class SlurmExecutor:
         out: Path,
         num_workers: int,
         *,
-        num_threads: int,
+        size: RunSize,
         device: torch.device,
         retries: int = 3,
         options: Mapping[str, str] | None = None,
@@ -70,7 +71,7 @@ class SlurmExecutor:
         self.num_workers = num_workers
         self.retries = retries
         self._out = out.absolute()
-        self._num_threads = num_threads
+        self._size = size
         chosen = {name: _value(text) for name, text in (options or {}).items()}
         cluster = chosen.pop("cluster", "slurm")
         if cluster not in CLUSTERS:
@@ -79,8 +80,8 @@ class SlurmExecutor:
         self._parameters: dict[str, Any] = {
             "name": "powernorm",
             "timeout_min": DEFAULT_TIMEOUT_MIN,
-            "cpus_per_task": num_threads,
-            "gpus_per_node": int(device.type == "cuda"),
+            "cpus_per_task": size.num_cores,
+            "gpus_per_node": size.num_gpus(device),
             "stderr_to_stdout": True,
             "slurm_signal_delay_s": SAVING_SECONDS,
         }
@@ -109,9 +110,7 @@ class SlurmExecutor:
             make_ready(self._out, name)
         executor = self._executor(self._out / LOG_FOLDER / "jobs")
         with executor.batch():
-            jobs = [
-                executor.submit(_Job(str(self._out), name, self._num_threads)) for name in names
-            ]
+            jobs = [executor.submit(_Job(str(self._out), name, self._size)) for name in names]
         return [
             SlurmWorker(name, self._out, self._submitit, job)
             for name, job in zip(names, jobs, strict=True)
@@ -159,14 +158,14 @@ class SlurmWorker:
 class _Job:
     """What a job does; submitit writes it to a file, and again when it queues the job again."""
 
-    def __init__(self, out: str, name: str, num_threads: int) -> None:
-        self._arguments = out, name, num_threads
+    def __init__(self, out: str, name: str, size: RunSize) -> None:
+        self._arguments = out, name, size
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
         """Run a worker and return its exit code."""
-        out, name, num_threads = self._arguments
-        process = self._process = start_process(Path(out), name, num_threads)
+        out, name, size = self._arguments
+        process = self._process = start_process(Path(out), name, size)
         # `scancel` sends it; submitit would let it pass.
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         return process.wait()
