@@ -47,6 +47,7 @@ from powernorm.surgery.centering import (
     centered_places,
     drop,
     streams_of,
+    why_not_centered_behind,
 )
 from powernorm.surgery.relations import (
     Normed,
@@ -224,6 +225,11 @@ class _Solver:
                 )
             if traced.adapter_of(node):
                 self.leave_untouched(mark.index, adapter_reason(traced.adapter_of(node)))
+        for index, static in enumerate(self.statics):
+            if static.centers and index in self.uses:
+                reason = why_not_centered_behind(self.relations, self.uses[index])
+                if reason:
+                    self.leave_untouched(index, reason)
         for index, norm in enumerate(self.norms):
             if _does_more(norm):
                 self.leave_untouched(
@@ -359,6 +365,10 @@ class _Solver:
 
     def _give_up(self, conflict: FoldConflictError) -> None:
         index = conflict.index
+        if self.statics[index].centers:
+            # A multiply-add per feature cannot stand for it.
+            self.leave_untouched(index, conflict.reason)
+            return
         self.reasons[index] = conflict.reason
         if index in self.with_statistic:
             self._keep(conflict)
@@ -514,7 +524,7 @@ def static_of(found: FoundNorm) -> Static | None:
         if not norm.is_static:
             return None
         scale, shift = norm.affine()
-        return Static(scale.detach().cpu(), shift.detach().cpu())
+        return Static(scale.detach().cpu(), shift.detach().cpu(), norm.centers)
     if not isinstance(norm, _TORCH_BATCH_NORMS):
         return None if isinstance(norm, CHANNEL_NORMS) else _frozen(norm)
     if does_more_than_torch(norm):
