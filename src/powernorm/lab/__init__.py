@@ -27,6 +27,7 @@ __all__ = [
     "ComparisonSettings",
     "Notes",
     "OptimizerSettings",
+    "RemovalSettings",
     "Run",
     "Study",
     "Task",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from powernorm.lab.engine.tasks import Task
     from powernorm.lab.recipes import recipe
     from powernorm.lab.recipes.studies import study_config
+    from powernorm.lab.removal.settings import RemovalSettings
     from powernorm.lab.report import Comparison, read_comparison
     from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
     from powernorm.lab.settings.overrides import override
@@ -69,6 +71,7 @@ else:
         "ComparisonSettings": "settings.comparison",
         "Notes": "tasks.builtin",
         "OptimizerSettings": "settings.training",
+        "RemovalSettings": "removal.settings",
         "Run": "engine.run",
         "Study": "settings.comparison",
         "Task": "engine.tasks",

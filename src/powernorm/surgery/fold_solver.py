@@ -203,6 +203,7 @@ class _Solver:
         self.solution = Solution()
         self.replacements: list[Replacement] = []
         self._exclude(traced)
+        self._exclude_centered()
 
     def _exclude(self, traced: Trace) -> None:
         for index in range(len(self.norms)):
@@ -225,11 +226,6 @@ class _Solver:
                 )
             if traced.adapter_of(node):
                 self.leave_untouched(mark.index, adapter_reason(traced.adapter_of(node)))
-        for index, static in enumerate(self.statics):
-            if static.centers and index in self.uses:
-                reason = why_not_centered_behind(self.relations, self.uses[index])
-                if reason:
-                    self.leave_untouched(index, reason)
         for index, norm in enumerate(self.norms):
             if _does_more(norm):
                 self.leave_untouched(
@@ -243,6 +239,14 @@ class _Solver:
                         "operator that makes a new tensor to fold it",
                     )
                 )
+
+    def _exclude_centered(self) -> None:
+        """Leave norms alone that center where nothing behind them could do that in their place."""
+        for index, static in enumerate(self.statics):
+            uses = self.uses.get(index, ()) if static.centers else ()
+            reason = why_not_centered_behind(self.relations, uses)
+            if reason:
+                self.leave_untouched(index, reason)
 
     def leave_untouched(self, index: int, reason: str) -> None:
         """Take a norm out of those that change, with a reason."""

@@ -184,11 +184,13 @@ class OwnOriginal(Original):
     def __init__(self, name: str, found: ModelWithBatches) -> None:
         super().__init__(name, found.model)
         batches = list(found.batches)
-        self._valid = batches[:: min(HELD_OUT, len(batches))] if len(batches) > 1 else []
-        held = {id(batch) for batch in self._valid}
-        self._train = [batch for batch in batches if id(batch) not in held]
-        if not self._train:
-            raise InputError(f"{name} gives {len(batches)} batches: give at least two, best dozens")
+        if len(batches) < 2:
+            raise InputError(
+                f"{name} gives {len(batches)} batches, of which one is held out: give at least two, "
+                "best dozens"
+            )
+        self._valid = batches[::HELD_OUT]
+        self._train = [batch for index, batch in enumerate(batches) if index % HELD_OUT]
 
     def batch(self, position: int) -> Any:
         """Return a batch of the training, from the first one again after the last."""

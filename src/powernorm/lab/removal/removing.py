@@ -20,6 +20,7 @@ from powernorm.inspection.devices import Device, checked_device
 from powernorm.lab.engine.environment import environment
 from powernorm.lab.engine.events import Listener, Notice, ignore
 from powernorm.lab.engine.folders import (
+    LAST,
     check_same_settings,
     read_json,
     remove_unfinished,
@@ -147,6 +148,11 @@ def remove(
                 listener: Listener = shown or on_event or ignore
                 job = _Job(original, wanted, folder, on_device, lease, stop, listener)
                 return job.run()
+        except InputError:
+            # Of settings that fit everything but the model: the next try is a first.
+            if not (folder / CHECKPOINTS_FOLDER / LAST).exists():
+                _delete(folder)
+            raise
         finally:
             lease.release(forget=True)
 
@@ -383,10 +389,15 @@ def _begin(
         remove_unfinished(folder)
         return
     if force:
-        for name in _OWN:
-            target = folder / name
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
+        _delete(folder)
     write_json(path, {"format": 1, **made_of, **environment(_PACKAGES)})
+
+
+def _delete(folder: Path) -> None:
+    """Delete what a removal wrote into its folder, and nothing else."""
+    for name in _OWN:
+        target = folder / name
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)

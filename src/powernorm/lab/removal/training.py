@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -258,6 +258,7 @@ class RemovalTraining:
         run = self._run
         tokens = self._settings.training.validation_tokens
         before = self.expected(self._original.evaluation("valid", tokens))
+        self.removal.step(0)
         with evaluating(self.model):
             found = self._validate()
         # So that the curve has its goal beside it, also where the run is interrupted.

@@ -42,8 +42,10 @@ def override(config: Settings, assignments: Iterable[str]) -> Settings:
         name: replace(getattr(config, name), **changed)
         for name, changed in changes.sections.items()
     }
+    whole: Any = config
     free = {FREE_SECTION: changes.norm_options} if hasattr(config, FREE_SECTION) else {}
-    return replace(config, **changes.plain, **sections, **free)
+    changed_whole: Settings = replace(whole, **changes.plain, **sections, **free)
+    return changed_whole
 
 
 def known_keys(owner: Any) -> list[str]:

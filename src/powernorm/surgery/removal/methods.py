@@ -25,7 +25,7 @@ from powernorm.inspection.batches import Forward, Progress
 from powernorm.inspection.finder import find_norms
 from powernorm.inspection.modules import listed
 from powernorm.inspection.observer import NormCall, observe
-from powernorm.inspection.rows import PERCENT, NormRow
+from powernorm.inspection.rows import NormRow
 from powernorm.inspection.selection import Site, place
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.surgery.freezing import freeze_statistics

@@ -8,7 +8,7 @@ from typing import Final
 from powernorm.inspection.selection import Role, Site
 
 _LENGTH: Final = 300
-"""Steps of the published schedule, for the smallest of its models, in which the numbers below are."""
+"""Steps of the published schedule, of which the numbers below are, for the smallest model."""
 _PHASES: Final[Mapping[Role, tuple[int, int]]] = {
     "feed-forward": (20, 24),
     "attention": (44, 60),
