@@ -186,7 +186,7 @@ class OwnOriginal(Original):
         batches = list(found.batches)
         if len(batches) < 2:
             raise InputError(
-                f"{name} gives {len(batches)} batches, of which one is held out: give at least two, "
+                f"{name} gives {len(batches)} batches, of which one is held out: give two or more, "
                 "best dozens"
             )
         self._valid = batches[::HELD_OUT]
