@@ -43,12 +43,14 @@ class Original(ABC):
         has_loss: whether the task's own loss is known.
         has_logits: whether the outputs are logits, or hold them.
         num_steps: batches that the model was trained on, where that is known.
+        learning_rate: highest one of that training, where it is known.
         data_fingerprint: hash of the data, where there is one.
     """
 
     has_loss: bool = False
     has_logits: bool = False
     num_steps: int | None = None
+    learning_rate: float | None = None
     data_fingerprint: str | None = None
 
     def __init__(self, name: str, model: nn.Module) -> None:
@@ -135,6 +137,7 @@ class RunOriginal(Original):
         self.has_loss = True
         self.has_logits = not isinstance(self.model, OwnLikelihood)
         self.num_steps = config.training.max_steps * config.optimizer.accumulation
+        self.learning_rate = config.optimizer.learning_rate
         self.data_fingerprint = encoded.fingerprint
 
     def batch(self, position: int) -> Batch:

@@ -5,6 +5,7 @@ from typing import ClassVar, Final, Literal
 from powernorm.lab.settings.comparison import plain
 from powernorm.lab.settings.section import (
     Fraction,
+    FractionBelowOne,
     NotNegative,
     NotNegativeNumber,
     Positive,
@@ -19,6 +20,10 @@ DistillationName = Literal["auto", "logits", "hidden", "none"]
 
 DEFAULT_STEPS: Final = 300
 """Updates where it is not known how long the original was trained."""
+DEFAULT_RATE: Final = 3e-4
+"""Learning rate where that of the original is not known."""
+RATE_SHARE: Final = 0.5
+"""Of the original's learning rate; a quarter of it was worse on the demo model, see docs."""
 DEFAULT_SHARE: Final = 0.1
 """Updates as a part of the original's, where that is known."""
 
@@ -102,6 +107,41 @@ class RemovalTrainingSettings:
             raise refuse("training.share", 0, "leaves no update: give a part above 0")
 
 
+@section("optimizer")
+class RemovalOptimizerSettings:
+    """Adam with decoupled weight decay on matrices."""
+
+    learning_rate: PositiveNumber | None = None
+    """The highest rate of the schedule; none is half of the original's, of a run, and 3e-4 where
+    that is not known."""
+    beta1: FractionBelowOne = 0.9
+    """What its average of gradients keeps at a step."""
+    beta2: FractionBelowOne = 0.98
+    """What its average of squared gradients keeps at a step."""
+    weight_decay: NotNegativeNumber = 0.0
+    """Of matrices alone."""
+    clip_norm: PositiveNumber | None = 1.0
+    """Largest norm of the gradient over all parameters; none does not clip."""
+    accumulation: Positive = 1
+    """Batches in an update."""
+
+    def resolved(self, learning_rate: float | None) -> OptimizerSettings:
+        """Return the settings of the optimizer.
+
+        Args:
+            learning_rate: that of the original's training, where it is known.
+        """
+        default = DEFAULT_RATE if learning_rate is None else RATE_SHARE * learning_rate
+        return OptimizerSettings(
+            learning_rate=self.learning_rate or default,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            accumulation=self.accumulation,
+        )
+
+
 @section()
 class RemovalSettings:
     """Everything that a removal depends on, beside the model itself."""
@@ -113,7 +153,7 @@ class RemovalSettings:
     distillation: DistillationSettings = DistillationSettings()
     anchor: AnchorSettings = AnchorSettings()
     data: RemovalDataSettings = RemovalDataSettings()
-    optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-3)
+    optimizer: RemovalOptimizerSettings = RemovalOptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings(warmup_fraction=0.1, final_fraction=0.1)
     training: RemovalTrainingSettings = RemovalTrainingSettings()
 

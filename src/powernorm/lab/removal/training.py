@@ -64,6 +64,7 @@ class RemovalTraining:
         self._original = original
         assert run.num_steps is not None
         self._num_steps = run.num_steps
+        self._optimizer = self._settings.optimizer.resolved(original.learning_rate)
         # Nothing trains the original: its parameters need no gradients.
         self._teacher = copy.deepcopy(original.model).requires_grad_(False).to(run.device)
         student = copy.deepcopy(original.model).to(run.device)
@@ -94,22 +95,21 @@ class RemovalTraining:
         self.removal.install()
         if not run.is_resumed:
             self._fit()
-        optimizer = build_optimizer(self.model, settings.optimizer)
-        run.track(model=self.model, optimizer=optimizer, removal=self.removal)
+        optimizer = build_optimizer(self.model, self._optimizer)
+        losses = _Losses()
+        run.track(model=self.model, optimizer=optimizer, removal=self.removal, losses=losses)
         if not run.is_resumed:
             self._begin()
         every = max(1, round(self._num_steps / settings.training.validations))
         run.evaluate_every(every, self._validate)
         self.model.train()
-        losses: list[Tensor] = []
         for step, position in run.steps(range(self._num_steps), checkpoint_every=every):
             gone = self.removal.step(step - 1)
             if gone and step > 1:
                 run.listener(Notice(f"{', '.join(gone)}: a constant from step {step} on"))
             rate = self._update(optimizer, step - 1, position, losses)
             if step % settings.training.log_every == 0 or step == self._num_steps:
-                run.log(step, train_loss=torch.stack(losses).mean(), learning_rate=rate)
-                losses.clear()
+                run.log(step, train_loss=losses.mean(), learning_rate=rate)
         self.removal.step(self._num_steps)
         self.removal.settle()
         self.model.eval()
@@ -162,15 +162,15 @@ class RemovalTraining:
         optimizer: torch.optim.Optimizer,
         done: int,
         position: int,
-        losses: list[Tensor],
+        losses: _Losses,
     ) -> float:
-        config = self._settings.optimizer
+        config = self._optimizer
         optimizer.zero_grad()
         for part in range(config.accumulation):
             batch = self._batch(position * config.accumulation + part)
             loss = self._loss(batch)
             (loss / config.accumulation).backward()
-            losses.append(loss.detach())
+            losses.add(loss.detach())
         rate = config.learning_rate * rate_factor(self._settings.schedule, done, self._num_steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -303,6 +303,27 @@ def chosen_distillation(settings: DistillationSettings, original: Original) -> s
             "from the original alone: leave distillation.share and distillation.name out"
         )
     return name
+
+
+class _Losses:
+    """Losses since the last row of the log; a run that goes on has those of before, too."""
+
+    def __init__(self) -> None:
+        self._values: list[Tensor] = []
+
+    def add(self, value: Tensor) -> None:
+        self._values.append(value)
+
+    def mean(self) -> Tensor:
+        """Return their mean, and begin anew."""
+        values, self._values = self._values, []
+        return torch.stack(values).mean()
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        return {"values": list(self._values)}
+
+    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
+        self._values = list(state["values"])
 
 
 class _Sums:
