@@ -2,7 +2,8 @@
 
 Layers (`PowerNorm`, `RegularizedBatchNorm`, `AdaNorm`, …), the padding mask's scope
 (`padding_mask`), what acts on a whole model (`penalty`, `set_loss_scale`), surgery on
-models that exist (`swap`, `insert`, `calibrate`, `freeze_statistics`, `fold`, `save`, `load`) and
+models that exist (`swap`, `insert`, `calibrate`, `freeze_statistics`, `fold`, `remove`, `save`,
+`load`) and
 diagnosis (`diagnose`). The names below are loaded when they are first used, so that `import
 powernorm` costs nothing.
 """
@@ -56,6 +57,7 @@ __all__ = [
     "plan_insert",
     "plan_swap",
     "register_norm",
+    "remove",
     "save",
     "set_loss_scale",
     "swap",
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from powernorm.errors import InputError
     from powernorm.inspection import Where, declare_mask, declare_norm
     from powernorm.integrations.saved_models import load, save
+    from powernorm.lab.removal.removing import remove
     from powernorm.norms import (
         NORMS,
         AdaNorm,
@@ -151,8 +154,13 @@ else:
             "save": "integrations.saved_models",
             "diagnose": "diagnosis",
             "training_inference_discrepancy": "diagnosis",
+            "remove": "lab.removal.removing",
         }
-        value = getattr(import_module(f"powernorm.{packages.get(name, 'norms')}"), name)
+        from powernorm.integrations.extras import needed_for
+
+        with needed_for(f"powernorm.{name}"):
+            module = import_module(f"powernorm.{packages.get(name, 'norms')}")
+        value = getattr(module, name)
         globals()[name] = value
         return value
 

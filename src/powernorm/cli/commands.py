@@ -13,6 +13,7 @@ from powernorm.cli import (
     machine,
     models,
     recipes,
+    remove,
     results,
     translate,
     tune,
@@ -57,7 +58,7 @@ _add(app, tune.tune, work.work, translate.translate, machine.norms, recipes.reci
 app.add_typer(data.app, name="data")
 # In a group without a name: typer puts an app's own commands before its groups, such as `data`.
 _rest = typer.Typer()
-_add(_rest, models.swap, models.fold, diagnose.diagnose)
+_add(_rest, models.swap, models.fold, remove.remove, diagnose.diagnose)
 _add(_rest, verify.verify)
 _add(_rest, results.results, results.fluctuation, results.curves, machine.doctor, machine.bench)
 app.add_typer(_rest)

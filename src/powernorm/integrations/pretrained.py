@@ -27,7 +27,7 @@ class Pretrained:
     """Model and tokenizer of a folder."""
 
     model: Any
-    """Model: a `transformers.PreTrainedModel` without a head, in evaluation mode."""
+    """Model: a `transformers.PreTrainedModel`, in evaluation mode."""
     tokenizer: Any
     """Tokenizer with a padding token."""
     missing: tuple[str, ...]
@@ -43,7 +43,7 @@ class Pretrained:
             batch_size: number of rows in a batch.
             length: largest number of tokens in a row, unless the model takes fewer.
         """
-        length = min(length, self._longest())
+        length = min(length, self.longest())
         starts = range(0, len(texts) - batch_size + 1, batch_size)
         return [self._batch(texts[start : start + batch_size], length) for start in starts]
 
@@ -57,7 +57,7 @@ class Pretrained:
             batch |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
         return batch
 
-    def _longest(self) -> int:
+    def longest(self) -> int:
         """Return the largest number of tokens that model and tokenizer declare to accept."""
         config = self.model.config
         limits = [self.tokenizer.model_max_length]
@@ -112,11 +112,13 @@ def build_from_config(path: Path) -> nn.Module:
     return built
 
 
-def load_pretrained(path: Path) -> Pretrained:
+def load_pretrained(path: Path, *, with_head: bool = False) -> Pretrained:
     """Load model and tokenizer; nothing is downloaded.
 
     Args:
         path: a folder with config.json, weights and tokenizer.
+        with_head: build the class that the configuration names, with its head; else the model below
+            it.
 
     Raises:
         InputError: model or tokenizer cannot be loaded.
@@ -124,8 +126,9 @@ def load_pretrained(path: Path) -> Pretrained:
     """
     with needed_for(_WHAT):
         from transformers import AutoModel, AutoTokenizer
+    kind: Any = (_class_with_head(path) if with_head else None) or AutoModel
     try:
-        model, info = AutoModel.from_pretrained(
+        model, info = kind.from_pretrained(
             str(path), local_files_only=True, output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
@@ -139,6 +142,13 @@ def load_pretrained(path: Path) -> Pretrained:
         anything = tokenizer.eos_token or tokenizer.unk_token
         tokenizer.pad_token = anything or tokenizer.convert_ids_to_tokens(0)
     return Pretrained(model.eval(), tokenizer, tuple(sorted(info["missing_keys"])))
+
+
+def _class_with_head(path: Path) -> Any:
+    """Return the class that a folder's configuration names, None if that is none that is known."""
+    described = read_json(path / _CONFIG, "give a folder with a Hugging Face model")
+    names = described.get("architectures") if isinstance(described, dict) else None
+    return model_class(names[0]) if isinstance(names, list) and len(names) == 1 else None
 
 
 def diagnose_pretrained(

@@ -28,6 +28,7 @@ __all__ = [
     "Notes",
     "OptimizerSettings",
     "Race",
+    "RemovalSettings",
     "Run",
     "Study",
     "Task",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from powernorm.lab.engine.tasks import Task
     from powernorm.lab.recipes import recipe
     from powernorm.lab.recipes.studies import study_config
+    from powernorm.lab.removal.settings import RemovalSettings
     from powernorm.lab.report import Comparison, read_comparison
     from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
     from powernorm.lab.settings.overrides import override
@@ -74,6 +76,7 @@ else:
         "Notes": "tasks.builtin",
         "OptimizerSettings": "settings.training",
         "Race": "engine.grid",
+        "RemovalSettings": "removal.settings",
         "Run": "engine.run",
         "Study": "settings.comparison",
         "Task": "engine.tasks",

@@ -175,8 +175,15 @@ class Norm(nn.Module):
         """Whether the layer is an affine map per feature in evaluation, which can be folded."""
         return False
 
+    @property
+    def centers(self) -> bool:
+        """Whether a static layer's map is of x less its mean over the features, as LayerNorm's."""
+        return False
+
     def affine(self) -> tuple[Tensor, Tensor]:
         """Return (a, c) with `y = a ⊙ x + c` in evaluation, each (C,) in float64.
+
+        Of a layer that `centers`, it is `y = a ⊙ (x - mean x) + c`.
 
         Raises:
             InputError: the layer is not static.

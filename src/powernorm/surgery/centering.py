@@ -4,15 +4,18 @@
 reshapes, masks and factors per token. So where every writer of a stream is centered over its output
 features, W' = W - mean W and b' = b - mean b, the stream is as well, and nothing else changes that
 only LayerNorms read.
+
+A static norm that centers, `y = a ⊙ (x - mean x) + c`, leaves its centering to the linear maps that
+read it instead: `W' = V - mean V` over the input features, with `V = W diag(a)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from powernorm.surgery.axes import Place
-from powernorm.surgery.relations import Normed, Relation, Relations, Weighted, describe
+from powernorm.surgery.relations import Normed, Relation, Relations, Same, Weighted, describe
 from powernorm.surgery.tracing import statistic_of
 
 
@@ -120,3 +123,61 @@ def drop(streams: Collection[Stream], conflict: CenteringConflictError) -> None:
 def centered_places(streams: Collection[Stream]) -> set[Place]:
     """Return the features that are centered."""
     return {place for stream in streams if not stream.obstacle for place in stream.places}
+
+
+# What reads static norms that center -------------------------------------------------------------
+
+
+def why_not_centered_behind(relations: Relations, uses: Sequence[Normed]) -> str:
+    """Return why what reads a static norm that centers cannot center in its place, "" if it can.
+
+    Args:
+        relations: of the graph.
+        uses: of the norm.
+    """
+    for use in uses:
+        for place in _passed_on(relations, use.output):
+            if place in relations.fixed:
+                return f"{_BEHIND}: {relations.fixed[place]}"
+            for reader in relations.readers.get(place, ()):
+                if not _can_center(reader):
+                    return f"{_BEHIND}: {describe(reader.output.node)} reads it"
+    return ""
+
+
+def centered_behind(relations: Relations, centers: Callable[[int], bool]) -> dict[Place, Place]:
+    """Return places behind folded static norms that center, with the input of the norm.
+
+    Args:
+        relations: of the graph.
+        centers: whether a norm is such a one, by its index.
+    """
+    return {
+        place: use.inputs[0]
+        for use in relations.norms()
+        if centers(use.index)
+        for place in _passed_on(relations, use.output)
+    }
+
+
+_BEHIND = "it centers each token, which only a linear map behind it can take over"
+
+
+def _passed_on(relations: Relations, place: Place) -> list[Place]:
+    """Return a place and those behind it that hold the same features of the same tokens."""
+    found = [place]
+    for here in found:
+        for reader in relations.readers.get(here, ()):
+            if _passes_on(reader) and reader.output not in found:
+                found.append(reader.output)
+    return found
+
+
+def _passes_on(relation: Relation) -> bool:
+    return isinstance(relation, Same) and len(set(relation.inputs)) == 1
+
+
+def _can_center(relation: Relation) -> bool:
+    if isinstance(relation, Weighted):
+        return relation.operation.kind == "linear" and relation.operation.groups == 1
+    return _passes_on(relation)

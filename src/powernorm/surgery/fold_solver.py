@@ -47,6 +47,7 @@ from powernorm.surgery.centering import (
     centered_places,
     drop,
     streams_of,
+    why_not_centered_behind,
 )
 from powernorm.surgery.relations import (
     Normed,
@@ -202,6 +203,7 @@ class _Solver:
         self.solution = Solution()
         self.replacements: list[Replacement] = []
         self._exclude(traced)
+        self._exclude_centered()
 
     def _exclude(self, traced: Trace) -> None:
         for index in range(len(self.norms)):
@@ -237,6 +239,14 @@ class _Solver:
                         "operator that makes a new tensor to fold it",
                     )
                 )
+
+    def _exclude_centered(self) -> None:
+        """Leave norms alone that center where nothing behind them could do that in their place."""
+        for index, static in enumerate(self.statics):
+            uses = self.uses.get(index, ()) if static.centers else ()
+            reason = why_not_centered_behind(self.relations, uses)
+            if reason:
+                self.leave_untouched(index, reason)
 
     def leave_untouched(self, index: int, reason: str) -> None:
         """Take a norm out of those that change, with a reason."""
@@ -359,6 +369,10 @@ class _Solver:
 
     def _give_up(self, conflict: FoldConflictError) -> None:
         index = conflict.index
+        if self.statics[index].centers:
+            # A multiply-add per feature cannot stand for it.
+            self.leave_untouched(index, conflict.reason)
+            return
         self.reasons[index] = conflict.reason
         if index in self.with_statistic:
             self._keep(conflict)
@@ -514,7 +528,7 @@ def static_of(found: FoundNorm) -> Static | None:
         if not norm.is_static:
             return None
         scale, shift = norm.affine()
-        return Static(scale.detach().cpu(), shift.detach().cpu())
+        return Static(scale.detach().cpu(), shift.detach().cpu(), norm.centers)
     if not isinstance(norm, _TORCH_BATCH_NORMS):
         return None if isinstance(norm, CHANNEL_NORMS) else _frozen(norm)
     if does_more_than_torch(norm):

@@ -75,7 +75,8 @@ def match_teacher(
     least squares over all valid tokens, the a and c for which `a x + c` is closest to the output of
     the teacher's norm of the same name. Here x is the model's own input of the norm, computed with
     the norms that were fitted before. The layer's statistics become those of x, and γ, β are set
-    such that in evaluation `y = a x + c`. This is an initialization for distillation, and often
+    such that in evaluation `y = a x + c`. Of a layer that `centers`, x is its input less each
+    token's mean. This is an initialization for distillation, and often
     achieves most of it. A feature of x that is constant (up to 1e-6 of its mean) gets a = 0,
     because the slope there would be noise.
 
@@ -179,7 +180,8 @@ class _Sums:
                 f"{tuple(x.shape)}: both have to be the same architecture on the same batch"
             )
         valid = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else ~mask
-        inputs, outputs = x[valid].double(), y[valid].double()
+        layer = cast(BatchStatisticsNorm, call.module)
+        inputs, outputs = layer.scaled(x)[valid].double(), y[valid].double()
         moments = call.moments()
         rows = torch.stack([outputs.sum(0), outputs.square().sum(0), (inputs * outputs).sum(0)])
         self.moments = moments if self.moments is None else self.moments.merge(moments)

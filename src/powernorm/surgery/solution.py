@@ -52,14 +52,29 @@ class Static:
     """A static norm `y = scale ⊙ x + shift`, or what a norm of each token ends by.
 
     Each is (C,) float64.
+
+    One that `centers` is `y = scale ⊙ (x - mean x) + shift`, with the mean over the features.
     """
 
     scale: Tensor
     shift: Tensor
+    centers: bool = False
 
     def equals(self, other: Static) -> bool:
         """Return whether both are the same."""
-        return torch.equal(self.scale, other.scale) and torch.equal(self.shift, other.shift)
+        return (
+            torch.equal(self.scale, other.scale)
+            and torch.equal(self.shift, other.shift)
+            and self.centers == other.centers
+        )
+
+    def shifted(self, before: Tensor) -> Tensor:
+        """Return the shift of the output, where that of the input is `before`."""
+        if self.centers and before.ndim:
+            before = before - before.mean()
+        elif self.centers:
+            before = torch.zeros_like(before)
+        return self.scale * before + self.shift
 
 
 @dataclass
@@ -94,6 +109,10 @@ class Problem:
         if not self.folds(index) or index in self.with_bias:
             return False
         return index not in self.with_statistic or bool(self.norms[index].shift.any())
+
+    def centers(self, index: int) -> bool:
+        """Return whether the norm is removed, and what reads it has to center what it read."""
+        return self.folds(index) and self.norms[index].centers
 
     def can_shift(self, relation: Weighted) -> bool:
         """Return whether an operation can absorb a shift."""
@@ -151,9 +170,19 @@ class _Scales:
             root, ratio = self._root(place)
             # A(place) = ratio ⊙ A(root) has to be 1.
             self.pins[root] = _wide(_inverse(ratio))
+        self._fold_norms()
+        scales = {place: self._scale(place) for place in relations.places}
+        self._check(scales)
+        return scales
+
+    def _fold_norms(self) -> None:
+        """Relate the two sides of each norm that is removed."""
         failed: dict[int, str] = {}
-        for use in relations.norms():
-            if self.problem.folds(use.index):
+        for use in self.problem.relations.norms():
+            if self.problem.centers(use.index):
+                # The centering stands between its two sides, and is made up for by what reads it.
+                self.pins[self._root(use.output)[0]] = self.problem.norms[use.index].scale
+            elif self.problem.folds(use.index):
                 try:
                     self._fold(use)
                 except FoldConflictError as conflict:
@@ -164,9 +193,6 @@ class _Scales:
         if failed:
             index, reason = next(iter(failed.items()))
             raise FoldConflictError(index, reason, others=failed)
-        scales = {place: self._scale(place) for place in relations.places}
-        self._check(scales)
-        return scales
 
     def _root(self, place: Place) -> tuple[Place, Tensor | None]:
         """Return the root of a place and the ratio of its scale to that of the root."""
@@ -418,8 +444,7 @@ class _Shifts:
             )
         if not self.problem.folds(producer.index) or producer.index in self.problem.with_bias:
             return _ZERO
-        norm = self.problem.norms[producer.index]
-        return norm.scale * before[0] + norm.shift
+        return self.problem.norms[producer.index].shifted(before[0])
 
     def _settle(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
         """Set a place's shift by the nearest operation before it; return whether one could."""
@@ -456,7 +481,7 @@ class _Shifts:
             self.chosen[place] = target
             return True
         norm = self.problem.norms[producer.index]
-        if not bool(norm.scale.all()):
+        if norm.centers or not bool(norm.scale.all()):
             return False
         return self._settle(producer.inputs[0], (target - norm.shift) / norm.scale, shifts)
 

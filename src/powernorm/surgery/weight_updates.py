@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from powernorm.surgery.axes import Place, only_checks
-from powernorm.surgery.centering import CenteringConflictError
+from powernorm.surgery.centering import CenteringConflictError, centered_behind
 from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
 from powernorm.surgery.relations import Relations, Weighted
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, nearest_norm
@@ -24,6 +24,9 @@ class WeightUpdate:
     `W' = diag(1/A_out) W diag(A_in)`, `b' = (b + W B_in - B_out) / A_out`. Parts are named by the
     slots that the operation reads. Scales (A) and shifts (B) are (C,) or 0-d, float64. With
     `centers` both are centered over the output features after that.
+
+    What reads a folded norm that centers also centers: with V = W diag(A_in), the rows of V less
+    their means, times A of the norm's own input (`before_centering`; None where nothing centers).
     """
 
     kind: str
@@ -36,12 +39,14 @@ class WeightUpdate:
     groups: int = 1
     axes: tuple[int, int] = (0, 1)
     centers: bool = False
+    before_centering: Tensor | None = None
 
     @property
     def is_trivial(self) -> bool:
         """Whether weights and bias stay unchanged."""
         return (
             not self.centers
+            and self.before_centering is None
             and bool((self.scale_in == 1).all() and (self.scale_out == 1).all())
             and not bool(self.shift_in.any())
             and not bool(self.shift_out.any())
@@ -52,6 +57,7 @@ class WeightUpdate:
         return (
             (self.kind, self.weight, self.bias) == (other.kind, other.weight, other.bias)
             and (self.groups, self.axes, self.centers) == (other.groups, other.axes, other.centers)
+            and _alike_or_none(self.before_centering, other.before_centering)
             and _alike(self.scale_in, other.scale_in)
             and _alike(self.shift_in, other.shift_in)
             and _alike(self.scale_out, other.scale_out)
@@ -86,6 +92,9 @@ class WeightUpdate:
             )
         oriented = weight.transpose(0, 1) if self.weight.transposed else weight
         changed = oriented * self._inputs(self.scale_in, oriented)
+        if self.before_centering is not None:
+            changed = changed - changed.mean(1, keepdim=True)
+            changed = changed * _along(self.before_centering, 1, oriented)
         changed = changed / _along(self.scale_out, 0, oriented)
         return changed.transpose(0, 1) if self.weight.transposed else changed
 
@@ -140,6 +149,12 @@ _WITH_BIAS = ("linear", "convolution")
 def _alike(one: Tensor, other: Tensor) -> bool:
     """Return whether two scales or shifts are equal but for the order of the same products."""
     return bool(torch.isclose(one, other, rtol=1e-12, atol=1e-14).all())
+
+
+def _alike_or_none(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return _alike(one, other)
 
 
 class Slots:
@@ -300,8 +315,9 @@ class Editor:
             CenteringConflictError: the same of one that is centered.
         """
         operations = self.operations.values()
+        read = centered_behind(self.relations, problem.centers)
         updates = [
-            (operation, self._update(operation, solution, operation.writes in centered))
+            (operation, self._update(operation, solution, operation.writes in centered, read))
             for operation in operations
         ]
         touched: dict[str, list[tuple[Operation, WeightUpdate]]] = {}
@@ -343,7 +359,13 @@ class Editor:
                 continue
         raise LookupError(f"no norm is connected with {places}")
 
-    def _update(self, operation: Operation, solution: Solution, centers: bool) -> WeightUpdate:
+    def _update(
+        self,
+        operation: Operation,
+        solution: Solution,
+        centers: bool,
+        read: Mapping[Place, Place],
+    ) -> WeightUpdate:
         one = torch.ones((), dtype=torch.float64)
         zero = torch.zeros((), dtype=torch.float64)
         reads, writes = operation.reads, operation.writes
@@ -362,7 +384,9 @@ class Editor:
             bias = found[0] if found else None
         moves = scale_in, shift_in, scale_out, shift_out
         groups, axes = operation.groups, operation.axes
-        return WeightUpdate(operation.kind, weight, bias, *moves, groups, axes, centers)
+        centered_from = None if reads is None else read.get(reads)
+        before = None if centered_from is None else solution.scales.get(centered_from, one)
+        return WeightUpdate(operation.kind, weight, bias, *moves, groups, axes, centers, before)
 
     def _replace(
         self,
@@ -525,4 +549,7 @@ def _on(update: WeightUpdate, device: torch.device) -> WeightUpdate:
         shift_in=update.shift_in.to(device),
         scale_out=update.scale_out.to(device),
         shift_out=update.shift_out.to(device),
+        before_centering=None
+        if update.before_centering is None
+        else update.before_centering.to(device),
     )

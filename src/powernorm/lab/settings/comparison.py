@@ -160,21 +160,22 @@ def early_step(config: ComparisonSettings) -> int | None:
 
 def to_json(config: ComparisonSettings) -> dict[str, Any]:
     """Return the settings as nested dictionaries, lists and scalars."""
-    plain: dict[str, Any] = _plain(config)
+    found: dict[str, Any] = plain(config)
     if config.study is None:
-        del plain["study"]
+        del found["study"]
     if not config.variants:
-        del plain["variants"]
-    return {"task": config.task, **plain}
+        del found["variants"]
+    return {"task": config.task, **found}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return sections as dictionaries and tuples as lists, as JSON has them."""
     if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 

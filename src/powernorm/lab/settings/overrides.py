@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from powernorm.errors import InputError
-from powernorm.lab.settings.comparison import ComparisonSettings, OptionValue
+from powernorm.lab.settings.comparison import OptionValue
 from powernorm.lab.settings.section import descriptions, shown
 
 NONE_WORDS: Final = ("none", "null")
@@ -17,11 +17,11 @@ FREE_SECTION: Final = "norm_options"
 FIXED_KEYS: Final = ("preset", "study", "variants")
 """Chosen by the recipe; changing them would only mislabel the results."""
 
-Settings = TypeVar("Settings", bound=ComparisonSettings)
+Settings = TypeVar("Settings")
 
 
 def override(config: Settings, assignments: Iterable[str]) -> Settings:
-    """Return the settings with every `key=value` applied, and checked when all are.
+    """Return settings, of a comparison or others, with every `key=value` applied, then checked.
 
     So it does not matter in which order settings come that have to fit each other. Of a key that
     comes twice the last value counts. A value is read as TOML where the setting is no text.
@@ -34,17 +34,21 @@ def override(config: Settings, assignments: Iterable[str]) -> Settings:
         InputError: an assignment has no `=`, its key is unknown, its value has the wrong type, or
             the settings do not fit each other.
     """
-    changes = _Changes({}, {}, {name: dict(chosen) for name, chosen in config.norm_options.items()})
+    options: Mapping[str, Any] = getattr(config, FREE_SECTION, {})
+    changes = _Changes({}, {}, {name: dict(chosen) for name, chosen in options.items()})
     for assignment in assignments:
         _assign(type(config), changes, *_key_and_text(assignment, "training.max_steps=500"))
     sections = {
         name: replace(getattr(config, name), **changed)
         for name, changed in changes.sections.items()
     }
-    return replace(config, **changes.plain, **sections, norm_options=changes.norm_options)
+    whole: Any = config
+    free = {FREE_SECTION: changes.norm_options} if hasattr(config, FREE_SECTION) else {}
+    changed_whole: Settings = replace(whole, **changes.plain, **sections, **free)
+    return changed_whole
 
 
-def known_keys(owner: type[ComparisonSettings]) -> list[str]:
+def known_keys(owner: Any) -> list[str]:
     """Return every dotted key that `override` takes, in the settings' order."""
     keys, hints = [], get_type_hints(owner)
     for item in fields(owner):
@@ -57,7 +61,7 @@ def known_keys(owner: type[ComparisonSettings]) -> list[str]:
     return keys
 
 
-def explained(owner: type[ComparisonSettings]) -> list[tuple[str, str]]:
+def explained(owner: Any) -> list[tuple[str, str]]:
     """Return every dotted key with its default and what it is, for the help of a command."""
     hints, rows = get_type_hints(owner), []
     for key in known_keys(owner):
@@ -123,8 +127,8 @@ class _Changes:
     """All of them, the configuration's too."""
 
 
-def _assign(owner: type[ComparisonSettings], changes: _Changes, key: str, text: str) -> None:
-    if key.split(".")[0] == FREE_SECTION:
+def _assign(owner: Any, changes: _Changes, key: str, text: str) -> None:
+    if key.split(".")[0] == FREE_SECTION and hasattr(owner, "norms"):
         norm, option = _norm_and_option(key)
         changes.norm_options.setdefault(norm, {})[option] = _scalar(text)
         return
@@ -210,7 +214,7 @@ def _scalar(text: str) -> OptionValue:
     return value if is_usable else text
 
 
-def _unknown_key(owner: type[ComparisonSettings], key: str) -> InputError:
+def _unknown_key(owner: Any, key: str) -> InputError:
     keys = known_keys(owner)
     section = [known for known in keys if known.startswith(f"{key.split('.')[0]}.")]
     near = difflib.get_close_matches(key, keys, n=3, cutoff=0.6)

@@ -1,0 +1,131 @@
+"""`powernorm remove`: LayerNorm and RMSNorm out of a trained model."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from powernorm.cli.launching import INTERRUPTED
+
+if TYPE_CHECKING:
+    from powernorm.lab.removal.removing import Removed
+
+
+def remove(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A run of `powernorm compare` or one of its checkpoints, a folder with a Hugging "
+            "Face model, or module:name of (model, batches) or of a function that returns them.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Where the removal goes; the model without norms is then in DIR/model, for "
+            "powernorm.load.",
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What to train on: a text file, a folder of them, or the name of an embedded "
+            "text. For a run: as `compare --data`, else its own text.",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="match (the default), match-centered, freeze or freeze-in-turn; short for "
+            "--set method.name=NAME.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Updates; else a tenth of a run's own, or 300 for others."
+        ),
+    ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(metavar="PART", help="Updates as a part of a run's own, such as 0.03."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Of the order of the batches and of dropout.")
+    ] = 0,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting; may be given several times. docs/removal.md lists them.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the removal that DIR holds.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete the removal that DIR holds first.")
+    ] = False,
+    device: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …"),
+    ] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="CPU threads of torch. Small models like 1."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Take the norms out of a trained model by a short training, and fold what is left of them.
+
+    Ctrl-C, SIGTERM and SIGUSR1 leave a checkpoint; the same command with --resume goes on from it,
+    exactly as if it had not been interrupted. In Python: powernorm.remove(model, out).
+    """
+    from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
+    from powernorm.lab.removal.removing import remove as remove_norms
+
+    given = {
+        "method.name": method,
+        "training.steps": steps,
+        "training.share": share,
+        "training.num_threads": threads,
+        "seed": seed or None,
+    }
+    changes = [f"{key}={value}" for key, value in given.items() if value is not None]
+    again = shlex.join(["powernorm", "remove", model, "--out", str(out), "…", "--resume"])
+    try:
+        removed = remove_norms(
+            model,
+            out,
+            data=data,
+            settings=[*changes, *(assignments or [])],
+            device=device,
+            resume=resume,
+            force=force,
+            quiet=quiet,
+        )
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; go on with the same command and --resume: {again}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except Stopped as end:
+        ignore_until_exit()
+        typer.echo(f"stopped ({end}); go on with the same command and --resume: {again}", err=True)
+        raise typer.Exit(EXIT_CODE) from None
+    _print_removed(removed)
+
+
+def _print_removed(removed: "Removed") -> None:
+    from powernorm.lab.removal.removing import MODEL_FOLDER
+    from powernorm.lab.removal.report import removal_table
+
+    table = removal_table(removed.metrics)
+    if table.lines:
+        typer.echo(table.frame.to_string(index=False))
+    typer.echo(f"model without norms: {removed.folder / MODEL_FOLDER}")
+    typer.echo(f"report: {removed.report}")

@@ -1,0 +1,403 @@
+"""`powernorm.remove`: norms out of a trained model, from its folder to a folder without norms."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+import powernorm
+from powernorm.errors import InputError
+from powernorm.inspection.devices import Device, checked_device
+from powernorm.lab.engine.environment import environment
+from powernorm.lab.engine.events import Listener, Notice, ignore
+from powernorm.lab.engine.folders import (
+    LAST,
+    check_same_settings,
+    read_json,
+    remove_unfinished,
+    write_json,
+)
+from powernorm.lab.engine.isolation import own_generators, own_modes, threads
+from powernorm.lab.engine.leases import Lease
+from powernorm.lab.engine.progress import ComparisonProgress
+from powernorm.lab.engine.run import Run
+from powernorm.lab.engine.state import seed_everything
+from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.lab.removal.originals import Original, open_original, tensors_in
+from powernorm.lab.removal.report import write_removal_page
+from powernorm.lab.removal.settings import (
+    DEFAULT_SHARE,
+    DEFAULT_STEPS,
+    RemovalSettings,
+    to_json,
+)
+from powernorm.lab.removal.training import RemovalTraining, Values
+from powernorm.lab.settings.overrides import override
+from powernorm.runs import (
+    CHECKPOINTS_FOLDER,
+    METRICS_FILE,
+    NORMS_FILE,
+    REPORT_FILE,
+    RESULT_FILE,
+)
+from powernorm.surgery.folding import FoldReport, plan_fold
+from powernorm.surgery.verification import as_call
+
+REMOVAL_FILE: Final = "removal.json"
+"""What a removal was made of, in its folder and in that of the model."""
+MODEL_FOLDER: Final = "model"
+"""Of a removal's folder, the part that `powernorm.load` reads."""
+_OWN: Final = (
+    REMOVAL_FILE,
+    RESULT_FILE,
+    METRICS_FILE,
+    NORMS_FILE,
+    REPORT_FILE,
+    CHECKPOINTS_FOLDER,
+    MODEL_FOLDER,
+)
+_PACKAGES: Final = ("powernorm", "torch", "transformers", "tokenizers")
+_AGREES: Final = 1e-4
+"""Largest difference, relative to the largest output, of a saved model that was loaded again."""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What a removal came to.
+
+    Attributes:
+        model: without norms, in evaluation mode, on the CPU.
+        folder: of the removal; the model is in its folder `model`.
+        metrics: by name; `valid_loss`, `original_valid_loss`, … as far as they are known.
+        report: the page.
+    """
+
+    model: nn.Module
+    folder: Path
+    metrics: Mapping[str, float | None]
+    report: Path
+
+
+def remove(
+    model: str | Path | tuple[nn.Module, Sequence[Any]],
+    out: str | Path,
+    *,
+    data: str | None = None,
+    settings: RemovalSettings | Mapping[str, Any] | Sequence[str] = (),
+    device: Device = "auto",
+    resume: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    on_event: Listener | None = None,
+) -> Removed:
+    """Take LayerNorm or RMSNorm out of a trained model, by a short training, and fold the rest.
+
+    Static layers take the places of the norms, a copy of the model is trained on (from the original
+    model, unless the settings say otherwise), and what is left of the norms is folded into the
+    weights, so that the result has none. The fold is verified against the model that was trained,
+    and the saved model against both.
+
+    `out` receives `removal.json` (settings and what was given), `metrics.csv`, `checkpoints/`,
+    `result.json`, `report.html` and `model/`, which `powernorm.load` reads.
+
+    Args:
+        model: folder of a run of `powernorm compare`, or one of its checkpoints; a folder in
+            Hugging Face's layout; `module:name` of (model, batches) or of a function that returns
+            them; or (model, batches) itself.
+        out: folder of the removal.
+        data: the text to train on: for a run another than its own, for a Hugging Face model a file,
+            a folder or an embedded corpus.
+        settings: of the removal; or changes of the defaults, each `"section.key=value"`, or by
+            dotted key.
+        device: where it trains; `auto` is a GPU where there is one.
+        resume: go on from the last checkpoint, exactly as if it had not been interrupted.
+        force: delete the removal that `out` holds first.
+        quiet: show no progress.
+        on_event: is called with what happens, in place of the progress.
+
+    Returns:
+        The model, and what was measured.
+
+    Raises:
+        InputError: something given cannot be used: no such model, no data, a model without norms,
+            a method that does not fit it, a folder of another removal.
+        KeyboardInterrupt: after the last checkpoint; `resume` goes on from there.
+        SystemExit: after SIGTERM or SIGUSR1, with a checkpoint and the exit code 75.
+    """
+    wanted = _settings(settings, data)
+    folder = Path(out).absolute()
+    on_device = checked_device(device)
+    _check_folder(folder, resume=resume, force=force)
+    stop = Stop()
+    with stop.watching(), own_generators(), threads(wanted.training.num_threads):
+        original = open_original(model, wanted.data, wanted.seed)
+        lease = Lease(folder)
+        try:
+            _begin(folder, wanted, original, resume=resume, force=force)
+            progress = _progress(quiet=quiet, on_event=on_event)
+            with progress as shown:
+                listener: Listener = shown or on_event or ignore
+                job = _Job(original, wanted, folder, on_device, lease, stop, listener)
+                return job.run()
+        except InputError:
+            # Of settings that fit everything but the model: the next try is a first.
+            if not (folder / CHECKPOINTS_FOLDER / LAST).exists():
+                _delete(folder)
+            raise
+        finally:
+            lease.release(forget=True)
+
+
+def _settings(
+    given: RemovalSettings | Mapping[str, Any] | Sequence[str], data: str | None
+) -> RemovalSettings:
+    if isinstance(given, RemovalSettings):
+        chosen, changes = given, []
+    elif isinstance(given, Mapping):
+        chosen, changes = RemovalSettings(), [f"{key}={value}" for key, value in given.items()]
+    else:
+        chosen, changes = RemovalSettings(), list(given)
+    return override(chosen, [*changes, *([] if data is None else [f"data.path={data}"])])
+
+
+def _progress(*, quiet: bool, on_event: Listener | None) -> Any:
+    if quiet or on_event is not None:
+        return nullcontext()
+    return ComparisonProgress(Console(stderr=True))
+
+
+class _Job:
+    """One removal in its folder."""
+
+    def __init__(
+        self,
+        original: Original,
+        settings: RemovalSettings,
+        folder: Path,
+        device: torch.device,
+        lease: Lease,
+        stop: Stop,
+        listener: Listener,
+    ) -> None:
+        self._original = original
+        self._settings = settings
+        self._folder = folder
+        self._listener = listener
+        self._stop = stop
+        self._lease = lease
+        self._run = Run(
+            norm="none",
+            label=settings.label,
+            seed=settings.seed,
+            folder=folder,
+            device=device,
+            settings=settings,
+            data=None,
+            num_steps=number_of_steps(settings, original),
+            norm_options={},
+            lease=lease,
+            stop=stop,
+            listener=listener,
+        )
+
+    def run(self) -> Removed:
+        """Train, fold, save and report."""
+        try:
+            with self._stop.never_hidden(), own_modes():
+                seed_everything(self._settings.seed)
+                training = RemovalTraining(self._run, self._original)
+                training.train()
+                if self._run.is_nonfinite:
+                    raise InputError(
+                        f"the loss is no longer finite at step {self._run.step}: choose a smaller "
+                        "optimizer.learning_rate, and begin anew with --force"
+                    )
+                return self._finish(training)
+        except (KeyboardInterrupt, Stopped) as end:
+            if isinstance(end, Stopped):
+                self._stop.ignore()
+            self._run.close()
+            self._write_result("interrupted", {})
+            with suppress(InputError):
+                write_removal_page(self._folder)
+            raise
+        finally:
+            self._run.close()
+
+    def _finish(self, training: RemovalTraining) -> Removed:
+        self._listener(Notice("folding, and measuring the result"))
+        trained = copy.deepcopy(training.model).cpu().eval()
+        report = fold_all(trained, self._original)
+        metrics = self._measured(training, report.model)
+        self._save(report.model)
+        self._run.close()
+        rows = [row.to_dict() for row in training.removal.rows]
+        self._write_result("finished", metrics, rows=rows, report=report)
+        page = write_removal_page(self._folder)
+        return Removed(report.model, self._folder, metrics, page)
+
+    @torch.no_grad()
+    def _measured(self, training: RemovalTraining, folded: nn.Module) -> Values:
+        """Return what the whole valid and test splits say of the original and of the result."""
+        device, found = self._run.device, dict[str, float | None]()
+        moved = copy.deepcopy(folded).to(device)
+        for split in ("valid", "test"):
+            batches = list(self._original.evaluation(split))
+            if not batches:
+                continue
+            before = training.expected(batches)
+            after = training.measure(moved, batches)
+            found |= {f"{split}_{name}": value for name, value in after.items()}
+            if "loss" in before:
+                found[f"original_{split}_loss"] = before["loss"]
+        return found
+
+    def _save(self, model: nn.Module) -> None:
+        folder = self._folder / MODEL_FOLDER
+        with self._lease.writing():
+            powernorm.save(model, folder, config=self._original.saved_config())
+            shutil.copyfile(self._folder / REMOVAL_FILE, folder / REMOVAL_FILE)
+        example = self._original.example_inputs()
+        blank = copy.deepcopy(self._original.model)
+        check_agreement(model, powernorm.load(folder, blank), example, folder)
+
+    def _write_result(
+        self,
+        status: str,
+        metrics: Mapping[str, float | None],
+        *,
+        rows: Sequence[Mapping[str, Any]] = (),
+        report: FoldReport | None = None,
+    ) -> None:
+        result: dict[str, Any] = {
+            "status": status,
+            "label": self._settings.label,
+            "seed": self._settings.seed,
+            "step": self._run.step,
+            "num_steps": self._run.num_steps,
+            "metrics": dict(metrics),
+            "seconds": round(self._run.seconds, 3),
+            "norms": [dict(row) for row in rows],
+        }
+        if report is not None:
+            result["fold"] = [row.to_dict() for row in report.rows]
+            result["fold_errors"] = [
+                {"dtype": str(e.dtype), "absolute": e.absolute, "relative": e.relative}
+                for e in report.errors
+            ]
+        write_json(self._folder / RESULT_FILE, result)
+
+
+def number_of_steps(settings: RemovalSettings, original: Original) -> int:
+    """Return the updates of a removal.
+
+    Raises:
+        InputError: a share of the original's is asked for, and those are not known.
+    """
+    training = settings.training
+    if training.steps is not None:
+        return training.steps
+    if original.num_steps is None:
+        if training.share is not None:
+            raise InputError(
+                f"training.share={training.share}: how long {original.name} was trained is not "
+                "known, which only a run of `powernorm compare` says: give training.steps"
+            )
+        return DEFAULT_STEPS
+    share = DEFAULT_SHARE if training.share is None else training.share
+    return max(1, round(share * original.num_steps / settings.optimizer.accumulation))
+
+
+def fold_all(model: nn.Module, original: Original) -> FoldReport:
+    """Fold a model whose norms are all static, and verify it.
+
+    Raises:
+        InputError: a norm would stay, or the folded model differs.
+    """
+    report = plan_fold(model, original.example_inputs()).apply(inplace=False)
+    kept = [row for row in report.rows if row.action == "keep"]
+    if kept:
+        raise InputError(f"{kept[0].name} could not be folded: {kept[0].reason}")
+    return report
+
+
+@torch.no_grad()
+def check_agreement(model: nn.Module, loaded: nn.Module, example: Any, folder: Path) -> None:
+    """Raise an InputError unless a model that was saved and loaded puts out the same."""
+    call = as_call(example, model)
+    ours, theirs = (_flat(call.call(one)) for one in (model, loaded))
+    difference = float((ours - theirs).abs().max())
+    if not difference <= _AGREES * float(ours.abs().max().clamp(min=1e-30)):
+        raise InputError(
+            f"the model that was saved in {folder} puts out something else when it is loaded "
+            f"(largest difference {difference:.1e}): it cannot be used"
+        )
+
+
+def _flat(outputs: Any) -> Tensor:
+    return torch.cat([tensor.flatten().double() for tensor in tensors_in(outputs)])
+
+
+# The folder
+
+
+def _check_folder(folder: Path, *, resume: bool, force: bool) -> None:
+    """Refuse a folder that cannot take a removal; changes nothing."""
+    if resume and force:
+        raise InputError(
+            "--resume goes on with the removal that is there and --force deletes it: choose one"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: give a folder with --out")
+    is_there = (folder / REMOVAL_FILE).is_file()
+    if resume and not is_there:
+        raise InputError(f"{folder} holds no removal to go on with: leave out --resume")
+    if is_there and not (resume or force):
+        raise InputError(
+            f"{folder} holds another removal: give another --out, --resume to go on with it or "
+            "--force to delete it"
+        )
+    others = [] if is_there or not folder.is_dir() else [p.name for p in folder.iterdir()]
+    taken = sorted({*others} & {*_OWN, "config.json", "results.json"})
+    if taken:
+        raise InputError(f"{folder} holds something else ({taken[0]}): give another --out")
+
+
+def _begin(
+    folder: Path, settings: RemovalSettings, original: Original, *, resume: bool, force: bool
+) -> None:
+    """Write what the removal is made of, or check that it was made of the same."""
+    steps = number_of_steps(settings, original)
+    made_of = {"settings": to_json(settings), "original": original.facts(), "num_steps": steps}
+    path = folder / REMOVAL_FILE
+    if resume:
+        old = read_json(path)
+        check_same_settings(
+            folder,
+            {key: old.get(key, {}) for key in made_of},
+            {key: made_of[key] for key in made_of},
+        )
+        remove_unfinished(folder)
+        return
+    if force:
+        _delete(folder)
+    write_json(path, {"format": 1, **made_of, **environment(_PACKAGES)})
+
+
+def _delete(folder: Path) -> None:
+    """Delete what a removal wrote into its folder, and nothing else."""
+    for name in _OWN:
+        target = folder / name
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)

@@ -1,0 +1,39 @@
+"""Taking LayerNorm and RMSNorm out of a model that exists: methods, losses, schedules.
+
+The training around them, with data, checkpoints and a report, is `powernorm.remove`.
+"""
+
+from powernorm.surgery.removal.layers import CenteredBatchNorm, FrozenDeviationNorm
+from powernorm.surgery.removal.losses import (
+    deviation_anchor,
+    hidden_state_error,
+    logit_divergence,
+)
+from powernorm.surgery.removal.methods import (
+    DeviationFreezing,
+    Matching,
+    MethodName,
+    Removal,
+    RemovalRow,
+    build_removal,
+    call_order,
+    removable_norms,
+)
+from powernorm.surgery.removal.schedules import removal_steps
+
+__all__ = [
+    "CenteredBatchNorm",
+    "DeviationFreezing",
+    "FrozenDeviationNorm",
+    "Matching",
+    "MethodName",
+    "Removal",
+    "RemovalRow",
+    "build_removal",
+    "call_order",
+    "deviation_anchor",
+    "hidden_state_error",
+    "logit_divergence",
+    "removable_norms",
+    "removal_steps",
+]

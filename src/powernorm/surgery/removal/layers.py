@@ -1,0 +1,235 @@
+"""Layers that stand for LayerNorm or RMSNorm while it is taken out of a model."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.norms import BatchNorm
+from powernorm.norms.arguments import check_flag, check_share
+from powernorm.norms.base import AffineNorm
+from powernorm.norms.feature_dims import Normalized, answer
+from powernorm.norms.masks import current_padding_mask
+from powernorm.ops.arrays import accumulation_dtype
+
+
+class FrozenDeviationNorm(AffineNorm):
+    """LayerNorm, or RMSNorm, whose deviation is a constant once it is frozen (FakeLN).
+
+    Before `freeze`, over the features of each token, `y = γ (x - mean x)/σ + β` with
+    `σ = sqrt(var x + eps)`, exactly LayerNorm; after it `y = γ (x - mean x)/D + β` with a constant
+    D, one number for all features, which has no gradient and takes no eps. With `center=False` it
+    is RMSNorm, `σ = sqrt(mean x² + eps)`, and `y = γ x/D + β`.
+
+    While it normalizes, each training call moves the average `S ← (1 - m) S + m mean σ` over its
+    valid tokens, with the momentum m, and sets D to S. So D is the average at the last call before
+    `freeze`. A first token often has a σ of its own, many times that of the others (an attention
+    sink): with `first_position` it has its own average and its own D until `merge_first_position`.
+
+    Args:
+        num_features: C.
+        eps: added to the variance, while it normalizes.
+        momentum: m, the weight of the new batch, in (0, 1].
+        center: LayerNorm; False is RMSNorm.
+        affine: learn γ and β.
+        first_position: position 0 of the dimension before the features has a D of its own.
+        feature_dim: the dimension of x that holds the features.
+        device: device of parameters and buffers.
+        dtype: type of the parameters.
+
+    Shape:
+        x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x. With
+        `first_position` x is (..., length, C).
+
+    State:
+        running_deviation (S) and deviation (D), 0-d; with `first_position` (2,), of which the first
+        is that of position 0. Whether it is frozen is no part of the state dict.
+
+    Numerics:
+        In float32 (float64 for float64 input).
+
+    Distributed:
+        S is that of each process alone.
+
+    Fidelity:
+        The layer of the authors' code, but that only training calls move S, once a forward, and
+        that β is kept where γ has one.
+
+    >>> norm = FrozenDeviationNorm(2).train()
+    >>> _ = norm.freeze(2.0)
+    >>> norm(torch.tensor([1.0, 3.0])).tolist()
+    [-0.5, 0.5]
+    """
+
+    reads_mask = True
+    deviation: Tensor
+    running_deviation: Tensor
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        *,
+        center: bool = True,
+        affine: bool = True,
+        first_position: bool = False,
+        feature_dim: int = -1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
+        self.momentum = check_share("momentum", momentum)
+        self.center = check_flag("center", center)
+        self.first_position = check_flag("first_position", first_position)
+        self.is_frozen = False
+        shape = (2,) if first_position else ()
+        precision = torch.float64 if dtype is torch.float64 else torch.float32
+        for name in ("running_deviation", "deviation"):
+            self.register_buffer(name, torch.ones(shape, device=device, dtype=precision))
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the layer is static: frozen, with one D for all positions."""
+        return self.is_frozen and not self.first_position
+
+    @property
+    def centers(self) -> bool:
+        """Whether the map is of x less its mean."""
+        return self.center
+
+    @property
+    def wants_mask(self) -> bool:
+        """Whether a forward uses a mask: to average over valid tokens."""
+        return self.training and not self.is_frozen
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """Return (γ/D, β), (C,) float64."""
+        if not self.is_static:
+            return super().affine()
+        ones = torch.ones(self.num_features, dtype=torch.float64, device=self.deviation.device)
+        scale = (ones if self.weight is None else self.weight.double()) / self.deviation.double()
+        return scale, torch.zeros_like(scale) if self.bias is None else self.bias.double()
+
+    def freeze(self, deviation: float | Tensor | None = None) -> FrozenDeviationNorm:
+        """Divide by a constant from now on.
+
+        Args:
+            deviation: D, as `deviation` has it; None is that of the last training call.
+
+        Returns:
+            The layer.
+
+        Raises:
+            InputError: D is not above 0.
+        """
+        if deviation is not None:
+            with torch.no_grad():
+                value = torch.as_tensor(deviation, dtype=self.deviation.dtype)
+                self.deviation.copy_(value)
+                self.running_deviation.copy_(value)
+        if not bool((self.deviation > 0).all() & self.deviation.isfinite().all()):
+            raise InputError(f"deviation is {self.deviation.tolist()}, expected numbers above 0")
+        self.is_frozen = True
+        return self
+
+    @torch.no_grad()
+    def merge_first_position(self) -> None:
+        """Give position 0 the D of the others from now on."""
+        if not self.first_position:
+            return
+        self.first_position = False
+        self.deviation = self.deviation[1].clone()
+        self.running_deviation = self.running_deviation[1].clone()
+
+    def normalize(self, x: Tensor, mask: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Normalize (..., C), or divide by D."""
+        total = x if residual is None else x + residual
+        wide = total.to(accumulation_dtype(total))
+        centered = self._centered(wide)
+        if self.is_frozen:
+            y = centered / self._along_positions(wide)
+        else:
+            sigma = self._deviations(centered)
+            if self.training:
+                self._average(sigma.detach(), mask)
+            y = centered / sigma.unsqueeze(-1)
+        return answer((self.scale_and_shift(y.to(total.dtype)), total), residual)
+
+    def deviations(self, x: Tensor) -> Tensor:
+        """Return σ of each token, (...), of an x with the features last."""
+        return self._deviations(self._centered(x))
+
+    def _centered(self, x: Tensor) -> Tensor:
+        return centered(x) if self.center else x
+
+    def _deviations(self, centered: Tensor) -> Tensor:
+        return (centered.square().mean(-1) + self.eps).sqrt()
+
+    def _along_positions(self, x: Tensor) -> Tensor:
+        """Return D as a divisor of (..., length, C)."""
+        deviation = self.deviation.to(x.dtype)
+        if not self.first_position:
+            return deviation
+        places = torch.ones(x.shape[-2], dtype=torch.long, device=x.device)
+        places[0] = 0
+        return deviation[places].unsqueeze(-1)
+
+    @torch.no_grad()
+    def _average(self, sigma: Tensor, mask: Tensor | None) -> None:
+        """Move S and D by the deviations of a batch, (...)."""
+        mask = current_padding_mask(sigma.unsqueeze(-1), self) if mask is None else mask
+        valid = torch.ones_like(sigma, dtype=torch.bool) if mask is None else ~mask
+        if not self.first_position:
+            self._move(self.running_deviation, sigma[valid])
+        else:
+            self._move(self.running_deviation[0], sigma[..., 0][valid[..., 0]])
+            self._move(self.running_deviation[1], sigma[..., 1:][valid[..., 1:]])
+        self.deviation.copy_(self.running_deviation)
+
+    def _move(self, average: Tensor, values: Tensor) -> None:
+        if values.numel():
+            average.lerp_(values.mean().to(average.dtype), self.momentum)
+
+    def extra_repr(self) -> str:
+        """Return the features, eps and what it is."""
+        return f"{super().extra_repr()}, center={self.center}, is_frozen={self.is_frozen}"
+
+
+class CenteredBatchNorm(BatchNorm):
+    """BatchNorm of each token less its mean over the features: static, and near LayerNorm.
+
+    `y = γ (x̄ - μ)/sqrt(σ² + eps) + β` with `x̄ = x - mean x`, and μ, σ² of the batch per feature,
+    in evaluation the running ones: an affine map per feature behind LayerNorm's own centering. It
+    folds where its outputs go into linear maps alone (pre-norm). Everything else is as BatchNorm's.
+
+    Shape:
+        x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
+
+    >>> norm = CenteredBatchNorm(4).eval()
+    >>> norm(torch.full((2, 4), 3.0)).abs().max().item()
+    0.0
+    """
+
+    @property
+    def centers(self) -> bool:
+        """Whether the map is of x less its mean: always."""
+        return True
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Return x less its mean over the features, (..., C), in the accumulation type."""
+        return super().scaled(centered(x))
+
+    def normalize(self, x: Tensor, mask: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Center (..., C), then normalize as BatchNorm."""
+        total = x if residual is None else x + residual
+        y = cast(Tensor, super().normalize(centered(total), mask, None))
+        return answer((y, total), residual)
+
+
+def centered(x: Tensor) -> Tensor:
+    """Return x less its mean over the features, which are last."""
+    return x - x.mean(-1, keepdim=True)

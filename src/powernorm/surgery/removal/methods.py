@@ -1,0 +1,377 @@
+"""The ways to take LayerNorm and RMSNorm out of a model that is trained on meanwhile.
+
+| method | what stands for a norm |
+|---|---|
+| `match` | an affine map per feature, fitted to the norm's outputs by least squares |
+| `match-centered` | the same behind LayerNorm's centering of each token |
+| `freeze` | the norm with a constant in place of its deviation, all of them at once |
+| `freeze-in-turn` | the same, one norm after the other |
+
+Each ends in static norms, which `powernorm.fold` takes into the weights.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.inspection.batches import Forward, Progress
+from powernorm.inspection.finder import find_norms
+from powernorm.inspection.modules import listed
+from powernorm.inspection.observer import NormCall, observe
+from powernorm.inspection.rows import NormRow
+from powernorm.inspection.selection import Site, place
+from powernorm.norms.preserved_state import preserved_state
+from powernorm.surgery.freezing import freeze_statistics
+from powernorm.surgery.matching import match_teacher
+from powernorm.surgery.removal.layers import CenteredBatchNorm, FrozenDeviationNorm
+from powernorm.surgery.removal.schedules import removal_steps
+from powernorm.surgery.swapping import swap
+
+MethodName = Literal["match", "match-centered", "freeze", "freeze-in-turn"]
+"""Names of the methods."""
+
+_CENTERS: Final = {"layer": True, "ln": True, "ln-simple": True, "detach": True, "rms": False}
+"""Kinds of norms that can be removed, and whether they center."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovalRow(NormRow):
+    """How one norm goes.
+
+    Attributes:
+        role: what it belongs to.
+        step: updates that are done before it goes.
+        explained: fraction of the variance of its outputs that what stands for it explains, when
+            it was fitted.
+        deviation: the constant that it divides by.
+    """
+
+    role: str
+    step: int = 0
+    explained: float | None = None
+    deviation: float | None = None
+
+
+def removable_norms(model: nn.Module) -> tuple[Site, ...]:
+    """Return the norms of a model, all of which can be removed.
+
+    Raises:
+        InputError: it has none, or one that is no LayerNorm or RMSNorm of a stream of tokens.
+    """
+    found = place(model, find_norms(model))
+    if not found:
+        raise InputError(f"{type(model).__name__} has no norms: there is nothing to remove")
+    for site in found:
+        reading = site.norm.reading
+        if reading is None:
+            raise InputError(
+                f"{site.name} ({site.type_name}) cannot be removed: {site.norm.reason}"
+            )
+        if site.norm.kind not in _CENTERS:
+            raise InputError(
+                f"{site.name} is a {site.type_name}, and only LayerNorm and RMSNorm are removed: "
+                "a norm of batch statistics folds as it is, see powernorm.fold"
+            )
+    return found
+
+
+class Removal(ABC):
+    """The removal of all norms of a model in the course of a training.
+
+    Call `install`, then `fit` (or, where a checkpoint is gone on from, load the model's state and
+    the removal's), then `step` before each update, and `finish` after the last.
+
+    Args:
+        model: a copy of the original, changed in place.
+        num_steps: of the training.
+    """
+
+    name: MethodName
+
+    def __init__(self, model: nn.Module, num_steps: int) -> None:
+        self.model = model
+        self.sites = removable_norms(model)
+        self.num_steps = num_steps
+        self.rows: tuple[RemovalRow, ...] = ()
+        """What became of each norm, once it is fitted."""
+
+    @abstractmethod
+    def install(self) -> None:
+        """Put the layers in place of the norms."""
+
+    @abstractmethod
+    def fit(
+        self,
+        teacher: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward,
+        on_progress: Progress | None = None,
+    ) -> None:
+        """Fit the layers to the original on batches, before the training.
+
+        Args:
+            teacher: the model as it was, in evaluation mode.
+            batches: of the training.
+            forward: runs a model on a batch.
+            on_progress: is called with (passes done, passes in all).
+
+        Raises:
+            InputError: a norm does not run on the batches.
+        """
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let all layers be static from now on, as they are at the end."""
+
+    def step(self, step: int) -> list[str]:
+        """Remove what is due before an update.
+
+        Args:
+            step: updates that are done.
+
+        Returns:
+            Names of the norms that go now.
+        """
+        del step
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs beside the model's state."""
+        return {"rows": [row.to_dict() for row in self.rows]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; load the model's own state before."""
+        self.rows = tuple(RemovalRow(**{**row, "into": ()}) for row in state["rows"])
+
+    @property
+    def layers(self) -> dict[str, nn.Module]:
+        """The layers that stand for the norms, by name."""
+        return {site.name: self.model.get_submodule(site.name) for site in self.sites}
+
+    def _row(self, site: Site, **values: Any) -> RemovalRow:
+        return RemovalRow(
+            name=site.name, kind=site.norm.kind, action="remove", role=site.role, **values
+        )
+
+
+class Matching(Removal):
+    """Affine maps fitted to the norms' outputs, with statistics that stay as they are.
+
+    Args:
+        model: as of `Removal`.
+        num_steps: as of `Removal`.
+        center: fit behind the centering of each token.
+    """
+
+    def __init__(self, model: nn.Module, num_steps: int, *, center: bool = False) -> None:
+        super().__init__(model, num_steps)
+        self.name = "match-centered" if center else "match"
+        self._to = _path(CenteredBatchNorm) if center else "bn"
+        if center and not all(_CENTERS[site.norm.kind] for site in self.sites):
+            site = next(site for site in self.sites if not _CENTERS[site.norm.kind])
+            raise InputError(
+                f"{site.name} is a {site.type_name}, which does not center: method.name=match"
+            )
+
+    def install(self) -> None:
+        """Put BatchNorms in place of the norms."""
+        swap(self.model, self._to, where=lambda name, _: name in self._names)
+
+    def fit(
+        self,
+        teacher: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward,
+        on_progress: Progress | None = None,
+    ) -> None:
+        """Fit the maps one after the other, in the order of the calls."""
+        report = match_teacher(
+            self.model, teacher, batches, forward, names=list(self._names), on_progress=on_progress
+        )
+        by_name = {site.name: site for site in self.sites}
+        self.rows = tuple(
+            self._row(by_name[row.name], explained=row.explained) for row in report.rows
+        )
+        self.settle()
+
+    def settle(self) -> None:
+        """Keep the statistics as they are, in training too."""
+        freeze_statistics(self.model, list(self._names))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; load the model's own state before."""
+        super().load_state_dict(state)
+        self.settle()
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(site.name for site in self.sites)
+
+
+class DeviationFreezing(Removal):
+    """Norms whose deviation becomes a constant, at once or one after the other (FakeLN).
+
+    Args:
+        model: as of `Removal`.
+        num_steps: as of `Removal`.
+        in_turn: by the published schedule; else all before the first update, with constants that
+            were measured.
+        momentum: of the average that the constants are taken from, while the norms normalize.
+    """
+
+    def __init__(
+        self, model: nn.Module, num_steps: int, *, in_turn: bool = False, momentum: float = 0.1
+    ) -> None:
+        super().__init__(model, num_steps)
+        self.name = "freeze-in-turn" if in_turn else "freeze"
+        self._momentum = momentum
+        names = [site.name for site in self.sites]
+        self._due = removal_steps(self.sites, num_steps) if in_turn else dict.fromkeys(names, 0)
+
+    def install(self) -> None:
+        """Put layers with the norms' weights in their places, which still normalize."""
+        for site in self.sites:
+            reading = site.norm.reading
+            assert reading is not None
+            swap(
+                self.model,
+                _path(FrozenDeviationNorm),
+                where=lambda name, _, own=site.name: name == own,  # type: ignore[misc]
+                center=_CENTERS[site.norm.kind],
+                eps=reading.eps or 1e-5,
+                momentum=self._momentum,
+            )
+
+    def fit(
+        self,
+        teacher: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward,
+        on_progress: Progress | None = None,
+    ) -> None:
+        """Measure the mean deviation of each norm's tokens on the original's own inputs."""
+        del teacher
+        measured = _mean_deviations(self.model, self._frozen_layers(), batches, forward)
+        for name, deviation in measured.items():
+            layer = self._frozen_layers()[name]
+            layer.deviation.fill_(deviation)
+            layer.running_deviation.fill_(deviation)
+        if on_progress is not None:
+            on_progress(1, 1)
+        by_name = {site.name: site for site in self.sites}
+        self.rows = tuple(
+            self._row(by_name[name], step=self._due[name], deviation=deviation)
+            for name, deviation in measured.items()
+        )
+
+    def settle(self) -> None:
+        """Let every norm divide by its constant."""
+        for layer in self._frozen_layers().values():
+            layer.freeze()
+
+    def step(self, step: int) -> list[str]:
+        """Freeze the norms that are due."""
+        layers = self._frozen_layers()
+        due = [name for name, first in self._due.items() if first <= step]
+        new = [name for name in due if not layers[name].is_frozen]
+        for name in new:
+            layers[name].freeze()
+        return new
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which norms are constants, and the rows."""
+        frozen = [name for name, layer in self._frozen_layers().items() if layer.is_frozen]
+        return {**super().state_dict(), "frozen": frozen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; load the model's own state before."""
+        super().load_state_dict(state)
+        layers = self._frozen_layers()
+        for name in state["frozen"]:
+            layers[name].freeze()
+
+    def _frozen_layers(self) -> dict[str, FrozenDeviationNorm]:
+        return cast(dict[str, FrozenDeviationNorm], self.layers)
+
+
+def build_removal(
+    name: MethodName, model: nn.Module, num_steps: int, *, momentum: float = 0.1
+) -> Removal:
+    """Return the removal of a method's name.
+
+    Args:
+        name: of the method.
+        model: a copy of the original.
+        num_steps: of the training.
+        momentum: of `freeze-in-turn`.
+
+    Raises:
+        InputError: the model has no norms, others than LayerNorm and RMSNorm, or ones that do not
+            fit the method.
+    """
+    if name in ("match", "match-centered"):
+        return Matching(model, num_steps, center=name == "match-centered")
+    return DeviationFreezing(model, num_steps, in_turn=name == "freeze-in-turn", momentum=momentum)
+
+
+def call_order(
+    model: nn.Module, names: Iterable[str], batch: Any, forward: Forward
+) -> tuple[str, ...]:
+    """Return the names of norms in the order of their first calls on a batch.
+
+    Raises:
+        InputError: the model does not call one of them.
+    """
+    called: dict[str, None] = {}
+    norms = {name: model.get_submodule(name) for name in names}
+    with (
+        preserved_state(model, ()),
+        observe(norms, on_input=lambda call: called.setdefault(call.name)),
+    ):
+        forward(model, batch)
+    missing = [name for name in norms if name not in called]
+    if missing:
+        raise InputError(
+            f"the model does not use {listed(missing)} on the first batch: norms that do not run "
+            "cannot be removed"
+        )
+    return tuple(called)
+
+
+@torch.no_grad()
+def _mean_deviations(
+    model: nn.Module,
+    layers: Mapping[str, FrozenDeviationNorm],
+    batches: Sequence[Any],
+    forward: Forward,
+) -> dict[str, float]:
+    """Return the mean deviation of each layer's valid tokens, in the order of the calls."""
+    sums: dict[str, Tensor] = {}
+
+    def look(call: NormCall) -> None:
+        layer = layers[call.name]
+        deviations = layer.deviations(call.x.double())
+        mask = call.padding_mask
+        valid = deviations.flatten() if mask is None else deviations[~mask]
+        pair = torch.stack([valid.sum(), torch.tensor(float(valid.numel())).to(valid)])
+        sums[call.name] = sums.get(call.name, torch.zeros_like(pair)) + pair
+
+    with preserved_state(model, layers.values()), observe(layers, on_input=look):
+        for batch in batches:
+            forward(model, batch)
+    missing = [name for name in layers if name not in sums or not float(sums[name][1])]
+    if missing:
+        raise InputError(f"no valid token of the batches goes through {listed(missing)}")
+    return {name: float(total / count) for name, (total, count) in sums.items()}
+
+
+def _path(layer: type[nn.Module]) -> str:
+    """Return the name by which `swap` builds a layer that has no short name."""
+    return f"{layer.__module__}:{layer.__qualname__}"

@@ -1,0 +1,230 @@
+"""`powernorm.remove` end to end: runs, Hugging Face folders and models of one's own."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import powernorm
+from integrations.tiny_encoder import TEXTS, write_encoder
+from lab.training.tiny_training import Configure
+from powernorm.errors import InputError
+from powernorm.lab.engine.events import Event, StepsDone
+from powernorm.lab.engine.stopping import Stopped
+from powernorm.lab.removal.removing import Removed, check_agreement
+from powernorm.lab.tasks.builtin import compare
+from powernorm.lab.tasks.trained_models import load_folded_run
+from surgery.removal.small_models import data, stack
+
+SHORT = ("training.steps=6", "training.validations=2", "training.log_every=2", "method.batches=3")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    """A run of `compare lm` that learned a little."""
+    from functools import partial
+
+    from lab.training.tiny_training import tiny_config
+
+    configure: Configure = partial(tiny_config, str(text))
+    out = tmp_path_factory.mktemp("runs")
+    compare(configure(norms=["ln"]), out)
+    (found,) = (path for path in out.iterdir() if path.is_dir())
+    return found
+
+
+def own() -> tuple[nn.Module, list[Tensor]]:
+    return stack(), data(12)
+
+
+def metrics_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as stream:
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(stream)]
+
+
+def norms_in(model: nn.Module) -> list[str]:
+    return [
+        type(m).__name__ for m in model.modules() if isinstance(m, powernorm.Norm | nn.LayerNorm)
+    ]
+
+
+def test_run_becomes_a_folder_without_norms(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "removed"
+    removed = powernorm.remove(run, out, settings=SHORT, quiet=True)
+    assert norms_in(removed.model) == []
+    result = json.loads((out / "result.json").read_text())
+    assert result["status"] == "finished"
+    assert result["metrics"].keys() >= {"valid_loss", "original_valid_loss", "test_divergence"}
+    assert {row["action"] for row in result["fold"]} == {"fold"}
+    assert all(0 < row["explained"] <= 1 for row in result["norms"])
+    # The laboratory builds it again, with what it was made of beside it.
+    loaded = load_folded_run(out / "model")
+    example = loaded.example_inputs()
+    torch.testing.assert_close(loaded.model(*example), removed.model(*example))
+    assert json.loads((out / "model" / "removal.json").read_text())["num_steps"] == 6
+    page = (out / "report.html").read_text()
+    assert "Norms out of" in page
+    assert page.count("<svg") >= 3
+
+
+def stop_at(step: int, error: BaseException) -> Callable[[Event], None]:
+    def listen(event: Event) -> None:
+        if isinstance(event, StepsDone) and event.step == step:
+            raise error
+
+    return listen
+
+
+@pytest.mark.parametrize("method", ["match", "freeze-in-turn"])
+def test_goes_on_exactly_as_if_it_had_not_been_interrupted(
+    run: Path, tmp_path: Path, method: str
+) -> None:
+    settings = [*SHORT, f"method.name={method}", "anchor.weight=0.1", "distillation.share=0.5"]
+    whole = powernorm.remove(run, tmp_path / "whole", settings=settings, quiet=True)
+    out = tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        powernorm.remove(run, out, settings=settings, on_event=stop_at(4, KeyboardInterrupt()))
+    assert json.loads((out / "result.json").read_text())["status"] == "interrupted"
+    assert "--resume goes on from there" in (out / "report.html").read_text()
+    parts = powernorm.remove(run, out, settings=settings, quiet=True, resume=True)
+    assert metrics_of(out) == metrics_of(tmp_path / "whole")
+    assert parts.metrics == whole.metrics
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(parts.model.state_dict()[name], value), name
+
+
+def test_scheduler_that_stops_it_finds_a_checkpoint(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        powernorm.remove(run, tmp_path, settings=SHORT, on_event=stop_at(2, Stopped("SIGTERM")))
+    assert powernorm.remove(run, tmp_path, settings=SHORT, quiet=True, resume=True).metrics
+
+
+def test_model_of_ones_own_learns_from_itself(tmp_path: Path) -> None:
+    """Without a loss the outputs and what follows the norms are the goal."""
+    settings = [*SHORT, "training.steps=40", "optimizer.learning_rate=3e-3"]
+    removed = powernorm.remove(own(), tmp_path / "out", settings=settings, quiet=True)
+    rows = metrics_of(tmp_path / "out")
+    assert float(rows[-1]["valid_error"]) < 0.7 * float(rows[0]["valid_error"])
+    again = powernorm.load(tmp_path / "out" / "model", own()[0])
+    x = data(1)[0]
+    torch.testing.assert_close(again(x), removed.model(x))
+
+
+@pytest.mark.parametrize("head", ["BertModel", "BertForMaskedLM", "GPT2LMHeadModel"])
+def test_hugging_face_folder_becomes_one_that_load_reads(head: str, tmp_path: Path) -> None:
+    folder, text = pretrained(tmp_path, head)
+    small = ["data.batch_size=4", "data.sequence_length=8", "training.validation_tokens=64"]
+    out = tmp_path / "out"
+    removed = powernorm.remove(folder, out, data=str(text), settings=[*SHORT, *small], quiet=True)
+    loaded = powernorm.load(out / "model")
+    assert type(loaded).__name__ == head
+    assert norms_in(loaded) == []
+    ids = torch.arange(4).repeat(2, 2)
+    ours, theirs = (model(input_ids=ids)[0] for model in (removed.model.eval(), loaded.eval()))
+    torch.testing.assert_close(ours, theirs)
+    assert ("valid_loss" in removed.metrics) == (head != "BertModel")
+
+
+def pretrained(tmp_path: Path, head: str) -> tuple[Path, Path]:
+    folder = write_encoder(tmp_path / "model")
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(8 * TEXTS))
+    import transformers
+
+    if head == "BertForMaskedLM":
+        config = transformers.BertConfig.from_pretrained(folder)
+        transformers.BertForMaskedLM(config).save_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer.mask_token = "[UNK]"
+        tokenizer.save_pretrained(folder)
+    if head == "GPT2LMHeadModel":
+        config = transformers.GPT2Config(
+            vocab_size=8, n_embd=16, n_layer=1, n_head=2, n_positions=16, eos_token_id=0
+        )
+        transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder, text
+
+
+# Refusals
+
+
+def refused(*args: Any, **kwargs: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        powernorm.remove(*args, quiet=True, **kwargs)
+    return str(caught.value)
+
+
+def test_folder_of_another_removal_is_not_touched(tmp_path: Path) -> None:
+    first = powernorm.remove(own(), tmp_path, settings=SHORT, quiet=True)
+    before = (tmp_path / "result.json").read_text()
+    assert "holds another removal: give another --out, --resume" in refused(own(), tmp_path)
+    other = [*SHORT, "seed=1"]
+    message = refused(own(), tmp_path, settings=other, resume=True)
+    assert "settings.seed 0 → 1" in message
+    changed = copy.deepcopy(own()[0])
+    nn.init.zeros_(changed.head.weight)
+    assert "original.weights" in refused((changed, data(12)), tmp_path, settings=SHORT, resume=True)
+    assert (tmp_path / "result.json").read_text() == before
+    assert isinstance(first, Removed)
+    assert powernorm.remove(own(), tmp_path, settings=other, quiet=True, force=True).metrics
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["method.name=none"], "method.name=none is not known"),
+        (["distillation.name=logits"], "whose outputs are no logits: distillation.name=hidden"),
+        (["distillation.name=none"], "is not known, so that it can learn from the original alone"),
+        (["distillation.share=0.5"], "distillation.share=0.5: the loss of model is not known"),
+        (["training.share=0.1"], "training.share=0.1: how long model was trained is not known"),
+        (["training.steps=3", "training.share=0.1"], "both say how long it trains"),
+        (["training.stpes=3"], "did you mean training.steps"),
+        (["data.path=rt"], "has batches of its own: leave out --data"),
+    ],
+)
+def test_settings_that_do_not_fit_leave_no_folder(
+    changes: list[str], words: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert words in refused(own(), out, settings=changes)
+    assert not out.exists()
+
+
+def test_method_that_does_not_fit_is_refused_before_the_training(tmp_path: Path) -> None:
+    out, model = tmp_path / "out", (stack(post=True), data(12))
+    message = refused(model, out, settings=[*SHORT, "method.name=match-centered"])
+    assert "does not fit model: blocks.0.norm1 could not be folded afterwards" in message
+    assert not out.exists()
+    assert norms_in(powernorm.remove(model, out, settings=SHORT, quiet=True).model) == []
+
+
+def test_what_is_no_model_is_named(tmp_path: Path, run: Path) -> None:
+    out = tmp_path / "out"
+    assert "does not exist: give a run" in refused(tmp_path / "nothing", out)
+    assert "is no model: give a run" in refused(tmp_path, out)
+    assert "expected (model, batches)" in refused((1, 2), out)
+    assert "of which one is held out" in refused((stack(), data(1)), out)
+    assert "has no norms: there is nothing to remove" in refused(
+        (nn.Linear(8, 8).double(), data()), out
+    )
+    assert "leave out --resume" in refused(own(), out, resume=True)
+    (tmp_path / "file").touch()
+    assert "is a file" in refused(own(), tmp_path / "file")
+    shutil.copytree(run, tmp_path / "copy")
+    assert "holds something else (" in refused(own(), tmp_path / "copy")
+
+
+def test_saved_model_that_differs_is_refused(tmp_path: Path) -> None:
+    other = copy.deepcopy(stack())
+    nn.init.zeros_(other.head.weight)
+    with pytest.raises(InputError, match="puts out something else when it is loaded"):
+        check_agreement(stack(), other, data(1)[0], tmp_path)
