@@ -28,7 +28,7 @@ ifneq ($(TORCH),)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend $(TORCH) --constraint constraints.txt torch
 endif
 	# The source archive of powernorm is without the corpora, which are a distribution of their own.
-	$(PIP) --constraint constraints.txt --editable '.[train,hf,lightning,export,dev]' $(if $(wildcard $(DATA)),--editable ./$(DATA))
+	$(PIP) --constraint constraints.txt --editable '.[train,hf,lightning,export,docs,dev]' $(if $(wildcard $(DATA)),--editable ./$(DATA))
 	# The wheels of torchvision and torchaudio ask for another build of torch; their Python parts are
 	# enough. In folders of their own (tests/surgery/foreign_models.py): where other libraries see
 	# them, they fail. Of torchaudio single files are read.
@@ -77,8 +77,7 @@ format: $(INSTALLED)  ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(INSTALLED)  ## build the documentation into site/
-	$(PIP) --constraint constraints.txt --editable '.[docs]'
+docs: $(INSTALLED)  ## build the documentation into site/: links, anchors and navigation are checked
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs site
 
 TOOLS := build/.tools

@@ -4,11 +4,13 @@ Two settings, as environment variables:
 
 - `POWERNORM_KERNELS`: `auto` (the default) goes on without kernels where they cannot be compiled,
   `require` fails there, `none` builds the wheel for all platforms, which has no kernels.
-- `POWERNORM_URL`: where the project lives, for the links on a package index.
+- `POWERNORM_URL`: where the project lives, for the links on a package index, the
+  README's among them.
 """
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -77,6 +79,18 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", "any" if BuildKernels.reason else super().get_tag()[2])
 
 
+def _readme():
+    """The README, with links that lead somewhere from a package index too."""
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+
+    def absolute(match):
+        kind = "raw" if match["text"].startswith("!") else "blob"
+        return f"{match['text']}({URL}/{kind}/main/{match['target']})"
+
+    link = r"(?P<text>!?\[[^\]]*\])\((?!https?:|mailto:|#)(?P<target>[^)]+)\)"
+    return re.sub(link, absolute, text) if URL else text
+
+
 NATIVE = {
     "ext_modules": [Extension(f"{PACKAGE}.kernels", sources=[])],
     "cmdclass": {"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
@@ -89,4 +103,10 @@ LINKS = {
     "Changelog": f"{URL}/blob/main/CHANGELOG.md",
 }
 
-setup(project_urls=LINKS if URL else {}, **(PURE if MODE == "none" else NATIVE))
+
+setup(
+    long_description=_readme(),
+    long_description_content_type="text/markdown",
+    project_urls=LINKS if URL else {},
+    **(PURE if MODE == "none" else NATIVE),
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,42 @@ def test_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.Monke
         return
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "block", "exec"), {"__name__": "__main__"})
+
+
+def test_it_fits_on_a_first_page() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 200
+
+
+def test_links_on_a_package_index(tmp_path: Path) -> None:
+    """There nothing is beside the README; without the setting it stays as it is."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("version.py", "ops/kernels/cpu/building.py"):
+        (tmp_path / "src/powernorm" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "src/powernorm" / name, tmp_path / "src/powernorm" / name)
+    (tmp_path / "src/powernorm/__init__.py").touch()
+    (tmp_path / "LICENSES").mkdir()
+    (tmp_path / "LICENSES/DATA.md").touch()
+    made = "from setuptools import build_meta as b; b.prepare_metadata_for_build_wheel('made')"
+    shown = {}
+    for url in ("", "https://example.org/powernorm"):
+        (tmp_path / "made").mkdir()
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", made],
+            cwd=tmp_path,
+            env=os.environ | {"POWERNORM_URL": url},
+            check=True,
+            capture_output=True,
+        )
+        metadata = next((tmp_path / "made").glob("*.dist-info/METADATA"))
+        shown[url] = metadata.read_text(encoding="utf-8").partition("\n\n")[2]
+        shutil.rmtree(tmp_path / "made")
+    plain, absolute = shown.values()
+    assert plain.strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    targets = re.findall(r"\]\(([^)]+)\)", absolute)
+    assert len(targets) == len(re.findall(r"\]\(([^)]+)\)", plain)) > 20
+    assert all(target.startswith("https://example.org/powernorm/") for target in targets)
+    assert "](https://example.org/powernorm/raw/main/docs/images/speed-light.svg)" in absolute
 
 
 def test_table_of_norms_is_the_registry() -> None:

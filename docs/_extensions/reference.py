@@ -1,4 +1,4 @@
-"""What the reference needs beside Sphinx's own: links from the pages, and our docstrings as they are.
+"""What the reference needs besides Sphinx's own: links from pages, and docstrings as they are.
 
 Code in the pages that names something public, such as `powernorm.swap`, leads to its reference.
 """
@@ -39,8 +39,10 @@ def _link(app: Sphinx, document: nodes.document) -> None:
         reference += literal
 
 
-def _keep_colons(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Let a value's docstring with a colon in its first line not begin with a type, as Napoleon has it."""
+def _keep_colons(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Keep what stands before a colon in a value's docstring, which Napoleon takes for a type."""
     if what in ("attribute", "property", "data"):
         lines[:0] = ["..", ""]  # an empty comment
 

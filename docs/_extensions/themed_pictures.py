@@ -1,4 +1,4 @@
-"""A picture `NAME-light.svg` is followed by its `NAME-dark.svg` on dark pages, where there is one."""
+"""On dark pages `NAME-dark.svg` takes the place of `NAME-light.svg`, where there is one."""
 
 from pathlib import Path
 from typing import Any

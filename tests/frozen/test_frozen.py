@@ -77,7 +77,9 @@ def test_figures_of_the_stored_comparisons(tmp_path: Path) -> None:
         """The numbers in the rows of each section."""
         sections = [section.partition("\n") for section in text.split("\n### ")[1:]]
         return {
-            title: [re.findall(r"[-+−]?\d+(?:\.\d+)?", row) for row in re.findall(r"(?m)^\|.*", rest)]
+            title: [
+                re.findall(r"[-+−]?\d+(?:\.\d+)?", row) for row in re.findall(r"(?m)^\|.*", rest)
+            ]
             for title, _, rest in sections
         }
 

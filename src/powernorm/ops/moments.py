@@ -68,7 +68,7 @@ class Moments:
 
     @classmethod
     def from_sums(cls, count: Tensor, total: Tensor, total_squares: Tensor) -> Moments:
-        """Moments from sums of values and of their squares, which lose digits if `|mean| >> std`."""
+        """Moments from sums of values and squares, which lose digits if `|mean| >> std`."""
         mean = total / count.clamp(min=1)
         return cls(count, mean, (total_squares - total * mean).clamp(min=0))
 

@@ -1,0 +1,120 @@
+"""The site: pages in the navigation, the reference, what it loads, what its search finds."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from commands import powernorm as command
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.glob("**/*.md"))
+REFERENCE = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+DOCUMENTED = re.findall(r"^\.\. (?:auto\w+|py:data):: ([\w.]+)$", REFERENCE, re.MULTILINE)
+PACKAGES = ("norms", "ops", "inspection", "surgery", "diagnosis", "lab", "integrations.lightning")
+TOGETHER = ("powernorm", *(f"powernorm.{name}" for name in PACKAGES))
+
+
+def value_of(name: str) -> object:
+    """What a dotted name leads to."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            value: object = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            value = getattr(value, part)
+        return value
+    raise AttributeError(name)
+
+
+def test_every_page_is_in_one_group_of_the_navigation() -> None:
+    """Elsewhere nobody finds it; `make docs` refuses it too."""
+    listed = [
+        entry
+        for page in ("index.md", "results.md")
+        for tree in re.findall(
+            r"```\{toctree\}\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL
+        )
+        for line in tree.splitlines()
+        if line and not line.startswith(":")
+        for entry in [re.sub(r".*<(.+)>", r"\1", line)]
+    ]
+    assert Counter(listed) == Counter(set(PAGES) - {"index"})
+
+
+@pytest.mark.parametrize("package", TOGETHER)
+def test_everything_public_is_in_the_reference(package: str) -> None:
+    module = importlib.import_module(package)
+    values = [value_of(name) for name in DOCUMENTED]
+    missing = [
+        name
+        for name in module.__all__
+        if not inspect.ismodule(value := getattr(module, name))
+        and not any(value is one for one in values)
+    ]
+    assert missing == [], "give each a line in a page of docs/api"
+
+
+def test_the_reference_has_each_name_once() -> None:
+    assert [name for name, count in Counter(DOCUMENTED).items() if count > 1] == []
+
+
+def test_names_in_the_pages_exist() -> None:
+    """A page that names what was renamed sends its reader nowhere."""
+    names = {
+        name
+        for page in (DOCS.parent / "README.md", *DOCS.glob("**/*.md"))
+        for name in re.findall(r"`(powernorm(?:\.\w+)+)", page.read_text(encoding="utf-8"))
+    } - {"powernorm.safetensors", "powernorm.norms"}
+    for name in sorted(names):
+        value_of(name)
+
+
+def test_every_command_is_on_its_page(tmp_path: Path) -> None:
+    shown = command(tmp_path, "--help").out
+    names = re.findall(r"^  ([a-z-]+) ", shown.partition("Commands:")[2], re.MULTILINE)
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    assert sorted(names) == sorted(re.findall(r"^\| `powernorm ([a-z-]+)`", page, re.MULTILINE))
+
+
+# What a browser fetches by itself; links that a reader follows are not among them.
+LOADS = re.compile(
+    r"""<(?:script|img|source|iframe)\b[^>]*\bsrc(?:set)?=["'](?:https?:)?//
+    | <link\b[^>]*\brel=["'](?:stylesheet|preload|icon)[^>]*\bhref=["'](?:https?:)?//
+    | url\(["']?(?:https?:)?// | @import\s+["'](?:https?:)?//""",
+    re.VERBOSE,
+)
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_needs_nothing_else(tmp_path: Path) -> None:
+    """Links and anchors that lead nowhere, and pages in no group, are warnings."""
+    pytest.importorskip("sphinx")
+    site = tmp_path / "site"
+    strict = ("--fail-on-warning", "--keep-going", "--quiet")
+    places = ("--doctree-dir", tmp_path / "trees", DOCS, site)
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", *strict, *places],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    for file in (*site.glob("**/*.html"), *site.glob("**/*.css")):
+        assert LOADS.search(file.read_text(encoding="utf-8")) is None, file
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    terms = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))["terms"]
+    stems = {"build_norm", "fold", "syncbatchnorm", "save_pretrain"}  # of save_pretrained
+    assert stems - terms.keys() == set()
+    assert '<span class="k' in (site / "index.html").read_text(encoding="utf-8")
+    assert "<mfrac>" in (site / "layers.html").read_text(encoding="utf-8")
