@@ -78,7 +78,7 @@ format: $(INSTALLED)  ## format and mend what can be mended
 	$(BIN)/ruff check --fix .
 
 docs: $(INSTALLED)  ## build the documentation into site/: links, anchors and navigation are checked
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs site
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs site
 
 TOOLS := build/.tools
 DIST := dist

@@ -4,7 +4,8 @@ Two settings, as environment variables:
 
 - `POWERNORM_KERNELS`: `auto` (the default) goes on without kernels where they cannot be compiled,
   `require` fails there, `none` builds the wheel for all platforms, which has no kernels.
-- `POWERNORM_URL`: where the project lives, for the links on a package index.
+- `POWERNORM_URL`: where the project lives, for the links on a package index, the
+  README's among them.
 """
 
 import importlib.util
@@ -78,6 +79,18 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", "any" if BuildKernels.reason else super().get_tag()[2])
 
 
+def _readme():
+    """The README, with links that lead somewhere from a package index too."""
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+
+    def absolute(match):
+        kind = "raw" if match["text"].startswith("!") else "blob"
+        return f"{match['text']}({URL}/{kind}/main/{match['target']})"
+
+    link = r"(?P<text>!?\[[^\]]*\])\((?!https?:|mailto:|#)(?P<target>[^)]+)\)"
+    return re.sub(link, absolute, text) if URL else text
+
+
 NATIVE = {
     "ext_modules": [Extension(f"{PACKAGE}.kernels", sources=[])],
     "cmdclass": {"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
@@ -89,18 +102,6 @@ LINKS = {
     "Issues": f"{URL}/issues",
     "Changelog": f"{URL}/blob/main/CHANGELOG.md",
 }
-
-
-def _readme():
-    """The README, with links that lead somewhere from a package index too."""
-    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-
-    def absolute(match):
-        kind = "raw" if match["text"].startswith("!") else "blob"
-        return f"{match['text']}({URL}/{kind}/main/{match['target']})"
-
-    link = r"(?P<text>!?\[[^\]]*\])\((?!https?:|mailto:|#)(?P<target>[^)]+)\)"
-    return re.sub(link, absolute, text) if URL else text
 
 
 setup(

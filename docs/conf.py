@@ -43,6 +43,7 @@ toc_object_entries_show_parents = "hide"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 napoleon_custom_sections = ["Shape", "State", "Numerics", "Distributed", "Fidelity"]
 
 highlight_language = "none"

@@ -368,7 +368,7 @@ class RunCallback(TrainerCallback):
     What the Trainer logs goes to the run's metrics.csv: `loss` as `train_loss`, `eval_loss` as
     `valid_loss`, other numbers of an evaluation by their own names. The Trainer writes its own
     checkpoints, in its `output_dir`; the run notes the step of each, so that `--resume` goes on
-    from it. When a scheduler asks the run to stop, the Trainer saves and ends.
+    from it. When a scheduler asks the run to stop, the Trainer saves and ends::
 
         callback = RunCallback(run)
         trainer = Trainer(..., callbacks=[callback])
