@@ -104,7 +104,9 @@ def test_equals_one_process(world_size: int, tmp_path: Path) -> None:
     "names",
     [
         ("bn", "pn"),
-        pytest.param(("brn", "mabn", "pn-static", "pnv", "rbn"), marks=pytest.mark.slow),
+        pytest.param(
+            ("brn", "mabn", "un", "prepbn", "pn-static", "pnv", "rbn"), marks=pytest.mark.slow
+        ),
     ],
     ids=", ".join,
 )

@@ -178,8 +178,8 @@ class BatchStatisticsNorm(AffineNorm):
 
     @property
     def wants_mask(self) -> bool:
-        """Whether the layer uses a mask: in training, and in released variants always."""
-        return self.training or self.variant == "released"
+        """Whether the layer uses a mask: in training, and always where padding is set to 0."""
+        return self.training or self.floor
 
     @property
     def is_static(self) -> bool:
@@ -231,7 +231,7 @@ class BatchStatisticsNorm(AffineNorm):
         if mask is None:
             # Evaluation needs a mask only in the released variants; a model's own mask, which may
             # be longer than the input in evaluation, is ignored.
-            wanted = training or self.variant == "released"
+            wanted = training or self.floor
             mask = current_padding_mask(x, self) if wanted else users_padding_mask()
         buffers = cast(dict[str, Tensor], self._buffers)
         state = tuple(map(buffers.__getitem__, self.read_in_training)) if training else ()
@@ -272,7 +272,19 @@ class BatchStatisticsNorm(AffineNorm):
             if y is not None:
                 torch.autograd.graph.increment_version(cast(Update, self._update).buffers)
                 return cast(Tensor, y)
-        seen = self.prepare(x, mask, residual)
+        return self.normalize_batch(x, residual, self.prepare(x, mask, residual), prepares)
+
+    def normalize_batch(
+        self, x: Tensor, residual: Tensor | None, seen: Seen, prepares: bool
+    ) -> Normalized:
+        """Normalize (..., C) by the batch's statistics and update the running ones.
+
+        Args:
+            x: (..., C).
+            residual: added to x first.
+            seen: what `prepare` has given.
+            prepares: may the call be kept prepared?
+        """
         update = self._update_within()
         *mean, var = seen.state
         args = self.batch_norm_args(x, residual, seen, mean[0] if mean else None, var, None)
@@ -406,7 +418,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     def _new_update(self, buffers: tuple[Tensor, ...], momentum: float | None) -> Update:
         if self.centered:
-            return CenteredUpdate(buffers, momentum, self.variant == "paper")
+            return CenteredUpdate(buffers, momentum, not self.floor)
         return UncenteredUpdate(buffers, momentum)
 
     def _update_within(self) -> Update | None:
@@ -453,9 +465,9 @@ class BatchStatisticsNorm(AffineNorm):
     def running_target(self, var: Tensor, count: Tensor) -> Tensor:
         """Return the new value for the running variance.
 
-        It divides by M - 1, or by M if M = 1 or the variant is `released`.
+        It divides by M - 1, or by M if M = 1 or the variant is `released` with its floor.
         """
-        return var if self.variant == "released" else unbiased(var, count)
+        return var if self.floor else unbiased(var, count)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; a frozen layer stays in evaluation and takes the mode once unfrozen."""

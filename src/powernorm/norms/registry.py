@@ -35,6 +35,13 @@ from powernorm.norms.own_layers import (
 from powernorm.norms.power import Decay, PowerNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
 from powernorm.norms.renorm import BatchRenorm
+from powernorm.norms.reparametrized import (
+    Evaluation,
+    ProgressiveRepBatchNorm,
+    RepBatchNorm,
+    TokenKind,
+)
+from powernorm.norms.unified import UnifiedNorm
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ _FEATURES = "features of a token"
 _TOKENS = "valid tokens of the batch"
 _SHEN = "Shen et al. 2020"
 _XU = "Xu et al. 2019"
+_GUO = "Guo et al. 2024"
 
 _ROWS: Final = (
     NormInfo("ln", "LayerNorm", token.LayerNorm, _FEATURES, False, "Ba et al. 2016"),
@@ -107,6 +115,23 @@ _ROWS: Final = (
         True,
         "Yan et al. 2020",
     ),
+    NormInfo(
+        "un",
+        "UnifiedNorm",
+        UnifiedNorm,
+        "valid tokens of the last batches",
+        True,
+        "Yang et al. 2022",
+    ),
+    NormInfo("repbn", "RepBatchNorm", RepBatchNorm, _TOKENS, True, _GUO),
+    NormInfo(
+        "prepbn",
+        "ProgressiveRepBatchNorm",
+        ProgressiveRepBatchNorm,
+        "features of a token, then valid tokens of the batch",
+        True,
+        _GUO,
+    ),
     NormInfo("pnv", "PowerNormV", PowerNormV, _TOKENS, True, _SHEN),
     NormInfo(
         "pn",
@@ -150,7 +175,13 @@ _NO_OPTIONS: Final = ("num_features", "track_running_stats")
 """Arguments of the layers that are no options: the latter has one value."""
 _CHOICES: Final = {
     name: tuple(map(repr, get_args(choice)))
-    for name, choice in (("Variant", Variant), ("Decay", Decay), ("Divergence", Divergence))
+    for name, choice in (
+        ("Variant", Variant),
+        ("Decay", Decay),
+        ("Divergence", Divergence),
+        ("Evaluation", Evaluation),
+        ("TokenKind", TokenKind),
+    )
 }
 """Values of the arguments that are one of a few names, by the annotation."""
 _PLAIN: Final = {"int", "float", "bool", "str", "None", *chain(*_CHOICES.values())}
