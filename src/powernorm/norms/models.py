@@ -166,8 +166,8 @@ def set_loss_scale(
 ) -> None:
     """Say by what factor the losses of the backwards are multiplied from now on.
 
-    PowerNorm, MABN and UnifiedNorm keep moving averages of the gradient (ν), which are in units of the loss.
-    A factor that is the same from the first step on needs no call: a loss divided by the number of
+    PowerNorm, MABN and UnifiedNorm keep moving averages of the gradient (ν), which are in units of
+    the loss. A factor that is the same from the first step on needs no call: a loss divided by the number of
     micro-batches, a sum in place of a mean, a number of processes whose gradients are averaged.
     Every gradient of the layer has that factor, and nothing else changes. What needs it is a
     factor that changes while ν has a memory:
