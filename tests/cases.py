@@ -82,6 +82,8 @@ CASES = (
     Case("repbn", {"variant": "released", "eta": 0.0}),
     Case("prepbn", {"decay_steps": 3}),
     Case("prepbn", {"decay_steps": 5, "warmup_steps": 1, "evaluation": "blend", "kind": "rms"}),
+    Case("taper", {"start_step": 2, "end_step": 5, "kind": "ln"}),
+    Case("taper", {"start_step": 1, "end_step": 3}),
     Case("pnv"),
     Case("pnv", {"variant": "released"}),
     Case("pnv", {"groups": 4}),
@@ -94,6 +96,8 @@ CASES = (
     Case("pn-static", {"warmup_steps": 2, "max_ratio": None, "decay": "floored"}, False),
 )
 STATEFUL = tuple(case for case in CASES if case.stateful)
+KEEPING_STATE = tuple(case for case in CASES if case.stateful or case.name == "taper")
+"""Those with buffers that training moves, batch statistics or not."""
 PAPER = tuple(case for case in STATEFUL if case.options.get("variant") != "released")
 """The released variants treat padding in ways of their own (SPEC 4, 6.1, 6.3)."""
 LAYOUTS = (

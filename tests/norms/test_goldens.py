@@ -428,6 +428,55 @@ def test_unified_norm_goes_on_from_a_released_checkpoint() -> None:
         check(f"nu {step}", norm.running_gradient_moment, golden.row("buf_ema_gz", step))
 
 
+@pytest.mark.parametrize("kind", ["rms", "ln"])
+def test_taper_norm(kind: str) -> None:
+    golden = Golden(f"tapernorm_paper_{kind}")
+    meta = golden.meta
+    start = meta["taper_start_index"]
+    norm = powernorm.TaperNorm(
+        6,
+        eps=meta["eps"],
+        start_step=start,
+        end_step=meta["taper_end_index"],
+        kind=kind,
+        momentum=meta["ema_new_weight"],
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+    with torch.no_grad():
+        norm.tapered_offset.copy_(torch.from_numpy(golden.arrays["tapered_weight_delta"]))
+    gates = [norm.gate]
+    for step in range(golden.num_steps):
+        x, mask = golden.tokens("x", step).requires_grad_(), golden.mask(step)
+        # γ̃ has no part before the gate falls, and the file changes it once, at the start.
+        loss = norm.scale_loss(x, mask)
+        check(f"aux {step}", loss, golden.row("aux", step))
+        if step >= start:
+            (gradient,) = torch.autograd.grad(loss, x)
+            check(f"aux_grad_x {step}", gradient, golden.tokens("aux_grad_x", step))
+        y = norm(x, mask)
+        (y * golden.tokens("grad_out", step)).sum().backward()
+        check(f"y {step}", y, golden.tokens("y", step))
+        check(f"grad_x {step}", x.grad, golden.tokens("grad_x", step))
+        for name, parameter in norm.named_parameters():
+            key = "grad_tapered_weight" if name == "tapered_offset" else f"grad_{name}"
+            check(f"{key} {step}", parameter.grad, golden.row(key, step))
+            parameter.grad = None
+        for key, name in (
+            ("buf_c", "branch_scale"),
+            ("buf_ema_num", "running_numerator"),
+            ("buf_ema_den", "running_denominator"),
+            ("buf_scale_ema", "running_scale"),
+        ):
+            check(f"{key} {step}", norm.get_buffer(name), golden.row(key, step))
+        gates.append(norm.gate)
+    assert gates[:-1] == pytest.approx(golden.arrays["gate"].tolist(), abs=1e-12)
+    check("scale_target", norm.scale_target, torch.from_numpy(golden.arrays["scale_target"]))
+    last = golden.num_steps - 1
+    y = norm.eval()(golden.tokens("x", last))
+    check("y_eval_last", y, batch_first(golden.arrays["y_eval_last"]))
+
+
 def test_every_file_is_replayed() -> None:
     """A golden file that no test names would be dead weight."""
     replayed = {
@@ -436,6 +485,7 @@ def test_every_file_is_replayed() -> None:
         *names("rbn_*.npz"),
         *names("detachnorm_*.npz"),
         *names("repbn_*.npz"),
+        *names("tapernorm_*.npz"),
         *names("un_released_*.npz"),
         *names("prepbn_*.npz"),
         "powernorm_v_masked",

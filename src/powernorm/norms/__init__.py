@@ -19,6 +19,7 @@ from powernorm.norms.registry import (
 from powernorm.norms.regularized import RegularizedBatchNorm
 from powernorm.norms.renorm import BatchRenorm
 from powernorm.norms.reparametrized import ProgressiveRepBatchNorm, RepBatchNorm
+from powernorm.norms.taper import TaperNorm
 from powernorm.norms.token import (
     AdaNorm,
     DetachNorm,
@@ -57,6 +58,7 @@ __all__ = [
     "ScaleNorm",
     "SeeDNorm",
     "SimpleLayerNorm",
+    "TaperNorm",
     "UnifiedNorm",
     "build_norm",
     "center_weight",

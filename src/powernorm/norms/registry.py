@@ -18,7 +18,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.norms import pointwise, token, token_scale
-from powernorm.norms.arguments import Variant, feature_count
+from powernorm.norms.arguments import TokenKind, Variant, feature_count
 from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
@@ -39,8 +39,8 @@ from powernorm.norms.reparametrized import (
     Evaluation,
     ProgressiveRepBatchNorm,
     RepBatchNorm,
-    TokenKind,
 )
+from powernorm.norms.taper import TaperNorm
 from powernorm.norms.unified import UnifiedNorm
 
 
@@ -53,7 +53,8 @@ class NormInfo:
     layer: Callable[..., nn.Module]
     averages_over: str
     static: bool
-    """Whether it is an affine map per feature in evaluation, with its default options."""
+    """Whether it is an affine map per feature in evaluation, with its default options; of a norm
+    that changes in the training, at its end."""
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
     """Options that the short name sets; they can be overridden."""
@@ -131,6 +132,14 @@ _ROWS: Final = (
         "features of a token, then valid tokens of the batch",
         True,
         _GUO,
+    ),
+    NormInfo(
+        "taper",
+        "TaperNorm",
+        TaperNorm,
+        "features of a token, then nothing",
+        True,
+        "Kanavalau et al. 2026",
     ),
     NormInfo("pnv", "PowerNormV", PowerNormV, _TOKENS, True, _SHEN),
     NormInfo(

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import (
+    TokenKind,
     Variant,
     check_count,
+    check_kind,
     check_number,
     check_share,
     check_variant,
@@ -27,17 +29,8 @@ from powernorm.ops.operators import snapshot
 from powernorm.ops.pointwise import add_scaled
 from powernorm.ops.token_norm import TokenNormArgs, token_norm
 
-TokenKind = Literal["ln", "rms"]
-"""Which norm of a token."""
 Evaluation = Literal["rep", "blend"]
 """What PRepBN evaluates by: its RepBN alone, or the mixture that training has now."""
-
-
-def check_kind(kind: str) -> TokenKind:
-    """Return `ln` or `rms`, or raise an InputError."""
-    if kind not in get_args(TokenKind):
-        raise InputError(f"kind is {kind!r}, expected 'ln' or 'rms'")
-    return cast(TokenKind, kind)
 
 
 class _RepNorm(BatchStatisticsNorm):

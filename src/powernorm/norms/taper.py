@@ -1,9 +1,8 @@
-"""TaperNorm: RMSNorm or LayerNorm that turns into a constant scale in the course of the training."""
+"""TaperNorm: RMSNorm or LayerNorm that becomes a constant scale in the course of the training."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -19,8 +18,6 @@ from powernorm.ops.attached import attach
 from powernorm.ops.operators import snapshot
 from powernorm.ops.pointwise import scale_and_shift
 from powernorm.ops.token_norm import TokenNormArgs, token_norm
-
-_Stage = Literal[0, 1, 2]
 
 
 class TaperNorm(CarrierNorm):
@@ -78,7 +75,6 @@ class TaperNorm(CarrierNorm):
     """
 
     num_sums = 6
-    centered_sums = False
     read_in_training = ("num_batches_tracked", "branch_scale", "start_weight")
     running_numerator: Tensor
     running_denominator: Tensor
@@ -120,8 +116,8 @@ class TaperNorm(CarrierNorm):
         self.end_step = check_count("end_step", end_step, 1)
         if end_step <= start_step:
             raise InputError(
-                f"end_step is {end_step}, expected a step after start_step={start_step}, from which "
-                "on the gate falls"
+                f"end_step is {end_step}, expected a step after start_step={start_step}, from "
+                "which on the gate falls"
             )
         self.momentum = check_share("momentum", momentum)
         self.accumulation = check_count("accumulation", accumulation, 1)
@@ -186,11 +182,10 @@ class TaperNorm(CarrierNorm):
         if not self.training:
             if not torch.compiler.is_compiling():
                 self.follow_counter()
-            state = self.num_batches_tracked, self.branch_scale, self.start_weight
-            return answer((self._blended(total, self.stage, *state), total), residual)
+            now = self.num_batches_tracked, self.branch_scale, self.start_weight
+            return answer((self._blended(total, self.stage, *now), total), residual)
         seen = self.prepare(x, mask, residual)
-        state = map(snapshot, seen.state) if seen.stage == 1 else seen.state
-        y = self._blended(total, seen.stage, *state)
+        y = self._blended(total, seen.stage, *map(snapshot, seen.state))
         sums = self._sums(total.detach(), seen.padding_mask)
         carrier = self.carrier_for(x) if seen.stage < 2 else None
         resting = ((self.tapered_offset,), (), (self.weight,))[seen.stage]
@@ -251,10 +246,22 @@ class TaperNorm(CarrierNorm):
         if padding_mask is None:
             padding_mask = current_padding_mask(x, self)
         tokens, valid = tokens_of(x), validity_of(padding_mask)
+        if not torch.compiler.is_compiling():
+            self.follow_counter()
+        if self.stage == 0:
+            return tokens.new_zeros(())
+        # The start's own backward fixes it.
+        is_fixed = snapshot(self.branch_scale) != 0
+        target = torch.where(is_fixed, snapshot(self.scale_target), self._averaged_scale())
         scales, _ = self._scales(keep(tokens, valid))
-        gaps = keep((scales - snapshot(self.scale_target)).square(), valid)
-        mean = gaps.sum() / count_of(tokens, valid).clamp(min=1)
-        return torch.where(snapshot(self.branch_scale) > 0, mean, 0.0)
+        gaps = keep((scales - target.to(tokens.dtype)).square(), valid)
+        return gaps.sum() / count_of(tokens, valid).clamp(min=1)
+
+    def _averaged_scale(self) -> Tensor:
+        """Return the average of r or σ over the steps before the start."""
+        num_averaged = self.thresholds[0] - self.num_nonfinite_batches
+        correction = 1 - (1 - self.momentum) ** num_averaged.double()
+        return self.running_scale / correction
 
     def update_running_stats(self, sums: Tensor) -> None:
         """Update the averages by one step, or fix what begins with the tapering."""
@@ -271,12 +278,10 @@ class TaperNorm(CarrierNorm):
             return
         # γ̃ has had no part so far: in this step g was still 1.
         first = present & (self.branch_scale == 0)
-        num_averaged = self.thresholds[0] - self.num_nonfinite_batches
-        correction = 1 - (1 - self.momentum) ** num_averaged.double()
         ratio = self.running_numerator / self.running_denominator
         ratio = torch.where(ratio.isfinite(), ratio, 1.0)
         for buffer, value in (
-            (self.scale_target, self.running_scale / correction),
+            (self.scale_target, self._averaged_scale()),
             (self.start_weight, sums[5] / sums[4].clamp(min=1)),
             (self.branch_scale, ratio),
         ):

@@ -16,6 +16,7 @@ from powernorm.norms import (
     BatchStatisticsNorm,
     Norm,
     ProgressiveRepBatchNorm,
+    TaperNorm,
     build_norm,
     norm_info,
 )
@@ -76,9 +77,11 @@ def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
         same = _class_of(old) is _class_of(new)
     # A user's own class may have no such arguments.
     taken = inspect.signature(norm_info(to).layer).parameters
-    if isinstance(new, ProgressiveRepBatchNorm) and reading.kind in _SAME:
-        branch = {"kind": _SAME[reading.kind], "branch_eps": reading.eps}
-        return {name: value for name, value in branch.items() if value}
+    if isinstance(new, ProgressiveRepBatchNorm | TaperNorm) and reading.kind in _SAME:
+        # What they begin as is the old norm.
+        eps = "eps" if isinstance(new, TaperNorm) else "branch_eps"
+        begins = {"kind": _SAME[reading.kind], eps: reading.eps}
+        return {name: value for name, value in begins.items() if value}
     if not (same or _have_the_same(new, old)):
         return {}
     carried: dict[str, Any] = {}

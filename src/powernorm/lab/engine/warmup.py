@@ -2,8 +2,10 @@
 
 from typing import Final
 
-WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn", "un", "prepbn")
+WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn", "un", "prepbn", "taper")
 
+_TAPERING: Final = 0.05
+"""Share of a run after which TaperNorm's gate begins to fall, as in the paper."""
 _FADING: Final = 0.8
 """Share of a run in which PRepBN's LayerNorm fades out."""
 
@@ -21,6 +23,9 @@ def warmup_options(norm: str, num_forwards: int, fraction: float) -> dict[str, i
     if norm == "prepbn":
         # A schedule that outlasts the run would leave a mixture that evaluation does not compute.
         return {"decay_steps": max(1, round(num_forwards * _FADING))}
+    if norm == "taper":
+        start = max(1, round(num_forwards * _TAPERING))
+        return {"start_step": start, "end_step": max(start + 1, num_forwards)}
     steps = round(num_forwards * fraction)
     options = {"warmup_steps": steps}
     if norm == "brn":
