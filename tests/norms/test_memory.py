@@ -56,6 +56,7 @@ KEPT = {
     **dict.fromkeys(("rbn", "brn"), (0, 14)),
     **dict.fromkeys(("bn", "pnv", "repbn"), (0, 6)),
     "prepbn": (2, 14),
+    "taper": (2, 12),
     "mabn": (0, 7),
     "un": (0, 10),
     "pn": (1, 7),
