@@ -80,6 +80,41 @@ def test_the_old_norm_is_the_branch_that_fades(kind: str) -> None:
     torch.testing.assert_close(model(x), trained, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["ln", "rms"])
+def test_the_old_norm_tapers_off(kind: str) -> None:
+    torch.manual_seed(0)
+    old = nn.LayerNorm(4, eps=1e-3) if kind == "ln" else nn.RMSNorm(4, eps=1e-3)
+    for parameter in old.parameters():
+        nn.init.uniform_(parameter, 0.5, 2.0)
+    model = nn.Sequential(nn.Linear(4, 4), old, nn.Linear(4, 4)).double()
+    x = torch.randn(9, 4, dtype=torch.float64)
+    before = model(x)
+    swap(model, "taper", start_step=1, end_step=3, momentum=0.1)
+    norm = model[1].train()
+    assert norm.kind == kind
+    torch.testing.assert_close(model(x), before)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        if step == 2:
+            with pytest.raises(InputError, match="no static norm"):
+                powernorm.fold(model.eval(), x)
+            model.train()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    trained = model.eval()(x)
+    if kind == "ln":
+        assert norm.centers
+        a, c = norm.affine()
+        h = model[0](x)
+        torch.testing.assert_close(norm(h), a * (h - h.mean(-1, keepdim=True)) + c)
+        return
+    report = powernorm.fold(model, x)
+    assert report.errors[0].relative <= 1e-12
+    assert not any(isinstance(module, powernorm.Norm) for module in model.modules())
+    torch.testing.assert_close(model(x), trained, rtol=1e-12, atol=1e-12)
+
+
 def test_another_norm_with_the_same_statistics_has_its_warm_up_before_it() -> None:
     model = one(powernorm.BatchNorm(4, eps=0.3))
     x = torch.randn(9, 4)

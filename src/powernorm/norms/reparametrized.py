@@ -298,8 +298,14 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
 
     @property
     def is_static(self) -> bool:
-        """Whether evaluation is RepBN alone: by `evaluation`, or because λ is 0."""
-        return self.evaluation == "rep" or int(self.num_batches_tracked) >= self.thresholds[-1]
+        """Whether evaluation is RepBN alone: by `evaluation`, or because λ is 0.
+
+        Not while RepBN waits in the warm-up and has no statistics yet.
+        """
+        count, (begins, ends) = int(self.num_batches_tracked), self.thresholds
+        if self.evaluation == "blend":
+            return count >= ends
+        return not 0 < count <= begins
 
     def _share(self, count: Tensor) -> Tensor:
         """Return λ after a number of micro-batches, on their device: no host sync."""
