@@ -74,6 +74,16 @@ CASES = (
     Case("brn", {"warmup_steps": 0, "ramp_steps": 3}, False),
     Case("mabn", {"window": 2, "warmup_steps": 2, "ratio_start": 4}),
     Case("mabn", {"window": 1, "warmup_steps": 0, "ratio_start": 0, "groups": 2}, False),
+    Case("un", {"window": 2, "warmup_steps": 2, "ratio_start": 4}, False),
+    Case("un", {"window": [2, 3], "warmup_steps": 3, "filter_outliers": True}, False),
+    Case("un", {"window": 1, "warmup_steps": 0}),
+    Case("un", {"window": 2, "warmup_steps": 0, "variant": "released"}, False),
+    Case("repbn"),
+    Case("repbn", {"variant": "released", "eta": 0.0}),
+    Case("prepbn", {"decay_steps": 3}),
+    Case("prepbn", {"decay_steps": 5, "warmup_steps": 1, "evaluation": "blend", "kind": "rms"}),
+    Case("taper", {"start_step": 2, "end_step": 5, "kind": "ln"}),
+    Case("taper", {"start_step": 1, "end_step": 3}),
     Case("pnv"),
     Case("pnv", {"variant": "released"}),
     Case("pnv", {"groups": 4}),
@@ -86,6 +96,8 @@ CASES = (
     Case("pn-static", {"warmup_steps": 2, "max_ratio": None, "decay": "floored"}, False),
 )
 STATEFUL = tuple(case for case in CASES if case.stateful)
+KEEPING_STATE = tuple(case for case in CASES if case.stateful or case.name == "taper")
+"""Those with buffers that training moves, batch statistics or not."""
 PAPER = tuple(case for case in STATEFUL if case.options.get("variant") != "released")
 """The released variants treat padding in ways of their own (SPEC 4, 6.1, 6.3)."""
 LAYOUTS = (
@@ -97,7 +109,7 @@ LAYOUTS = (
     ((2, 8, 2, 3, 2), -4),
 )
 """Shapes of inputs with 8 features in another dimension than the last, and that `feature_dim`."""
-BATCH_FORWARD = tuple(case for case in STATEFUL if case.name in ("bn", "pnv"))
+BATCH_FORWARD = tuple(case for case in STATEFUL if case.name in ("bn", "repbn", "pnv"))
 """Cases whose running statistics move in the forward."""
 
 

@@ -15,7 +15,20 @@ from lab.report.synthetic import write_comparison
 NORM_NAMES = (
     *("ln", "ln-simple", "detach", "adanorm", "rms", "gs", "gn", "dyt"),
     *("derf", "dyisru", "seednorm", "scalenorm", "none"),
-    *("bn", "rbn", "brn", "mabn", "pnv", "pn", "pn-only", "pn-static"),
+    *(
+        "bn",
+        "rbn",
+        "brn",
+        "mabn",
+        "un",
+        "repbn",
+        "prepbn",
+        "taper",
+        "pnv",
+        "pn",
+        "pn-only",
+        "pn-static",
+    ),
 )
 
 

@@ -8,11 +8,15 @@ from torch import Tensor, nn
 
 from powernorm.norms import BatchStatisticsNorm, build_norm
 
-BATCH_STATISTICS_NORMS = ("bn", "rbn", "brn", "mabn", "pnv", "pn", "pn-only", "pn-static")
+BATCH_STATISTICS_NORMS = (
+    *("bn", "rbn", "brn", "mabn", "un", "repbn", "prepbn", "pnv", "pn", "pn-only", "pn-static"),
+)
 
 OPTIONS = {
     "brn": {"warmup_steps": 0, "ramp_steps": 1},
     "mabn": {"warmup_steps": 0, "window": 2, "ratio_start": 0},
+    "un": {"warmup_steps": 0, "window": 2, "ratio_start": None},
+    "prepbn": {"decay_steps": 3},
     "pn": {"warmup_steps": 2, "groups": 2},
     "pn-only": {"warmup_steps": 2},
     "pn-static": {"warmup_steps": 2},

@@ -35,6 +35,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("pnv", {"variant": "released", "eps": 3.0}),
     ("pn", {"warmup_steps": 0, "groups": None}),
     ("pn-static", {"warmup_steps": 0, "max_ratio": 1.05}),
+    ("un", {"warmup_steps": 0, "window": [2, 1], "ratio_start": 0}),
+    ("un", {"warmup_steps": 2, "window": 2, "ratio_start": None, "filter_outliers": True}),
     ("mabn", {"warmup_steps": 0, "window": 3, "ratio_start": 0, "groups": 2}),
     ("brn", {"warmup_steps": 0, "ramp_steps": 0, "max_r": 1.25}),
 ]
@@ -81,7 +83,8 @@ def parts_by_autograd(
     t = normalized(layer, x, mask)
     valid = torch.ones(len(t), dtype=torch.bool) if mask is None else ~mask.reshape(-1)
     gamma = torch.ones(FEATURES, dtype=torch.float64) if layer.weight is None else layer.weight
-    gamma = gamma.detach()
+    # Of PRepBN, the share of the gradient that reaches RepBN.
+    gamma = gamma.detach() * (1 - getattr(layer, "share", 0.0))
 
     def gradient(detach_mean: bool, detach_var: bool) -> Tensor:
         mean = t[valid].mean(0) if layer.centered else torch.zeros(FEATURES, dtype=torch.float64)
@@ -112,6 +115,9 @@ def surrogate_by_autograd(
     y = twin(t, flat)
     y.backward(cotangent.reshape(-1, FEATURES))
     slope = (y.detach() - twin.bias.detach()) / t.detach()
+    if isinstance(layer, powernorm.UnifiedNorm) and layer.acting_in(layer.stage).ratio:
+        root = layer.weight.detach() / slope  # its r is not in the forward
+        slope = slope * (root / (layer.running_second_moment + layer.eps).sqrt()).clamp(0.2, 5.0)
     return (slope * cotangent.reshape(-1, FEATURES) - t.grad).norm()
 
 
@@ -133,7 +139,7 @@ def test_parts_of_one_norm(norm: str, options: dict[str, Any], padding: bool) ->
         before = copy.deepcopy(layer)
         x.requires_grad_()
         row = observed(layer, lambda x=x, mask=mask: layer(x, mask), cotangent)
-        if norm.startswith("pn-") or norm in ("pn", "mabn"):
+        if norm.startswith("pn-") or norm in ("pn", "mabn", "un"):
             var = surrogate_by_autograd(before, x, mask, cotangent)
         else:
             mean, var = parts_by_autograd(before, x, mask, cotangent)

@@ -33,6 +33,9 @@ CASES = (
     Case("pn", {"warmup_steps": 1}),
     Case("mabn", {"window": 2, "warmup_steps": 1, "ratio_start": 2}),
     Case("brn", {"warmup_steps": 0, "ramp_steps": 3}),
+    Case("un", {"window": 2, "warmup_steps": 1, "ratio_start": 2}),
+    Case("taper", {"start_step": 1, "end_step": 3}),
+    Case("prepbn", {"warmup_steps": 1, "decay_steps": 2}),
 )
 """Norms that read the mask alone, and norms that read their statistics besides."""
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import powernorm
-from cases import STATEFUL, Case, case_id, states
+from cases import KEEPING_STATE, Case, case_id, states
 
-every_stateful = pytest.mark.parametrize("case", STATEFUL, ids=case_id)
+every_stateful = pytest.mark.parametrize("case", KEEPING_STATE, ids=case_id)
 kinds = pytest.mark.parametrize("use_reentrant", [False, True])
 
 

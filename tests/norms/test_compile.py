@@ -19,14 +19,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import powernorm
-from cases import CASES, Case, case_id
+from cases import CASES, KEEPING_STATE, Case, case_id
 from powernorm.norms import NORMS
 
 STEPS = 6
 COMPILED = tuple(
     case
     for case in CASES
-    if case.stateful and case.options.get("variant") != "released" and "affine" not in case.options
+    if case in KEEPING_STATE
+    and case.options.get("variant") != "released"
+    and "affine" not in case.options
 )
 
 
@@ -107,7 +109,7 @@ def side_effects_once() -> Iterator[None]:
 
 
 def test_all_stateful_norms_in_one_graph() -> None:
-    check([case for case in first_of_each_name() if case.stateful], False)
+    check([case for case in first_of_each_name() if case in KEEPING_STATE], False)
 
 
 @pytest.mark.usefixtures("side_effects_once")
@@ -139,7 +141,7 @@ def test_penalty_in_a_compiled_and_checkpointed_region_raises_without_the_switch
 @pytest.mark.parametrize("checkpointed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_all_token_norms_in_one_graph(checkpointed: bool) -> None:
     cases = first_of_each_name() if checkpointed else CASES
-    check([case for case in cases if not case.stateful], checkpointed)
+    check([case for case in cases if case not in KEEPING_STATE], checkpointed)
 
 
 class Images(nn.Module):

@@ -298,6 +298,185 @@ def test_dyisru() -> None:
     replay(golden, norm, {"grad_spread": lambda: norm.log_spread.grad / norm.spread})
 
 
+RUNNING = ("running_mean", "running_var")
+
+
+def running(norm: torch.nn.Module) -> dict[str, Callable[[], Tensor]]:
+    return {f"buf_{name}": lambda name=name: norm.get_buffer(name) for name in RUNNING}
+
+
+# BatchNorm's own files go through Triton's kernels, and the interpreter is slow.
+without_triton = pytest.mark.parametrize("backend", ["eager", "cpu"], indirect=True)
+
+
+@without_triton
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("repbn_released", "paper"),
+        ("repbn_released", "released"),
+        ("repbn_llama_released_mask", "released"),
+    ],
+)
+def test_rep_batch_norm(name: str, variant: Any) -> None:
+    golden = Golden(name)
+    norm = powernorm.RepBatchNorm(
+        6,
+        eps=golden.meta["eps"],
+        momentum=golden.meta["momentum"],
+        variant=variant,
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+    replay(golden, norm, running(norm))
+    if "affine_scale" in golden:
+        scale, shift = norm.affine()
+        check("scale", scale, torch.from_numpy(golden.arrays["affine_scale"]))
+        check("shift", shift, torch.from_numpy(golden.arrays["affine_shift"]))
+
+
+@without_triton
+@pytest.mark.parametrize("name", names("prepbn_*.npz"))
+def test_progressive_rep_batch_norm(name: str) -> None:
+    golden = Golden(name)
+    meta = golden.meta
+    norm = powernorm.ProgressiveRepBatchNorm(
+        golden.arrays["x"].shape[-1],
+        eps=meta["eps"],
+        momentum=meta["momentum"],
+        warmup_steps=meta["warm"],
+        decay_steps=meta["step"],
+        start_ratio=meta["r0"],
+        accumulation=meta["micro_batches_per_count"],
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+    with torch.no_grad():
+        norm.branch_weight.copy_(torch.from_numpy(golden.arrays["ln_weight"]))
+        norm.branch_bias.copy_(torch.from_numpy(golden.arrays["ln_bias"]))
+    if norm.accumulation > 1:
+        # Its warm-up of one step ends with the first micro-batch, ours with the last.
+        norm.num_batches_tracked.fill_(norm.accumulation - 1)
+
+    def left() -> Tensor:
+        passed = norm.num_batches_tracked // norm.accumulation
+        return (meta["step"] - (passed - meta["warm"]).clamp(min=0)).clamp(min=0)
+
+    branch = {
+        "grad_ln_weight": lambda: norm.branch_weight.grad,
+        "grad_ln_bias": lambda: norm.branch_bias.grad,
+    }
+    replay(golden, norm, {**running(norm), **branch, "buf_iter": left})
+
+
+def ring(window: Tensor, steps: int) -> Tensor:
+    """A window as the released code keeps it: the entry of step t at `t mod M`."""
+    size = window.shape[0]
+    return window.roll(steps % size + 1 - size, 0)
+
+
+@pytest.mark.parametrize("name", names("un_released_*.npz"))
+def test_unified_norm(name: str) -> None:
+    golden = Golden(name)
+    meta = golden.meta
+    norm = powernorm.UnifiedNorm(
+        6,
+        eps=meta["eps"],
+        momentum=1 - meta["old_weight"],
+        window=(meta["fp_window"], meta["bp_window"]),
+        warmup_steps=meta["warmup_iters"],
+        # The run without a mask sets the counter to 1000 there, which is 0 modulo the window too.
+        ratio_start=8 if meta["iters_set"] else 1000,
+        filter_outliers=meta["outlier_filtration"],
+        variant="released",
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+
+    def window(name: str) -> Tensor:
+        return ring(norm.get_buffer(name), int(norm.num_batches_tracked))
+
+    replay(
+        golden,
+        norm,
+        {
+            "buf_running_var": lambda: norm.running_second_moment,
+            "buf_ema_gz": lambda: norm.running_gradient_moment,
+            "buf_buffer_x2": lambda: window("window_second_moment"),
+            "buf_buffer_gz": lambda: window("window_gradient_moment"),
+            "buf_skip_counter": lambda: norm.num_skipped_batches.reshape(1),
+        },
+    )
+    assert int(norm.num_batches_tracked) == golden.num_steps
+
+
+def test_unified_norm_goes_on_from_a_released_checkpoint() -> None:
+    """The second half of a run from the first half's state, by the released keys."""
+    golden = Golden("un_released_mask_filter")
+    norm = powernorm.UnifiedNorm(
+        6, warmup_steps=5, filter_outliers=True, variant="released", dtype=torch.float64
+    )
+    half = 7
+    keys = ("running_var", "ema_gz", "buffer_x2", "buffer_gz", "iters", "skip_counter")
+    state = {key: golden.row(f"buf_{key}", half - 1) for key in keys}
+    state |= {key: torch.from_numpy(golden.arrays[key]) for key in ("weight", "bias")}
+    norm.load_state_dict(state)
+    for step in range(half, golden.num_steps):
+        x = golden.tokens("x", step).requires_grad_()
+        (norm(x, golden.mask(step)) * golden.tokens("grad_out", step)).sum().backward()
+        check(f"grad_x {step}", x.grad, golden.tokens("grad_x", step))
+        check(f"nu {step}", norm.running_gradient_moment, golden.row("buf_ema_gz", step))
+
+
+@pytest.mark.parametrize("kind", ["rms", "ln"])
+def test_taper_norm(kind: str) -> None:
+    golden = Golden(f"tapernorm_paper_{kind}")
+    meta = golden.meta
+    start = meta["taper_start_index"]
+    norm = powernorm.TaperNorm(
+        6,
+        eps=meta["eps"],
+        start_step=start,
+        end_step=meta["taper_end_index"],
+        kind=kind,
+        momentum=meta["ema_new_weight"],
+        dtype=torch.float64,
+    )
+    golden.load_affine(norm)
+    with torch.no_grad():
+        norm.tapered_offset.copy_(torch.from_numpy(golden.arrays["tapered_weight_delta"]))
+    gates = [norm.gate]
+    for step in range(golden.num_steps):
+        x, mask = golden.tokens("x", step).requires_grad_(), golden.mask(step)
+        # γ̃ has no part before the gate falls, and the file changes it once, at the start.
+        loss = norm.scale_loss(x, mask)
+        check(f"aux {step}", loss, golden.row("aux", step))
+        if step >= start:
+            (gradient,) = torch.autograd.grad(loss, x)
+            check(f"aux_grad_x {step}", gradient, golden.tokens("aux_grad_x", step))
+        y = norm(x, mask)
+        (y * golden.tokens("grad_out", step)).sum().backward()
+        check(f"y {step}", y, golden.tokens("y", step))
+        check(f"grad_x {step}", x.grad, golden.tokens("grad_x", step))
+        for name, parameter in norm.named_parameters():
+            key = "grad_tapered_weight" if name == "tapered_offset" else f"grad_{name}"
+            check(f"{key} {step}", parameter.grad, golden.row(key, step))
+            parameter.grad = None
+        for key, name in (
+            ("buf_c", "branch_scale"),
+            ("buf_ema_num", "running_numerator"),
+            ("buf_ema_den", "running_denominator"),
+            ("buf_scale_ema", "running_scale"),
+        ):
+            check(f"{key} {step}", norm.get_buffer(name), golden.row(key, step))
+        gates.append(norm.gate)
+    assert gates[:-1] == pytest.approx(golden.arrays["gate"].tolist(), abs=1e-12)
+    check("scale_target", norm.scale_target, torch.from_numpy(golden.arrays["scale_target"]))
+    last = golden.num_steps - 1
+    y = norm.eval()(golden.tokens("x", last))
+    check("y_eval_last", y, batch_first(golden.arrays["y_eval_last"]))
+
+
 def test_every_file_is_replayed() -> None:
     """A golden file that no test names would be dead weight."""
     replayed = {
@@ -305,6 +484,10 @@ def test_every_file_is_replayed() -> None:
         *names("powernorm_released_*.npz"),
         *names("rbn_*.npz"),
         *names("detachnorm_*.npz"),
+        *names("repbn_*.npz"),
+        *names("tapernorm_*.npz"),
+        *names("un_released_*.npz"),
+        *names("prepbn_*.npz"),
         "powernorm_v_masked",
         "batchnorm_masked",
         "mabn_released",

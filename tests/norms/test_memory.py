@@ -54,8 +54,11 @@ KEPT = {
     "seednorm": (FEATURES + 2, 0),
     **dict.fromkeys(("none", "scalenorm"), (0, 0)),
     **dict.fromkeys(("rbn", "brn"), (0, 14)),
-    **dict.fromkeys(("bn", "pnv"), (0, 6)),
+    **dict.fromkeys(("bn", "pnv", "repbn"), (0, 6)),
+    "prepbn": (2, 14),
+    "taper": (2, 12),
     "mabn": (0, 7),
+    "un": (0, 10),
     "pn": (1, 7),
     **dict.fromkeys(("pn-only", "pn-static"), (0, 7)),
 }

@@ -29,7 +29,10 @@ from powernorm.ops.dispatch import missing_reason, use_functions
 pytestmark = pytest.mark.skipif(bool(missing_reason("cpu")), reason="no CPU kernels")
 
 C = 8
-UNPREPARED = ("dyt", "derf", "dyisru", "seednorm", "scalenorm", "none", "brn", "mabn")
+UNPREPARED = (
+    *("dyt", "derf", "dyisru", "seednorm", "scalenorm", "none"),
+    *("brn", "mabn", "un", "prepbn", "taper"),
+)
 """Without kernels, or with something to be computed anew before each call."""
 PREPARING = tuple(
     case

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import powernorm
-from cases import CASES, STATEFUL, Case
+from cases import CASES, KEEPING_STATE, Case
 from norms.processes import run_processes
 
 STEPS = 5
@@ -93,7 +93,7 @@ def compare(case: Case, expected: dict[str, Any], ranks: list[dict[str, Any]]) -
 @pytest.mark.distributed
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_equals_one_process(world_size: int, tmp_path: Path) -> None:
-    cases = list(STATEFUL)
+    cases = list(KEEPING_STATE)
     ranks = run_processes(one_rank, world_size, tmp_path, world_size, cases, False)
     for index, case in enumerate(cases):
         compare(case, whole(case, world_size), [rank[index] for rank in ranks])
@@ -104,7 +104,10 @@ def test_equals_one_process(world_size: int, tmp_path: Path) -> None:
     "names",
     [
         ("bn", "pn"),
-        pytest.param(("brn", "mabn", "pn-static", "pnv", "rbn"), marks=pytest.mark.slow),
+        pytest.param(
+            ("brn", "mabn", "un", "prepbn", "taper", "pn-static", "pnv", "rbn"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=", ".join,
 )

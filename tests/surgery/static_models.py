@@ -12,7 +12,7 @@ from powernorm.inspection.rows import NormRow
 from powernorm.norms import BatchStatisticsNorm
 from surgery.foreign_models import FAMILIES, PADDED
 
-STATIC = ("bn", "rbn", "brn", "mabn", "pnv", "pn-only", "pn-static")
+STATIC = ("bn", "rbn", "brn", "mabn", "un", "repbn", "prepbn", "pnv", "pn-only", "pn-static")
 """Every norm that is static in evaluation."""
 
 

@@ -41,9 +41,11 @@ def test_the_same_norm_again_changes_nothing(options: dict[str, Any]) -> None:
     assert int(model[0].num_batches_tracked) == 3
 
 
-@pytest.mark.parametrize("name", ["pn-only", "pn-static", "pn", "pnv", "mabn", "rbn", "brn"])
+@pytest.mark.parametrize(
+    "name", ["pn-only", "pn-static", "pn", "pnv", "mabn", "rbn", "brn", "prepbn", "un"]
+)
 def test_the_same_norm_again_has_the_same_state(name: str) -> None:
-    options = {"warmup_steps": 3} if name in ("pn", "pn-only", "pn-static", "mabn") else {}
+    options = {"warmup_steps": 3} if name in ("pn", "pn-only", "pn-static", "mabn", "un") else {}
     model = one(powernorm.build_norm(name, 4, **options))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     swap(model, name, **options)
@@ -51,6 +53,66 @@ def test_the_same_norm_again_has_the_same_state(name: str) -> None:
     assert after.keys() == before.keys()
     for key, value in before.items():
         assert torch.equal(after[key], value), key
+
+
+@pytest.mark.parametrize("kind", ["ln", "rms"])
+def test_the_old_norm_is_the_branch_that_fades(kind: str) -> None:
+    """PRepBN on a pretrained model trains it as it is, then ends as a norm that folds."""
+    torch.manual_seed(0)
+    old = nn.LayerNorm(4, eps=1e-3) if kind == "ln" else nn.RMSNorm(4, eps=1e-3)
+    for parameter in old.parameters():
+        nn.init.uniform_(parameter, 0.5, 2.0)
+    model = nn.Sequential(nn.Linear(4, 4), old, nn.Linear(4, 4)).double()
+    x = torch.randn(9, 4, dtype=torch.float64)
+    before = model(x)
+    swap(model, "prepbn", decay_steps=2)
+    norm = model[1].train()
+    assert norm.kind == kind
+    torch.testing.assert_close(model(x), before)
+    assert norm.branch_weight is not norm.weight
+    for _ in range(2):
+        model(x).square().mean().backward()
+    assert norm.share == 0.0
+    trained = model.eval()(x)
+    report = powernorm.fold(model, x)
+    assert report.errors[0].relative <= 1e-12
+    assert not any(isinstance(module, powernorm.Norm) for module in model.modules())
+    torch.testing.assert_close(model(x), trained, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["ln", "rms"])
+def test_the_old_norm_tapers_off(kind: str) -> None:
+    torch.manual_seed(0)
+    old = nn.LayerNorm(4, eps=1e-3) if kind == "ln" else nn.RMSNorm(4, eps=1e-3)
+    for parameter in old.parameters():
+        nn.init.uniform_(parameter, 0.5, 2.0)
+    model = nn.Sequential(nn.Linear(4, 4), old, nn.Linear(4, 4)).double()
+    x = torch.randn(9, 4, dtype=torch.float64)
+    before = model(x)
+    swap(model, "taper", start_step=1, end_step=3, momentum=0.1)
+    norm = model[1].train()
+    assert norm.kind == kind
+    torch.testing.assert_close(model(x), before)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        if step == 2:
+            with pytest.raises(InputError, match="no static norm"):
+                powernorm.fold(model.eval(), x)
+            model.train()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    trained = model.eval()(x)
+    if kind == "ln":
+        assert norm.centers
+        a, c = norm.affine()
+        h = model[0](x)
+        torch.testing.assert_close(norm(h), a * (h - h.mean(-1, keepdim=True)) + c)
+        return
+    report = powernorm.fold(model, x)
+    assert report.errors[0].relative <= 1e-12
+    assert not any(isinstance(module, powernorm.Norm) for module in model.modules())
+    torch.testing.assert_close(model(x), trained, rtol=1e-12, atol=1e-12)
 
 
 def test_another_norm_with_the_same_statistics_has_its_warm_up_before_it() -> None:

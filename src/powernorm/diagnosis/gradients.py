@@ -24,9 +24,12 @@ from powernorm.norms import AdaNorm, BatchStatisticsNorm, SimpleLayerNorm
 from powernorm.norms.moving_average import MovingAverageBatchNorm
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.renorm import BatchRenorm
+from powernorm.norms.reparametrized import ProgressiveRepBatchNorm
+from powernorm.norms.unified import UnifiedNorm
 from powernorm.ops.arrays import reciprocal_root
 from powernorm.ops.moments import Moments
 from powernorm.ops.moving_average_norm import RATIO_LIMIT
+from powernorm.ops.unified_norm import geometric_mean, is_left_out
 
 NUM_GRADIENT_SUMS: Final = 3
 _PAPERS_K: Final = 0.1
@@ -132,6 +135,8 @@ def state_of(layer: BatchStatisticsNorm) -> Tensor:
         ]
     else:
         rows = [_filled(layer, 1.0) if layer.weight is None else layer.weight]
+    if isinstance(layer, ProgressiveRepBatchNorm):
+        rows[0] = rows[0] * (1 - layer.share)  # of the gradient as much reaches RepBN
     if isinstance(layer, BatchRenorm):
         max_r = layer._limits(layer.num_batches_tracked)[0]
         rows += [layer.running_var, max_r.expand(layer.num_features)]
@@ -141,6 +146,14 @@ def state_of(layer: BatchStatisticsNorm) -> Tensor:
             layer.window_second_moment[1:].sum(0),
             layer.to_loss(layer.window_gradient_moment[1:].sum(0)),
             _filled(layer, layer.stage),
+        ]
+    if isinstance(layer, UnifiedNorm):
+        rows += [
+            layer.running_second_moment,
+            layer.to_loss(layer.running_gradient_moment),
+            layer.to_loss(layer.window_gradient_moment[1:].sum(0)),
+            _filled(layer, layer.stage),
+            *layer.window_second_moment,
         ]
     return torch.stack([row.detach().double() for row in rows])
 
@@ -157,14 +170,16 @@ def part_norms(layer: BatchStatisticsNorm, calls: Calls) -> tuple[Tensor | None,
         calls: with products where the layer needs them.
 
     Returns:
-        (g_μ, g_σ²) or, for a layer that does not center, (None, g_ψ²): (n,) each. PowerNorm's and
-        MABN's g_ψ² is what their surrogate backward subtracts, `ν x̂/ψ`.
+        (g_μ, g_σ²) or, for a layer that does not center, (None, g_ψ²): (n,) each. PowerNorm's,
+        MABN's and UnifiedNorm's g_ψ² is what their surrogate backward subtracts, `ν x̂/ψ`.
     """
     if isinstance(layer, PowerNorm):
         return None, _power_norm(layer, calls)
     assert calls.products is not None
     if isinstance(layer, MovingAverageBatchNorm):
         return None, _moving_average(layer, calls, calls.products)
+    if isinstance(layer, UnifiedNorm):
+        return None, _unified(layer, calls, calls.products)
     return _exact(layer, calls, calls.products)
 
 
@@ -215,4 +230,30 @@ def _moving_average(layer: MovingAverageBatchNorm, calls: Calls, products: Tenso
     ratio = torch.where(stage == 2, ratio, 1.0)
     current = weight * ratio * products[:, 1] / (root * calls.count)
     moment = torch.where(stage == 0, current, (history + current) / layer.window)
+    return (moment.square() * batch * calls.moments.count / root**4).sum(-1)
+
+
+def _unified(layer: UnifiedNorm, calls: Calls, products: Tensor) -> Tensor:
+    weight, running, nu, history, stages = calls.state[:, :5].unbind(1)
+    batch = calls.moments.second_moment
+    windows = calls.state[:, 5:]
+    acting = [layer.acting_in(int(stage)) for stage in stages[:, 0]]
+    skips = [
+        is_left_out(window, one, now.filters)
+        for window, one, now in zip(windows, batch, acting, strict=True)
+    ]
+    skip = torch.stack(skips).unsqueeze(1)
+
+    def column(name: str) -> Tensor:
+        return torch.tensor([[getattr(now, name)] for now in acting], device=skip.device)
+
+    means = geometric_mean(torch.cat([windows[:, 1:], batch.unsqueeze(1)], 1).transpose(0, 1))
+    used = torch.where(skip | column("own_forward"), batch, means)
+    root = (used + layer.eps).sqrt()
+    ratio = (root / (running + layer.eps).sqrt()).clamp(1 / RATIO_LIMIT, RATIO_LIMIT)
+    ratio = torch.where(column("ratio") & ~skip, ratio, 1.0)
+    current = weight * ratio * products[:, 1] / (root * calls.count)
+    size = layer.windows[1]
+    moment = torch.where(column("own_backward") | skip, current, (history + current) / size)
+    moment = torch.where(skip, moment, torch.lerp(nu, moment, layer.backward_weight))
     return (moment.square() * batch * calls.moments.count / root**4).sum(-1)

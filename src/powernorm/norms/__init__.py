@@ -18,6 +18,8 @@ from powernorm.norms.registry import (
 )
 from powernorm.norms.regularized import RegularizedBatchNorm
 from powernorm.norms.renorm import BatchRenorm
+from powernorm.norms.reparametrized import ProgressiveRepBatchNorm, RepBatchNorm
+from powernorm.norms.taper import TaperNorm
 from powernorm.norms.token import (
     AdaNorm,
     DetachNorm,
@@ -28,6 +30,7 @@ from powernorm.norms.token import (
     SimpleLayerNorm,
 )
 from powernorm.norms.token_scale import ScaleNorm, SeeDNorm
+from powernorm.norms.unified import UnifiedNorm
 
 __all__ = [
     "NORMS",
@@ -48,11 +51,15 @@ __all__ = [
     "NormInfo",
     "PowerNorm",
     "PowerNormV",
+    "ProgressiveRepBatchNorm",
     "RMSNorm",
     "RegularizedBatchNorm",
+    "RepBatchNorm",
     "ScaleNorm",
     "SeeDNorm",
     "SimpleLayerNorm",
+    "TaperNorm",
+    "UnifiedNorm",
     "build_norm",
     "center_weight",
     "check_norm_options",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -12,6 +12,8 @@ from torch import nn
 from powernorm.errors import InputError
 
 Variant = Literal["paper", "released"]
+TokenKind = Literal["ln", "rms"]
+"""Which norm of a token."""
 
 
 def check_number(
@@ -86,6 +88,13 @@ def check_variant(variant: str) -> Variant:
     if variant not in ("paper", "released"):
         raise InputError(f"variant is {variant!r}, expected 'paper' or 'released'")
     return cast(Variant, variant)
+
+
+def check_kind(kind: str) -> TokenKind:
+    """Return `ln` or `rms`, or raise an InputError."""
+    if kind not in get_args(TokenKind):
+        raise InputError(f"kind is {kind!r}, expected 'ln' or 'rms'")
+    return cast(TokenKind, kind)
 
 
 def feature_count(num_features: int | tuple[int, ...]) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator
-from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -21,34 +20,25 @@ from powernorm.norms.arguments import (
     check_tracking,
 )
 from powernorm.norms.averaging import is_update_bn_asking, stand_in_for
-from powernorm.norms.base import AffineNorm
 from powernorm.norms.buffers import (
     OPTIONAL_BUFFER,
-    converted_buffers,
-    loaded_buffers,
     rename_key,
-    save_count,
-    settle_count,
 )
-from powernorm.norms.checkpointing import CallRecords, Seen
-from powernorm.norms.feature_dims import Normalized, features_back, features_last
-from powernorm.norms.masks import current_padding_mask, users_padding_mask
-from powernorm.norms.sharded import check_group, local_state
+from powernorm.norms.checkpointing import Seen
+from powernorm.norms.feature_dims import Normalized, features_last
+from powernorm.norms.masks import current_padding_mask
+from powernorm.norms.stateful import StatefulNorm
 from powernorm.ops.arrays import reciprocal_root, scale_groups, tokens_of
 from powernorm.ops.batch_norm import OPERATOR as BATCH_NORM
 from powernorm.ops.batch_norm import BatchNormArgs, BatchNormOutput, batch_norm
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.moments import Moments
-from powernorm.ops.operators import in_backward, may_be_repeated
-from powernorm.ops.processes import group_name_of
+from powernorm.ops.operators import in_backward
 from powernorm.ops.running_stats import (
     CenteredUpdate,
     Move,
     UncenteredUpdate,
     Update,
-    merge_sums,
-    move_buffers,
-    reduce_sums,
     unbiased,
 )
 from powernorm.ops.static_norm import StaticNormArgs, static_norm
@@ -58,10 +48,10 @@ _CENTERED_BUFFERS: Final = ("running_mean", "running_var", *_COUNTERS)
 _UNCENTERED_BUFFERS: Final = ("running_second_moment", *_COUNTERS)
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    pass
 
 
-class BatchStatisticsNorm(AffineNorm):
+class BatchStatisticsNorm(StatefulNorm):
     """Base of the norms with statistics over the valid tokens of a batch.
 
     Centered ones (BatchNorm and its variants) have a running mean and variance, the others
@@ -91,14 +81,7 @@ class BatchStatisticsNorm(AffineNorm):
         feature's statistics were NaN or infinite and were left out.
     """
 
-    num_sums: int
-    """Number of (C,) sums over a batch that update the running statistics."""
-    read_in_training: tuple[str, ...] = ()
-    """Buffers that a training forward normalizes by."""
-
-    checks_itself = True
-    reads_mask = True
-    centered: bool = True
+    centered = True
     variant: Variant = "paper"
     trains_by_average: bool = False
     """Whether training normalizes by running statistics, so that they must not become slow."""
@@ -107,15 +90,10 @@ class BatchStatisticsNorm(AffineNorm):
     `torch.optim.swa_utils.update_bn`. Those that training reads are part of what was trained."""
     is_reestimated: bool = False
     """Whether `update_bn` is running."""
-    _stage: int = 0
-    is_frozen: bool = False
-    """Whether the layer evaluates in training too, see `freeze_statistics`."""
 
     running_mean: Tensor
     running_var: Tensor
     running_second_moment: Tensor
-    num_batches_tracked: Tensor
-    num_nonfinite_batches: Tensor
 
     def __init__(
         self,
@@ -132,26 +110,27 @@ class BatchStatisticsNorm(AffineNorm):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
+        super().__init__(
+            num_features,
+            eps=eps,
+            affine=affine,
+            bias=True,
+            sync=sync,
+            process_group=process_group,
+            feature_dim=feature_dim,
+            device=device,
+            dtype=dtype,
+        )
         check_tracking(track_running_stats)
         self.momentum = momentum
         self.groups = None if groups is None else check_groups(groups, self.num_features)
-        self.sync = sync
-        self.process_group = process_group
-        self._records = CallRecords()
-        self._held: Tensor | None = None
         self._update: Update | None = None
         self._update_of: tuple[object, ...] = ()
-        self._mode = True
-        self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        for name in ("num_batches_tracked", "num_nonfinite_batches"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
         if self.centered:
             self.add_statistic("running_mean", 0.0, device)
             self.add_statistic("running_var", 1.0, device)
         else:
             self.add_statistic("running_second_moment", 1.0, device)
-        settle_count(self)
 
     @property
     def momentum(self) -> float | None:
@@ -168,18 +147,6 @@ class BatchStatisticsNorm(AffineNorm):
             )
         self._momentum = None if momentum is None else check_share("momentum", momentum)
 
-    def add_statistic(self, name: str, value: float, device: Any, *leading: int) -> None:
-        """Register a running statistic of shape (*leading, C), starting at `value`."""
-        shape = (*leading, self.num_features)
-        self.register_buffer(
-            name, torch.full(shape, value, dtype=self._buffer_dtype, device=device)
-        )
-
-    @property
-    def wants_mask(self) -> bool:
-        """Whether the layer uses a mask: in training, and in released variants always."""
-        return self.training or self.variant == "released"
-
     @property
     def is_static(self) -> bool:
         """Whether the layer is static: without GroupScaling."""
@@ -192,18 +159,6 @@ class BatchStatisticsNorm(AffineNorm):
         Then these are part of the trained function, and re-estimating them changes it.
         """
         return False
-
-    @property
-    def group_name(self) -> str:
-        """Name of the process group that shares statistics, `""` if there is none."""
-        if not _has_processes():
-            return ""
-        return group_name_of(self.process_group, self.sync)
-
-    def check_copies(self, x: DTensor) -> None:
-        """Raise an InputError if a forward's statistics would count tokens several times."""
-        if self.training and self.group_name:
-            check_group(self.class_name, x, self.process_group)
 
     def batch_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
         """Return the moments of what the layer normalizes, over this process's valid tokens.
@@ -223,28 +178,6 @@ class BatchStatisticsNorm(AffineNorm):
     def scaled(self, x: Tensor) -> Tensor:
         """Return x, (..., C), after GroupScaling if the layer has it, in the accumulation type."""
         return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
-
-    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
-        """Check the arguments of a forward and return what to normalize by."""
-        training = self.training
-        if mask is None:
-            # Evaluation needs a mask only in the released variants; a model's own mask, which may
-            # be longer than the input in evaluation, is ignored.
-            wanted = training or self.variant == "released"
-            mask = current_padding_mask(x, self) if wanted else users_padding_mask()
-        buffers = cast(dict[str, Tensor], self._buffers)
-        state = tuple(map(buffers.__getitem__, self.read_in_training)) if training else ()
-        seen = Seen(mask, self._stage, state)
-        # Evaluation reads a mask only in the released variants.
-        if (training or self.floor) and not torch.compiler.is_compiling() and may_be_repeated():
-            seen = self._records.replay(self.class_name, x, seen)
-            mask = seen.padding_mask
-        plain = mask is None and residual is None and x.ndim and x.is_floating_point()
-        if not plain or x.shape[-1] != self.num_features:
-            dim = self.feature_dim
-            others = None if residual is None else features_back(residual, dim)
-            self.check_input(features_back(x, dim), mask, others)
-        return seen
 
     def evaluate(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Normalized:
         """Normalize (..., C) by the running statistics."""
@@ -271,7 +204,19 @@ class BatchStatisticsNorm(AffineNorm):
             if y is not None:
                 torch.autograd.graph.increment_version(cast(Update, self._update).buffers)
                 return cast(Tensor, y)
-        seen = self.prepare(x, mask, residual)
+        return self.normalize_batch(x, residual, self.prepare(x, mask, residual), prepares)
+
+    def normalize_batch(
+        self, x: Tensor, residual: Tensor | None, seen: Seen, prepares: bool
+    ) -> Normalized:
+        """Normalize (..., C) by the batch's statistics and update the running ones.
+
+        Args:
+            x: (..., C).
+            residual: added to x first.
+            seen: what `prepare` has given.
+            prepares: may the call be kept prepared?
+        """
         update = self._update_within()
         *mean, var = seen.state
         args = self.batch_norm_args(x, residual, seen, mean[0] if mean else None, var, None)
@@ -300,10 +245,6 @@ class BatchStatisticsNorm(AffineNorm):
         weight, bias = parameters["weight"], parameters["bias"]
         settings = self.groups or 0, self.eps, self.floor, self.group_name
         return BatchNormArgs(x, residual, mask, weight, bias, mean, var, carrier, limits, *settings)
-
-    def mask_for(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Return the mask of a training call: its own, else that of the scope."""
-        return current_padding_mask(x, self) if mask is None else mask
 
     def call_settings(self) -> tuple[Any, ...] | None:
         """Return what a training call depends on besides its tensors; see `run_prepared`.
@@ -337,11 +278,6 @@ class BatchStatisticsNorm(AffineNorm):
         return scale, shift if self.bias is None else shift + self.bias.double()
 
     @property
-    def stage(self) -> int:
-        """Index of the layer's current behavior; for most layers 0 is the warm-up."""
-        return self._stage
-
-    @property
     def floor(self) -> bool:
         """Whether eps is a floor of the second moment (released), not added to it (paper)."""
         return self.variant == "released"
@@ -362,8 +298,7 @@ class BatchStatisticsNorm(AffineNorm):
         if mean is not None:
             mean.zero_()
         var.fill_(1)
-        self.num_batches_tracked.zero_()
-        self.num_nonfinite_batches.zero_()
+        super().reset_running_stats()
 
     def reset_parameters(self) -> None:
         """Reset γ, β and the running statistics to their initial values."""
@@ -371,12 +306,7 @@ class BatchStatisticsNorm(AffineNorm):
         self.reset_running_stats()
 
     def update_running_stats(self, sums: Tensor) -> None:
-        """Update the running statistics by one step.
-
-        Args:
-            sums: (num_sums, C) float64 sums over the tokens of the step, of all processes; the
-                first row is the number of valid tokens.
-        """
+        """Update the running statistics by one step; see the base class."""
         functions_for(sums).update_running_stats(self.current_update(), sums)
 
     def current_update(self) -> Update:
@@ -405,7 +335,7 @@ class BatchStatisticsNorm(AffineNorm):
 
     def _new_update(self, buffers: tuple[Tensor, ...], momentum: float | None) -> Update:
         if self.centered:
-            return CenteredUpdate(buffers, momentum, self.variant == "paper")
+            return CenteredUpdate(buffers, momentum, not self.floor)
         return UncenteredUpdate(buffers, momentum)
 
     def _update_within(self) -> Update | None:
@@ -452,98 +382,9 @@ class BatchStatisticsNorm(AffineNorm):
     def running_target(self, var: Tensor, count: Tensor) -> Tensor:
         """Return the new value for the running variance.
 
-        It divides by M - 1, or by M if M = 1 or the variant is `released`.
+        It divides by M - 1, or by M if M = 1 or the variant is `released` with its floor.
         """
-        return var if self.variant == "released" else unbiased(var, count)
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode; a frozen layer stays in evaluation and takes the mode once unfrozen."""
-        settle_count(self)
-        self._mode = mode
-        return super().train(mode and not self.is_frozen)
-
-    def freeze_statistics(self) -> None:
-        """Use the running statistics in training too from now on, without updating them."""
-        mode = self._mode if self.is_frozen else self.training
-        self.is_frozen = True
-        self.train(mode)
-
-    def unfreeze_statistics(self, mode: bool | None = None) -> None:
-        """Undo `freeze_statistics`.
-
-        Args:
-            mode: training mode from now on; None means what `train` was last called with.
-        """
-        if self.is_frozen:
-            self.is_frozen = False
-            self.train(self._mode if mode is None else mode)
-
-    def hold_statistics(self) -> None:
-        """Gather the sums of batches from now on instead of updating the running statistics."""
-        self._held = torch.zeros(
-            (self.num_sums, self.num_features),
-            dtype=torch.float64,
-            device=self.num_batches_tracked.device,
-        )
-
-    @property
-    def is_holding(self) -> bool:
-        """Whether sums are gathered instead of updating the running statistics."""
-        return self._held is not None
-
-    def gather(self, sums: Tensor) -> None:
-        """Add a batch's sums to the gathered ones."""
-        assert self._held is not None
-        if self.centered:
-            self._held.copy_(merge_sums(torch.stack([self._held, sums])))
-        else:
-            self._held.add_(sums)
-
-    def drop_statistics(self) -> None:
-        """Discard the gathered sums."""
-        self._held = None
-
-    @torch.no_grad()
-    def release_statistics(self) -> None:
-        """Update the running statistics by the gathered sums, as one batch."""
-        held, self._held = self._held, None
-        if held is not None:
-            with local_state(self):
-                self.update_running_stats(reduce_sums(held, self.centered, self.group_name))
-
-    @torch.no_grad()
-    def move_statistics(self, present: Tensor, *moves: Move) -> None:
-        """Update buffers toward new values where those are finite, and count.
-
-        Args:
-            present: 0-d bool; False changes nothing (no valid token, or a recomputation).
-            moves: of each buffer.
-        """
-        move_buffers(self.num_batches_tracked, self.num_nonfinite_batches, present, *moves)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        with converted_buffers(self):
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        save_count(self, destination, prefix, keep_vars)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        *others: Any,
-    ) -> None:
-        self.adopt_keys(state_dict, prefix)
-        with loaded_buffers(self, state_dict, prefix, local_metadata, missing_keys):
-            super()._load_from_state_dict(
-                state_dict, prefix, local_metadata, strict, missing_keys, *others
-            )
+        return var if self.floor else unbiased(var, count)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename, in place, the keys of a released layer's checkpoint.
@@ -573,19 +414,8 @@ class BatchStatisticsNorm(AffineNorm):
             return modules
         return itertools.chain(modules, [(f"{prefix}.stand_in", stand_in_for(self))])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # A process group cannot be copied; the copy uses the same one.
-        memo[id(self.process_group)] = self.process_group
-        reduced = cast(tuple[Any, ...], self.__reduce_ex__(4))
-        copied = reduced[0](*reduced[1])
-        memo[id(self)] = copied
-        copied.__setstate__(deepcopy(reduced[2], memo))
-        return cast(Self, copied)
-
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state.update(_records=CallRecords(), _held=None, _update=None, _update_of=())
-        return state
+        return super().__getstate__() | {"_update": None, "_update_of": ()}
 
     def extra_repr(self) -> str:
         """Return the features, eps, momentum, affine, groups."""
@@ -596,7 +426,6 @@ class BatchStatisticsNorm(AffineNorm):
 
 
 _is: Final = operator.is_
-_has_processes: Final = dist.is_initialized if dist.is_available() else lambda: False
 
 
 def memory_of(buffer: Tensor) -> tuple[Any, ...]:

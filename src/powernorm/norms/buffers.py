@@ -16,14 +16,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 if TYPE_CHECKING:
-    from powernorm.norms.batch_statistics import BatchStatisticsNorm
+    from powernorm.norms.stateful import StatefulNorm
 
 OPTIONAL_BUFFER: Final = "num_nonfinite_batches"
 
 _NARROW: Final = (torch.float16, torch.bfloat16)
 
 
-def settle_count(norm: BatchStatisticsNorm) -> None:
+def settle_count(norm: StatefulNorm) -> None:
     """Give the optional buffer a value and say whether loaders that go by buffers expect it.
 
     Those that fill a model on the meta device key by key, as Hugging Face's, leave there what is in
@@ -40,7 +40,7 @@ def settle_count(norm: BatchStatisticsNorm) -> None:
 
 
 @contextmanager
-def converted_buffers(norm: BatchStatisticsNorm) -> Iterator[None]:
+def converted_buffers(norm: StatefulNorm) -> Iterator[None]:
     """Let tensors be moved or cast in the block; afterwards no buffer is narrower than float32.
 
     An average with momentum 0.01 stalls in bfloat16.
@@ -63,7 +63,7 @@ def converted_buffers(norm: BatchStatisticsNorm) -> Iterator[None]:
     settle_count(norm)
 
 
-def save_count(norm: BatchStatisticsNorm, destination: Any, prefix: str, keep_vars: bool) -> None:
+def save_count(norm: StatefulNorm, destination: Any, prefix: str, keep_vars: bool) -> None:
     """Put the optional buffer into a state dict, or take it out where it is 0."""
     key, count = prefix + OPTIONAL_BUFFER, norm.num_nonfinite_batches
     destination.pop(key, None)
@@ -73,7 +73,7 @@ def save_count(norm: BatchStatisticsNorm, destination: Any, prefix: str, keep_va
 
 @contextmanager
 def loaded_buffers(
-    norm: BatchStatisticsNorm,
+    norm: StatefulNorm,
     state_dict: dict[str, Tensor],
     prefix: str,
     local_metadata: Any,

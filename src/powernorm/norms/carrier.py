@@ -27,12 +27,13 @@ from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.buffers import has_value
 from powernorm.norms.checkpointing import Seen
+from powernorm.norms.stateful import StatefulNorm
 from powernorm.ops.operators import NO_BACKWARD, current_backward
 from powernorm.ops.running_stats import reduce_sums
 
 
-class BackwardStateNorm(BatchStatisticsNorm):
-    """A batch-statistics norm whose buffers are updated in the backward.
+class CarrierNorm(StatefulNorm):
+    """A norm whose buffers are updated in the backward.
 
     Limits: A training-mode forward without a backward changes no state, and neither do
     `torch.autograd.grad` and `backward(inputs=…)` with respect to other tensors. Every `backward`
@@ -224,6 +225,10 @@ class BackwardStateNorm(BatchStatisticsNorm):
         self.register_hook()
 
 
+class BackwardStateNorm(CarrierNorm, BatchStatisticsNorm):
+    """A batch-statistics norm whose buffers are updated in the backward."""
+
+
 class GradientMomentNorm(BackwardStateNorm):
     """A norm with running moments of the gradient (ν), which are in units of the loss.
 
@@ -314,7 +319,7 @@ def _version_of(tensor: Tensor) -> int:
 
 
 def _deliver(
-    layer: weakref.ref[BackwardStateNorm], leaf: Tensor, buffers: dict[str, Tensor | None] | None
+    layer: weakref.ref[CarrierNorm], leaf: Tensor, buffers: dict[str, Tensor | None] | None
 ) -> None:
     sums, leaf.grad = leaf.grad, None
     norm = layer()

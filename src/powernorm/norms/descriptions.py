@@ -22,7 +22,7 @@ _UNTOLD: Final = ("device", "dtype", "process_group", "track_running_stats")
 """Arguments that belong to a process or a tensor, or have one value."""
 
 _ATTRIBUTES: Final = {
-    **{name: f"initial_{name}" for name in ("alpha", "shift", "spread")},
+    **{name: f"initial_{name}" for name in ("alpha", "shift", "spread", "eta")},
     "penalty": "divergence",
 }
 """Where a layer has an argument whose name is that of something else."""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_model, check_number, shown
-from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
+from powernorm.norms.stateful import StatefulNorm
 
 Reduction = Literal["mean", "token_sum"]
 
@@ -133,7 +133,7 @@ def training_step(model: nn.Module) -> Iterator[TrainingStep]:
     3
     """
     check_model(model)
-    layers = [module for module in model.modules() if isinstance(module, BatchStatisticsNorm)]
+    layers = [module for module in model.modules() if isinstance(module, StatefulNorm)]
     if any(layer.is_holding for layer in layers):
         raise InputError("training_step is open already: use one scope per update")
     step = TrainingStep()
@@ -166,11 +166,11 @@ def set_loss_scale(
 ) -> None:
     """Say by what factor the losses of the backwards are multiplied from now on.
 
-    PowerNorm and MABN keep moving averages of the gradient (ν), which are in units of the loss.
-    A factor that is the same from the first step on needs no call: a loss divided by the number of
-    micro-batches, a sum in place of a mean, a number of processes whose gradients are averaged.
-    Every gradient of the layer has that factor, and nothing else changes. What needs it is a
-    factor that changes while ν has a memory:
+    PowerNorm, MABN and UnifiedNorm keep moving averages of the gradient (ν), which are in units of
+    the loss. A factor that is the same from the first step on needs no call: a loss divided by the
+    number of micro-batches, a sum in place of a mean, a number of processes whose gradients are
+    averaged. Every gradient of the layer has that factor, and nothing else changes. What needs it
+    is a factor that changes while ν has a memory:
 
     - a GradScaler, once it is made and the model is on its device: `set_loss_scale(model,
       scaler=scaler)`. The layers then follow it, without waiting for the device;

@@ -18,7 +18,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.norms import pointwise, token, token_scale
-from powernorm.norms.arguments import Variant, feature_count
+from powernorm.norms.arguments import TokenKind, Variant, feature_count
 from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
@@ -35,6 +35,13 @@ from powernorm.norms.own_layers import (
 from powernorm.norms.power import Decay, PowerNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
 from powernorm.norms.renorm import BatchRenorm
+from powernorm.norms.reparametrized import (
+    Evaluation,
+    ProgressiveRepBatchNorm,
+    RepBatchNorm,
+)
+from powernorm.norms.taper import TaperNorm
+from powernorm.norms.unified import UnifiedNorm
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ class NormInfo:
     layer: Callable[..., nn.Module]
     averages_over: str
     static: bool
-    """Whether it is an affine map per feature in evaluation, with its default options."""
+    """Whether it is an affine map per feature in evaluation, with its default options; of a norm
+    that changes in the training, at its end."""
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
     """Options that the short name sets; they can be overridden."""
@@ -61,6 +69,7 @@ _FEATURES = "features of a token"
 _TOKENS = "valid tokens of the batch"
 _SHEN = "Shen et al. 2020"
 _XU = "Xu et al. 2019"
+_GUO = "Guo et al. 2024"
 
 _ROWS: Final = (
     NormInfo("ln", "LayerNorm", token.LayerNorm, _FEATURES, False, "Ba et al. 2016"),
@@ -107,6 +116,31 @@ _ROWS: Final = (
         True,
         "Yan et al. 2020",
     ),
+    NormInfo(
+        "un",
+        "UnifiedNorm",
+        UnifiedNorm,
+        "valid tokens of the last batches",
+        True,
+        "Yang et al. 2022",
+    ),
+    NormInfo("repbn", "RepBatchNorm", RepBatchNorm, _TOKENS, True, _GUO),
+    NormInfo(
+        "prepbn",
+        "ProgressiveRepBatchNorm",
+        ProgressiveRepBatchNorm,
+        "features of a token, at the end valid tokens of the batch",
+        True,
+        _GUO,
+    ),
+    NormInfo(
+        "taper",
+        "TaperNorm",
+        TaperNorm,
+        "features of a token, at the end nothing",
+        True,
+        "Kanavalau et al. 2026",
+    ),
     NormInfo("pnv", "PowerNormV", PowerNormV, _TOKENS, True, _SHEN),
     NormInfo(
         "pn",
@@ -150,7 +184,13 @@ _NO_OPTIONS: Final = ("num_features", "track_running_stats")
 """Arguments of the layers that are no options: the latter has one value."""
 _CHOICES: Final = {
     name: tuple(map(repr, get_args(choice)))
-    for name, choice in (("Variant", Variant), ("Decay", Decay), ("Divergence", Divergence))
+    for name, choice in (
+        ("Variant", Variant),
+        ("Decay", Decay),
+        ("Divergence", Divergence),
+        ("Evaluation", Evaluation),
+        ("TokenKind", TokenKind),
+    )
 }
 """Values of the arguments that are one of a few names, by the annotation."""
 _PLAIN: Final = {"int", "float", "bool", "str", "None", *chain(*_CHOICES.values())}

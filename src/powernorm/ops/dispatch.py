@@ -29,7 +29,9 @@ VARIABLE: Final = "POWERNORM_BACKEND"
 """Environment variable that forces a backend for the whole process."""
 
 OPS: Final = ("batch_norm", "power_norm", "token_norm", "static_norm")
-"""Ops with kernels; `moving_average_norm` (MABN) is eager everywhere."""
+"""Ops with kernels."""
+EAGER_OPS: Final = {"moving_average_norm": "MABN", "unified_norm": "UnifiedNorm"}
+"""Ops that are eager everywhere, by the norm that has them."""
 
 _NOT_OTHERS: Final = (None, "cpu")
 _CPU_TYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float64})
@@ -85,7 +87,7 @@ def use_backend(backend: Backend | None) -> Iterator[None]:
     """Serve every op inside the scope by one backend, for the whole process.
 
     Forward and backward belong inside the same scope. An op that the backend cannot serve raises
-    an InputError that says why; MABN's op is eager in any case.
+    an InputError that says why; the ops of MABN and UnifiedNorm are eager in any case.
 
     Args:
         backend: `eager`, `cpu` or `triton`; None goes back to choosing.
@@ -322,7 +324,7 @@ def explain(x: Tensor, op: str | None = None) -> list[Choice]:
 
     Args:
         x: an input of a norm, (..., C).
-        op: one of `OPS` or `moving_average_norm`; None for all.
+        op: one of `OPS` or `EAGER_OPS`; None for all.
 
     Raises:
         InputError: an op that does not exist.
@@ -332,7 +334,7 @@ def explain(x: Tensor, op: str | None = None) -> list[Choice]:
     ...     print(powernorm.ops.explain(torch.randn(2, 4), "power_norm")[0].reason)
     forced by use_backend or POWERNORM_BACKEND
     """
-    names = (*OPS, "moving_average_norm")
+    names = (*OPS, *EAGER_OPS)
     if op is not None and op not in names:
         raise InputError(f"op is {op!r}, expected one of {', '.join(names)}")
     return [_explain(x, name) for name in (names if op is None else (op,))]
@@ -343,8 +345,8 @@ def _explain(x: Tensor, op: str) -> Choice:
     problems["triton"] = problems["triton"] or _triton_functions(x.dtype, x.shape[-1]).failure_of(
         op
     )
-    if op == "moving_average_norm":
-        why = "MABN has no kernels"
+    if op in EAGER_OPS:
+        why = f"{EAGER_OPS[op]} has no kernels"
         return Choice(op, "eager", why, dict.fromkeys(("cpu", "triton"), why))
     forced = _setting.forced
     if forced is not None:

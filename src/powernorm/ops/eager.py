@@ -12,6 +12,8 @@ from powernorm.ops.static_norm import reference as static_norm
 from powernorm.ops.static_norm import reference_backward as static_norm_backward
 from powernorm.ops.token_norm import reference as token_norm
 from powernorm.ops.token_norm import reference_backward as token_norm_backward
+from powernorm.ops.unified_norm import reference as unified_norm
+from powernorm.ops.unified_norm import reference_backward as unified_norm_backward
 
 __all__ = [
     "batch_norm",
@@ -24,6 +26,8 @@ __all__ = [
     "static_norm_backward",
     "token_norm",
     "token_norm_backward",
+    "unified_norm",
+    "unified_norm_backward",
     "update_running_stats",
 ]
 

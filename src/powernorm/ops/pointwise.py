@@ -197,6 +197,12 @@ def scale_and_shift(values: Tensor, weight: Tensor | None, bias: Tensor | None) 
     return _applied(_ScaleAndShift, values, weight, bias)
 
 
+def add_scaled(y: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+    """`y + η x` in the type of x, η one number."""
+    wide = x.to(accumulation_dtype(x))
+    return (y.to(wide.dtype) + scale_and_shift(wide, scale, None)).to(x.dtype)
+
+
 def dynamic_tanh(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """`γ tanh(α x) + β` (Zhu et al. 2025) in the type of x."""
     wide, alpha = x.to(accumulation_dtype(x)), alpha.to(accumulation_dtype(x))

@@ -339,9 +339,12 @@ def _adopt(layer: BatchStatisticsNorm, fit: _Fit) -> None:
     assert layer.weight is not None
     assert layer.bias is not None
     adopt_statistics(layer, evaluated_statistics(layer, fit.moments))
-    layer.weight.fill_(1)
     layer.bias.zero_()
+    # The map is linear in γ, and with a branch around the norm not 0 where γ is.
+    layer.weight.zero_()
+    start, start_shift = layer.affine()
+    layer.weight.fill_(1)
     scale, shift = layer.affine()
-    weight = fit.scale / scale
+    weight = (fit.scale - start) / (scale - start)
     layer.weight.copy_(weight)
-    layer.bias.copy_(fit.shift - weight * shift)
+    layer.bias.copy_(fit.shift - start_shift - weight * (shift - start_shift))

@@ -11,7 +11,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.inspection.modules import listed
 from powernorm.inspection.observer import NormCall, observe
-from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm
+from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm, UnifiedNorm
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
 
@@ -123,8 +123,10 @@ def adopt_batch(layer: BatchStatisticsNorm, moments: Moments) -> None:
 def adopt_statistics(layer: BatchStatisticsNorm, statistics: Buffers) -> None:
     """Write a layer's buffers permanently: it counts as trained from now on."""
     write_statistics(layer, statistics)
-    if isinstance(layer, MovingAverageBatchNorm) and not layer.num_batches_tracked:
-        layer.window_second_moment.copy_(layer.running_second_moment.expand(layer.window, -1))
+    windowed = MovingAverageBatchNorm | UnifiedNorm
+    # A window before the first step would hold its start values.
+    if isinstance(layer, windowed) and not layer.num_batches_tracked:
+        layer.window_second_moment.copy_(layer.running_second_moment)
     layer.num_batches_tracked.clamp_(min=1)
 
 

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
 from powernorm.inspection.reading import Reading
-from powernorm.norms import BatchStatisticsNorm, Norm, build_norm, norm_info
+from powernorm.norms import (
+    BatchStatisticsNorm,
+    Norm,
+    ProgressiveRepBatchNorm,
+    TaperNorm,
+    build_norm,
+    norm_info,
+)
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
 
@@ -47,6 +54,10 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
         new = build_norm(to, reading.num_features, **{**carried, **given})
     _take_over(new, "weight", reading.scale(), reading.weight)
     _take_over(new, "bias", reading.bias, reading.bias)
+    if isinstance(new, ProgressiveRepBatchNorm) and reading.kind in _SAME:
+        _keep_as_branch(new, reading)
+    if type(found.module) is type(new):
+        _take_over_others(new, found.module)
     beta = new.affine_part._parameters.get("bias")
     if beta is not None and reading.bias is None and reading.weight is not None:
         beta.requires_grad_(reading.weight.requires_grad)
@@ -64,6 +75,13 @@ def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
     same = _SAME.get(reading.kind) == to
     if reading.kind == "own":
         same = _class_of(old) is _class_of(new)
+    # A user's own class may have no such arguments.
+    taken = inspect.signature(norm_info(to).layer).parameters
+    if isinstance(new, ProgressiveRepBatchNorm | TaperNorm) and reading.kind in _SAME:
+        # What they begin as is the old norm.
+        eps = "eps" if isinstance(new, TaperNorm) else "branch_eps"
+        begins = {"kind": _SAME[reading.kind], eps: reading.eps}
+        return {name: value for name, value in begins.items() if value}
     if not (same or _have_the_same(new, old)):
         return {}
     carried: dict[str, Any] = {}
@@ -73,8 +91,6 @@ def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
     # Unless the new name's presets say that there are none.
     if groups is not None and hasattr(new, "groups") and "groups" not in norm_info(to).presets:
         carried["groups"] = groups
-    # A user's own class may have no such argument.
-    taken = inspect.signature(norm_info(to).layer).parameters
     return {name: value for name, value in carried.items() if name in taken}
 
 
@@ -120,6 +136,28 @@ def _take_over(new: Norm, name: str, value: Tensor | None, old: nn.Parameter | N
     with torch.no_grad():
         own.copy_(value.reshape(own.shape))
     own.requires_grad_(old.requires_grad)
+
+
+@torch.no_grad()
+def _take_over_others(new: Norm, old: nn.Module) -> None:
+    """Give what is learned besides γ and β, such as η, to a norm of the same class."""
+    for name, own in new._parameters.items():
+        value = old._parameters.get(name)
+        fits = own is not None and value is not None and own.shape == value.shape
+        if name not in ("weight", "bias") and fits:
+            cast(Tensor, own).copy_(cast(Tensor, value))
+
+
+@torch.no_grad()
+def _keep_as_branch(new: ProgressiveRepBatchNorm, reading: Reading) -> None:
+    """Give γ and β to the branch that fades too, which has parameters of its own."""
+    for own, value, old in (
+        (new.branch_weight, reading.scale(), reading.weight),
+        (new.branch_bias, reading.bias, reading.bias),
+    ):
+        if own is not None and value is not None and old is not None:
+            own.copy_(value.reshape(own.shape))
+            own.requires_grad_(old.requires_grad)
 
 
 @torch.no_grad()

@@ -2,7 +2,12 @@
 
 from typing import Final
 
-WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn")
+WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn", "un", "prepbn", "taper")
+
+_TAPERING: Final = 0.05
+"""Share of a run after which TaperNorm's gate begins to fall, as in the paper."""
+_FADING: Final = 0.8
+"""Share of a run in which PRepBN's LayerNorm fades out."""
 
 
 def warmup_options(norm: str, num_forwards: int, fraction: float) -> dict[str, int]:
@@ -15,10 +20,16 @@ def warmup_options(norm: str, num_forwards: int, fraction: float) -> dict[str, i
     """
     if norm not in WARMED_UP_NORMS:
         return {}
+    if norm == "prepbn":
+        # A schedule that outlasts the run would leave a mixture that evaluation does not compute.
+        return {"decay_steps": max(1, round(num_forwards * _FADING))}
+    if norm == "taper":
+        start = max(1, round(num_forwards * _TAPERING))
+        return {"start_step": start, "end_step": max(start + 1, num_forwards)}
     steps = round(num_forwards * fraction)
     options = {"warmup_steps": steps}
     if norm == "brn":
         options["ramp_steps"] = steps
-    if norm == "mabn":
+    if norm in ("mabn", "un"):
         options["ratio_start"] = steps
     return options

@@ -69,7 +69,7 @@ def test_no_output_depends_on_a_later_token(norm: str, placement: Placement) -> 
 @torch.no_grad()
 def test_segments_with_memory_are_the_whole_text(norm: str, placement: Placement) -> None:
     with torch.enable_grad():
-        model = trained(build(norm, placement=placement, memory_length=TEXT))
+        model = trained(build(norm, placement=placement, memory_length=TEXT)).double()
     tokens = text()
     whole = model(tokens)
     for length in (1, 3, 4, TEXT):

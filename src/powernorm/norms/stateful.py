@@ -1,0 +1,272 @@
+"""The base class of the norms that keep a state from batch to batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from powernorm.norms.base import AffineNorm
+from powernorm.norms.buffers import (
+    converted_buffers,
+    loaded_buffers,
+    save_count,
+    settle_count,
+)
+from powernorm.norms.checkpointing import CallRecords, Seen
+from powernorm.norms.feature_dims import features_back
+from powernorm.norms.masks import current_padding_mask, users_padding_mask
+from powernorm.norms.sharded import check_group, local_state
+from powernorm.ops.operators import may_be_repeated
+from powernorm.ops.processes import group_name_of
+from powernorm.ops.running_stats import Move, merge_sums, move_buffers, reduce_sums
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+class StatefulNorm(AffineNorm):
+    """Base of the norms with buffers that batches update: masks, processes, counters, copies.
+
+    Args:
+        num_features: C.
+        eps: added inside the root.
+        affine: learn γ and β.
+        bias: learn β, if affine.
+        sync: share what updates the state over all processes of the group.
+        process_group: the group; None is the default one if torch.distributed runs.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
+        device: device of parameters and buffers.
+        dtype: type of parameters; buffers are float32, or float64 for float64 parameters.
+
+    State:
+        num_batches_tracked: number of batches that updated the state, 0-d int64.
+        num_nonfinite_batches: number of batches in which some statistic was NaN or infinite and was
+            left out, 0-d int64.
+    """
+
+    num_sums: int
+    """Number of (C,) sums over a batch that update the state."""
+    read_in_training: tuple[str, ...] = ()
+    """Buffers that a training forward normalizes by."""
+
+    checks_itself = True
+    reads_mask = True
+    centered: bool = False
+    """Whether the sums are those of `running_stats.centered_sums`, else plain ones."""
+    _stage: int = 0
+    is_frozen: bool = False
+    """Whether the layer evaluates in training too, see `freeze_statistics`."""
+
+    num_batches_tracked: Tensor
+    num_nonfinite_batches: Tensor
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        eps: float,
+        affine: bool,
+        bias: bool,
+        sync: bool,
+        process_group: dist.ProcessGroup | None,
+        feature_dim: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(num_features, eps, affine, bias, device, dtype, feature_dim)
+        self.sync = sync
+        self.process_group = process_group
+        self._records = CallRecords()
+        self._held: Tensor | None = None
+        self._mode = True
+        self._buffer_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        for name in ("num_batches_tracked", "num_nonfinite_batches"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.long, device=device))
+        settle_count(self)
+
+    @property
+    def wants_mask(self) -> bool:
+        """Whether the layer uses a mask: in training, and always where padding is set to 0."""
+        return self.training or self.floor
+
+    @property
+    def floor(self) -> bool:
+        """Whether padding is set to 0 before anything else, and eps is a floor."""
+        return False
+
+    def add_statistic(self, name: str, value: float, device: Any, *leading: int) -> None:
+        """Register a running statistic of shape (*leading, C), starting at `value`."""
+        shape = (*leading, self.num_features)
+        self.register_buffer(
+            name, torch.full(shape, value, dtype=self._buffer_dtype, device=device)
+        )
+
+    @property
+    def group_name(self) -> str:
+        """Name of the process group that shares statistics, `""` if there is none."""
+        if not _has_processes():
+            return ""
+        return group_name_of(self.process_group, self.sync)
+
+    def check_copies(self, x: DTensor) -> None:
+        """Raise an InputError if a forward's statistics would count tokens several times."""
+        if self.training and self.group_name:
+            check_group(self.class_name, x, self.process_group)
+
+    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
+        """Check the arguments of a forward and return what to normalize by."""
+        training = self.training
+        if mask is None:
+            # Evaluation needs a mask only in the released variants; a model's own mask, which may
+            # be longer than the input in evaluation, is ignored.
+            wanted = training or self.floor
+            mask = current_padding_mask(x, self) if wanted else users_padding_mask()
+        buffers = cast(dict[str, Tensor], self._buffers)
+        state = tuple(map(buffers.__getitem__, self.read_in_training)) if training else ()
+        seen = Seen(mask, self._stage, state)
+        # Evaluation reads a mask only in the released variants.
+        if (training or self.floor) and not torch.compiler.is_compiling() and may_be_repeated():
+            seen = self._records.replay(self.class_name, x, seen)
+            mask = seen.padding_mask
+        plain = mask is None and residual is None and x.ndim and x.is_floating_point()
+        if not plain or x.shape[-1] != self.num_features:
+            dim = self.feature_dim
+            others = None if residual is None else features_back(residual, dim)
+            self.check_input(features_back(x, dim), mask, others)
+        return seen
+
+    def mask_for(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return the mask of a training call: its own, else that of the scope."""
+        return current_padding_mask(x, self) if mask is None else mask
+
+    @property
+    def stage(self) -> int:
+        """Index of the layer's current behavior; for most layers 0 is the warm-up."""
+        return self._stage
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; a frozen layer stays in evaluation and takes the mode once unfrozen."""
+        settle_count(self)
+        self._mode = mode
+        return super().train(mode and not self.is_frozen)
+
+    def freeze_statistics(self) -> None:
+        """Use the running statistics in training too from now on, without updating them."""
+        mode = self._mode if self.is_frozen else self.training
+        self.is_frozen = True
+        self.train(mode)
+
+    def unfreeze_statistics(self, mode: bool | None = None) -> None:
+        """Undo `freeze_statistics`.
+
+        Args:
+            mode: training mode from now on; None means what `train` was last called with.
+        """
+        if self.is_frozen:
+            self.is_frozen = False
+            self.train(self._mode if mode is None else mode)
+
+    def hold_statistics(self) -> None:
+        """Gather the sums of batches from now on instead of updating the running statistics."""
+        self._held = torch.zeros(
+            (self.num_sums, self.num_features),
+            dtype=torch.float64,
+            device=self.num_batches_tracked.device,
+        )
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether sums are gathered instead of updating the running statistics."""
+        return self._held is not None
+
+    def gather(self, sums: Tensor) -> None:
+        """Add a batch's sums to the gathered ones."""
+        assert self._held is not None
+        if self.centered:
+            self._held.copy_(merge_sums(torch.stack([self._held, sums])))
+        else:
+            self._held.add_(sums)
+
+    def drop_statistics(self) -> None:
+        """Discard the gathered sums."""
+        self._held = None
+
+    @torch.no_grad()
+    def release_statistics(self) -> None:
+        """Update the running statistics by the gathered sums, as one batch."""
+        held, self._held = self._held, None
+        if held is not None:
+            with local_state(self):
+                self.update_running_stats(reduce_sums(held, self.centered, self.group_name))
+
+    @torch.no_grad()
+    def move_statistics(self, present: Tensor, *moves: Move) -> None:
+        """Update buffers toward new values where those are finite, and count.
+
+        Args:
+            present: 0-d bool; False changes nothing (no valid token, or a recomputation).
+            moves: of each buffer.
+        """
+        move_buffers(self.num_batches_tracked, self.num_nonfinite_batches, present, *moves)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        with converted_buffers(self):
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        save_count(self, destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        *others: Any,
+    ) -> None:
+        self.adopt_keys(state_dict, prefix)
+        with loaded_buffers(self, state_dict, prefix, local_metadata, missing_keys):
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, *others
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # A process group cannot be copied; the copy uses the same one.
+        memo[id(self.process_group)] = self.process_group
+        reduced = cast(tuple[Any, ...], self.__reduce_ex__(4))
+        copied = reduced[0](*reduced[1])
+        memo[id(self)] = copied
+        copied.__setstate__(deepcopy(reduced[2], memo))
+        return cast(Self, copied)
+
+    @abstractmethod
+    def update_running_stats(self, sums: Tensor) -> None:
+        """Update the state by one step.
+
+        Args:
+            sums: (num_sums, C) float64 sums over the tokens of the step, of all processes; the
+                first row is the number of valid tokens.
+        """
+
+    def reset_running_stats(self) -> None:
+        """Reset the counters."""
+        self.num_batches_tracked.zero_()
+        self.num_nonfinite_batches.zero_()
+
+    def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """Rename, in place, the keys of a released layer's checkpoint."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_records": CallRecords(), "_held": None}
+
+
+_has_processes: Final = dist.is_initialized if dist.is_available() else lambda: False
