@@ -40,8 +40,9 @@ def load_whole(path: Path) -> nn.Module:
         return load(path)
     with needed_for("a Hugging Face model"):
         from transformers import AutoModel
-    (name, *_) = read_config(path).get("architectures") or [""]
-    kind: Any = model_class(name) or AutoModel
+    config = read_config(path)
+    (name, *_) = config.get("architectures") or [""]
+    kind: Any = model_class(name, config.get("model_type")) or AutoModel
     try:
         model, info = kind.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=False, output_loading_info=True

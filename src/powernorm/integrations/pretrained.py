@@ -147,8 +147,11 @@ def load_pretrained(path: Path, *, with_head: bool = False) -> Pretrained:
 def _class_with_head(path: Path) -> Any:
     """Return the class that a folder's configuration names, None if that is none that is known."""
     described = read_json(path / _CONFIG, "give a folder with a Hugging Face model")
-    names = described.get("architectures") if isinstance(described, dict) else None
-    return model_class(names[0]) if isinstance(names, list) and len(names) == 1 else None
+    if not isinstance(described, dict):
+        return None
+    names = described.get("architectures")
+    is_one = isinstance(names, list) and len(names) == 1
+    return model_class(names[0], described.get("model_type")) if is_one else None
 
 
 def diagnose_pretrained(

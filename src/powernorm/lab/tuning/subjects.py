@@ -230,7 +230,7 @@ class BuiltinSubject:
 
     def _work(self, config: ComparisonSettings, notes: Notes, rules: TrialRules | None) -> Work:
         grid = replace(grid_of(config, notes), trial=rules)
-        return Work(grid, work_record(config, rules), BuiltinTask(config).announce)
+        return Work(grid, work_record(config, trial=rules), BuiltinTask(config).announce)
 
 
 class OwnSubject:
@@ -364,7 +364,7 @@ class OwnSubject:
 
     def _work(self, grid: Grid, rules: TrialRules | None) -> Work:
         try:
-            record = work_record(grid, rules)
+            record = work_record(grid, trial=rules)
         except InputError:
             record = None  # a function that other processes cannot import
         return Work(grid, record)
