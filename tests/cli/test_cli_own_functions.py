@@ -97,6 +97,22 @@ def test_the_table_and_the_page(home: Path) -> None:
     assert "0.1" in (home / "runs" / "report.html").read_text()
 
 
+def test_a_race_and_its_continuation(home: Path, tmp_path: Path) -> None:
+    """Every norm of this training is like the others, so that the first three seeds are level."""
+    shutil.copy(home / "mine.py", tmp_path)
+    raced = (*COMMAND, "--norms", "ln,bn", "--seeds", "5", "--race", "--race-margin", "100")
+    assert powernorm(tmp_path, *raced, "--plan").code == 0
+    done = powernorm(tmp_path, "work", "runs")
+    assert done.code == 0, done.err
+    assert "The race is over after 3 seeds: level within the margin are ln, bn." in done.err
+    done = powernorm(tmp_path, *raced, "--resume")
+    assert done.code == 0, done.err
+    assert "4 of 10 runs were not needed" in done.out
+    results = json.loads((tmp_path / "runs" / "results.json").read_text())
+    assert results["standing"]["outcome"] == "level"
+    assert [run["seed"] for run in results["runs"]] == [0, 1, 2] * 2
+
+
 def test_json_and_quiet(home: Path, tmp_path: Path) -> None:
     shutil.copy(home / "mine.py", tmp_path)
     chosen = (*COMMAND, "--norms", "ln", "--seeds", "3,7")
@@ -128,6 +144,8 @@ def test_json_and_quiet(home: Path, tmp_path: Path) -> None:
         (("mine:train", "--goal", "loss:min", "--norms", "ln,ln"), "different short names"),
         (("mine:train", "--goal", "loss:min", "--seeds", "a"), "--seeds a"),
         (("mine:train", "--goal", "loss:min", "--seeds", "0"), "--seeds 0"),
+        (("mine:train", "--goal", "loss:min", "--race", "--seeds", "2"), "give 3 at least"),
+        (("mine:train", "--goal", "loss:min", "--race-margin", "1"), "give --race, too"),
         (("mine:train", "--goal", "loss:min", "--device", "abacus"), "'abacus'"),
         (("mine:train", "--goal", "speed:max", "--norms", "ln"), "returned no 'speed'"),
         (("lm", "--goal", "loss:min"), "lm has a measure of its own"),

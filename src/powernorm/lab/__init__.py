@@ -40,6 +40,7 @@ __all__ = [
     "override",
     "read_comparison",
     "recipe",
+    "replay_race",
     "run_data",
     "saved_states",
     "settings_from",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from powernorm.lab.data.embedded import embedded_sentences
     from powernorm.lab.engine.grid import Race
     from powernorm.lab.engine.progress import ComparisonProgress
+    from powernorm.lab.engine.race import replay_race
     from powernorm.lab.engine.run import Run
     from powernorm.lab.engine.state import saved_states
     from powernorm.lab.engine.tasks import Task
@@ -88,6 +90,7 @@ else:
         "override": "settings.overrides",
         "read_comparison": "report",
         "recipe": "recipes",
+        "replay_race": "engine.race",
         "run_data": "tasks.trained_models",
         "saved_states": "engine.state",
         "settings_from": "tasks.settings",

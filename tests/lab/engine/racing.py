@@ -15,7 +15,7 @@ def train(run: Run, *, steps: int = 2, scatter: float = 0.01) -> dict[str, float
     model = run.swap(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
     run.track(model=model)
     for step, batch in run.steps([torch.ones(2, 4)]):
-        run.log(step, train_loss=model(batch).square().mean())
+        run.log(step, train_loss=model(batch).square().mean() * step / steps)
     shared, own = (
         torch.Generator().manual_seed(number)
         for number in (run.seed, 10_000 + 100 * run.seed + ord(run.norm[0]))

@@ -190,6 +190,19 @@ def test_runs_that_are_lost_put_a_norm_out_and_failed_ones_do_not() -> None:
     assert found.record["left"] == ["ln", "pn"]
 
 
+def test_a_race_of_values_that_are_known() -> None:
+    values: dict[str, list[float | None]] = {
+        "ln": [70.0, 71.0, 72.0],
+        "bn": [60.0, 61.01, 62.0],
+        "pn": [None, 71.0, None],
+    }
+    found = lab.replay_race(values, direction="max")
+    assert [(drop["label"], drop["after"]) for drop in found["dropped"]] == [("bn", 3), ("pn", 3)]
+    assert found["leader"] == "ln"
+    with pytest.raises(InputError, match=r"ln 3, bn 2 seeds: give two norms or more"):
+        lab.replay_race({"ln": [1.0, 2.0, 3.0], "bn": [1.0, 2.0]})
+
+
 @pytest.mark.parametrize("values", [{"confidence": 95}, {"confidence": 0.3}, {"margin": 0.0}])
 def test_a_race_that_makes_no_sense(values: dict[str, float]) -> None:
     with pytest.raises(InputError, match=f"race with {next(iter(values))}.* such as|above 0"):
@@ -278,6 +291,9 @@ def test_without_the_race_the_rest_is_trained(tmp_path: Path) -> None:
     found = compared(tmp_path, seeds=4, race=None, resume=True)
     assert [run.status for run in found.runs] == ["finished"] * 16
     assert "standing" not in json.loads((tmp_path / "results.json").read_text())
+    # And what was trained without one can be raced: nothing is left to train.
+    compared(tmp_path, seeds=4, resume=True)
+    assert json.loads((tmp_path / "results.json").read_text())["standing"]["outcome"] != "open"
 
 
 def test_too_few_to_race(tmp_path: Path) -> None:

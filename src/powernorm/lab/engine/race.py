@@ -24,12 +24,12 @@ and in 6.5 % where the best norm scattered five times as much as all the others.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import inf, isfinite, isinf, nan, sqrt
 from statistics import fmean, variance
-from typing import Final
+from typing import Final, Literal
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.grid import Grid, Line, Race
+from powernorm.lab.engine.grid import Grid, Race
 from powernorm.lab.engine.race_words import drop_sentences, end_sentence, reason
 from powernorm.runs import DropRecord, RaceOutcome, RaceRecord, RunResult
 
@@ -86,7 +86,68 @@ def standing(grid: Grid, results: Mapping[str, RunResult]) -> Standing:
         results: of its runs, by the names of their folders.
     """
     assert grid.race is not None
-    return _Rounds(grid, grid.race, results).standing()
+    metric = race_metric(grid, results)
+    sign = 1 if grid.direction == "min" else -1
+    outcomes = {
+        line.name: {
+            seed: _outcome(results[name], metric, sign)
+            for seed in grid.seeds
+            if (name := line.folder(seed)) in results and results[name]["status"] in ENDED
+        }
+        for line in grid.lines
+    }
+    record = _Rounds(grid.race, grid.seeds, outcomes).record(metric)
+    why = {drop["label"]: reason(drop) for drop in record["dropped"]}
+    is_over = record["outcome"] != "open"
+    missing = [(line, seed) for line, seed in grid.runs() if seed not in outcomes[line.name]]
+    left_out = {
+        line.folder(seed): why.get(line.name, "the race was over")
+        for line, seed in missing
+        if is_over or line.name in why
+    }
+    # What is trained before anything can be decided is trained in any order.
+    later = grid.seeds[max(LEAST_SEEDS, record["rounds"] + 1) :]
+    waiting = {line.folder(seed) for line, seed in missing if seed in later}
+    return Standing(record, frozenset(waiting - left_out.keys()), left_out)
+
+
+def _outcome(result: RunResult, metric: str, sign: int) -> float:
+    """Return what a run came to, smaller is better: infinite where it was lost, NaN for no word."""
+    if result["status"] in LOST:
+        return inf
+    value = result["metrics"].get(metric) if result["status"] == "finished" else None
+    return nan if value is None or not isfinite(value) else sign * value
+
+
+def replay_race(
+    values: Mapping[str, Sequence[float | None]],
+    race: Race | None = None,
+    direction: Literal["min", "max"] = "min",
+) -> RaceRecord:
+    """Return what a race would have come to with values that are known.
+
+    Args:
+        values: of each norm, one a seed, the same seeds in the same order; None of runs that were
+            lost.
+        race: its rules; None are the defaults.
+        direction: which way is better.
+
+    Raises:
+        InputError: fewer than two norms or three seeds, or unlike numbers of seeds.
+    """
+    seeds = range(max(map(len, values.values()), default=0))
+    if len(values) < 2 or len(seeds) < LEAST_SEEDS or {*map(len, values.values())} != {len(seeds)}:
+        numbers = ", ".join(f"{name} {len(known)}" for name, known in values.items()) or "none"
+        raise InputError(
+            f"a race of {numbers} seeds: give two norms or more, with the same seeds, "
+            f"{LEAST_SEEDS} at least"
+        )
+    sign = 1 if direction == "min" else -1
+    outcomes = {
+        name: {seed: inf if one is None else sign * one for seed, one in enumerate(known)}
+        for name, known in values.items()
+    }
+    return _Rounds(race or Race(), seeds, outcomes).record("value")
 
 
 def race_metric(grid: Grid, results: Mapping[str, RunResult]) -> str:
@@ -147,42 +208,48 @@ def level_of(confidence: float, num_lines: int, count: int) -> float:
 
 
 class _Rounds:
-    """The rounds of a race, one after the other."""
+    """The rounds of a race, one after the other.
 
-    def __init__(self, grid: Grid, race: Race, results: Mapping[str, RunResult]) -> None:
-        self._grid = grid
+    Args:
+        race: its rules.
+        seeds: in their order.
+        outcomes: of the runs that have ended, by norm and seed; smaller is better, infinite is
+            lost, and NaN says nothing.
+    """
+
+    def __init__(
+        self,
+        race: Race,
+        seeds: Sequence[int],
+        outcomes: Mapping[str, Mapping[int, float]],
+    ) -> None:
         self._race = race
-        self._results = results
-        self._metric = race_metric(grid, results)
-        self._sign = 1 if grid.direction == "min" else -1
-        self._left = list(grid.lines)
+        self._seeds = seeds
+        self._outcomes = outcomes
+        self._left = list(outcomes)
         self._dropped: list[DropRecord] = []
-        self._leader: Line | None = None
+        self._leader: str | None = None
 
-    def standing(self) -> Standing:
+    def record(self, metric: str) -> RaceRecord:
+        """Go through the rounds that are complete, and return what came of them."""
         outcome, num_rounds = self._go()
-        record = RaceRecord(
-            metric=self._metric,
-            leader=None if self._leader is None else self._leader.name,
-            left=[line.name for line in self._left],
+        return RaceRecord(
+            metric=metric,
+            leader=self._leader,
+            left=self._left,
             dropped=self._dropped,
             outcome=outcome,
             rounds=num_rounds,
         )
-        # What is trained before anything can be decided is trained in any order.
-        later = self._grid.seeds[max(LEAST_SEEDS, num_rounds + 1) :]
-        left_out = self._left_out(is_over=outcome != "open")
-        waiting = {line.folder(seed) for line in self._left for seed in later} - left_out.keys()
-        return Standing(record, frozenset(waiting), left_out)
 
     def _go(self) -> tuple[RaceOutcome, int]:
-        """Go through the rounds that are complete; return the outcome and how many they are."""
-        for index in range(len(self._grid.seeds)):
-            seeds = self._grid.seeds[: index + 1]
-            if not all(self._has_ended(line, seeds[-1]) for line in self._left):
+        """Return the outcome, and how many rounds are complete."""
+        for index, seed in enumerate(self._seeds):
+            seeds = self._seeds[: index + 1]
+            if not all(seed in self._outcomes[name] for name in self._left):
                 return "open", index
-            finished = [line for line in self._left if self._values(line, seeds)]
-            self._leader = min(finished, key=lambda line: self._rank(line, seeds), default=None)
+            finished = [name for name in self._left if self._values(name, seeds)]
+            self._leader = min(finished, key=lambda name: self._rank(name, seeds), default=None)
             if len(seeds) < LEAST_SEEDS or self._leader is None:
                 continue
             self._drop(self._leader, seeds)
@@ -190,32 +257,20 @@ class _Rounds:
                 return "one left", index + 1
             if self._is_level(self._leader, seeds):
                 return "level", index + 1
-        return "undecided", len(self._grid.seeds)
+        return "undecided", len(self._seeds)
 
-    def _has_ended(self, line: Line, seed: int) -> bool:
-        return self._status(line, seed) in ENDED
+    def _values(self, name: str, seeds: Sequence[int]) -> dict[int, float]:
+        """Return what a norm came to by seed, of the runs that finished."""
+        outcomes = self._outcomes[name]
+        return {seed: outcomes[seed] for seed in seeds if isfinite(outcomes[seed])}
 
-    def _status(self, line: Line, seed: int) -> str | None:
-        result = self._results.get(line.folder(seed))
-        return None if result is None else result["status"]
+    def _rank(self, name: str, seeds: Sequence[int]) -> tuple[int, float]:
+        """Return by what a norm is in front: runs lost, then the mean."""
+        num_lost = sum(isinf(self._outcomes[name][seed]) for seed in seeds)
+        return num_lost, fmean(self._values(name, seeds).values())
 
-    def _values(self, line: Line, seeds: Sequence[int]) -> dict[int, float]:
-        """Return what a norm came to by seed, of the runs that finished; smaller is better."""
-        found = {}
-        for seed in seeds:
-            if self._status(line, seed) == "finished":
-                value = self._results[line.folder(seed)]["metrics"].get(self._metric)
-                if value is not None and isfinite(value):
-                    found[seed] = self._sign * value
-        return found
-
-    def _rank(self, line: Line, seeds: Sequence[int]) -> tuple[int, float]:
-        values = self._values(line, seeds)
-        lost = sum(self._status(line, seed) in LOST for seed in seeds)
-        return lost, fmean(values.values())
-
-    def _differences(self, line: Line, leader: Line, seeds: Sequence[int]) -> list[float]:
-        ours, theirs = self._values(line, seeds), self._values(leader, seeds)
+    def _differences(self, name: str, leader: str, seeds: Sequence[int]) -> list[float]:
+        ours, theirs = self._values(name, seeds), self._values(leader, seeds)
         return [ours[seed] - theirs[seed] for seed in seeds if seed in ours and seed in theirs]
 
     def _shared(self, seeds: Sequence[int]) -> Callable[[Sequence[float]], Scatter]:
@@ -224,7 +279,7 @@ class _Rounds:
         Seeds that not all of them finished have no part in it; where too few are left, the
         differences speak for themselves.
         """
-        values = [self._values(line, seeds) for line in self._left]
+        values = [self._values(name, seeds) for name in self._left]
         common = [seed for seed in seeds if all(seed in one for one in values)]
         if len(common) < LEAST_SEEDS:
             return lambda differences: Scatter(variance(differences), len(differences) - 1)
@@ -232,60 +287,48 @@ class _Rounds:
         return lambda _: scatter
 
     def _level(self, count: int) -> float:
-        return level_of(self._race.confidence, len(self._grid.lines), count)
+        return level_of(self._race.confidence, len(self._outcomes), count)
 
-    def _drop(self, leader: Line, seeds: Sequence[int]) -> None:
+    def _drop(self, leader: str, seeds: Sequence[int]) -> None:
         """Take those out of the race that are behind."""
         shared = self._shared(seeds)
-        for line in [line for line in self._left if line is not leader]:
-            differences = self._differences(line, leader, seeds)
+        for name in [name for name in self._left if name != leader]:
+            differences = self._differences(name, leader, seeds)
             count = len(differences)
             bound = None
             if count >= LEAST_SEEDS:
                 bound = lower_bound(differences, self._level(count), shared(differences))
-            is_lost = self._num_lost(line, leader, seeds) >= MOST_LOST
+            is_lost = self._num_lost(name, leader, seeds) >= MOST_LOST
             if is_lost or (bound is not None and bound > 0):
-                self._left.remove(line)
+                self._left.remove(name)
                 self._dropped.append(
                     DropRecord(
-                        label=line.name,
+                        label=name,
                         after=len(seeds),
-                        behind=leader.name,
+                        behind=leader,
                         difference=fmean(differences) if differences else None,
                         at_least=None if is_lost else bound,
                         seeds=count,
                     )
                 )
 
-    def _num_lost(self, line: Line, leader: Line, seeds: Sequence[int]) -> int:
+    def _num_lost(self, name: str, leader: str, seeds: Sequence[int]) -> int:
         """Return how many runs a norm lost where the leader finished."""
-        finished = self._values(leader, seeds)
-        return sum(self._status(line, seed) in LOST for seed in seeds if seed in finished)
+        return sum(isinf(self._outcomes[name][seed]) for seed in self._values(leader, seeds))
 
-    def _is_level(self, leader: Line, seeds: Sequence[int]) -> bool:
+    def _is_level(self, leader: str, seeds: Sequence[int]) -> bool:
         """Return whether nothing that is left differs from the leader by the margin or more."""
         margin = self._race.margin
         if margin is None:
             return False
         shared = self._shared(seeds)
-        for line in self._left:
-            if line is leader:
-                continue
-            differences = self._differences(line, leader, seeds)
+        for name in [name for name in self._left if name != leader]:
+            differences = self._differences(name, leader, seeds)
             if len(differences) < LEAST_SEEDS:
                 return False
-            level = self._level(len(differences))
-            scatter = shared(differences)
+            level, scatter = self._level(len(differences)), shared(differences)
             below = lower_bound(differences, level, scatter)
             above = -lower_bound([-one for one in differences], level, scatter)
             if below <= -margin or above >= margin:
                 return False
         return True
-
-    def _left_out(self, *, is_over: bool) -> dict[str, str]:
-        why = {drop["label"]: reason(drop) for drop in self._dropped}
-        return {
-            line.folder(seed): why.get(line.name, "the race was over")
-            for line, seed in self._grid.runs()
-            if (is_over or line.name in why) and not self._has_ended(line, seed)
-        }
