@@ -156,6 +156,13 @@ def fold(
             "their stream can be centered.",
         ),
     ] = "keep",
+    approximate: Annotated[
+        bool,
+        typer.Option(
+            "--approximate",
+            help="Also remove statistics that others cancel but for their eps.",
+        ),
+    ] = False,
 ) -> None:
     """Fold the norms of a trained model into its weights, so that none is left at inference.
 
@@ -166,7 +173,7 @@ def fold(
     from powernorm.surgery.folding import check_options
     from powernorm.surgery.storage import check_folder
 
-    check_options(keep, centering, tied)
+    check_options(keep, centering, tied, approximate)
     if out is not None:
         check_folder(out)
     source = _folding_source(checkpoint)
@@ -175,6 +182,7 @@ def fold(
         source.example_inputs,
         keep=cast("Keep", keep),
         centering=cast("Centering", centering),
+        approximate=approximate,
         tied=cast("Tied | None", tied),
     )
     if out is None:

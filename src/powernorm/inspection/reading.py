@@ -134,6 +134,14 @@ def computes_norm(module: nn.Module) -> bool:
     return isinstance(_read_token_norm(module), Reading)
 
 
+def kind_without_parameters(module: nn.Module) -> Kind | None:
+    """Return what a norm without γ and β computes over the last dimension, of any size, or None."""
+    if any(True for _ in (*module.parameters(), *module.buffers())):
+        return None
+    computed = _try_out(module, None, None, 8)
+    return None if isinstance(computed, str) or computed[2] != LAST else computed[0]
+
+
 def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
     """Return the BatchNorm1d in a wrapper that feeds it (batch, features, length), as PatchTST's.
 

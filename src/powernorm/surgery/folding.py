@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Literal, get_args
 
 import torch
@@ -101,6 +102,7 @@ class FoldPlan(NormTable):
         examples: the example inputs, one call each.
         token_norms: the norms whose statistic stays, as they were when the plan was made.
         left: what stays behind their statistics.
+        approximate: whether a statistic goes that others cancel but for eps.
         wrapper: class around the model that keeps lists of its tensors, `""` if there is none.
     """
 
@@ -113,6 +115,7 @@ class FoldPlan(NormTable):
     examples: tuple[Examples, ...]
     token_norms: Mapping[str, TokenNorm] = field(default_factory=dict)
     left: Mapping[str, Static] = field(default_factory=dict)
+    approximate: bool = False
     wrapper: str = ""
 
     def apply(self, *, inplace: bool = True, verify: bool = True) -> FoldReport:
@@ -138,7 +141,9 @@ class FoldPlan(NormTable):
         self._check_unchanged()
         errors: tuple[Errors, ...] = ()
         if verify:
-            errors = compare(self.model, self._fold_into, self.examples)
+            errors = compare(
+                self.model, self._fold_into, self.examples, approximate=self.approximate
+            )
             check(errors)
         model = self.model if inplace else deepcopy(self.model)
         changes = self._fold_into(model)
@@ -258,6 +263,7 @@ def plan_fold(
     *,
     keep: Keep = "nothing",
     centering: Centering = "keep",
+    approximate: bool = False,
     more_examples: Sequence[object] = (),
     tied: Tied | None = None,
 ) -> FoldPlan:
@@ -293,6 +299,10 @@ def plan_fold(
             and the last layers of sub-layers), so that the LayerNorms become RMSNorms, of another
             class: `powernorm.save` keeps them. Only with `keep="statistics"`; biases are made where
             there are none.
+        approximate: also remove RMSNorms whose readers are all normalized again token by token, as
+            queries, keys and values are in some models: the later norms cancel the statistic but
+            for their eps. That is off by about eps over the mean square of what they then read;
+            the report's errors say by how much on the examples, and more than 5 % is refused.
         more_examples: inputs of other branches, each as `example_inputs`. The fold holds for all.
         tied: if one tensor is both the embedding and the head and the two need different values,
             `untie` gives the head a tensor of its own (memory for another table), `keep` leaves a
@@ -303,12 +313,8 @@ def plan_fold(
         InputError: a model in training mode, uncalibrated statistics, scales that are not finite,
             inputs that fail, no norm to fold, or a model that torch.export cannot trace.
     """
-    check_options(keep, centering, tied)
+    check_options(keep, centering, tied, approximate)
     tied = tied or ("untie" if keep == "nothing" else "keep")
-    if centering == "weights" and keep != "statistics":
-        raise InputError(
-            "centering='weights' is about norms that stay: give keep='statistics', too"
-        )
     wrapper = ""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -320,27 +326,41 @@ def plan_fold(
     tokens, reasons = token_norms_of(others)
     statics = _checked_statics(model, found, examples, tokens, reasons)
     modules = dict(model.named_modules())
-    read = attributes_read(model, {name: modules[name] for name in statics}, examples)
+    watched = [*statics, *(tokens if approximate else ())]
+    read = attributes_read(model, {name: modules[name] for name in watched}, examples)
     masked = with_masks(model, examples[0])
+    solved = partial(
+        solve_fold,
+        model,
+        found,
+        statics,
+        tied=tied,
+        read_attributes=read,
+        token_norms=tokens,
+        centering=centering,
+        approximate=approximate,
+    )
     try:
         both = examples if masked is None else (*examples, masked)
-        folding = solve_fold(model, found, statics, both, tied, read, tokens, centering)
+        folding = solved(both)
         examples = both
     except InputError:
         if masked is None:
             raise
-        folding = solve_fold(model, found, statics, examples, tied, read, tokens, centering)
-    folding.reasons |= reasons
+        folding = solved(examples)
+    known = {name: reason for name, reason in folding.reasons.items() if name in tokens}
+    folding.reasons |= {**reasons, **known}
     return FoldPlan(
         model,
         tuple(_row(norm, folding) for norm in found),
         folding.replacements,
         folding.structure(model),
         folding.multiply_adds,
-        {name: statics[name] for name in folding.replaced},
+        {name: statics[name] for name in folding.replaced if name in statics},
         examples,
-        {name: tokens[name] for name in folding.token_norms},
+        {name: tokens[name] for name in (*folding.token_norms, *folding.canceled)},
         folding.token_norms,
+        bool(folding.canceled),
         wrapper,
     )
 
@@ -351,6 +371,7 @@ def fold(
     *,
     keep: Keep = "nothing",
     centering: Centering = "keep",
+    approximate: bool = False,
     more_examples: Sequence[object] = (),
     inplace: bool = True,
     verify: bool = True,
@@ -366,6 +387,7 @@ def fold(
         keep: `statistics` folds the weights and biases of LayerNorm and RMSNorm, too, which then
             only compute their statistic; see `plan_fold`.
         centering: `weights` makes RMSNorms of LayerNorms; see `plan_fold`.
+        approximate: remove statistics that others cancel but for eps, too; see `plan_fold`.
         more_examples: inputs of other branches of the model's code, see `plan_fold`.
         inplace: change the model itself; False folds a copy, the report's `model`.
         verify: compare with the original on the example inputs.
@@ -394,6 +416,7 @@ def fold(
         example_inputs,
         keep=keep,
         centering=centering,
+        approximate=approximate,
         more_examples=more_examples,
         tied=tied,
     )
@@ -404,7 +427,7 @@ def _neutral(count: int) -> list[str]:
     return [f"{count:,} weights and biases of norms compute nothing any more"] if count else []
 
 
-def check_options(keep: str, centering: str, tied: str | None) -> None:
+def check_options(keep: str, centering: str, tied: str | None, approximate: bool) -> None:
     """Raise an InputError unless these are options of `fold` that go together.
 
     Raises:
@@ -418,10 +441,12 @@ def check_options(keep: str, centering: str, tied: str | None) -> None:
         if value not in known:
             expected = " or ".join(repr(one) for one in known if one is not None)
             raise InputError(f"{what} is {value!r}, expected {expected}")
-    if centering == "weights" and keep != "statistics":
-        raise InputError(
-            "centering='weights' is about norms that stay: give keep='statistics', too"
-        )
+    for option, given in (
+        ("centering='weights'", centering == "weights"),
+        ("approximate=True", approximate),
+    ):
+        if given and keep != "statistics":
+            raise InputError(f"{option} is about norms that stay: give keep='statistics', too")
 
 
 def _examples(model: nn.Module, first: object, others: Sequence[object]) -> tuple[Examples, ...]:
@@ -492,6 +517,8 @@ def _row(found: FoundNorm, folding: Folding) -> NormRow:
     reason = folding.reasons.get(name, "")
     row = NormRow(name=found.names[0], kind=found.kind, action="keep", reason=reason)
     into = folding.into.get(name, ())
+    if name in folding.canceled and name not in folding.multiply_adds:
+        return replace(row, action="fold", into=into)
     if name in folding.rms:
         return replace(row, action="swap", into=("rms", *into))
     if not reason:

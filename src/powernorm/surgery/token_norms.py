@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.inspection.finder import OF_HEADS, FoundNorm
-from powernorm.inspection.reading import Kind, Reading, read_norm
+from powernorm.inspection.reading import Kind, Reading, kind_without_parameters, read_norm
 from powernorm.norms.base import AffineNorm
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
-from powernorm.norms.feature_dims import features_back
+from powernorm.norms.feature_dims import LAST, features_back
 from powernorm.norms.token import LayerNorm, RMSNorm
 from powernorm.surgery.solution import Static
 
@@ -29,7 +29,7 @@ class TokenNorm:
 
     Args:
         kind: `layer`, `rms`, or `own` for another norm of this library.
-        affine: `offset + weight` and bias.
+        affine: `offset + weight` and bias; one number each where it has none, of any size.
         weight: name of γ in the model, "" if there is none.
         bias: name of β, "" if there is none.
         offset: what the class adds to its weight, 1 in Gemma.
@@ -54,15 +54,20 @@ class TokenNorm:
 def token_norms_of(
     norms: Iterable[FoundNorm],
 ) -> tuple[dict[str, TokenNorm], dict[str, str]]:
-    """Return the norms of each token among these, and why the others are none, by name."""
+    """Return the norms of each token among these, and why nothing of others can fold, by name.
+
+    Those that have neither weight nor bias are in both: what they read and write is known.
+    """
     found: dict[str, TokenNorm] = {}
     reasons: dict[str, str] = {}
     for norm in norms:
         read = _token_norm(norm)
-        if isinstance(read, TokenNorm):
-            found[norm.names[0]] = read
-        else:
+        if isinstance(read, str):
             reasons[norm.inner[0]] = read
+            continue
+        found[norm.names[0]] = read
+        if not read.parameters:
+            reasons[norm.names[0]] = "it has neither weight nor bias: there is nothing to fold"
     return found, reasons
 
 
@@ -77,7 +82,7 @@ def _token_norm(found: FoundNorm) -> TokenNorm | str:
     # In an attention too, where swapping leaves it alone: there the graph decides.
     reading = read_norm(norm) if found.reason == OF_HEADS else (found.reading or found.reason)
     if isinstance(reading, str):
-        return reading
+        return _without_parameters(norm) or reading
     if reading.kind == "own" and not _is_affine_at_last(norm):
         return "it is no LayerNorm or RMSNorm, whose weight and bias come last"
     if reading.kind not in ("layer", "rms", "own"):
@@ -85,10 +90,16 @@ def _token_norm(found: FoundNorm) -> TokenNorm | str:
     return _read(found, reading)
 
 
+def _without_parameters(norm: nn.Module) -> TokenNorm | None:
+    kind = kind_without_parameters(norm)
+    if kind is None:
+        return None
+    one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    return TokenNorm(kind, Static(one, zero), "", "", 0.0, LAST, None)
+
+
 def _read(found: FoundNorm, reading: Reading) -> TokenNorm | str:
     weight, bias = (_name_of(found, one) for one in (reading.weight, reading.bias))
-    if not weight and not bias:
-        return "it has neither weight nor bias: there is nothing to fold"
     size = reading.num_features
     given = (one for one in (reading.weight, reading.bias) if one is not None)
     if any(one.is_meta or one.shape != (size,) for one in given):

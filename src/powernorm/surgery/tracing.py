@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 
 from powernorm.errors import InputError
 from powernorm.norms import current_padding_mask
-from powernorm.surgery.axes import operator_name
+from powernorm.surgery.axes import operand_of, operator_name
 
 _LIBRARY: Final = torch.library.Library("powernorm_surgery", "DEF")
 _LIBRARY.define("marked_norm(Tensor x, int index, bool masked) -> Tensor")
@@ -282,19 +282,25 @@ def _inplace_neighbors(graph: fx.Graph) -> dict[int, str]:
     Args:
         graph: as traced, before in-place operators are made functional.
     """
-    memory = _Memory(graph)
     found: dict[int, str] = {}
-    for order, node in enumerate(graph.nodes):
-        for written in _written(node):
-            for index in memory.norms_in_the_way(written, order):
-                found.setdefault(index, operator_name(node))
+    # A norm of each token returns its input itself only where its statistic goes as well.
+    for memory in (_Memory(graph, statistics=True), _Memory(graph, statistics=False)):
+        for order, node in enumerate(graph.nodes):
+            for written in _written(node):
+                for index in memory.norms_in_the_way(written, order):
+                    found.setdefault(index, operator_name(node))
+        if not memory.has_statistics:
+            break
+        found = {index: name for index, name in found.items() if index in memory.has_statistics}
     return found
 
 
 class _Memory:
     """Which nodes share memory before folding, and which norms would join them."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, *, statistics: bool) -> None:
+        self.has_statistics: set[int] = set()
+        """Indices of the norms of each token that are counted as such that return their input."""
         self.block: dict[fx.Node, fx.Node] = {}
         """First node in the same memory, by node."""
         self.last_use: dict[fx.Node, int] = {}
@@ -306,9 +312,13 @@ class _Memory:
             self.block[node] = node if aliased is None else self.block[aliased]
             for used in node.all_input_nodes:
                 self.last_use[self.block[used]] = order
-            # A statistic writes a new tensor, whatever is folded.
-            if mark is not None and statistic_of(mark.x) is None:
+            if mark is None:
+                continue
+            if statistic_of(mark.x) is None:
                 self.norms.append((self.block[mark.x], node, mark.index, order))
+            elif statistics:
+                self.has_statistics.add(mark.index)
+                self.norms.append((self.block[operand_of(mark.x)], node, mark.index, order))
 
     def norms_in_the_way(self, written: fx.Node, order: int) -> Iterator[int]:
         """Yield norms that keep a write from memory that is read later or belongs to the user."""
