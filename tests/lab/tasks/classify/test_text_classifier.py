@@ -10,6 +10,7 @@ from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.tasks.classify.model import TextClassifier
 from powernorm.lab.tasks.classify.settings import Pooling
 from powernorm.norms import NORMS, BatchStatisticsNorm, build_norm
+from powernorm.runs import PLACEMENTS
 
 WORDS, CLASSES, LENGTH, FEATURES = 11, 3, 9, 8
 
@@ -81,6 +82,11 @@ def test_padding_is_deletion(norm: str, placement: Placement, pooling: Pooling) 
         for row, kept in enumerate(~mask):
             alone = model(tokens[row : row + 1, kept])
             torch.testing.assert_close(whole[row], alone[0], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("placement", [one for one in PLACEMENTS if one not in ("pre", "post")])
+def test_padding_is_deletion_with_every_placement(placement: Placement) -> None:
+    test_padding_is_deletion("bn", placement, "mean")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls"])

@@ -1,4 +1,5 @@
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.tasks.lm_char.model import TransformerXL
 from powernorm.lab.tasks.lm_char.relative_attention import shifted
 from powernorm.norms import NORMS
+from powernorm.runs import PLACEMENTS
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -64,8 +66,13 @@ def test_no_output_depends_on_a_later_token(norm: str, placement: Placement) -> 
             assert not torch.equal(got[:, following], expected[:, following])
 
 
-@pytest.mark.parametrize("placement", ["pre", "post"])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    ("norm", "placement"),
+    [
+        *product(NORMS, ("pre", "post")),
+        *(("bn", one) for one in PLACEMENTS if one not in ("pre", "post", "bn-linear")),
+    ],
+)
 @torch.no_grad()
 def test_segments_with_memory_are_the_whole_text(norm: str, placement: Placement) -> None:
     with torch.enable_grad():

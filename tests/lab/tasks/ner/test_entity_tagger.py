@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.tasks.ner.model import CharacterFeatures, EntityTagger
 from powernorm.lab.tasks.ner.tag_sequences import TagSequences
 from powernorm.norms import NORMS, BatchStatisticsNorm, build_norm
+from powernorm.runs import PLACEMENTS
 
 WORDS, CHARACTERS, TAGS, LENGTH = 13, 9, 3, 6
 FREE = ((True,) * TAGS, ((True,) * TAGS,) * TAGS, (True,) * TAGS)
@@ -51,8 +53,13 @@ def inputs(padding: int = 2) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("placement", ["pre", "post"])
-@pytest.mark.parametrize("norm", ["ln", "bn", "rbn", "pn"])
+@pytest.mark.parametrize(
+    ("norm", "placement"),
+    [
+        *product(("ln", "bn", "rbn", "pn"), ("pre", "post")),
+        *(("bn", one) for one in PLACEMENTS if one not in ("pre", "post", "bn-linear")),
+    ],
+)
 def test_padding_changes_neither_statistics_nor_valid_outputs(
     norm: str, placement: Placement
 ) -> None:

@@ -1,5 +1,7 @@
 """Small translation models and batches for the tests of the model and of the search."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,6 +35,7 @@ def build(
     initialization: Initialization = "xavier",
     num_layers: int = 2,
     seed: int = 0,
+    **shape: Any,
 ) -> TranslationModel:
     return TranslationModel(
         vocabulary,
@@ -50,6 +53,7 @@ def build(
             activation_dropout=activation_dropout,
             initialization=initialization,
             activation="relu",
+            **shape,
         ),
         shared_embeddings=shared_embeddings,
         seed=seed,
