@@ -12,6 +12,8 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
+from powernorm.norms import NORMS, Norm
+from powernorm.norms.registry import short_name
 from powernorm.surgery.changes import Changes, parameter_like, slot_of
 from powernorm.surgery.fold_solver import (
     Folding,
@@ -19,6 +21,7 @@ from powernorm.surgery.fold_solver import (
     solve_fold,
     static_of,
     statics_of,
+    why_not_static,
 )
 from powernorm.surgery.marking import mark
 from powernorm.surgery.solution import Static
@@ -323,10 +326,11 @@ def _checked_statics(
         )
     statics = statics_of(found)
     if not statics:
-        present = sorted({norm.type_name for norm in found})
+        present = ", ".join(sorted({norm.type_name for norm in found})) or "none"
+        later = sorted({why_not_static(one) for one in found if _becomes_static(one)})
         raise InputError(
-            f"the model holds no static norm to fold (it holds {', '.join(present) or 'none'}): "
-            "see powernorm.swap, and `static` in powernorm.NORMS"
+            f"the model holds no static norm to fold (it holds {present}): "
+            + ("; ".join(later) or "see powernorm.swap, and `static` in powernorm.NORMS")
         )
     for position, example in enumerate(examples):
         name = f"more_examples[{position - 1}]" if position else "the example inputs"
@@ -338,6 +342,12 @@ def _checked_statics(
                 "inputs that it takes"
             ) from error
     return statics
+
+
+def _becomes_static(found: FoundNorm) -> bool:
+    """Return whether a norm is of a kind that is static, if not as it is now."""
+    norm = found.inner[1]
+    return isinstance(norm, Norm) and short_name(norm) in NORMS and NORMS[short_name(norm)].static
 
 
 def _row(found: FoundNorm, folding: Folding) -> NormRow:
