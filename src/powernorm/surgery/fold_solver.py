@@ -36,7 +36,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
 from powernorm.inspection.observer import NormObserver
 from powernorm.inspection.reading import CHANNEL_NORMS, does_more_than_torch
-from powernorm.norms import BatchStatisticsNorm, Norm, TaperNorm
+from powernorm.norms import BatchStatisticsNorm, Norm, ProgressiveRepBatchNorm, TaperNorm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.axes import only_checks
@@ -463,7 +463,7 @@ class _Summary:
         for found in self.found:
             name, _ = found.inner
             if name not in self.names:
-                folding.reasons[name] = _why_not_static(found)
+                folding.reasons[name] = why_not_static(found)
         changed = {name for replacement in solver.replacements for name in replacement.names}
         for index, uses in solver.uses.items():
             if index not in solver.pinned:
@@ -654,7 +654,7 @@ def _in_float64(norm: nn.Module) -> nn.Module:
     return shadow
 
 
-def _why_not_static(found: FoundNorm) -> str:
+def why_not_static(found: FoundNorm) -> str:
     """Return why a norm is not an affine map per feature."""
     if found.function:
         return (
@@ -673,6 +673,8 @@ def _why_not_static(found: FoundNorm) -> str:
         return (
             "it does not say that it is an affine map per feature in evaluation (is_static = True)"
         )
+    if isinstance(norm, ProgressiveRepBatchNorm):
+        return f"its share of LayerNorm is {norm.share:.3g}, not 0 yet: train it to the end of that"
     if isinstance(norm, TaperNorm) and norm.kind == "rms":
         return f"its gate is {norm.gate:.3g}, not 0 yet: train it to its end_step"
     if isinstance(norm, TaperNorm):
