@@ -67,8 +67,8 @@ def valued(
     run: Run,
     *,
     values: str = "2",
-    steps: int = 4,
-    own_loop: bool = False,  # noqa: ARG001
+    steps: int = 4,  # noqa: ARG001
+    own_loop: bool = False,
 ) -> dict[str, float]:
     """Log the given valid losses, step by step, with a checkpoint after each."""
     model = run.swap(nn.Sequential(nn.LayerNorm(4)))
