@@ -2,13 +2,23 @@
 
 import random
 import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 from optuna.pruners import MedianPruner
+from torch import nn
 
-from powernorm.lab.engine.trials import TrialRules, median_limits
-from powernorm.runs import Goal
+from lab.training.tiny_training import Configure
+from powernorm.lab.engine.events import Event, RunEnded, StepsDone
+from powernorm.lab.engine.grid_training import compare_grid
+from powernorm.lab.engine.run import Run
+from powernorm.lab.engine.trials import Limits, TrialRules, median_limits
+from powernorm.lab.own_grid import own_grid
+from powernorm.lab.tasks.builtin import Notes, grid_of
+from powernorm.runs import Goal, RunResult
 
 STEPS = range(10, 70, 10)
 
@@ -51,3 +61,92 @@ def test_nothing_is_given_up_without_enough_trials_or_numbers() -> None:
     assert not rules.is_behind("ln", 20, 2.0)
     assert not rules.is_behind("bn", 10, 2.0)
     assert not rules.is_behind("ln", 10, None)
+
+
+def valued(
+    run: Run,
+    *,
+    values: str = "2",
+    steps: int = 4,  # noqa: ARG001
+    own_loop: bool = False,
+) -> dict[str, float]:
+    """Log the given valid losses, step by step, with a checkpoint after each."""
+    model = run.swap(nn.Sequential(nn.LayerNorm(4)))
+    run.track(model=model)
+    listed = [float(value) for value in values.split(",")]
+    if own_loop:
+        for step, value in enumerate(listed, start=1):
+            run.log(step, valid_loss=value)
+            if run.should_stop:
+                break
+    else:
+        for step, _ in run.steps([None], checkpoint_every=1):
+            run.log(step, train_loss=1.0, valid_loss=listed[step - 1])
+    return {"valid_loss": listed[-1], "last": float(run.step)}
+
+
+def trained(out: Path, limits: Limits, resume: bool = False, **changes: Any) -> RunResult:
+    """The result of one trial."""
+    settings = {key: value for key, value in changes.items() if key != "on_event"}
+    grid = own_grid(
+        valued,
+        norms=["bn"],
+        seeds=[0],
+        goal={"valid_loss": "min"},
+        settings=settings,
+        norm_options={},
+        device="cpu",
+    )
+    rules = TrialRules(Goal(metric="valid_loss", direction="min"), {"bn": limits})
+    found = compare_grid(
+        replace(grid, trial=rules), out, resume=resume, on_event=changes.get("on_event")
+    )
+    return found["runs"][0]
+
+
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_a_trial_that_is_behind_ends_there(tmp_path: Path, own_loop: bool) -> None:
+    given: Any = {"values": "3,2,2,2", "own_loop": own_loop}
+    result = trained(tmp_path, {2: 1.5, 3: 2.5}, **given)
+    assert result["status"] == "pruned"
+    assert result["metrics"] == {}
+    words = "worse than the median of the earlier trials"
+    assert words in result["message"]
+    last = (tmp_path / "bn-seed0" / "metrics.csv").read_text().splitlines()[-1]
+    assert last.startswith("2,")
+    # It is over: it is not trained again.
+    events: list[Event] = []
+    again = trained(tmp_path, {2: 1.5}, resume=True, on_event=events.append, **given)
+    assert again == result
+    assert all(isinstance(event, RunEnded) and event.skipped for event in events)
+
+
+def test_what_was_reached_before_an_interruption_counts_after_it(tmp_path: Path) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, StepsDone) and event.step == 3:
+            raise KeyboardInterrupt
+
+    given: Any = {"values": "0.5,2,2,2"}
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, {3: 1.0}, on_event=interrupt, **given)
+    result = trained(tmp_path, {3: 1.0}, resume=True, **given)
+    assert (result["status"], result["metrics"]["last"]) == ("finished", 4)
+
+
+def test_a_trial_of_a_built_in_task_ends_at_the_validation_where_it_is_behind(
+    configure: Configure, tmp_path: Path
+) -> None:
+    grid = grid_of(configure(norms=("bn",)), Notes("valid_loss", "min"))
+    goal = Goal(metric="valid_loss", direction="min")
+    ended = {}
+    for name, limit in (("behind", 0.0), ("before", 1e9)):
+        rules = TrialRules(goal, {"bn": {8: limit}})
+        found = compare_grid(replace(grid, trial=rules), tmp_path / name)
+        ended[name] = found["runs"][0]
+    assert ended["behind"]["status"] == "pruned"
+    assert "given up after step 8" in ended["behind"]["message"]
+    assert ended["behind"]["metrics"]["valid_loss"] is None
+    assert ended["before"]["status"] == "finished"
+    assert ended["before"]["metrics"]["valid_loss"] is not None
+    rows = (tmp_path / "behind" / "bn-pre-seed0" / "metrics.csv").read_text().splitlines()
+    assert rows[-1].startswith("8,")
