@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from powernorm.lab.engine.processes import num_processes
+from powernorm.version import __version__
 
 
 def environment(packages: Sequence[str]) -> dict[str, Any]:
@@ -32,6 +33,8 @@ def environment(packages: Sequence[str]) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
+    if package == "powernorm":
+        return __version__  # of the sources that run, whatever was installed when
     try:
         return version(package)
     except PackageNotFoundError:

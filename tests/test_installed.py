@@ -1,0 +1,209 @@
+"""The package as a user gets it: archives, wheels, and what is installed from them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Sequence
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import powernorm
+from powernorm.integrations.extras import EXTRAS
+from powernorm.ops.kernels.cpu.building import LIBRARY_NAME, NOTE_NAME
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = Path(__file__).with_name("installed")
+KERNELS = "powernorm/ops/kernels/cpu"
+LARGEST = 4_000_000
+"""Bytes of a wheel, with kernels or without."""
+
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def sources(target: Path, folders: Sequence[str] = ("src",)) -> Path:
+    """A copy of what a build needs, without what earlier builds have left."""
+    left = shutil.ignore_patterns("*.so", NOTE_NAME, "__pycache__", "*.egg-info")
+    for name in folders:
+        shutil.copytree(ROOT / name, target / name, ignore=left)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, target)
+    return target
+
+
+def build(source: Path, target: Path, hook: str = "build_wheel", **variables: str) -> Path:
+    """Build by setuptools of this environment: no index is needed."""
+    pytest.importorskip("setuptools", "77")
+    code = f"import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
+    target.mkdir()
+    run("-c", code, target, cwd=source, **variables)
+    (built,) = target.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel for all platforms."""
+    folder = tmp_path_factory.mktemp("pure")
+    url = "https://example.org/powernorm"
+    (folder / "sources").mkdir()
+    made = sources(folder / "sources")
+    return build(made, folder / "dist", POWERNORM_KERNELS="none", POWERNORM_URL=url)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def metadata_of(wheel: Path) -> dict[str, list[str]]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        message = Parser().parsestr(archive.read(name).decode())
+    return {key: message.get_all(key, []) for key in message}
+
+
+def test_the_version_is_one() -> None:
+    assert f"\nversion: {powernorm.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{powernorm.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_wheel_for_all_platforms(wheel: Path) -> None:
+    assert wheel.name == f"powernorm-{powernorm.__version__}-py3-none-any.whl"
+    assert wheel.stat().st_size < LARGEST
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {
+        "powernorm/py.typed",
+        f"{KERNELS}/{NOTE_NAME}",
+        f"{KERNELS}/source/kernels.cpp",
+    } <= names
+    assert f"{KERNELS}/{LIBRARY_NAME}" not in names
+    assert not [name for name in names if name.endswith((".xz", ".pyc")) or "test" in name]
+
+
+def test_its_metadata(wheel: Path) -> None:
+    found = metadata_of(wheel)
+    assert found["License-Expression"] == ["Apache-2.0"]
+    assert found["License-File"] == ["LICENSE"]
+    assert [line for line in found["Requires-Dist"] if "extra" not in line] == ["torch>=2.11"]
+    assert set(EXTRAS) <= set(found["Provides-Extra"])
+    # Not before it is on the index.
+    assert not [line for line in found["Requires-Dist"] if "powernorm" in line]
+    assert "Homepage, https://example.org/powernorm" in found["Project-URL"]
+
+
+def test_a_setting_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        cwd=sources(tmp_path),
+        env=os.environ | {"POWERNORM_KERNELS": "maybe"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "POWERNORM_KERNELS=maybe: expected one of auto, require, none" in done.stderr
+
+
+def test_kernels_that_are_required_and_cannot_be_built_stop_the_build(tmp_path: Path) -> None:
+    (tmp_path / "sources").mkdir()
+    made = sources(tmp_path / "sources")
+    with pytest.raises(AssertionError, match="the CPU kernels cannot be built: false failed"):
+        build(made, tmp_path / "dist", POWERNORM_KERNELS="require", CXX="false")
+    # Left to itself the build goes on, and says by its name that it fits all platforms.
+    built = build(made, tmp_path / "other", POWERNORM_KERNELS="auto", CXX="false")
+    assert built.name.endswith("-py3-none-any.whl")
+
+
+def test_it_works_with_torch_alone(installed: Path, tmp_path: Path) -> None:
+    """The packages of all extras are out of reach, but for those that torch itself brings."""
+    brought = {"filelock", "jinja2", "markupsafe"}
+    missing = sorted({name for names in EXTRAS.values() for name in names} - brought)
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(installed)])
+    said = run("-W", "ignore", SCRIPTS / "with_torch_alone.py", cwd=tmp_path, PYTHONPATH=path)
+    assert str(installed) in said
+    doctor = run("-W", "ignore", "-m", "powernorm", "doctor", cwd=tmp_path, PYTHONPATH=path)
+    assert "the wheel for all platforms has none" in doctor
+
+
+def test_a_users_file_is_checked_against_its_types(installed: Path, tmp_path: Path) -> None:
+    """By `mypy --strict`, which sees the installed package and not its sources."""
+    shutil.copy(SCRIPTS / "user_of_types.py", tmp_path)
+    said = run(
+        *("-m", "mypy", "--strict", "--config-file=", "user_of_types.py"),
+        cwd=tmp_path,
+        PYTHONPATH=str(installed),
+    )
+    assert "Success: no issues found in 1 source file" in said
+
+
+@pytest.mark.slow
+def test_the_wheel_with_kernels(tmp_path: Path) -> None:
+    (tmp_path / "sources").mkdir()
+    made = sources(tmp_path / "sources")
+    built = build(made, tmp_path / "dist", POWERNORM_KERNELS="require")
+    assert re.fullmatch(r"powernorm-[\d.]+-py3-none-(linux|macosx)_\w+\.whl", built.name)
+    assert built.stat().st_size < LARGEST
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(tmp_path / "site")
+    assert (tmp_path / "site" / KERNELS / LIBRARY_NAME).exists()
+    said = run(
+        *("-W", "ignore", SCRIPTS / "with_torch_alone.py", "--kernels"),
+        cwd=tmp_path,
+        PYTHONPATH=str(tmp_path / "site"),
+    )
+    assert "all is well" in said
+
+
+@pytest.mark.slow
+def test_the_source_archive_tests_itself(tmp_path: Path) -> None:
+    """Unpacked into an empty folder, it has what its own tests read."""
+    folders = ("src", "tests", "docs", "examples", "studies", "benchmarks", ".ci", ".github")
+    if not (ROOT / "MANIFEST.in").exists():
+        pytest.skip("no sources here")
+    (tmp_path / "sources").mkdir()
+    made = sources(tmp_path / "sources", folders)
+    for path in ROOT.iterdir():
+        if path.is_file() and not (made / path.name).exists():
+            shutil.copy(path, made)
+    archive = build(made, tmp_path / "dist", "build_sdist")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    assert not list(folder.rglob("*.so"))
+    assert tomllib.loads((folder / "pyproject.toml").read_text())["project"]["name"] == "powernorm"
+    files = (
+        "tests/norms/test_goldens.py",
+        "tests/test_readme.py",
+        "tests/integrations/test_extras.py",
+    )
+    said = run(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", *files),
+        cwd=folder,
+        PYTHONPATH=str(folder / "src"),
+    )
+    assert re.search(r"\d+ passed", said)
