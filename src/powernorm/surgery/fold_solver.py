@@ -525,7 +525,7 @@ def static_of(found: FoundNorm) -> Static | None:
     if found.function:
         return None
     if isinstance(norm, Norm):
-        if not norm.is_static:
+        if not (norm.is_static or norm.centers):
             return None
         scale, shift = norm.affine()
         return Static(scale.detach().cpu(), shift.detach().cpu(), norm.centers)
