@@ -42,7 +42,7 @@ def remove(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="match (the default), match-centered, freeze or freeze-in-turn; short for "
+            help="match (the default), match-centered, freeze, freeze-in-turn or taper; short for "
             "--set method.name=NAME.",
         ),
     ] = None,

@@ -628,10 +628,8 @@ def _why_not_static(found: FoundNorm) -> str:
         return (
             "it does not say that it is an affine map per feature in evaluation (is_static = True)"
         )
-    if isinstance(norm, TaperNorm) and norm.kind == "rms":
-        return f"its gate is {norm.gate:.3g}, not 0 yet: train it to its end_step"
     if isinstance(norm, TaperNorm):
-        return "it subtracts the mean of each token: taper an RMSNorm (kind='rms') to fold it"
+        return f"its gate is {norm.gate:.3g}, not 0 yet: train it to its end_step"
     return "it depends on each token in evaluation: swap it for a static norm to fold it"
 
 
