@@ -1,6 +1,7 @@
 """`powernorm remove`: LayerNorm and RMSNorm out of a trained model."""
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +42,7 @@ def remove(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="match (the default), match-centered, freeze or freeze-in-turn; short for "
+            help="match (the default), match-centered, freeze, freeze-in-turn or taper; short for "
             "--set method.name=NAME.",
         ),
     ] = None,
@@ -98,7 +99,6 @@ def remove(
         "seed": seed or None,
     }
     changes = [f"{key}={value}" for key, value in given.items() if value is not None]
-    again = shlex.join(["powernorm", "remove", model, "--out", str(out), "…", "--resume"])
     try:
         removed = remove_norms(
             model,
@@ -111,13 +111,19 @@ def remove(
             quiet=quiet,
         )
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with the same command and --resume: {again}", err=True)
+        typer.echo(f"interrupted; go on with: {_resuming_command()}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except Stopped as end:
         ignore_until_exit()
-        typer.echo(f"stopped ({end}); go on with the same command and --resume: {again}", err=True)
+        typer.echo(f"stopped ({end}); go on with: {_resuming_command()}", err=True)
         raise typer.Exit(EXIT_CODE) from None
     _print_removed(removed)
+
+
+def _resuming_command() -> str:
+    """Return the command that goes on with this one."""
+    kept = (part for part in sys.argv[1:] if part not in ("--force", "--resume"))
+    return f"{shlex.join(['powernorm', *kept])} --resume"
 
 
 def _print_removed(removed: "Removed") -> None:

@@ -177,7 +177,10 @@ class Norm(nn.Module):
 
     @property
     def centers(self) -> bool:
-        """Whether a static layer's map is of x less its mean over the features, as LayerNorm's."""
+        """Whether it is `a ⊙ (x - mean x) + c` in evaluation, the mean over the features.
+
+        Such a layer is not static, but folds into linear maps behind it.
+        """
         return False
 
     def affine(self) -> tuple[Tensor, Tensor]:

@@ -268,7 +268,7 @@ class BatchStatisticsNorm(StatefulNorm):
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """Return (a, c): a = γ/sqrt(σ² + eps), c = β - a μ, (C,) float64; uncentered without μ."""
-        if not self.is_static:
+        if not (self.is_static or self.centers):
             return super().affine()
         mean, var = self.running_stats
         scale = reciprocal_root(var.double(), self.eps, self.floor)

@@ -274,7 +274,7 @@ def _check_layers(
 ) -> None:
     for name, layer in layers.items():
         kind = type(layer).__name__
-        if not layer.is_static:
+        if not (layer.is_static or layer.centers):
             raise InputError(
                 f"{name!r} ({kind} with groups) is not static: an affine map cannot stand for it"
             )

@@ -175,7 +175,7 @@ def _affine(pair: _Pair, num_features: int) -> tuple[Tensor, Tensor]:
         ones = torch.ones(num_features, dtype=torch.float64)
         return ones, torch.zeros_like(ones)
     assert isinstance(ours, Norm)
-    if not ours.is_static or ours.centers:
+    if not ours.is_static:
         raise _misfit(pair, "which is an affine map per feature in evaluation")
     scale, shift = ours.affine()
     return scale.detach(), shift.detach()

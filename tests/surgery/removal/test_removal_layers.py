@@ -99,7 +99,10 @@ def test_it_is_static_once_it_is_frozen_for_all_positions() -> None:
     norm.freeze()
     assert not norm.is_static
     norm.merge_first_position()
-    assert norm.is_static
+    assert (norm.is_static, norm.centers) == (False, True)
+    norm.affine()
+    alone = FrozenDeviationNorm(4, center=False).freeze()
+    assert (alone.is_static, alone.centers) == (True, False)
 
 
 @pytest.mark.parametrize("to", [FROZEN, CENTERED])

@@ -132,8 +132,8 @@ class PretrainedOriginal(Original):
         )
         return loss, float((targets != IGNORED).sum())
 
-    def saved_config(self) -> None:
-        """Return nothing: a Hugging Face model has its own configuration."""
+    def saved_config(self) -> Mapping[str, Any] | None:
+        """Return None: a Hugging Face model has its own configuration."""
         return self._own_config
 
     def _cut(self, documents: Sequence[str], length: int) -> list[list[int]]:

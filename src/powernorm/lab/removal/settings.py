@@ -35,11 +35,12 @@ class MethodSettings:
     name: MethodName = "match"
     """`match`: an affine map per feature, fitted to the norm by least squares; `match-centered`:
     the same behind LayerNorm's centering; `freeze`: the norm with a constant deviation, all at
-    once; `freeze-in-turn`: the same, one norm after the other."""
+    once; `freeze-in-turn`: the same, one norm after the other; `taper`: the norm, whose gate closes
+    in favor of a constant scale."""
     batches: Positive = 24
     """Training batches that the layers are fitted to."""
     momentum: Fraction = 0.1
-    """Of the average deviation of `freeze-in-turn`, the weight of the new batch."""
+    """Of the averages of `freeze-in-turn` and `taper`, the weight of the new batch."""
 
 
 @section("distillation")

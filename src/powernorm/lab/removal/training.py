@@ -71,7 +71,11 @@ class RemovalTraining:
         student.requires_grad_(True)
         method = self._settings.method
         self.removal: Removal = build_removal(
-            method.name, student, self._num_steps, momentum=method.momentum
+            method.name,
+            student,
+            self._num_steps,
+            momentum=method.momentum,
+            accumulation=self._optimizer.accumulation,
         )
         first = self._batch(0)
         order = call_order(student, [site.name for site in self.removal.sites], first, original.run)
@@ -171,7 +175,8 @@ class RemovalTraining:
             loss = self._loss(batch)
             (loss / config.accumulation).backward()
             losses.add(loss.detach())
-        rate = config.learning_rate * rate_factor(self._settings.schedule, done, self._num_steps)
+        factor = rate_factor(self._settings.schedule, done, self._num_steps)
+        rate: float = config.learning_rate * factor
         for group in optimizer.param_groups:
             group["lr"] = rate
         if config.clip_norm is not None:

@@ -93,13 +93,17 @@ class FrozenDeviationNorm(AffineNorm):
 
     @property
     def is_static(self) -> bool:
-        """Whether the layer is static: frozen, with one D for all positions."""
-        return self.is_frozen and not self.first_position
+        """Whether the layer is static: RMSNorm, frozen, with one D for all positions."""
+        return self._is_affine and not self.center
 
     @property
     def centers(self) -> bool:
-        """Whether the map is of x less its mean."""
-        return self.center
+        """Whether it is an affine map of x less its mean: LayerNorm, frozen, with one D."""
+        return self._is_affine and self.center
+
+    @property
+    def _is_affine(self) -> bool:
+        return self.is_frozen and not self.first_position
 
     @property
     def wants_mask(self) -> bool:
@@ -107,8 +111,8 @@ class FrozenDeviationNorm(AffineNorm):
         return self.training and not self.is_frozen
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Return (γ/D, β), (C,) float64."""
-        if not self.is_static:
+        """Return (γ/D, β), (C,) float64, of x or of x less its mean."""
+        if not self._is_affine:
             return super().affine()
         ones = torch.ones(self.num_features, dtype=torch.float64, device=self.deviation.device)
         scale = (ones if self.weight is None else self.weight.double()) / self.deviation.double()
@@ -215,9 +219,14 @@ class CenteredBatchNorm(BatchNorm):
     """
 
     @property
+    def is_static(self) -> bool:
+        """Whether it is an affine map per feature: it is one behind the centering."""
+        return False
+
+    @property
     def centers(self) -> bool:
-        """Whether the map is of x less its mean: always."""
-        return True
+        """Whether it is an affine map of x less its mean in evaluation: without GroupScaling."""
+        return self.groups is None
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return x less its mean over the features, (..., C), in the accumulation type."""

@@ -6,6 +6,7 @@
 | `match-centered` | the same behind LayerNorm's centering of each token |
 | `freeze` | the norm with a constant in place of its deviation, all of them at once |
 | `freeze-in-turn` | the same, one norm after the other |
+| `taper` | the norm, whose gate closes in favor of a constant scale (TaperNorm) |
 
 Each ends in static norms, which `powernorm.fold` takes into the weights.
 """
@@ -27,6 +28,7 @@ from powernorm.inspection.modules import listed
 from powernorm.inspection.observer import NormCall, observe
 from powernorm.inspection.rows import NormRow
 from powernorm.inspection.selection import Site, place
+from powernorm.norms import TaperNorm
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.surgery.freezing import freeze_statistics
 from powernorm.surgery.matching import match_teacher
@@ -34,7 +36,7 @@ from powernorm.surgery.removal.layers import CenteredBatchNorm, FrozenDeviationN
 from powernorm.surgery.removal.schedules import removal_steps
 from powernorm.surgery.swapping import swap
 
-MethodName = Literal["match", "match-centered", "freeze", "freeze-in-turn"]
+MethodName = Literal["match", "match-centered", "freeze", "freeze-in-turn", "taper"]
 """Names of the methods."""
 
 _CENTERS: Final = {"layer": True, "ln": True, "ln-simple": True, "detach": True, "rms": False}
@@ -301,8 +303,85 @@ class DeviationFreezing(Removal):
         return cast(dict[str, FrozenDeviationNorm], self.layers)
 
 
+class Tapering(Removal):
+    """Norms that taper off to a constant scale together, the final norm among them (TaperNorm).
+
+    The published schedule for GPT-2 small, from step 25 to 100 of 300, scaled to the training. The
+    paper keeps the final norm, or anchors its scale; here it goes as well, so that no norm is left.
+
+    Args:
+        model: as of `Removal`.
+        num_steps: as of `Removal`.
+        momentum: of the averages that the constant scales are taken from.
+        accumulation: batches in an update.
+
+    Raises:
+        InputError: as `Removal`, or the training is too short.
+    """
+
+    def __init__(
+        self, model: nn.Module, num_steps: int, *, momentum: float = 0.1, accumulation: int = 1
+    ) -> None:
+        super().__init__(model, num_steps)
+        self.name = "taper"
+        self._start = max(1, round(_TAPER_START * num_steps))
+        self._end = max(self._start + 1, round(_TAPER_END * num_steps))
+        if self._end >= num_steps:
+            raise InputError(
+                f"{num_steps} updates are too few to taper in: give 4 or more, best hundreds"
+            )
+        self._momentum = momentum
+        self._accumulation = accumulation
+
+    def install(self) -> None:
+        """Put layers with the norms' weights in their places, which still normalize."""
+        swap(
+            self.model,
+            "taper",
+            where=lambda name, _: any(name == site.name for site in self.sites),
+            start_step=self._start,
+            end_step=self._end,
+            momentum=self._momentum,
+            accumulation=self._accumulation,
+        )
+
+    def fit(
+        self,
+        teacher: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward,
+        on_progress: Progress | None = None,
+    ) -> None:
+        """Fit nothing: the constant scales are taken from the training until the tapering."""
+        del teacher
+        by_name = {site.name: site for site in self.sites}
+        order = call_order(self.model, by_name, batches[0], forward)
+        self.rows = tuple(self._row(by_name[name], step=self._start) for name in order)
+        if on_progress is not None:
+            on_progress(1, 1)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Close the gates, where they are still open."""
+        for layer in cast(dict[str, TaperNorm], self.layers).values():
+            layer.num_batches_tracked.clamp_(min=self._end * self._accumulation)
+            if not float(layer.branch_scale):
+                layer.branch_scale.fill_(1.0)
+                layer.start_weight.copy_(layer.weight)
+            layer.follow_counter()
+
+
+_TAPER_START: Final = 25 / 300
+_TAPER_END: Final = 100 / 300
+
+
 def build_removal(
-    name: MethodName, model: nn.Module, num_steps: int, *, momentum: float = 0.1
+    name: MethodName,
+    model: nn.Module,
+    num_steps: int,
+    *,
+    momentum: float = 0.1,
+    accumulation: int = 1,
 ) -> Removal:
     """Return the removal of a method's name.
 
@@ -310,7 +389,8 @@ def build_removal(
         name: of the method.
         model: a copy of the original.
         num_steps: of the training.
-        momentum: of `freeze-in-turn`.
+        momentum: of `freeze-in-turn` and `taper`.
+        accumulation: batches in an update.
 
     Raises:
         InputError: the model has no norms, others than LayerNorm and RMSNorm, or ones that do not
@@ -318,6 +398,8 @@ def build_removal(
     """
     if name in ("match", "match-centered"):
         return Matching(model, num_steps, center=name == "match-centered")
+    if name == "taper":
+        return Tapering(model, num_steps, momentum=momentum, accumulation=accumulation)
     return DeviationFreezing(model, num_steps, in_turn=name == "freeze-in-turn", momentum=momentum)
 
 
