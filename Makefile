@@ -36,8 +36,11 @@ endif
 	$(PIP) --constraint constraints.txt --no-deps --upgrade --target $(VENV)/files torchaudio
 	@touch $@
 
-demo: $(INSTALLED)  ## train a small language model with five norms, print the table, write runs/demo/report.html
-	$(BIN)/powernorm compare lm --preset demo --out runs/demo --resume
+# Two runs at a time, where there are two cores.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
+
+demo: $(INSTALLED)  ## train a small language model with five norms and two seeds, print the table, write runs/demo/report.html
+	$(BIN)/powernorm compare lm --preset demo --seeds 2 --jobs $(JOBS) --threads 1 --out runs/demo --resume
 
 test: $(INSTALLED)  ## run the default suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
