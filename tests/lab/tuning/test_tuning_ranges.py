@@ -1,6 +1,8 @@
 """Ranges as users write them, and those that norms declare."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -67,6 +69,17 @@ def test_every_norm_declares_ranges_of_options_that_it_takes() -> None:
         for option, text in ranges.items():
             for value in parse_range(option, text).values:
                 build_norm(name, 8, **{option: value})
+
+
+def test_the_page_names_what_each_norm_declares() -> None:
+    page = Path(__file__).parents[3] / "docs" / "tuning.md"
+    rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \| (.*) \|$", page.read_text(), re.M)
+    told = {name: text for names, text in rows for name in re.findall(r"`([a-z-]+)`", names)}
+    assert SEARCH_SPACES.keys() <= told.keys()
+    for name, ranges in SEARCH_SPACES.items():
+        assert ("nothing" in told[name]) == (not ranges), name
+        if "the same" not in told[name]:
+            assert all(f"`{option}`" in told[name] for option in ranges), name
 
 
 class Scaled(nn.LayerNorm):
