@@ -67,7 +67,7 @@ def race_contents(comparison: Comparison) -> list[Markup]:
     race, standing = comparison.race, comparison.standing
     if race is None or standing is None:
         return []
-    confidence = f"{100 * race['confidence']:g} %"
+    error = f"{100 * (1 - race['confidence']):.3g} %"
     margin = (
         ""
         if race["margin"] is None
@@ -85,10 +85,10 @@ def race_contents(comparison: Comparison) -> list[Markup]:
             "paragraph",
             "After every seed from the third on, a norm is dropped whose differences to the "
             "leader, seed by seed, have a lower confidence bound above 0. The levels of all these "
-            f"tests are chosen such that the best norm is dropped with a chance of at most 1 - "
-            f"{confidence}, whenever one stops; it is assumed that differences are independent "
-            f"over the seeds and normal.{margin} Tests and intervals for a number of seeds that is "
-            "fixed beforehand would be wrong here, and are left out.",
+            "tests are chosen such that the best norm is dropped with a chance of at most "
+            f"{error}, whenever one stops; it is assumed that what varies over the seeds is "
+            f"independent, normal and about as large for all norms.{margin} Tests and intervals "
+            "for a number of seeds that is fixed beforehand would be wrong here, and are left out.",
             kind="soft",
         ),
     ]
@@ -98,7 +98,11 @@ def _table(comparison: Comparison, standing: RaceRecord) -> Table:
     dropped = {drop["label"]: drop for drop in standing["dropped"]}
     last = {name: drop["after"] for name, drop in dropped.items()}
     lines = []
-    for name in sorted([*standing["left"], *dropped], key=lambda one: -last.get(one, inf)):
+    places = sorted(
+        [*standing["left"], *dropped],
+        key=lambda one: (-last.get(one, inf), one != standing["leader"]),
+    )
+    for name in places:
         drop = dropped.get(name)
         finished = sum(run.name == name and run.finished for run in comparison.runs)
         if drop is None:
