@@ -442,6 +442,12 @@ def test_bad_input_names_value_and_mend(case: Case) -> None:
 
 
 @every_case
+def test_every_parameter_has_a_dimension(case: Case) -> None:
+    """FSDP2 refuses to divide numbers without one."""
+    assert all(parameter.ndim for parameter in case.build().parameters())
+
+
+@every_case
 def test_repr_says_its_settings(case: Case) -> None:
     assert "8" in case.build().extra_repr()
 

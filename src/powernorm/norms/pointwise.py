@@ -44,7 +44,7 @@ class DynamicTanh(AffineNorm):
         # No root here, hence no eps of its own; the contract's is not used.
         super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
         self.initial_alpha = check_number("alpha", alpha)
-        self.alpha = nn.Parameter(torch.full((), alpha, device=device, dtype=dtype))
+        self.alpha = nn.Parameter(torch.full((1,), alpha, device=device, dtype=dtype))
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Apply the scaled tanh to (..., C)."""
@@ -102,8 +102,8 @@ class Derf(AffineNorm):
         super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
         self.initial_alpha = check_number("alpha", alpha)
         self.initial_shift = check_number("shift", shift)
-        self.alpha = nn.Parameter(torch.full((), alpha, device=device, dtype=dtype))
-        self.shift = nn.Parameter(torch.full((), shift, device=device, dtype=dtype))
+        self.alpha = nn.Parameter(torch.full((1,), alpha, device=device, dtype=dtype))
+        self.shift = nn.Parameter(torch.full((1,), shift, device=device, dtype=dtype))
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Apply the scaled erf to (..., C)."""
@@ -162,11 +162,11 @@ class DyISRU(AffineNorm):
         start = max(self.num_features - 1, 1) if spread is None else spread
         self.initial_spread = check_number("spread", start, above=0)
         start = math.log(start)
-        self.log_spread = nn.Parameter(torch.full((), start, device=device, dtype=dtype))
+        self.log_spread = nn.Parameter(torch.full((1,), start, device=device, dtype=dtype))
 
     @property
     def spread(self) -> Tensor:
-        """B, 0-d."""
+        """B, (1,)."""
         return self.log_spread.exp()
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:

@@ -44,7 +44,7 @@ class _RepNorm(BatchStatisticsNorm):
     ) -> None:
         """Register η; called in a subclass's constructor."""
         self.initial_eta = check_number("eta", eta)
-        self.eta = nn.Parameter(torch.full((), eta, device=device, dtype=dtype))
+        self.eta = nn.Parameter(torch.full((1,), eta, device=device, dtype=dtype))
 
     @property
     def floor(self) -> bool:

@@ -98,7 +98,7 @@ class ScaleNorm(AffineNorm):
         dtype: type of the parameter.
 
     Attributes:
-        scale: g, 0-d, √C at the start.
+        scale: g, (1,), √C at the start.
 
     Shape:
         x (..., C), output as x.
@@ -118,7 +118,7 @@ class ScaleNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, False, False, device, dtype, feature_dim)
         start = math.sqrt(self.num_features)
-        self.scale = nn.Parameter(torch.full((), start, device=device, dtype=dtype))
+        self.scale = nn.Parameter(torch.full((1,), start, device=device, dtype=dtype))
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""

@@ -59,7 +59,7 @@ class _ScaledTanh(PlainFunction):
         if not _is_known_finite(grad_alpha):
             inner = where_arriving(grad, inner)
             grad_alpha = where_arriving(inner, products).sum()
-        return inner * alpha, grad_alpha
+        return inner * alpha, grad_alpha.reshape(alpha.shape)
 
 
 class _ScaledErf(PlainFunction):
@@ -74,7 +74,8 @@ class _ScaledErf(PlainFunction):
         x = _heard(x, grad)
         slope = (2 / math.sqrt(math.pi)) * torch.exp(-(alpha * x + shift).square())
         inner = where_arriving(grad, grad * slope)
-        return inner * alpha, where_arriving(inner, inner * x).sum(), inner.sum()
+        grad_alpha = where_arriving(inner, inner * x).sum().reshape(alpha.shape)
+        return inner * alpha, grad_alpha, inner.sum().reshape(shift.shape)
 
 
 class _InverseRoot(PlainFunction):
@@ -93,7 +94,8 @@ class _InverseRoot(PlainFunction):
         inner = where_arriving(grad, grad / root)
         # In this order: the cube of the root overflows long before the root does.
         inner = where_arriving(inner, inner / root / root)
-        return inner * spread, -0.5 * where_arriving(inner, inner * x).sum()
+        grad_spread = -0.5 * where_arriving(inner, inner * x).sum()
+        return inner * spread, grad_spread.reshape(spread.shape)
 
 
 class _DynamicScale(PlainFunction):
@@ -144,7 +146,8 @@ class _UnitLength(PlainFunction):
         # A token below the floor is divided by a constant.
         along = torch.where(length >= ctx.eps, products.sum(-1, keepdim=True), 0.0)
         through = scale * (grad - where_arriving(along, unit * along)) / root
-        return torch.where(_is_arriving(grad), through, 0.0), products.sum(), None
+        grad_x = torch.where(_is_arriving(grad), through, 0.0)
+        return grad_x, products.sum().reshape(scale.shape), None
 
 
 def _length(x: Tensor) -> Tensor:

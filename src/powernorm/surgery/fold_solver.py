@@ -426,7 +426,7 @@ class _Summary:
         for found in self.found:
             name, _ = found.inner
             if name not in self.names:
-                folding.reasons[name] = _why_not_static(found)
+                folding.reasons[name] = why_not_static(found)
         changed = {name for replacement in solver.replacements for name in replacement.names}
         for index, uses in solver.uses.items():
             if index not in solver.pinned:
@@ -609,7 +609,7 @@ def _in_float64(norm: nn.Module) -> nn.Module:
     return shadow
 
 
-def _why_not_static(found: FoundNorm) -> str:
+def why_not_static(found: FoundNorm) -> str:
     """Return why a norm is not an affine map per feature."""
     if found.function:
         return (

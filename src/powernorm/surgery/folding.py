@@ -464,7 +464,10 @@ def _checked_statics(
     statics = statics_of(found)
     if not statics and not tokens:
         present = sorted({norm.type_name for norm in found})
-        why = next((f"{name}: {reason}" for name, reason in reasons.items()), _OTHER_WAYS)
+        scheduled = ProgressiveRepBatchNorm | TaperNorm
+        later = [why_not_static(one) for one in found if isinstance(one.inner[1], scheduled)]
+        others = (f"{name}: {reason}" for name, reason in reasons.items())
+        why = next(iter(later), next(others, _OTHER_WAYS))
         raise InputError(
             f"the model holds no static norm to fold (it holds {', '.join(present) or 'none'}): "
             f"{why}"
