@@ -36,7 +36,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
 from powernorm.inspection.observer import NormObserver
 from powernorm.inspection.reading import CHANNEL_NORMS, does_more_than_torch
-from powernorm.norms import BatchStatisticsNorm, Norm, TaperNorm
+from powernorm.norms import BatchStatisticsNorm, Norm, ProgressiveRepBatchNorm, TaperNorm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.axes import only_checks
@@ -628,6 +628,8 @@ def why_not_static(found: FoundNorm) -> str:
         return (
             "it does not say that it is an affine map per feature in evaluation (is_static = True)"
         )
+    if isinstance(norm, ProgressiveRepBatchNorm):
+        return f"its share of LayerNorm is {norm.share:.3g}, not 0 yet: train it to the end of that"
     if isinstance(norm, TaperNorm) and norm.kind == "rms":
         return f"its gate is {norm.gate:.3g}, not 0 yet: train it to its end_step"
     if isinstance(norm, TaperNorm):
