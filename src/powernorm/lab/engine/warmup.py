@@ -10,7 +10,7 @@ _FADING: Final = 0.8
 """Share of a run in which PRepBN's LayerNorm fades out."""
 
 
-def warmup_options(norm: str, num_forwards: int, fraction: float) -> dict[str, int]:
+def warmup_options(norm: str, num_forwards: int, fraction: float) -> dict[str, int | str]:
     """Return the options that end the warm-up of a norm after a fraction of a run.
 
     Args:
@@ -21,13 +21,14 @@ def warmup_options(norm: str, num_forwards: int, fraction: float) -> dict[str, i
     if norm not in WARMED_UP_NORMS:
         return {}
     if norm == "prepbn":
-        # A schedule that outlasts the run would leave a mixture that evaluation does not compute.
-        return {"decay_steps": max(1, round(num_forwards * _FADING))}
+        # By the mixture that is trained: RepBN alone is another model until the schedule ends.
+        steps = max(1, round(num_forwards * _FADING))
+        return {"decay_steps": steps, "evaluation": "blend"}
     if norm == "taper":
         start = max(1, round(num_forwards * _TAPERING))
         return {"start_step": start, "end_step": max(start + 1, num_forwards)}
     steps = round(num_forwards * fraction)
-    options = {"warmup_steps": steps}
+    options: dict[str, int | str] = {"warmup_steps": steps}
     if norm == "brn":
         options["ramp_steps"] = steps
     if norm in ("mabn", "un"):
