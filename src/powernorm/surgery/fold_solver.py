@@ -630,10 +630,8 @@ def why_not_static(found: FoundNorm) -> str:
         )
     if isinstance(norm, ProgressiveRepBatchNorm):
         return f"its share of LayerNorm is {norm.share:.3g}, not 0 yet: train it to the end of that"
-    if isinstance(norm, TaperNorm) and norm.kind == "rms":
-        return f"its gate is {norm.gate:.3g}, not 0 yet: train it to its end_step"
     if isinstance(norm, TaperNorm):
-        return "it subtracts the mean of each token: taper an RMSNorm (kind='rms') to fold it"
+        return f"its gate is {norm.gate:.3g}, not 0 yet: train it to its end_step"
     return "it depends on each token in evaluation: swap it for a static norm to fold it"
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
+from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
 from powernorm.surgery.changes import Changes, parameter_like, slot_of
 from powernorm.surgery.fold_solver import (
     Centering,
@@ -24,6 +25,7 @@ from powernorm.surgery.fold_solver import (
     solve_fold,
     static_of,
     statics_of,
+    why_not_static,
 )
 from powernorm.surgery.marking import mark
 from powernorm.surgery.solution import Static
