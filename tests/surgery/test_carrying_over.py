@@ -96,20 +96,14 @@ def test_the_old_norm_tapers_off(kind: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(3):
         if step == 2:
-            reason = "its gate is 0.5" if kind == "rms" else "subtracts the mean of each token"
-            with pytest.raises(InputError, match=reason):
+            with pytest.raises(InputError, match=r"its gate is 0\.5"):
                 powernorm.fold(model.eval(), x)
             model.train()
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
     trained = model.eval()(x)
-    if kind == "ln":
-        assert norm.centers
-        a, c = norm.affine()
-        h = model[0](x)
-        torch.testing.assert_close(norm(h), a * (h - h.mean(-1, keepdim=True)) + c)
-        return
+    assert norm.centers == (kind == "ln")
     report = powernorm.fold(model, x)
     assert report.errors[0].relative <= 1e-12
     assert not any(isinstance(module, powernorm.Norm) for module in model.modules())

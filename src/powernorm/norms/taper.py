@@ -140,18 +140,13 @@ class TaperNorm(CarrierNorm):
 
     @property
     def is_static(self) -> bool:
-        """Whether the layer is static: the RMS form, once the gate is 0."""
-        return self.kind == "rms" and self.is_tapered
+        """Whether the layer is static: once the gate is 0."""
+        return int(self.num_batches_tracked) >= self.thresholds[-1]
 
     @property
     def centers(self) -> bool:
-        """Whether it is `a ⊙ (x - mean x) + c` in evaluation: the LN form, once the gate is 0."""
-        return self.kind == "ln" and self.is_tapered
-
-    @property
-    def is_tapered(self) -> bool:
-        """Whether the gate is 0."""
-        return int(self.num_batches_tracked) >= self.thresholds[-1]
+        """Whether its map is of x less its mean over the features: in the LN form."""
+        return self.kind == "ln"
 
     @property
     def tapered_weight(self) -> Tensor:
@@ -164,7 +159,7 @@ class TaperNorm(CarrierNorm):
         Raises:
             InputError: the gate is not 0 yet.
         """
-        if not self.is_tapered:
+        if not self.is_static:
             return super().affine()
         weight = self.start_weight.double() + self.tapered_offset.double()
         scale = self.branch_scale.double() * weight

@@ -17,8 +17,7 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
-from powernorm.norms import Norm
-from powernorm.norms.registry import NORMS, short_name
+from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
 from powernorm.surgery.changes import Changes, parameter_like, slot_of
 from powernorm.surgery.fold_solver import (
     Centering,
@@ -492,7 +491,8 @@ def _checked_statics(
     statics = statics_of(found)
     if not statics and not tokens:
         present = sorted({norm.type_name for norm in found})
-        later = [why_not_static(one) for one in found if _becomes_static(one)]
+        scheduled = ProgressiveRepBatchNorm | TaperNorm
+        later = [why_not_static(one) for one in found if isinstance(one.inner[1], scheduled)]
         others = (f"{name}: {reason}" for name, reason in reasons.items())
         why = next(iter(later), next(others, _OTHER_WAYS))
         raise InputError(
@@ -515,12 +515,6 @@ _OTHER_WAYS: Final = (
     "see powernorm.swap, and `static` in powernorm.NORMS; keep='statistics' folds the weights of "
     "LayerNorm and RMSNorm"
 )
-
-
-def _becomes_static(found: FoundNorm) -> bool:
-    """Return whether a norm is of a kind that is static, if not as it is now."""
-    norm = found.inner[1]
-    return isinstance(norm, Norm) and short_name(norm) in NORMS and NORMS[short_name(norm)].static
 
 
 def _row(found: FoundNorm, folding: Folding) -> NormRow:
