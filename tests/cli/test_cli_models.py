@@ -128,7 +128,7 @@ def test_bad_input_of_fold(runs: Path, tmp_path: Path) -> None:
     finally:
         broken.write_bytes(kept)
     refused = powernorm(tmp_path, "fold", runs / "bn-pre-seed0", "--tied", "both").refused()
-    assert "expected untie or keep" in refused
+    assert "expected 'untie' or 'keep'" in refused
 
 
 def test_a_place_for_a_folded_model_is_checked_before_any_work(tmp_path: Path) -> None:
@@ -280,3 +280,58 @@ def test_several_runs_in_one_picture(runs: Path, tmp_path: Path) -> None:
     page = (runs / "overlay.html").read_text(encoding="utf-8")
     assert "λ₁ by layer" in page
     assert 'data-name="pn-static"' in page
+
+
+# Folding what stays dynamic
+
+
+def test_fold_of_a_hugging_face_folder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, intermediate_size=16, max_position_embeddings=32,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    torch.nn.init.uniform_(model.model.norm.weight, 0.5, 1.5)
+    model.save_pretrained(tmp_path / "llama")
+    (tmp_path / "llama" / "tokenizer.json").write_text("{}")
+
+    outcome = powernorm(tmp_path, "fold", "llama", "--keep", "statistics", "--out", "folded")
+    rows = table(outcome)
+    assert " fold " in rows["model.norm"]
+    assert "24 weights and biases of norms compute nothing any more" in outcome.out
+    assert "for LlamaForCausalLM.from_pretrained" in outcome.out
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "folded")
+    ids = torch.arange(5, 11)[None]
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-6)
+    assert bool((loaded.model.norm.weight == 1).all())
+    assert (tmp_path / "folded" / "tokenizer.json").exists()
+
+    again = powernorm(tmp_path, "fold", "llama", "--keep", "statistics", "--out", "llama")
+    assert "holds model.safetensors" in again.refused()
+    (tmp_path / "llama" / "model.safetensors").write_bytes(b"no weights")
+    assert "holds no model that can be loaded" in powernorm(tmp_path, "fold", "llama").refused()
+
+
+def test_fold_keeps_the_statistics_of_a_run(runs: Path, tmp_path: Path) -> None:
+    run, out = runs / "ln-pre-seed0", tmp_path / "folded"
+    arguments = ("--keep", "statistics", "--centering", "weights", "--tied", "untie")
+    outcome = powernorm(tmp_path, "fold", run, *arguments, "--out", out)
+    assert outcome.code == 0, outcome.err
+    trained, folded = load_trained(run), load_folded_run(out)
+    inputs = trained.example_inputs()
+    with torch.no_grad():
+        expected, found = trained.model(*inputs), folded.model(*inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("--keep", "all"), "keep is 'all', expected 'nothing' or 'statistics'"),
+        (("--centering", "weights"), "give keep='statistics', too"),
+        (("--approximate",), "give keep='statistics', too"),
+    ],
+)
+def test_bad_options_of_fold(tmp_path: Path, arguments: tuple[str, ...], match: str) -> None:
+    assert match in powernorm(tmp_path, "fold", "no-run", *arguments).refused()

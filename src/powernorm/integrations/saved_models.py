@@ -70,7 +70,8 @@ def save(
         stock: write a checkpoint of the original architecture instead, `model.safetensors`, for a
             model of Hugging Face whose norms are such as its own classes can hold: this library's
             `ln` and `rms` in place of LayerNorm and RMSNorm, or static norms, folded or not, in
-            place of a BatchNorm of torch. It is loaded and compared.
+            place of a BatchNorm of torch; or LayerNorms and RMSNorms of its own whose weights were
+            folded (`keep="statistics"`). It is loaded and compared.
 
     Raises:
         InputError: the folder cannot be written or holds other weights, the model holds no norm of
