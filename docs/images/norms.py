@@ -16,13 +16,12 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from powernorm.lab.report.style import SERIES
 from powernorm.norms import NORMS, NormInfo
 
 OUT: Final = Path(__file__).with_suffix(".svg")
 
 Kind = Literal["token", "groups", "batch", "last", "all"]
-_BLUE, _ORANGE, _INK, _PALE = SERIES[0], SERIES[1], "#333333", "#e8e8ec"
+_BLUE, _ORANGE, _INK, _PALE = "#0072b2", "#c44e00", "#333333", "#e8e8ec"
 _BATCHES, _TOKENS, _FEATURES = 4, 4, 6
 
 PATTERNS: Final[Mapping[str, Sequence[Kind]]] = {
