@@ -150,8 +150,9 @@ def _class_with_head(path: Path) -> Any:
     if not isinstance(described, dict):
         return None
     names = described.get("architectures")
-    is_one = isinstance(names, list) and len(names) == 1
-    return model_class(names[0], described.get("model_type")) if is_one else None
+    if not isinstance(names, list) or len(names) != 1:
+        return None
+    return model_class(names[0], described.get(_TYPE))
 
 
 def diagnose_pretrained(

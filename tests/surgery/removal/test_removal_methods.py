@@ -92,6 +92,18 @@ def test_goes_on_from_its_state(name: MethodName) -> None:
     assert second.rows == first.rows
 
 
+@pytest.mark.parametrize("name", ["freeze-in-turn", "taper"])
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, powernorm.LayerNorm, powernorm.RMSNorm])
+def test_what_goes_later_is_at_first_the_norm_itself(
+    name: MethodName, norm: type[nn.Module]
+) -> None:
+    original = stack(norm)
+    removal = build_removal(name, copy.deepcopy(original), 30)
+    removal.install()
+    x = data(1)[0]
+    torch.testing.assert_close(removal.model.eval()(x), original(x), rtol=1e-12, atol=1e-12)
+
+
 def test_one_after_the_other_goes_feed_forward_attention_final() -> None:
     removal = build_removal("freeze-in-turn", stack(), 300)
     removal.install()

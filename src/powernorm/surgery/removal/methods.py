@@ -335,15 +335,20 @@ class Tapering(Removal):
 
     def install(self) -> None:
         """Put layers with the norms' weights in their places, which still normalize."""
-        swap(
-            self.model,
-            "taper",
-            where=lambda name, _: any(name == site.name for site in self.sites),
-            start_step=self._start,
-            end_step=self._end,
-            momentum=self._momentum,
-            accumulation=self._accumulation,
-        )
+        for site in self.sites:
+            reading = site.norm.reading
+            assert reading is not None
+            swap(
+                self.model,
+                "taper",
+                where=lambda name, _, own=site.name: name == own,  # type: ignore[misc]
+                kind="ln" if _CENTERS[site.norm.kind] else "rms",
+                eps=reading.eps or 1e-5,
+                start_step=self._start,
+                end_step=self._end,
+                momentum=self._momentum,
+                accumulation=self._accumulation,
+            )
 
     def fit(
         self,
