@@ -13,6 +13,8 @@ import pytest
 
 from commands import SECONDS, powernorm, start
 
+from powernorm.integrations.extras import install_extra
+
 MODULE = """
 import math
 import time
@@ -111,4 +113,4 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path) -> None:
     missing = "raise ModuleNotFoundError(\"No module named 'optuna'\", name='optuna')"
     (tmp_path / "optuna.py").write_text(missing)
     message = powernorm(tmp_path, "tune", "lm", "--preset", "smoke").refused()
-    assert "needs the package optuna; install it with: pip install 'powernorm[tune]'" in message
+    assert f"needs the package optuna: {install_extra('tune')}" in message

@@ -498,5 +498,6 @@ def test_every_file_is_replayed() -> None:
         "seednorm_paper",
         "seednorm_paper_heads4",
         "scalenorm_released",
+        *names("fakeln_*.npz"),  # tests/surgery/removal
     }
     assert replayed == set(names("*.npz"))

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from powernorm.errors import InputError
+from powernorm.integrations.extras import install_extra
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.tasks.translation.sentence_pairs import load_pairs
 
@@ -127,5 +129,5 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
 
 def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=r"package datasets: pip install 'powernorm\[hf\]'"):
+    with pytest.raises(InputError, match=re.escape(f"package datasets: {install_extra('hf')}")):
         load_pairs("hf:wmt14:de-en", "de-en", False)

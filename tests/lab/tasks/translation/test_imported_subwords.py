@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from functools import cache
 from itertools import chain
@@ -12,6 +13,7 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from powernorm.errors import InputError
+from powernorm.integrations.extras import install_extra
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.recipes import recipe
 from powernorm.lab.settings.overrides import override
@@ -273,7 +275,7 @@ def test_a_model_of_sentencepiece_cuts_words_and_joins_them(tmp_path: Path) -> N
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(InputError, match=r"pip install 'powernorm\[sentencepiece\]'"):
+    with pytest.raises(InputError, match=re.escape(install_extra("sentencepiece"))):
         SentencePieces(b"", "joint.model")
 
 
