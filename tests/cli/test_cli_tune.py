@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from commands import SECONDS, powernorm, start
-
 from powernorm.integrations.extras import install_extra
 
 MODULE = """

@@ -140,13 +140,17 @@ class TaperNorm(CarrierNorm):
 
     @property
     def is_static(self) -> bool:
-        """Whether the layer is static: once the gate is 0."""
-        return int(self.num_batches_tracked) >= self.thresholds[-1]
+        """Whether the layer is an affine map per feature: the RMS form, once the gate is 0."""
+        return self.kind == "rms" and self._is_over
 
     @property
     def centers(self) -> bool:
-        """Whether its map is of x less its mean over the features: in the LN form."""
-        return self.kind == "ln"
+        """Whether it is an affine map of x less its mean: the LN form, once the gate is 0."""
+        return self.kind == "ln" and self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return int(self.num_batches_tracked) >= self.thresholds[-1]
 
     @property
     def tapered_weight(self) -> Tensor:
@@ -159,7 +163,7 @@ class TaperNorm(CarrierNorm):
         Raises:
             InputError: the gate is not 0 yet.
         """
-        if not self.is_static:
+        if not self._is_over:
             return super().affine()
         weight = self.start_weight.double() + self.tapered_offset.double()
         scale = self.branch_scale.double() * weight

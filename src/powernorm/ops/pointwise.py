@@ -173,7 +173,11 @@ def _attention(x: Tensor, beta: Tensor, heads: int) -> Tensor:
 
 def _spread_out(of_heads: Tensor, x: Tensor) -> Tensor:
     """A value of each head at each of its features, (…, C)."""
-    return of_heads.repeat_interleave(x.shape[-1] // of_heads.shape[-1], dim=-1)
+    if of_heads.shape[-1] == 1:
+        return of_heads.expand_as(x)
+    # Not repeat_interleave, of which the exporter that traces makes a graph that fails.
+    wide = of_heads.unsqueeze(-1).expand(*of_heads.shape, x.shape[-1] // of_heads.shape[-1])
+    return wide.flatten(-2)
 
 
 def _is_known_finite(sums: Tensor) -> bool:
