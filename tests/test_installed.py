@@ -136,14 +136,18 @@ def test_kernels_that_are_required_and_cannot_be_built_stop_the_build(tmp_path: 
     assert built.name.endswith("-py3-none-any.whl")
 
 
-def test_it_works_with_torch_alone(installed: Path, tmp_path: Path) -> None:
-    """The packages of all extras are out of reach, but for those that torch itself brings."""
+def with_torch_alone(installed: Path, folder: Path) -> str:
+    """A PYTHONPATH where the packages of all extras are out of reach, but for torch's own."""
     brought = {"filelock", "jinja2", "markupsafe"}
     missing = sorted({name for names in EXTRAS.values() for name in names} - brought)
-    (tmp_path / "sitecustomize.py").write_text(
+    (folder / "sitecustomize.py").write_text(
         f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n"
     )
-    path = os.pathsep.join([str(tmp_path), str(installed)])
+    return os.pathsep.join([str(folder), str(installed)])
+
+
+def test_it_works_with_torch_alone(installed: Path, tmp_path: Path) -> None:
+    path = with_torch_alone(installed, tmp_path)
     said = run("-W", "ignore", SCRIPTS / "with_torch_alone.py", cwd=tmp_path, PYTHONPATH=path)
     assert str(installed) in said
     doctor = run("-W", "ignore", "-m", "powernorm", "doctor", cwd=tmp_path, PYTHONPATH=path)
@@ -174,7 +178,7 @@ def test_the_wheel_with_kernels(tmp_path: Path) -> None:
     said = run(
         *("-W", "ignore", SCRIPTS / "with_torch_alone.py", "--kernels"),
         cwd=tmp_path,
-        PYTHONPATH=str(tmp_path / "site"),
+        PYTHONPATH=with_torch_alone(tmp_path / "site", tmp_path),
     )
     assert "all is well" in said
 

@@ -8,8 +8,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -367,34 +369,35 @@ def assert_that_nothing_is_lost_when_workers_are_killed(
     compared(folder / "serial", unruly_workers.counted, **settings)
     chance = random.Random(0)
     killed: list[int] = []
+    is_over = threading.Event()
 
-    def kill_some(event: Event) -> None:
-        if not isinstance(event, RunStarted | StepsDone) or len(killed) == num_kills:
-            return
-        if chance.random() < 0.5:  # else the first runs would take all of the kills
-            time.sleep(chance.uniform(0, 0.1))
+    def kill_some() -> None:
+        while len(killed) < num_kills and not is_over.wait(chance.uniform(0, 0.3)):
             paths = sorted((folder / "out").glob("*/lease.json"))
             if paths:
-                try:
+                with suppress(FileNotFoundError, ProcessLookupError):
                     owner = json.loads(chance.choice(paths).read_text())
-                    if owner["pid"] != os.getpid():
+                    if owner["pid"] not in (os.getpid(), *killed):
                         os.kill(owner["pid"], signal.SIGKILL)
                         killed.append(owner["pid"])
-                except (FileNotFoundError, ProcessLookupError):
-                    return
 
-    lab.compare(
-        unruly_workers.counted,
-        folder / "out",
-        goal={"accuracy": "max"},
-        device="cpu",
-        jobs=2,
-        retries=num_kills,  # so none is given up, whichever they hit
-        quiet=True,
-        on_event=kill_some,
-        **settings,  # type: ignore[arg-type]
-        **changes,
-    )
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    try:
+        lab.compare(
+            unruly_workers.counted,
+            folder / "out",
+            goal={"accuracy": "max"},
+            device="cpu",
+            jobs=2,
+            retries=num_kills,  # so none is given up, whichever they hit
+            quiet=True,
+            **settings,  # type: ignore[arg-type]
+            **changes,
+        )
+    finally:
+        is_over.set()
+        killer.join()
     assert len(killed) == num_kills
     assert_equal(folder / "serial", folder / "out")
     assert len(_runs(folder / "out")) == 200
