@@ -33,6 +33,6 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
         if member.compress_type not in _COMPRESSIONS:
             raise zipfile.BadZipFile(
                 f"{member.filename} has the compression type {member.compress_type}, expected 0 "
-                "(stored) or 8 (deflated)."
+                "(stored) or 8 (deflated)"
             )
     return archive

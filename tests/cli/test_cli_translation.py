@@ -127,7 +127,7 @@ def test_scores_and_several_translations(trained: Path) -> None:
     assert [text for _, text in cells[3:]] == ["", "", ""]
     assert lines("eins zwei\n\n", trained, "--beam", "3") == [cells[0][1], ""] != best[:0]
     message = refusal("eins\n", trained, "--n-best", "3", "--beam", "2")
-    assert message == "--n-best 3 is more than the beam of 2: give a larger --beam."
+    assert message == "--n-best 3 is more than the beam of 2: give a larger --beam"
 
 
 def test_a_translation_is_one_line(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -388,7 +388,7 @@ def _train_in_processes(what: "Grid | ComparisonSettings", devices: int) -> int:
     """Start this command again in several processes and return their exit code."""
     if launching.is_launched():
         option = launching.OPTION
-        raise InputError(f"{option} and torchrun both start processes: leave {option} out.")
+        raise InputError(f"{option} and torchrun both start processes: leave {option} out")
     from powernorm.lab.settings.comparison import ComparisonSettings
     from powernorm.lab.tasks.builtin import check_norms
 

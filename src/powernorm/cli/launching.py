@@ -61,7 +61,7 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
     num_gpus = torch.cuda.device_count()
     if 0 < num_gpus < num_processes:
         raise InputError(
-            f"{OPTION} {num_processes}, but this machine has {num_gpus} GPUs: give at most that."
+            f"{OPTION} {num_processes}, but this machine has {num_gpus} GPUs: give at most that"
         )
     if not num_gpus:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // num_processes)))

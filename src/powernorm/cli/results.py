@@ -73,10 +73,10 @@ def fluctuation(
         name, equals, folder = text.partition("=")
         if not equals or not name or not folder:
             raise InputError(
-                f"{text!r} is not of the form NAME=RUN, e.g. ResNet-20=runs/a/bn-pre-seed0."
+                f"{text!r} is not of the form NAME=RUN, e.g. ResNet-20=runs/a/bn-pre-seed0"
             )
         if name in named:
-            raise InputError(f"{name} names two runs: give each a name of its own.")
+            raise InputError(f"{name} names two runs: give each a name of its own")
         named[name] = Path(folder)
     typer.echo(f"written: {draw_fluctuation(named, out)}")
 
@@ -119,4 +119,4 @@ def _check_suffix(out: Path) -> None:
     from powernorm.lab.report.pictures import SUFFIXES
 
     if out.suffix not in SUFFIXES:
-        raise InputError(f"--out {out}: the picture is an .svg or a .png file.")
+        raise InputError(f"--out {out}: the picture is an .svg or a .png file")

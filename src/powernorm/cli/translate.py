@@ -110,7 +110,7 @@ def _lines(source: BinaryIO) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise InputError(
                 f"standard input, line {number}: byte 0x{line[error.start]:02x} is not UTF-8 text; "
-                "convert it to UTF-8."
+                "convert it to UTF-8"
             ) from error
 
 

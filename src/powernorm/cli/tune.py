@@ -124,7 +124,8 @@ def tune(
     says how each number was tuned. The same command with --resume goes on.
     """
     from powernorm.lab.engine.executors.choice import Workers
-    from powernorm.lab.tuning.tuner import Budget, tune_and_show
+    from powernorm.lab.tuning.rounds import Budget
+    from powernorm.lab.tuning.tuner import tune_and_show
 
     budget = Budget(trials, tuning_seed, prune)
     workers = Workers(jobs, executor, parsed_executor_options(executor_options or []), retries)

@@ -172,7 +172,7 @@ def test_numbers_of_a_paper_stand_beside_the_variants_that_repeat_them() -> None
     ("task", "name", "preset", "assignments", "message"),
     [
         ("lm", "alpha", "demo", [], "no study 'alpha': choose one of micro-batches, lowest-layers"),
-        ("mt", "alphas", "demo", [], "There is no task 'mt': choose one of lm, mlm"),
+        ("mt", "alphas", "demo", [], "there is no task 'mt': choose one of lm, mlm"),
         (
             "image",
             "lowest-layers",

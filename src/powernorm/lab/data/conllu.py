@@ -112,7 +112,7 @@ def _sentence(block: list[_Line], source: str) -> Sentence:
             raise damage(f"{source}, line {number}", HEAD, str(word.head), expected)
     if not words:
         number, _ = block[-1]
-        raise InputError(f"{source}, line {number}: a sentence without words; expected some.")
+        raise InputError(f"{source}, line {number}: a sentence without words; expected some")
     return Sentence(tuple(words), comments, source, tuple(numbers))
 
 
@@ -120,7 +120,7 @@ def _check_columns(columns: list[str], where: str) -> None:
     if len(columns) != len(COLUMNS):
         raise InputError(
             f"{where} has {len(columns)} columns: expected the {len(COLUMNS)} of CoNLL-U "
-            f"({' '.join(COLUMNS)}) with tabs between them."
+            f"({' '.join(COLUMNS)}) with tabs between them"
         )
     if "" in columns:
         raise damage(where, columns.index(""), "", f"a value, or {UNSPECIFIED} for none")
@@ -146,5 +146,5 @@ def _word(columns: list[str], position: int, where: str) -> Word:
 def damage(where: str, column: int, value: str, expected: str) -> InputError:
     """Return the error of a value in a column, counted from 0."""
     return InputError(
-        f"{where}, column {column + 1} ({COLUMNS[column]}): {value!r}; expected {expected}."
+        f"{where}, column {column + 1} ({COLUMNS[column]}): {value!r}; expected {expected}"
     )

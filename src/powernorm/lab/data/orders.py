@@ -70,8 +70,8 @@ class Shuffled(Order):
     def __init__(self, num_rows: int, *, batch_size: int, seed: int, unit: str) -> None:
         if num_rows < batch_size:
             raise InputError(
-                f"The train split has {num_rows} {unit}, fewer than a batch of {batch_size}: "
-                "lower data.batch_size."
+                f"the train split has {num_rows} {unit}, fewer than a batch of {batch_size}: "
+                "lower data.batch_size"
             )
         super().__init__(num_rows // batch_size, seed)
         self._num_rows = num_rows

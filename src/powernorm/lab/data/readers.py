@@ -57,7 +57,7 @@ def read_corpus(path: Path) -> Corpus:
         raise InputError(
             f"{path} does not exist: give a folder with *.train.txt, *.valid.txt and *.test.txt "
             "files, a folder of .txt files, one text file, or the name of an embedded corpus "
-            f"({', '.join(EMBEDDED)})."
+            f"({', '.join(EMBEDDED)})"
         )
     match = OFFICIAL_NAME.match(path.name)
     if match and match["split"] == "train":
@@ -70,7 +70,7 @@ def _read_folder(folder: Path) -> Corpus:
     if len(names) > 1:
         found = ", ".join(sorted(name or "train.txt" for name in names))
         raise InputError(
-            f"{folder} holds several corpora ({found}): give the path of the train file of one."
+            f"{folder} holds several corpora ({found}): give the path of the train file of one"
         )
     if names:
         return _read_official(folder, names.pop())
@@ -78,7 +78,7 @@ def _read_folder(folder: Path) -> Corpus:
     if not paths:
         raise InputError(
             f"{folder} holds no text: expected *.train.txt, *.valid.txt and *.test.txt, or .txt "
-            "files."
+            "files"
         )
     return _read_plain(folder.resolve().name, str(folder), [read_text(path) for path in paths])
 
@@ -107,12 +107,11 @@ def _official_file(folder: Path, name: str, split: Split) -> Path:
     found = [path for path in candidates if path.exists()]
     if not found:
         raise InputError(
-            f"{folder} has no {split} split: expected {stem}.txt or {stem}.tokens beside "
-            "the others."
+            f"{folder} has no {split} split: expected {stem}.txt or {stem}.tokens beside the others"
         )
     if len(found) > 1:
         both = " and ".join(path.name for path in found)
-        raise InputError(f"{folder} has two {split} splits, {both}: leave one of them.")
+        raise InputError(f"{folder} has two {split} splits, {both}: leave one of them")
     return found[0]
 
 
@@ -126,7 +125,7 @@ def _read_plain(name: str, source: str, texts: list[str]) -> Corpus:
     if len(units) < SPLIT_PERIOD:
         raise InputError(
             f"{source} has {len(units)} lines of text: at least {SPLIT_PERIOD} are needed to set "
-            "some aside for validation and test."
+            "some aside for validation and test"
         )
     return Corpus(name, source, USER_LICENSE, split_by_position(units), False)
 
@@ -141,7 +140,7 @@ def read_text(path: Path) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file."
+            f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file"
         ) from error
     try:
         text = content.decode("utf-8-sig")
@@ -149,12 +148,12 @@ def read_text(path: Path) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(
             f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8 text; convert "
-            "the file to UTF-8."
+            "the file to UTF-8"
         ) from error
     text = text.replace("\r\n", "\n")
     if "\x00" in text:
         line = text.count("\n", 0, text.index("\x00")) + 1
-        raise InputError(f"{path}, line {line}: a zero byte; expected a UTF-8 text file.")
+        raise InputError(f"{path}, line {line}: a zero byte; expected a UTF-8 text file")
     if not text.strip():
-        raise InputError(f"{path} is empty: expected text.")
+        raise InputError(f"{path} is empty: expected text")
     return text

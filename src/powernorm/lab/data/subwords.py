@@ -91,7 +91,7 @@ class Subwords:
             return cls(Tokenizer.from_str(content))
         except Exception as error:  # whatever a damaged file makes the library raise
             raise InputError(
-                f"The subwords cannot be read ({error}): expected what Subwords.to_json wrote."
+                f"the subwords cannot be read ({error}): expected what Subwords.to_json wrote"
             ) from error
 
     def to_json(self) -> str:
@@ -161,7 +161,7 @@ class Words:
             return cls([str(word) for word in words])
         except (ValueError, LookupError, TypeError) as error:
             raise InputError(
-                f"The words cannot be read ({error}): expected what Words.to_json wrote."
+                f"the words cannot be read ({error}): expected what Words.to_json wrote"
             ) from error
 
     def to_json(self) -> str:
@@ -276,7 +276,7 @@ def _read_known(key: str, kind: type[Subwords] | type[Words]) -> Subwords | Word
 def _check_words(corpus: Corpus) -> None:
     for split in SPLITS:
         if not corpus.num_words(split):
-            raise InputError(f"The {split} split of {corpus.source} has no words: give it text.")
+            raise InputError(f"the {split} split of {corpus.source} has no words: give it text")
 
 
 def _key(corpus: Corpus, vocabulary_size: int, kind: type[Subwords] | type[Words]) -> str:

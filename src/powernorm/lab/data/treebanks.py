@@ -112,7 +112,7 @@ def _read(path: Path) -> Treebank:
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give a folder with {_EXPECTED}, one CoNLL-U or CoNLL-X file, "
-            f"or the name of an embedded treebank ({', '.join(TREEBANKS)})."
+            f"or the name of an embedded treebank ({', '.join(TREEBANKS)})"
         )
     match = _OFFICIAL.match(path.name)
     if match and match["split"] == "train":
@@ -121,7 +121,7 @@ def _read(path: Path) -> Treebank:
     if len(sentences) < PERIOD:
         raise InputError(
             f"{path} has {len(sentences)} sentences: at least {PERIOD} are needed to set some "
-            "aside for validation and test."
+            "aside for validation and test"
         )
     return Treebank(path.stem, str(path), USER_LICENSE, _split(_one_by_one(sentences)))
 
@@ -130,11 +130,11 @@ def _read_folder(folder: Path) -> Treebank:
     matches = (_OFFICIAL.match(path.name) for path in folder.iterdir())
     names = sorted({match["name"] or "" for match in matches if match})
     if not names:
-        raise InputError(f"{folder} holds no treebank: expected {_EXPECTED}.")
+        raise InputError(f"{folder} holds no treebank: expected {_EXPECTED}")
     if len(names) > 1:
         raise InputError(
             f"{folder} holds several treebanks ({', '.join(name or 'train' for name in names)}): "
-            "give the path of the train file of one."
+            "give the path of the train file of one"
         )
     return _read_official(folder, names[0])
 
@@ -150,7 +150,7 @@ def _read_official(folder: Path, name: str) -> Treebank:
             held = " and ".join(path.name for path in paths) or "none"
             raise InputError(
                 f"{folder} must hold one {split} split of {name or 'the treebank'}, found {held}: "
-                f"expected {_EXPECTED}."
+                f"expected {_EXPECTED}"
             )
     sentences = {
         split: tuple(parse_conllu(read_text(path), str(path))) for split, (path,) in found.items()

@@ -61,7 +61,7 @@ class Snapshots:
         """
         paths = self.paths()[-self.number :] if self.number else []
         if not paths:
-            raise InputError(f"{self._folder} holds no step-N.safetensors: train the run anew.")
+            raise InputError(f"{self._folder} holds no step-N.safetensors: train the run anew")
         return average_weights([read_weights(path) for path in paths])
 
 

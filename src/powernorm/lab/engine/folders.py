@@ -45,7 +45,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         write_atomically(path, text.encode())
     except OSError as error:
         raise InputError(
-            f"{path} cannot be written ({error.strerror}): give a folder that can be with --out."
+            f"{path} cannot be written ({error.strerror}): give a folder that can be with --out"
         ) from error
 
 
@@ -84,16 +84,16 @@ def check_folder(out: Path, *, resume: bool, force: bool) -> None:
     """
     if resume and force:
         raise InputError(
-            "--resume goes on with the runs that are there and --force deletes them: choose one."
+            "--resume goes on with the runs that are there and --force deletes them: choose one"
         )
     if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file: give a folder with --out.")
+        raise InputError(f"{out} is a file: give a folder with --out")
     runs, files = find_runs(out), _results_in(out)
     if (runs or files) and not (resume or force):
         found = ", ".join(path.name for path in [*runs, *files][:MAX_DIFFERENCES])
         raise InputError(
             f"{out} holds other runs ({found}): give another --out, --resume to go on with them or "
-            "--force to delete them."
+            "--force to delete them"
         )
 
 
@@ -119,7 +119,7 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"{out} cannot be made ({error.strerror}): give a folder that can be with --out."
+            f"{out} cannot be made ({error.strerror}): give a folder that can be with --out"
         ) from error
 
 
@@ -168,7 +168,7 @@ def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, 
         more = "" if len(differing) <= MAX_DIFFERENCES else " and more"
         raise InputError(
             f"{folder} was made with other settings ({', '.join(differing[:MAX_DIFFERENCES])}"
-            f"{more}): use the same ones, another --out, or --force to delete it."
+            f"{more}): use the same ones, another --out, or --force to delete it"
         )
 
 
@@ -184,7 +184,7 @@ def read_result(folder: Path) -> RunResult | None:
     result = read_json(path)
     missing = RunResult.__required_keys__ - result.keys()
     if missing:
-        raise InputError(f"{path} lacks {', '.join(sorted(missing))}: remove {folder}.")
+        raise InputError(f"{path} lacks {', '.join(sorted(missing))}: remove {folder}")
     return cast(RunResult, result)
 
 

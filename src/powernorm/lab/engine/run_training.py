@@ -219,7 +219,7 @@ class RunTraining:
         if isinstance(error, OSError) and error.errno in NO_PLACE:
             raise InputError(
                 f"{run.folder} cannot be written ({error.strerror}): make room, then go on with "
-                "--resume."
+                "--resume"
             ) from error
         if num_processes() > 1:
             # The others may be waiting for this process: only an end sets them free.

@@ -103,7 +103,7 @@ class MultiHeadAttention(nn.Module):
         if num_features % num_heads:
             raise InputError(
                 f"num_heads={num_heads} does not divide num_features={num_features}: choose a "
-                "divisor."
+                "divisor"
             )
         self.num_heads = num_heads
         self.dropout = dropout

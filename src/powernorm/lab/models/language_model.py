@@ -114,8 +114,8 @@ class LanguageModel(nn.Module):
         length = tokens.shape[-1]
         if length > self.max_length:
             raise InputError(
-                f"A sequence of {length} tokens is longer than max_length={self.max_length}: cut "
-                "it or build the model with a larger max_length."
+                f"a sequence of {length} tokens is longer than max_length={self.max_length}: cut "
+                "it or build the model with a larger max_length"
             )
         x: Tensor = self.embedding(tokens) * self.embedding_scale
         if self.positions is not None:

@@ -301,6 +301,6 @@ def norms_by_layer(norms: Norms, shape: TransformerShape, upper: Norms | None) -
     if upper is None or not 0 <= lowest <= num_layers:
         raise InputError(
             f"num_norm_layers={lowest} of num_layers={num_layers} layers: give 0 to "
-            f"{num_layers}, and with upper_norm what makes the norms above them."
+            f"{num_layers}, and with upper_norm what makes the norms above them"
         )
     return [norms] * lowest + [upper] * (num_layers - lowest)

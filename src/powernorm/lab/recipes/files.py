@@ -150,7 +150,7 @@ def named_recipe(task: str, name: str) -> Recipe:
     paths = paths_of(task)
     if name not in paths:
         raise InputError(
-            f"The task {task} has no preset {name!r}: choose one of {', '.join(paths)}"
+            f"the task {task} has no preset {name!r}: choose one of {', '.join(paths)}"
         )
     return _read(paths[name])
 
@@ -178,8 +178,8 @@ def find_recipe(name: str, near: Path | None = None) -> Path:
         return found[0]
     if found:
         tasks = ", ".join(f"{task_of_path(path)}/{stem}" for path in found)
-        raise InputError(f"There are several recipes {stem!r}: say which, {tasks}")
-    raise InputError(f"There is no recipe {name!r}: `powernorm recipes` lists them")
+        raise InputError(f"there are several recipes {stem!r}: say which, {tasks}")
+    raise InputError(f"there is no recipe {name!r}: `powernorm recipes` lists them")
 
 
 def task_of_path(path: Path) -> str:

@@ -104,5 +104,5 @@ def _check_divided(parts: Sequence[Comparison]) -> None:
             if holder is not part:
                 raise InputError(
                     f"{holder.folder} and {part.folder} both hold {run.name}, seed {run.seed}, of "
-                    "one comparison: give one of the two."
+                    "one comparison: give one of the two"
                 )

@@ -79,12 +79,12 @@ def draw_training_curves(
     ]
     if not panels and against == "epoch" and any(run.curve for run in comparison.runs):
         raise InputError(
-            f"{comparison.folder} has no run that logged the end of an epoch: draw against step."
+            f"{comparison.folder} has no run that logged the end of an epoch: draw against step"
         )
     if not panels:
         raise InputError(
             f"{comparison.folder} has no losses over the training: give the folder that "
-            "`powernorm compare` wrote, with its runs."
+            "`powernorm compare` wrote, with its runs"
         )
     return _save(_draw(panels, against), out)
 
@@ -94,7 +94,7 @@ def _only(folders: Sequence[Path]) -> Comparison:
     if len(comparisons) > 1:
         raise InputError(
             f"{', '.join(map(str, folders))} are {len(comparisons)} comparisons, which differ in "
-            "more than norms and seeds: draw each by itself."
+            "more than norms and seeds: draw each by itself"
         )
     return comparisons[0]
 
@@ -127,7 +127,7 @@ def _columns(
     if missing and logged:
         known = [own_name if name == "valid_score" else name for name in logged]
         raise InputError(
-            f"{comparison.folder} logged no {', '.join(missing)}: it has {', '.join(known)}."
+            f"{comparison.folder} logged no {', '.join(missing)}: it has {', '.join(known)}"
         )
     return named or [name for name in _CURVES if name in logged]
 
@@ -152,7 +152,7 @@ def _chosen(comparison: Comparison, norms: Sequence[str]) -> Sequence[str]:
     if unknown:
         raise InputError(
             f"{comparison.folder} has no run of {', '.join(unknown)}: it has "
-            f"{', '.join(comparison.names)}."
+            f"{', '.join(comparison.names)}"
         )
     return norms or comparison.names
 
@@ -202,12 +202,12 @@ def draw_fluctuation(runs: Mapping[str, Path], out: Path) -> Path:
 
 def _recorded(folder: Path) -> Run:
     if not is_run_folder(folder):
-        raise InputError(f"{folder} is no run of `powernorm compare`: give a run's folder.")
+        raise InputError(f"{folder} is no run of `powernorm compare`: give a run's folder")
     (run,) = read_runs(folder.parent, [folder.name]).runs
     if not any(sample.values.get("var_distance") is not None for sample in run.samples):
         raise InputError(
             f"{folder} has no statistics of batches in its norms.csv: give a run with a norm that "
-            "has them, such as bn, and training.monitor_every above 0."
+            "has them, such as bn, and training.monitor_every above 0"
         )
     return run
 
@@ -275,6 +275,6 @@ def _save(drawn: Figure, out: Path) -> Path:
             drawn.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
     except OSError as error:
         raise InputError(
-            f"{out} cannot be written ({error.strerror}): give a file in a folder of your own."
+            f"{out} cannot be written ({error.strerror}): give a file in a folder of your own"
         ) from error
     return out

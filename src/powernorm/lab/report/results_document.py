@@ -130,7 +130,7 @@ def _with_results(page: Path, comparisons: Sequence[Comparison]) -> str:
         return old[: begins[0].start()] + written + old[ends[0].end() :]
     raise InputError(
         f"{page} has {marks[0]} lines {BEGIN!r} and {marks[1]} lines {END!r}: expected one of "
-        "each, in this order, or none."
+        "each, in this order, or none"
     )
 
 
@@ -139,7 +139,7 @@ def _write_page(page: Path, text: str) -> None:
         page.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"{page} cannot be written ({error.strerror}): give a file in a folder that exists."
+            f"{page} cannot be written ({error.strerror}): give a file in a folder that exists"
         ) from error
 
 
@@ -149,7 +149,7 @@ def _read_page(page: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise InputError(
-            f"{page} cannot be read ({reason}): give a Markdown page, or a name that is free."
+            f"{page} cannot be read ({reason}): give a Markdown page, or a name that is free"
         ) from error
 
 

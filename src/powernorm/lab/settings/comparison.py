@@ -44,7 +44,7 @@ class Variant:
     def __post_init__(self) -> None:
         if not LABEL.fullmatch(self.label):
             raise InputError(
-                f"The variant's label {self.label!r} cannot name a folder: use letters, digits, "
+                f"the variant's label {self.label!r} cannot name a folder: use letters, digits, "
                 "dots, underscores and hyphens, and begin with a letter or digit"
             )
 

@@ -74,8 +74,8 @@ def line_of_variant(config: ComparisonSettings, variant: Variant) -> Line:
     shared = [key for key in variant.settings if key in SHARED_KEYS]
     if shared:
         raise InputError(
-            f"The variant {variant.label} sets {', '.join(shared)}, which all runs of a comparison "
-            "share: set it for the whole comparison."
+            f"the variant {variant.label} sets {', '.join(shared)}, which all runs of a comparison "
+            "share: set it for the whole comparison"
         )
     chosen = {**config.norm_options.get(variant.norm, {}), **variant.norm_options}
     options = {variant.norm: chosen} if chosen else {}

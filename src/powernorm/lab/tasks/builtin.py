@@ -279,5 +279,5 @@ def _line_of(config: ComparisonSettings, folder: Path, old: Mapping[str, Any]) -
         if variant.label == old.get("label"):
             return _engine_line(line_of_variant(config, variant))
     raise InputError(
-        f"{folder} is no run of this study: give another --out, or --force to delete it."
+        f"{folder} is no run of this study: give another --out, or --force to delete it"
     )

@@ -70,7 +70,7 @@ def settings_of(task: str) -> type[ComparisonSettings]:
         InputError: there is none of that name; lists the known ones.
     """
     if task not in SETTINGS:
-        raise InputError(f"There is no task {task!r}: choose one of {', '.join(SETTINGS)}")
+        raise InputError(f"there is no task {task!r}: choose one of {', '.join(SETTINGS)}")
     return SETTINGS[task]
 
 

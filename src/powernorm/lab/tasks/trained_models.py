@@ -177,7 +177,7 @@ def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Any:
     if encoded.fingerprint != settings.get("data_fingerprint"):
         raise InputError(
             f"{source or 'the embedded text'} is not the text that the run was trained on, or "
-            "another version of tokenizers made its subwords: give that text with --data."
+            "another version of tokenizers made its subwords: give that text with --data"
         )
     if data is None:
         return encoded

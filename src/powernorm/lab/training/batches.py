@@ -72,7 +72,7 @@ def num_loader_workers(wanted: int | None, device: torch.device) -> int:
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     if wanted and not can_fork:
         raise InputError(
-            f"training.num_workers={wanted}, but this system cannot fork processes: use 0 or none."
+            f"training.num_workers={wanted}, but this system cannot fork processes: use 0 or none"
         )
     if wanted is None:
         return 2 if device.type == "cuda" and can_fork else 0

@@ -108,7 +108,7 @@ def _writing(folder: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         raise InputError(
             f"{folder} cannot be written ({reason}): make room, then go on with --resume; the "
-            "checkpoint before this one is whole."
+            "checkpoint before this one is whole"
         ) from error
 
 
@@ -173,5 +173,5 @@ def check_weights(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -
     if problem:
         raise InputError(
             f"{path} holds the weights of another model ({problem}): remove the run's folder to "
-            "train it anew."
+            "train it anew"
         )

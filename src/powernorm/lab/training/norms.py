@@ -56,7 +56,7 @@ def norm_options(config: ComparisonSettings, norm: str, widths: Sequence[int]) -
     if "feature_dim" in options:
         raise InputError(
             f"norm_options.{norm}.feature_dim={options['feature_dim']}: which dimension has the "
-            "features is up to the model; leave it out."
+            "features is up to the model; leave it out"
         )
     for width in widths:
         built = build_norm(norm, width, **options)

@@ -303,7 +303,7 @@ def choose_device(config: ComparisonSettings) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise InputError(
-            "training.accelerator=gpu, but torch finds no CUDA device: use auto or cpu."
+            "training.accelerator=gpu, but torch finds no CUDA device: use auto or cpu"
         )
     return torch.device("cuda", torch.cuda.current_device())
 

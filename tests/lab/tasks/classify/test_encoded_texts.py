@@ -132,7 +132,7 @@ def test_another_set_is_encoded_with_the_words_and_classes_of_the_first() -> Non
     [
         ({"train": []}, "train split of the source has no texts"),
         ({"train": [("a", "x"), ("a", "y")]}, "has the one class 'a'"),
-        ({"valid": []}, "The valid split of the source has no texts"),
+        ({"valid": []}, "the valid split of the source has no texts"),
         ({"test": [("a", "x"), ("c", "y")]}, "f, line 2: the class 'c' is not one of .* a, b"),
     ],
 )

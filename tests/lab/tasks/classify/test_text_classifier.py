@@ -196,7 +196,7 @@ def test_norms_of_the_lowest_layers_only() -> None:
 
 
 def test_texts_that_are_too_long_are_refused() -> None:
-    with pytest.raises(InputError, match="A text of 10 words is longer than max_length=9"):
+    with pytest.raises(InputError, match="a text of 10 words is longer than max_length=9"):
         build("ln")(torch.zeros(1, LENGTH + 1, dtype=torch.long))
 
 

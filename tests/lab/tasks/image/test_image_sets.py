@@ -105,7 +105,7 @@ def test_drawn_digits_are_always_the_same_and_show_all_classes() -> None:
 
 def test_a_set_without_images_is_refused() -> None:
     splits = {"train": _blank(2), "valid": _blank(0), "test": _blank(1)}
-    with pytest.raises(InputError, match="The valid split of here has no images"):
+    with pytest.raises(InputError, match="the valid split of here has no images"):
         ImageSet("x", "here", "", splits, (), False)  # type: ignore[arg-type]
 
 

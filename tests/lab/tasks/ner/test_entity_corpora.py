@@ -78,7 +78,7 @@ def test_what_holds_no_sentences_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must hold one test split of a, found none"):
         load_entities(str(tmp_path))
     (tmp_path / "a_test.txt").write_text("\n-DOCSTART- O\n")
-    with pytest.raises(InputError, match=r"The test split of .* has no sentences"):
+    with pytest.raises(InputError, match=r"the test split of .* has no sentences"):
         load_entities(str(tmp_path))
     (tmp_path / "a_test.conll").write_text(BMES)
     with pytest.raises(InputError, match=r"found a_test\.conll and a_test\.txt"):

@@ -146,8 +146,8 @@ def test_what_the_train_split_lacks_is_unknown(encode: Callable[..., EncodedTree
          r"train\.conllx, line 2: 'b' has no tag in column 4 \(UPOS\)"),
         ([("a", "N", "N", 5, "x")], r"train\.conllx, line 1, column 7 \(HEAD\): '5'; expected 0"),
         ([("a", "N", "N", "9" * 5000, "x")], r"line 1, column 7 \(HEAD\): '9+'; expected the num"),
-        (CROSSING, r"No tree of the train split of .* 1 trees with crossing arcs"),
-        ([(".", ".", ".", 0, "x")], "The train split of .* has nothing but punctuation"),
+        (CROSSING, r"no tree of the train split of .* 1 trees with crossing arcs"),
+        ([(".", ".", ".", 0, "x")], "the train split of .* has nothing but punctuation"),
     ],
 )  # fmt: skip
 def test_what_is_no_tree_is_refused_with_its_line(
@@ -158,7 +158,7 @@ def test_what_is_no_tree_is_refused_with_its_line(
 
 
 def test_an_empty_split_is_refused(encode: Callable[..., EncodedTreebank]) -> None:
-    with pytest.raises(InputError, match=r"The valid split of .* has no sentences"):
+    with pytest.raises(InputError, match=r"the valid split of .* has no sentences"):
         encode(dev="# a note\n")
 
 

@@ -291,7 +291,7 @@ def test_facts_are_json_and_count() -> None:
 
 
 def test_filters_that_leave_nothing_are_named() -> None:
-    with pytest.raises(InputError, match=r"No training pair of a test is .*sequence_length=2"):
+    with pytest.raises(InputError, match=r"no training pair of a test is .*sequence_length=2"):
         encode_pairs(corpus(), PairOptions(257, max_length=2))
     assert not list(cache_folder().iterdir())
 

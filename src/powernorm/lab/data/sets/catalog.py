@@ -28,7 +28,7 @@ def data_set(name: str) -> DataSet:
         return SETS[name]
     near = difflib.get_close_matches(name.lower(), SETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise InputError(f"There is no data set {name!r}: {hint}The known ones are {', '.join(SETS)}.")
+    raise InputError(f"there is no data set {name!r}: {hint}The known ones are {', '.join(SETS)}")
 
 
 def check_known_set(name: str, task: str) -> None:
@@ -45,10 +45,10 @@ def check_known_set(name: str, task: str) -> None:
         names = [other.name for other in SETS.values() if task in other.tasks]
         raise InputError(
             f"{name} is a data set of {', '.join(entry.tasks)}, not of {task}: take one of "
-            f"{', '.join(names)}, or files of your own (see `powernorm data`)."
+            f"{', '.join(names)}, or files of your own (see `powernorm data`)"
         )
     if entry.home == "own":
         raise InputError(
             f"{name} does not exist: a data set that powernorm neither holds nor fetches; it "
-            f"comes from {entry.source} and is then given as {entry.usage}."
+            f"comes from {entry.source} and is then given as {entry.usage}"
         )

@@ -31,8 +31,8 @@ def embedded_paths(entry: DataSet) -> list[Path]:
     folder = corpora_folder()
     if folder is None and entry.packed:
         raise InputError(
-            f"The data set {entry.name} is in the package powernorm-data, which is not installed: "
-            f"{install_corpora()}; or give your own files with --data."
+            f"the data set {entry.name} is in the package powernorm-data, which is not installed: "
+            f"{install_corpora()}; or give your own files with --data"
         )
     return [] if folder is None else [folder / member.name for member in entry.packed]
 

@@ -100,7 +100,7 @@ def half_made(name: str) -> Iterator[Path]:
         fix = "free some space" if full else "make it writable"
         raise InputError(
             f"{parent} cannot be written ({error.strerror or error}): {fix}, or set "
-            "POWERNORM_CACHE to another folder. Nothing was kept."
+            "POWERNORM_CACHE to another folder; nothing was kept"
         ) from error
 
 
@@ -154,7 +154,7 @@ def delete(entry: DataSet) -> bool:
         with suppress(OSError):  # of the user's own files in it
             folder.rmdir()
     except OSError as error:
-        raise InputError(f"{folder} cannot be deleted ({error.strerror}).") from error
+        raise InputError(f"{folder} cannot be deleted ({error.strerror})") from error
     return bool(there)
 
 

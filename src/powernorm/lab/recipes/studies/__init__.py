@@ -85,7 +85,7 @@ def study_config(
         if _has_no_effect(STUDIES[name], size, others, config, lines):
             raise InputError(
                 f"{assignment} has no effect on the study {name}, whose variants set this "
-                "themselves: leave it out."
+                "themselves: leave it out"
             )
     return config
 
@@ -137,13 +137,13 @@ def _known_size(config: ComparisonSettings) -> StudySize | None:
 
 def _size(task: str, name: str, preset: str) -> StudySize:
     if name not in STUDIES:
-        raise InputError(f"There is no study {name!r}: choose one of {', '.join(STUDIES)}.")
+        raise InputError(f"there is no study {name!r}: choose one of {', '.join(STUDIES)}")
     settings_of(task)
     sensible = tasks_of(name)
     if task not in sensible:
         raise InputError(
-            f"The study {name} makes no sense for the task {task}, whose model has no setting "
-            f"model.{STUDIES[name].needs}: choose one of {', '.join(sensible)}."
+            f"the study {name} makes no sense for the task {task}, whose model has no setting "
+            f"model.{STUDIES[name].needs}: choose one of {', '.join(sensible)}"
         )
     return study_size(task, name, preset)
 

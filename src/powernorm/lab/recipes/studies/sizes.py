@@ -75,7 +75,7 @@ def study_size(task: str, study: str, preset: str) -> StudySize:
         recipe = named_recipe(task, preset)
     else:
         raise InputError(
-            f"The study {study} of {task} has no preset {preset!r}: choose one of "
+            f"the study {study} of {task} has no preset {preset!r}: choose one of "
             f"{', '.join(presets_of(task, study))}"
         )
     return StudySize(recipe, table.get("rows"), table.get("penalty_unit"), grid)

@@ -50,9 +50,7 @@ def read_csv(folder: Path, columns: Columns) -> LabeledTexts:
     """
     for split in ("train", "test"):
         if not (folder / CSV_FILES[split]).exists():
-            raise InputError(
-                f"{folder} has no {CSV_FILES[split]}: expected train.csv and test.csv."
-            )
+            raise InputError(f"{folder} has no {CSV_FILES[split]}: expected train.csv and test.csv")
     names = _class_names(folder / CLASSES)
     read = partial(_rows, names=names, columns=columns)
     train, test = (partial(read, folder / CSV_FILES[split]) for split in ("train", "test"))
@@ -68,7 +66,7 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
         return None
     names = tuple(line.strip() for line in read_lines(path) if line.strip())
     if len(set(names)) < len(names) or len(names) < 2:
-        raise InputError(f"{path} has {len(names)} classes: expected two or more, each once.")
+        raise InputError(f"{path} has {len(names)} classes: expected two or more, each once")
     return names
 
 
@@ -100,7 +98,7 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 )
             raise InputError(
                 f"{path}, line {line}, column {column}: {problem}; expected rows as "
-                '"1","a text", with "" for a quotation mark inside.'
+                '"1","a text", with "" for a quotation mark inside'
             ) from error
         if not row:
             continue
@@ -108,7 +106,7 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         if len(row) != num_columns or num_columns < 2:
             raise InputError(
                 f"{path}, line {reader.line_num}: {len(row)} columns; expected "
-                f"{max(num_columns, 2)}, a class and its texts."
+                f"{max(num_columns, 2)}, a class and its texts"
             )
         yield reader.line_num, row
 
@@ -168,5 +166,5 @@ def _label(cell: str, names: tuple[str, ...] | None, place: str) -> str:
     highest = "" if names is None else f" to {len(names)}, the lines of {CLASSES}"
     if number < 1 or (names is not None and number > len(names)):
         shown = cell if len(cell) <= 40 else f"{cell[:40]}…"
-        raise InputError(f"{place}: {shown!r}; expected the number of a class, from 1{highest}.")
+        raise InputError(f"{place}: {shown!r}; expected the number of a class, from 1{highest}")
     return str(number) if names is None else names[number - 1]

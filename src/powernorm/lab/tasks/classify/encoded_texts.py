@@ -162,7 +162,7 @@ def _counted(texts: LabeledTexts) -> tuple[Counter[str], tuple[str, ...]]:
     if len(found) < 2:
         only = f"the one class {next(iter(found))!r}" if found else "no texts"
         raise InputError(
-            f"The train split of {texts.source} has {only}: expected texts of two classes or more."
+            f"the train split of {texts.source} has {only}: expected texts of two classes or more"
         )
     return counts, labels
 
@@ -209,7 +209,7 @@ def _numbered(
         lengths.append(len(own))
         classes.append(ids[row.label])
     if not lengths:
-        raise InputError(f"The {split} split of {texts.source} has no texts: give some.")
+        raise InputError(f"the {split} split of {texts.source} has no texts: give some")
     encoded = EncodedTextSplit(
         torch.frombuffer(words, dtype=torch.int32),
         torch.frombuffer(lengths, dtype=torch.int64),
@@ -224,6 +224,6 @@ def _known(rows: Iterator[LabeledText], ids: Mapping[str, int]) -> Iterator[Labe
             shown = ", ".join(list(ids)[:20])
             raise InputError(
                 f"{row.place}: the class {row.label[:40]!r} is not one of the train split: "
-                f"expected one of {shown}."
+                f"expected one of {shown}"
             )
         yield row

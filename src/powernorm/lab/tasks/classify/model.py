@@ -136,8 +136,8 @@ class TextClassifier(nn.Module):
         length = tokens.shape[-1]
         if length > self.max_length:
             raise InputError(
-                f"A text of {length} words is longer than max_length={self.max_length}: cut it or "
-                "build the model with a larger max_length."
+                f"a text of {length} words is longer than max_length={self.max_length}: cut it or "
+                "build the model with a larger max_length"
             )
         words: Tensor = self.embedding(tokens)
         if self.training and self.embedding_dropout > 0:

@@ -35,7 +35,7 @@ def read_rt(folder: Path) -> LabeledTexts:
     for name in RT_FILES.values():
         if not (folder / name).exists():
             both = " and ".join(RT_FILES.values())
-            raise InputError(f"{folder} has no {name}: expected {both}.")
+            raise InputError(f"{folder} has no {name}: expected {both}")
     texts = chain.from_iterable(
         _sentences(folder / name, label) for label, name in RT_FILES.items()
     )
@@ -49,7 +49,7 @@ def _sentences(path: Path, label: str) -> Iterator[LabeledText]:
         if line.strip():
             yield LabeledText(label, line, path, number)
     if not number:
-        raise InputError(f"{path} is empty: expected a sentence a line.")
+        raise InputError(f"{path} is empty: expected a sentence a line")
 
 
 def _lines(path: Path) -> list[str]:
@@ -58,7 +58,7 @@ def _lines(path: Path) -> list[str]:
         lines = path.read_bytes().replace(b"\r\n", b"\n").split(b"\n")
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror}): expected a text file."
+            f"{path} cannot be read ({error.strerror}): expected a text file"
         ) from error
     lines = lines if lines[-1] else lines[:-1]
     try:
@@ -73,7 +73,7 @@ def _in_windows_1252(line: bytes, path: Path, number: int) -> str:
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}, line {number}: byte 0x{line[error.start]:02x} is neither UTF-8 nor "
-            "Windows-1252 text; convert the file to UTF-8."
+            "Windows-1252 text; convert the file to UTF-8"
         ) from error
 
 
@@ -99,7 +99,7 @@ def _check_folders(folder: Path) -> None:
             if not (folder / split / name).is_dir():
                 raise InputError(
                     f"{folder} has no folder {split}/{name}: expected {_ALL_FOLDERS} with a .txt "
-                    "file for each review."
+                    "file for each review"
                 )
 
 
@@ -117,7 +117,7 @@ def refuse_parts_of_imdb(folder: Path) -> None:
     if place.name in _IMDB_SPLITS and all((folder / name).is_dir() for name in names):
         raise InputError(
             f"{folder} is one half of IMDB: give the folder above, {place.parent}; expected "
-            f"{_ALL_FOLDERS} in it."
+            f"{_ALL_FOLDERS} in it"
         )
 
 
@@ -126,7 +126,7 @@ def _reviews(folder: Path, split: Literal["train", "test"]) -> Iterator[LabeledT
     for label, name in IMDB_FOLDERS.items():
         paths = sorted((folder / split / name).glob("*.txt"))
         if not paths:
-            raise InputError(f"{folder / split / name} has no .txt files: expected reviews.")
+            raise InputError(f"{folder / split / name} has no .txt files: expected reviews")
         for path in paths:
             yield LabeledText(label, without_breaks(read_text(path)), path, 1)
 

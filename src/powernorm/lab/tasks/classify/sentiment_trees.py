@@ -35,7 +35,7 @@ def read_trees(folder: Path) -> LabeledTexts:
     for split, name in TREE_FILES.items():
         path = folder / name
         if not path.exists():
-            raise InputError(f"{folder} has no {name}: expected {', '.join(TREE_FILES.values())}.")
+            raise InputError(f"{folder} has no {name}: expected {', '.join(TREE_FILES.values())}")
         splits[split] = partial(_texts, path)
     return LabeledTexts(folder.resolve().name, str(folder), USER_LICENSE, splits, LABELS)
 
@@ -99,5 +99,5 @@ def _count_part(open_brackets: list[int], place: str, column: int, part: str) ->
 def _broken(place: str, column: int, found: str, expected: str) -> InputError:
     shown = found if len(found) <= 40 else f"{found[:40]}…"
     return InputError(
-        f"{place}, column {column}: {shown!r}; expected {expected}, as in (3 (2 It) (4 works))."
+        f"{place}, column {column}: {shown!r}; expected {expected}, as in (3 (2 It) (4 works))"
     )

@@ -117,13 +117,11 @@ def _fetched_rows(path: Path) -> Iterator[LabeledText]:
         if header and row != _FETCHED_COLUMNS:
             raise InputError(
                 f"{path}, line {line}: {', '.join(row)[:80]!r}; expected the columns "
-                f"{', '.join(_FETCHED_COLUMNS)}."
+                f"{', '.join(_FETCHED_COLUMNS)}"
             )
         if not header and row[2] == FETCHED:
             if row[1] not in ("0", "1"):
-                raise InputError(
-                    f"{path}, line {line}, column 2: {row[1][:40]!r}; expected 0 or 1."
-                )
+                raise InputError(f"{path}, line {line}, column 2: {row[1][:40]!r}; expected 0 or 1")
             yield LabeledText(LABELS[int(row[1])], without_breaks(row[0]), path, line)
         header = False
 
@@ -135,7 +133,7 @@ def _read(path: Path, columns: Columns) -> LabeledTexts:
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give the name of a set ({', '.join(TEXT_SETS)}), a file, or a "
-            f"folder; {_EXPECTED}."
+            f"folder; {_EXPECTED}"
         )
     for folder in (path, path / "rt-polaritydata", path / "trees", path / "aclImdb"):
         found = _read_folder(folder, columns) if folder.is_dir() else None
@@ -144,7 +142,7 @@ def _read(path: Path, columns: Columns) -> LabeledTexts:
     # Only here: a whole set of another kind may have such folders beside it.
     for folder in (path, path / "aclImdb"):
         refuse_parts_of_imdb(folder)
-    raise InputError(f"{path} holds no texts with classes: {_EXPECTED}.")
+    raise InputError(f"{path} holds no texts with classes: {_EXPECTED}")
 
 
 def _is_table(path: Path) -> bool:

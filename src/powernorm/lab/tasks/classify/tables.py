@@ -39,7 +39,7 @@ def table_file(folder: Path, split: Split) -> Path | None:
     found = [folder / name for name in TABLE_NAMES[split] if (folder / name).exists()]
     if len(found) > 1:
         both = " and ".join(path.name for path in found)
-        raise InputError(f"{folder} has two {split} splits, {both}: leave one of them.")
+        raise InputError(f"{folder} has two {split} splits, {both}: leave one of them")
     return found[0] if found else None
 
 
@@ -55,7 +55,7 @@ def read_tables(folder: Path, columns: Columns) -> LabeledTexts:
         missing: Split = "test" if train is not None else "train"
         raise InputError(
             f"{folder} has no {missing} split: expected {' or '.join(TABLE_NAMES[missing])} "
-            "beside the others."
+            "beside the others"
         )
     read_train, read_test = partial(_rows, train, columns), partial(_rows, test, columns)
     splits: dict[Split, Read] = with_drawn_valid(read_train, read_test)
@@ -84,7 +84,7 @@ def divided_texts(path: Path, rows: Iterable[LabeledText]) -> LabeledTexts:
     if len(texts) < LEAST:
         raise InputError(
             f"{path} has {len(texts)} texts: at least {LEAST} are needed to set some aside for "
-            "validation and test."
+            "validation and test"
         )
     return LabeledTexts(path.stem, str(path), USER_LICENSE, shuffled_parts(texts))
 
@@ -101,11 +101,11 @@ def _rows(path: Path, columns: Columns) -> Iterator[LabeledText]:
         if len(cells) != num_columns:
             raise InputError(
                 f"{path}, line {number}: {len(cells)} columns; expected {num_columns} with tabs "
-                "between them, a class and a text."
+                "between them, a class and a text"
             )
         label = cells[places.label].strip()
         if not label:
             raise InputError(
-                f"{path}, line {number}, column {places.label + 1}: no class; expected its name."
+                f"{path}, line {number}, column {places.label + 1}: no class; expected its name"
             )
         yield LabeledText(label, places.text(cells), path, number)

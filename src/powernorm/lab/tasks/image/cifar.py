@@ -92,7 +92,7 @@ def read_cifar(path: Path) -> tuple[Images, Images, tuple[str, ...]]:
     archives = [path / version.archive for version in _VERSIONS]
     found = next((archive for archive in archives if archive.is_file()), None)
     if found is None:
-        raise InputError(f"{path} holds no file of CIFAR-10: expected {FOLDERS} or their archives.")
+        raise InputError(f"{path} holds no file of CIFAR-10: expected {FOLDERS} or their archives")
     return _read_archive(found)
 
 
@@ -100,12 +100,12 @@ def _read_file(version: _Version, folder: Path, name: str) -> tuple[bytes, str]:
     path = folder / name
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} has more than {MAX_BYTES} bytes: expected about 31 million.")
+            raise InputError(f"{path} has more than {MAX_BYTES} bytes: expected about 31 million")
         return path.read_bytes(), str(path)
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}): expected the files of {version.folder}, "
-            f"which are {', '.join(version.files)}."
+            f"which are {', '.join(version.files)}"
         ) from error
 
 
@@ -113,16 +113,16 @@ def _read_archive(path: Path) -> tuple[Images, Images, tuple[str, ...]]:
     try:
         found = _wanted_members(path)
     except (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError) as error:
-        raise InputError(f"{path} is a damaged archive ({error}): fetch it again.") from error
+        raise InputError(f"{path} is a damaged archive ({error}): fetch it again") from error
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror or error}): expected {ARCHIVES}."
+            f"{path} cannot be read ({error.strerror or error}): expected {ARCHIVES}"
         ) from error
     held = {folder for folder, _ in found}
     version = next((one for one in _VERSIONS if one.folder in held), _PYTHON)
     missing = [name for name in version.files if (version.folder, name) not in found]
     if missing:
-        raise InputError(f"{path} has no {version.folder}/{missing[0]}: expected {ARCHIVES}.")
+        raise InputError(f"{path} has no {version.folder}/{missing[0]}: expected {ARCHIVES}")
     return _read_all(
         version,
         lambda name: (found[version.folder, name], f"{path}, {version.folder}/{name}"),
@@ -160,18 +160,18 @@ def _pickled_images(content: bytes, source: str) -> Images:
     if not isinstance(data, ByteArray) or len(data.shape) != 2 or data.shape[1] != IMAGE_BYTES:
         shape = data.shape if isinstance(data, ByteArray) else type(data).__name__
         raise InputError(
-            f"{source}: its 'data' is {shape}, expected an array of (images, {IMAGE_BYTES}) bytes."
+            f"{source}: its 'data' is {shape}, expected an array of (images, {IMAGE_BYTES}) bytes"
         )
     if not isinstance(labels, list) or len(labels) != data.shape[0] or not labels:
         number = len(labels) if isinstance(labels, list) else type(labels).__name__
         raise InputError(
             f"{source}: its 'labels' are {number}, expected a list with one for each of the "
-            f"{data.shape[0]} images."
+            f"{data.shape[0]} images"
         )
     for number, label in enumerate(labels, start=1):
         if type(label) is not int or not 0 <= label < NUM_CLASSES:
             raise InputError(
-                f"{source}: label {number} is {label!r:.40}, expected 0 to {NUM_CLASSES - 1}."
+                f"{source}: label {number} is {label!r:.40}, expected 0 to {NUM_CLASSES - 1}"
             )
     pixels = torch.frombuffer(bytearray(data.content), dtype=torch.uint8)
     return Images(pixels.reshape(-1, *IMAGE_SHAPE), torch.tensor(labels))
@@ -180,7 +180,7 @@ def _pickled_images(content: bytes, source: str) -> Images:
 def _pickled_class_names(content: bytes, source: str) -> tuple[str, ...]:
     names = _dictionary(content, source).get("label_names")
     if not isinstance(names, list) or len(names) != NUM_CLASSES:
-        raise InputError(f"{source}: expected a list of {NUM_CLASSES} 'label_names'.")
+        raise InputError(f"{source}: expected a list of {NUM_CLASSES} 'label_names'")
     return tuple(_text(name) for name in names)
 
 
@@ -189,7 +189,7 @@ def _binary_images(content: bytes, source: str) -> Images:
     size = 1 + IMAGE_BYTES
     if not content or len(content) % size:
         raise InputError(
-            f"{source} has {len(content)} bytes, expected {size} for each image (10,000 images)."
+            f"{source} has {len(content)} bytes, expected {size} for each image (10,000 images)"
         )
     rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, size)
     labels = rows[:, 0].long()
@@ -198,7 +198,7 @@ def _binary_images(content: bytes, source: str) -> Images:
         number = int(wrong[0])
         raise InputError(
             f"{source}: label {number + 1} is {int(labels[number])}, expected 0 to "
-            f"{NUM_CLASSES - 1}."
+            f"{NUM_CLASSES - 1}"
         )
     return Images(rows[:, 1:].reshape(-1, *IMAGE_SHAPE).clone(), labels)
 
@@ -207,7 +207,7 @@ def _listed_class_names(content: bytes, source: str) -> tuple[str, ...]:
     names = content.decode("utf-8", "replace").split()
     if len(names) != NUM_CLASSES:
         raise InputError(
-            f"{source} has {len(names)} names, expected one a line for {NUM_CLASSES} classes."
+            f"{source} has {len(names)} names, expected one a line for {NUM_CLASSES} classes"
         )
     return tuple(names)
 
@@ -215,7 +215,7 @@ def _listed_class_names(content: bytes, source: str) -> tuple[str, ...]:
 def _dictionary(content: bytes, source: str) -> dict[str, Any]:
     found = load_inert(content, source)
     if not isinstance(found, dict):
-        raise InputError(f"{source} holds a {type(found).__name__}: expected a dictionary.")
+        raise InputError(f"{source} holds a {type(found).__name__}: expected a dictionary")
     return {_text(key): value for key, value in found.items()}
 
 

@@ -61,8 +61,8 @@ def encode_images(images: ImageSet, max_examples: int | None = None) -> EncodedI
     mean, std = pixel_statistics(train.pixels)
     if not bool((std > 0).all()):
         raise InputError(
-            f"The training images of {images.source} all have the same pixels: they cannot be "
-            "normalized."
+            f"the training images of {images.source} all have the same pixels: they cannot be "
+            "normalized"
         )
     return EncodedImages(images, {**images.splits, "train": train}, mean, std)
 
@@ -79,7 +79,7 @@ def encode_images_by(images: ImageSet, other: EncodedImages) -> EncodedImages:
     ):
         if own != expected:
             raise InputError(
-                f"{images.source} has the {what} {own}, and the model was trained with {expected}."
+                f"{images.source} has the {what} {own}, and the model was trained with {expected}"
             )
     return EncodedImages(images, images.splits, other.mean, other.std)
 

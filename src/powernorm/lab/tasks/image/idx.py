@@ -52,19 +52,19 @@ def _read_part(folder: Path, part: str) -> Images:
     if tuple(pixels.shape[1:]) != (IMAGE_SIDE, IMAGE_SIDE):
         raise InputError(
             f"{image_path} has images of {pixels.shape[1]} x {pixels.shape[2]} pixels: expected "
-            f"{IMAGE_SIDE} x {IMAGE_SIDE}."
+            f"{IMAGE_SIDE} x {IMAGE_SIDE}"
         )
     if len(pixels) != len(labels):
         raise InputError(
             f"{image_path} has {len(pixels)} images and {label_path} {len(labels)} labels: "
-            "expected one for each."
+            "expected one for each"
         )
     wrong = (labels >= NUM_CLASSES).nonzero().flatten()
     if len(wrong):
         number = int(wrong[0])
         raise InputError(
             f"{label_path}, item {number + 1} (byte {number + 8}): the label {int(labels[number])} "
-            f"is none of 0 to {NUM_CLASSES - 1}."
+            f"is none of 0 to {NUM_CLASSES - 1}"
         )
     return Images(pixels[:, None], labels.long())
 
@@ -75,7 +75,7 @@ def _official_file(folder: Path, part: str, kind: str) -> Path:
         if path.exists():
             return path
     raise InputError(
-        f"{folder} has no {candidates[0].name}: expected the four files of MNIST, plain or .gz."
+        f"{folder} has no {candidates[0].name}: expected the four files of MNIST, plain or .gz"
     )
 
 
@@ -108,11 +108,11 @@ def read_idx(path: Path, num_dimensions: int) -> Tensor:
             return _parse(plain, path, num_dimensions)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
-            f"{path} is a damaged gzip file ({error}): fetch or unpack it again."
+            f"{path} is a damaged gzip file ({error}): fetch or unpack it again"
         ) from error
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror}): expected an idx file."
+            f"{path} cannot be read ({error.strerror}): expected an idx file"
         ) from error
 
 
@@ -123,16 +123,16 @@ def _parse(file: "IO[bytes] | gzip.GzipFile", path: Path, num_dimensions: int) -
         raise InputError(
             f"{path} begins with the bytes {head[:4].hex(' ') or '(none)'}: expected "
             f"{magic.hex(' ')}, an idx file of unsigned bytes with {num_dimensions} "
-            f"dimension{'s' if num_dimensions > 1 else ''}."
+            f"dimension{'s' if num_dimensions > 1 else ''}"
         )
     if len(head) < 4 + 4 * num_dimensions:
-        raise InputError(f"{path} ends after {len(head)} bytes, within its sizes: fetch it again.")
+        raise InputError(f"{path} ends after {len(head)} bytes, within its sizes: fetch it again")
     shape = [int.from_bytes(head[at : at + 4], "big") for at in range(4, len(head), 4)]
     sides_fit = all(1 <= side <= 1024 for side in shape[1:])
     if not 1 <= shape[0] <= MAX_ITEMS or not sides_fit:
         raise InputError(
             f"{path} says that its sizes are {' x '.join(map(str, shape))}: expected 1 to "
-            f"{MAX_ITEMS} items of at most 1024 x 1024."
+            f"{MAX_ITEMS} items of at most 1024 x 1024"
         )
     num_bytes = math.prod(shape)
     content = bytearray(file.read(num_bytes + 1))
@@ -140,6 +140,6 @@ def _parse(file: "IO[bytes] | gzip.GzipFile", path: Path, num_dimensions: int) -
         found = "more" if len(content) > num_bytes else f"only {len(content)}"
         raise InputError(
             f"{path} must have {num_bytes} bytes after its sizes ({' x '.join(map(str, shape))}), "
-            f"and has {found}: fetch it again."
+            f"and has {found}: fetch it again"
         )
     return torch.frombuffer(content, dtype=torch.uint8).reshape(shape)

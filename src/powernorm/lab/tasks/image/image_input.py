@@ -17,7 +17,7 @@ def check_channels(num_channels: int) -> int:
         InputError: it is neither 1 nor 3.
     """
     if num_channels not in CHANNELS:
-        raise InputError(f"num_channels={num_channels}: give 1 for gray images or 3 for colors.")
+        raise InputError(f"num_channels={num_channels}: give 1 for gray images or 3 for colors")
     return num_channels
 
 
@@ -28,7 +28,7 @@ def check_side(side: int) -> int:
         InputError: it is neither 28 nor 32.
     """
     if side not in SIDES:
-        raise InputError(f"side={side}: give 28 (MNIST) or 32 (CIFAR-10).")
+        raise InputError(f"side={side}: give 28 (MNIST) or 32 (CIFAR-10)")
     return side
 
 
@@ -48,5 +48,5 @@ def check_pixels(pixels: Tensor, num_channels: int, side: int | None = None) -> 
     if not fits or pixels.shape[2] != pixels.shape[3] or pixels.shape[2] not in sides:
         expected = " or ".join(f"(images, {num_channels}, {one}, {one})" for one in sides)
         raise InputError(
-            f"The pixels have the shape {tuple(pixels.shape)}: the model takes {expected}."
+            f"the pixels have the shape {tuple(pixels.shape)}: the model takes {expected}"
         )

@@ -51,7 +51,7 @@ class ImageSet:
     def __post_init__(self) -> None:
         for split in SPLITS:
             if not len(self.splits[split].labels):
-                raise InputError(f"The {split} split of {self.source} has no images: give some.")
+                raise InputError(f"the {split} split of {self.source} has no images: give some")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -84,8 +84,8 @@ def divided(train: Images, test: Images, period: int) -> dict[Split, Images]:
     num_train = len(train.labels)
     if num_train < 2:
         raise InputError(
-            f"There is only {num_train} training image: at least 2 are needed to set one aside for "
-            "validation."
+            f"there is only {num_train} training image: at least 2 are needed to set one aside for "
+            "validation"
         )
     first_valid = num_train - max(1, num_train // period)
     return {

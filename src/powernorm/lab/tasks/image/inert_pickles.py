@@ -142,8 +142,8 @@ def load_inert(content: bytes, source: str) -> object:
     # A damaged pickle may raise nearly anything.
     except Exception as error:
         raise InputError(
-            f"{source} is not a pickle of CIFAR-10, or damaged: {error or type(error).__name__}. "
-            "Expected plain data, which is all that is ever loaded; fetch the file again."
+            f"{source} is not a pickle of CIFAR-10, or damaged: {error or type(error).__name__}; "
+            "expected plain data, which is all that is ever loaded; fetch the file again"
         ) from error
 
 

@@ -72,5 +72,5 @@ def _read(path: Path) -> ImageSet:
     raise InputError(
         f"{path} {problem}: expected a folder with MNIST's "
         f"four idx files, {FOLDERS}, {ARCHIVES}, a folder with one of these, or one of "
-        f"{', '.join(IMAGE_SETS)}."
+        f"{', '.join(IMAGE_SETS)}"
     )

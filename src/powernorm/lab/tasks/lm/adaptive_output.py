@@ -90,10 +90,10 @@ def _check_cutoffs(vocabulary_size: int, num_features: int, cutoffs: Sequence[in
     if not cutoffs or not is_rising or cutoffs[0] < 1 or cutoffs[-1] >= vocabulary_size:
         raise InputError(
             f"adaptive_cutoffs={written} do not fit a vocabulary of {vocabulary_size}: give rising "
-            f"ids from 1 to {vocabulary_size - 1}."
+            f"ids from 1 to {vocabulary_size - 1}"
         )
     if num_features < _DIVISION ** len(cutoffs):
         raise InputError(
             f"adaptive_cutoffs={written}: the last cluster would have less than one of the "
-            f"{num_features} features; give fewer cutoffs."
+            f"{num_features} features; give fewer cutoffs"
         )

@@ -43,8 +43,8 @@ class Segments(Order):
         self._num_segments = (num_tokens - length + 1) // length
         if self._num_segments < batch_size:
             raise InputError(
-                f"The train split has {num_tokens} tokens, fewer than a batch of {batch_size} "
-                f"segments of {length}: lower data.batch_size or data.sequence_length."
+                f"the train split has {num_tokens} tokens, fewer than a batch of {batch_size} "
+                f"segments of {length}: lower data.batch_size or data.sequence_length"
             )
         batches = self._num_segments // batch_size
         super().__init__(batches - batches % batches_per_update or batches, seed)

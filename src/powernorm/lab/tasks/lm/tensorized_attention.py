@@ -93,8 +93,8 @@ class TensorizedAttention(nn.Module):
         """
         if padding_mask is not None and self.sees_future:
             raise InputError(
-                "A tensorized attention that sees the future would see the padding too: leave the "
-                "padding mask out, or sees_future."
+                "a tensorized attention that sees the future would see the padding too: leave the "
+                "padding mask out, or sees_future"
             )
         length = x.shape[1]
         query, key, value = self.query_key_value(x).chunk(3, dim=-1)

@@ -51,9 +51,9 @@ class Streams(Order):
         self._num_segments = num_tokens // (self._num_rows * length)
         if not self._num_segments:
             raise InputError(
-                f"The train split has {num_tokens} bytes, fewer than an update of "
+                f"the train split has {num_tokens} bytes, fewer than an update of "
                 f"{self._num_rows} segments of {length}: lower data.batch_size, "
-                "data.sequence_length or optimizer.accumulation."
+                "data.sequence_length or optimizer.accumulation"
             )
         super().__init__(self._num_segments * batches_per_update, seed)
         self._remainder = num_tokens - self._num_segments * self._num_rows * length

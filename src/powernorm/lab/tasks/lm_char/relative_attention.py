@@ -52,7 +52,7 @@ class RelativeAttention(nn.Module):
         if num_features % num_heads:
             raise InputError(
                 f"num_heads={num_heads} does not divide num_features={num_features}: choose a "
-                "divisor."
+                "divisor"
             )
         size = num_features // num_heads
         self.num_heads = num_heads

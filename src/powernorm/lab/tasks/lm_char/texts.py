@@ -93,7 +93,7 @@ def read_bytes(path: Path) -> EncodedBytes:
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give a file such as enwik8, a folder with train.txt, "
-            f"valid.txt and test.txt, or the name of an embedded corpus ({', '.join(EMBEDDED)})."
+            f"valid.txt and test.txt, or the name of an embedded corpus ({', '.join(EMBEDDED)})"
         )
     return _read_whole(path)
 
@@ -115,12 +115,12 @@ def _read_folder(folder: Path) -> EncodedBytes:
                 return _read_whole(folder / name)
         raise InputError(
             f"{folder} holds no text of bytes: expected train.txt, valid.txt and test.txt, or a "
-            "file enwik8 or text8."
+            "file enwik8 or text8"
         )
     for split in SPLITS:
         if split not in found:
             names = " and ".join(path.name for path in found.values())
-            raise InputError(f"{folder} has {names} but no {split}.txt: put it beside the others.")
+            raise InputError(f"{folder} has {names} but no {split}.txt: put it beside the others")
     splits = {split: _read_split(path) for split, path in found.items()}
     return EncodedBytes(folder.resolve().name, str(folder), USER_LICENSE, splits)
 
@@ -135,30 +135,30 @@ def _split_file(folder: Path, split: Split) -> Path | None:
 def _read_split(path: Path) -> Tensor:
     content = _read(path)
     if not content:
-        raise InputError(f"{path} is empty: expected text.")
+        raise InputError(f"{path} is empty: expected text")
     # Only what Transformer-XL's preparation writes looks so for a whole line.
     if _NUMBERS.fullmatch(content[:_LOOKED_AT]):
         raise InputError(
             f"{path}, line 1: bytes written as numbers ({content[:12].decode()!r}); put the "
-            f"{path.name}.raw of the same preparation beside it, or give the text itself."
+            f"{path.name}.raw of the same preparation beside it, or give the text itself"
         )
     return _tensor(content)
 
 
 def _read_whole(path: Path) -> EncodedBytes:
     if path.suffix in _PACKED:
-        raise InputError(f"{path} is packed: unpack it and give the file in it.")
+        raise InputError(f"{path} is packed: unpack it and give the file in it")
     content = _read(path)
     expected = OFFICIAL_SIZES.get(path.name)
     if expected is not None and len(content) != expected:
         raise InputError(
             f"{path} has {len(content):,} bytes and should have {expected:,}: fetch it again, or "
-            "give the file another name if it is meant to be so."
+            "give the file another name if it is meant to be so"
         )
     if len(content) < MINIMUM:
         raise InputError(
             f"{path} has {len(content)} bytes: at least {MINIMUM} are needed to set some aside "
-            "for validation and test."
+            "for validation and test"
         )
     whole = _tensor(content)
     first, second = len(content) * 90 // 100, len(content) * 95 // 100
@@ -180,7 +180,7 @@ def _read(path: Path) -> bytearray:
                 size += read
         view.release()
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}): expected a file.") from error
+        raise InputError(f"{path} cannot be read ({error.strerror}): expected a file") from error
     del content[size:]
     return content
 

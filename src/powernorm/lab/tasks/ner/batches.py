@@ -140,5 +140,5 @@ def _check_size(file: str | None, vectors: Mapping[int, Tensor], wanted: int, ke
     if size != wanted:
         raise InputError(
             f"{file} has vectors of {size} numbers, the model's embeddings have {wanted}: set "
-            f"{key}={size}."
+            f"{key}={size}"
         )

@@ -87,7 +87,7 @@ def _blocks(text: str, source: str) -> list[_Block]:
             known.add(columns[-1])
         if not columns[0].strip(_BLANKS):
             expected = f"column 1 (word): {columns[0]!r}; expected a word"
-            raise InputError(f"{source}, line {number}, {expected}.")
+            raise InputError(f"{source}, line {number}, {expected}")
         blocks[-1].append(_Line(number, columns[0], columns[-1]))
     return [block for block in blocks if block]
 
@@ -105,12 +105,12 @@ def _check_columns(columns: list[str], expected: int, where: str) -> None:
     if len(columns) != expected:
         raise InputError(
             f"{where} has {len(columns)} columns: expected {expected}, a word first and its tag "
-            "last, with tabs or spaces between them."
+            "last, with tabs or spaces between them"
         )
     if not TAG.fullmatch(columns[-1]):
         raise InputError(
             f"{where}, column {expected} (tag): {columns[-1]!r}; expected O, or one of B, I, M, E, "
-            "L, S and U with a hyphen and the kind of the entity, such as B-PER."
+            "L, S and U with a hyphen and the kind of the entity, such as B-PER"
         )
 
 
@@ -149,5 +149,5 @@ def _spans(block: _Block, scheme: Scheme, reason: str, source: str) -> list[Span
             line = block[-1]
             found = f"the sentence ends after {line.tag}"
         raise InputError(
-            f"{source}, line {line.number}: {found}; expected {error.expected} ({reason})."
+            f"{source}, line {line.number}: {found}; expected {error.expected} ({reason})"
         ) from error

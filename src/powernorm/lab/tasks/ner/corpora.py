@@ -96,7 +96,7 @@ def _read(path: Path) -> EntityCorpus:
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give a folder with {_EXPECTED}, one file with a word and its "
-            f"tag a line, or the name of a data set ({', '.join(NAMES)})."
+            f"tag a line, or the name of a data set ({', '.join(NAMES)})"
         )
     match = _OFFICIAL.fullmatch(path.name)
     if match and match["split"] == "train" and _others(path.parent, match["name"]):
@@ -107,7 +107,7 @@ def _read(path: Path) -> EntityCorpus:
     if len(sentences) < PERIOD:
         raise InputError(
             f"{path} has {len(sentences)} sentences: at least {PERIOD} are needed to set some "
-            "aside for validation and test."
+            "aside for validation and test"
         )
     return EntityCorpus(path.stem, str(path), USER_LICENSE, _split(sentences))
 
@@ -122,11 +122,11 @@ def _read_folder(folder: Path, name: str | None, source: str, license: str) -> E
     matches = (_OFFICIAL.fullmatch(path.name) for path in folder.iterdir())
     names = sorted({match["name"] or "" for match in matches if match})
     if not names:
-        raise InputError(f"{folder} holds no sentences with entities: expected {_EXPECTED}.")
+        raise InputError(f"{folder} holds no sentences with entities: expected {_EXPECTED}")
     if len(names) > 1:
         raise InputError(
             f"{folder} holds several data sets ({', '.join(item or 'train' for item in names)}): "
-            "give the path of the train file of one."
+            "give the path of the train file of one"
         )
     return _read_official(
         folder, names[0], name or names[0] or folder.resolve().name, source, license
@@ -147,7 +147,7 @@ def _read_official(folder: Path, prefix: str, name: str, source: str, license: s
         source = f"{source}, every tenth sentence of the train split set aside as valid"
     for split in SPLITS:
         if not parts[split]:
-            raise InputError(f"The {split} split of {folder} has no sentences: give some.")
+            raise InputError(f"the {split} split of {folder} has no sentences: give some")
     return EntityCorpus(name, source, license, {split: parts[split] for split in SPLITS})
 
 
@@ -163,7 +163,7 @@ def _official_paths(folder: Path, prefix: str) -> dict[Split, Path]:
             held = " and ".join(path.name for path in paths) or "none"
             raise InputError(
                 f"{folder} must hold one {split} split of {prefix or 'the data set'}, found "
-                f"{held}: expected {_EXPECTED}."
+                f"{held}: expected {_EXPECTED}"
             )
     return {split: paths[0] for split, paths in found.items() if paths}
 

@@ -48,7 +48,7 @@ class DirectionalAttention(nn.Module):
         if num_features % (2 * num_heads):
             raise InputError(
                 f"num_heads={num_heads} does not divide num_features={num_features} into heads of "
-                "an even size, of which half are sines and half cosines: choose another."
+                "an even size, of which half are sines and half cosines: choose another"
             )
         self.num_heads = num_heads
         self.head_features = num_features // num_heads

@@ -216,7 +216,7 @@ def _check_characters(corpus: EntityCorpus) -> None:
         raise InputError(
             f"{corpus.source} has words such as {longer[0][:40]!r}, and bigrams are of neighboring "
             "characters: set model.bigram_features=none, or take data whose words are characters, "
-            "as train.char.bmes of Resume."
+            "as train.char.bmes of Resume"
         )
 
 
@@ -239,12 +239,12 @@ def _forms(corpus: EntityCorpus) -> set[str]:
 
 def _check_kinds(corpus: EntityCorpus, own: EntityCorpus) -> None:
     if not own.kinds:
-        raise InputError(f"{own.source} has no entities: every tag is O; expected some.")
+        raise InputError(f"{own.source} has no entities: every tag is O; expected some")
     for kind in corpus.kinds:
         if kind not in own.kinds:
             raise InputError(
                 f"{corpus.source} has entities of the kind {kind!r}, which the model does not "
-                f"know: expected one of {', '.join(own.kinds)}."
+                f"know: expected one of {', '.join(own.kinds)}"
             )
 
 

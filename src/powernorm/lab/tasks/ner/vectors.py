@@ -50,12 +50,12 @@ def read_vectors(path: Path, words: Set[str]) -> dict[str, Tensor]:
             kept[key] = _vector(values, f"{path}, line {number}")
     if not num_features:
         problem = "has no vector after its first line" if number else "is empty"
-        raise InputError(f"{path} {problem}: expected {_FORMAT} in each line.")
+        raise InputError(f"{path} {problem}: expected {_FORMAT} in each line")
     found = other_case | exact
     if not found:
         raise InputError(
             f"{path} has a vector for none of the {len(words)} words of the data: expected vectors "
-            "of its language."
+            "of its language"
         )
     return found
 
@@ -69,21 +69,21 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 except UnicodeDecodeError as error:
                     raise InputError(
                         f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8 "
-                        "text; convert the file to UTF-8."
+                        "text; convert the file to UTF-8"
                     ) from error
                 if not line:
-                    raise InputError(f"{path}, line {number} is empty: expected a word's vector.")
+                    raise InputError(f"{path}, line {number} is empty: expected a word's vector")
                 if "\t" in line:
                     # Else a number would pass as the end of a word, here or in the lines below.
                     raise InputError(
                         f"{path}, line {number} has a tab: expected {_FORMAT}; put one space in "
-                        "place of each tab."
+                        "place of each tab"
                     )
                 yield number, line
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}): expected word vectors in GloVe's text "
-            "format."
+            "format"
         ) from error
 
 
@@ -102,7 +102,7 @@ def _num_features(line: str, where: str) -> int:
         number += 1
     if not number:
         raise InputError(
-            f"{where}, column {len(columns)}: {columns[-1][:40]!r}; expected {_FORMAT}."
+            f"{where}, column {len(columns)}: {columns[-1][:40]!r}; expected {_FORMAT}"
         )
     return number
 
@@ -110,13 +110,13 @@ def _num_features(line: str, where: str) -> int:
 def _columns(line: str, num_features: int, where: str) -> tuple[str, list[str]]:
     columns = line.rsplit(" ", num_features)
     if columns[0].strip(" ") and columns[0].endswith(" "):
-        raise InputError(f"{where} has two spaces together: expected {_FORMAT}.")
+        raise InputError(f"{where} has two spaces together: expected {_FORMAT}")
     # Some published words hold spaces, so more columns are an error only where they are numbers.
     _, space, last = columns[0].rpartition(" ")
     if len(columns) != num_features + 1 or (space and _is_number(last)):
         raise InputError(
             f"{where} has {line.count(' ') + 1} columns: expected a word and {num_features} "
-            "numbers with single spaces between them, as in the first lines."
+            "numbers with single spaces between them, as in the first lines"
         )
     return columns[0], columns[1:]
 
@@ -134,7 +134,7 @@ def _vector(values: list[str], where: str) -> Tensor:
     for column, value in enumerate(values, start=2):
         number = float(value) if _is_number(value) else math.nan
         if not math.isfinite(number):
-            raise InputError(f"{where}, column {column}: {value[:40]!r}; expected a finite number.")
+            raise InputError(f"{where}, column {column}: {value[:40]!r}; expected a finite number")
         numbers.append(number)
     vector = torch.tensor(numbers, dtype=torch.float64)
     length = float(vector.norm())

@@ -77,12 +77,12 @@ def _check_split(encoded: EncodedTreebank, split: Split) -> None:
     if not len(gold):
         reasons = ", ".join(f"{number} {reason}" for reason, number in gold.left_out.items())
         raise InputError(
-            f"No tree of the {split} split of {encoded.source} can be built by transitions: it has "
-            f"{reasons}. Give one with projective trees and a single root."
+            f"no tree of the {split} split of {encoded.source} can be built by transitions: it has "
+            f"{reasons}: give one with projective trees and a single root"
         )
     if not encoded.trees[split].is_scored.any():
         raise InputError(
-            f"The {split} split of {encoded.source} has nothing but punctuation: give sentences."
+            f"the {split} split of {encoded.source} has nothing but punctuation: give sentences"
         )
 
 
@@ -107,7 +107,7 @@ def check_treebank(treebank: Treebank) -> None:
     """
     for split in SPLITS:
         if not treebank.sentences[split]:
-            raise InputError(f"The {split} split of {treebank.source} has no sentences: give some.")
+            raise InputError(f"the {split} split of {treebank.source} has no sentences: give some")
         for sentence in treebank.sentences[split]:
             _check_annotation(sentence)
             _check_acyclic(sentence)

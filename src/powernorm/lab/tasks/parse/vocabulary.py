@@ -96,7 +96,7 @@ class Vocabulary:
                 columns = "column 4 (UPOS)" if self.is_universal else "columns 4 and 5"
                 raise InputError(
                     f"{sentence.source}, line {line}: {word.form!r} has no tag in {columns}; "
-                    "expected one for every word."
+                    "expected one for every word"
                 )
 
 

@@ -92,13 +92,13 @@ def _vocabulary(treebank: Treebank, vocabulary_size: int) -> _Vocabulary:
 def _check(treebank: Treebank) -> None:
     for split in SPLITS:
         if not treebank.sentences[split]:
-            raise InputError(f"The {split} split of {treebank.source} has no sentences: give some.")
+            raise InputError(f"the {split} split of {treebank.source} has no sentences: give some")
         for number, sentence in enumerate(treebank.sentences[split], start=1):
             for word in sentence.words:
                 if word.tag == UNSPECIFIED:
                     raise InputError(
                         f"{treebank.source}, sentence {number} of the {split} split: "
-                        f"{word.form!r} has no tag in column UPOS; expected one for every word."
+                        f"{word.form!r} has no tag in column UPOS; expected one for every word"
                     )
 
 
@@ -144,7 +144,7 @@ def _check_tags(treebank: Treebank, vocabulary: _Vocabulary) -> None:
                 if word.tag not in vocabulary.tags:
                     raise InputError(
                         f"{treebank.source} has the tag {word.tag!r}, which the model does not "
-                        f"know: expected one of {', '.join(vocabulary.tags)}."
+                        f"know: expected one of {', '.join(vocabulary.tags)}"
                     )
 
 

@@ -49,7 +49,7 @@ def training_pairs(
     if longest > batch_tokens:
         raise InputError(
             f"data.batch_tokens={batch_tokens} is less than the {longest} subwords of the "
-            "longest training pair: raise it, or lower data.sequence_length."
+            "longest training pair: raise it, or lower data.sequence_length"
         )
     groups = LengthGroups(
         source_lengths, target_lengths, batch_tokens=batch_tokens, count_padding=count_padding

@@ -58,20 +58,20 @@ class BeamSearch:
 
     def __post_init__(self) -> None:
         if self.beam_size < 1:
-            raise InputError(f"beam_size={self.beam_size} must be 1 or more.")
+            raise InputError(f"beam_size={self.beam_size} must be 1 or more")
         if not 1 <= self.num_best <= self.beam_size:
             raise InputError(
                 f"num_best={self.num_best} must be from 1 to beam_size={self.beam_size}: take a "
-                "wider beam for more translations."
+                "wider beam for more translations"
             )
         if self.length_normalization not in get_args(LengthNormalization):
             raise InputError(
                 f"length_normalization={self.length_normalization!r} must be one of "
-                f"{', '.join(get_args(LengthNormalization))}."
+                f"{', '.join(get_args(LengthNormalization))}"
             )
         for name in ("length_penalty", "max_length_factor", "max_length_offset"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name}={getattr(self, name)} must be 0 or more.")
+                raise InputError(f"{name}={getattr(self, name)} must be 0 or more")
 
     def divisor(self, length: Length) -> Length:
         """What the log-probability of so many tokens, the end mark included, is divided by."""

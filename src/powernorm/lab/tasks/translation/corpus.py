@@ -56,8 +56,8 @@ class ParallelCorpus:
         self.num_dropped[split] = {EMPTY: num_empty}
         if not num_kept:
             raise InputError(
-                f"The {split} split of {self.source} has no sentence pairs: give it text in both "
-                "languages."
+                f"the {split} split of {self.source} has no sentence pairs: give it text in both "
+                "languages"
             )
 
     def fingerprint(self) -> str:

@@ -44,7 +44,7 @@ def hub_pairs(source: str, languages: str | None, *, tokenized: bool) -> Paralle
     """
     name, _, config = source.removeprefix(HUB_PREFIX).partition(":")
     if not name:
-        raise InputError(f"data.path={source!r} names no data set: give hf:NAME or hf:NAME:CONFIG.")
+        raise InputError(f"data.path={source!r} names no data set: give hf:NAME or hf:NAME:CONFIG")
     loaded = _load(source, name, config or None)
     parts = {split: _part(loaded, split, source) for split in SPLITS}
     pair = _languages(parts["train"].features, languages, source)
@@ -73,7 +73,7 @@ def _load(source: str, name: str, config: str | None) -> Mapping[str, Any]:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"data.path={source} cannot be loaded ({reason}): expected hf:NAME or hf:NAME:CONFIG "
-            "of a data set on the hub (with a network), or of a local folder."
+            "of a data set on the hub (with a network), or of a local folder"
         ) from error
     return loaded
 
@@ -84,7 +84,7 @@ def _part(loaded: Mapping[str, Any], split: Split, source: str) -> Any:
             return loaded[name]
     raise InputError(
         f"{source} has no {split} split, only {', '.join(loaded)}: expected "
-        f"{' or '.join(_SPLIT_NAMES[split])}."
+        f"{' or '.join(_SPLIT_NAMES[split])}"
     )
 
 
@@ -99,7 +99,7 @@ def _languages(features: Mapping[str, Any], languages: str | None, source: str) 
         raise InputError(
             f"data.languages={languages}: {source} has no text in "
             f"{' and '.join(absent)}, only {', '.join(found)}; expected both in the column "
-            f"{_TRANSLATION}, or a column for each."
+            f"{_TRANSLATION}, or a column for each"
         )
     return pair
 
@@ -116,7 +116,7 @@ def _no_languages(found: list[str], feature: Any, source: str) -> InputError:
         return missing_languages(pairs, source)
     return InputError(
         f"{source} has text in {', '.join(texts) or 'no language'} only: expected two languages in "
-        f"the column {_TRANSLATION}, or a column for each, named by its language."
+        f"the column {_TRANSLATION}, or a column for each, named by its language"
     )
 
 
@@ -145,5 +145,5 @@ def _text(value: Any, where: str, number: int) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise InputError(f"{where}, row {number}: {value!r} is no text; expected a sentence.")
+        raise InputError(f"{where}, row {number}: {value!r} is no text; expected a sentence")
     return value.replace("\r", " ").replace("\n", " ")

@@ -100,7 +100,7 @@ class Codes:
             if len(parts) != 2 or not all(parts):
                 raise InputError(
                     f"{name}, line {number}: {line[:40]!r} is no pair of symbols; expected codes "
-                    "of subword-nmt, as `l o` or `lo w</w>`, one merge a line."
+                    "of subword-nmt, as `l o` or `lo w</w>`, one merge a line"
                 )
             if self._has_own_end:
                 parts = [part.replace(_END_OF_WORD, _END_CHARACTER) for part in parts]
@@ -206,7 +206,7 @@ class SentencePieces:
             self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
             raise InputError(
-                f"{name} is no model of SentencePiece: give its .model file."
+                f"{name} is no model of SentencePiece: give its .model file"
             ) from error
 
     @classmethod
@@ -250,7 +250,7 @@ def text_encoder(content: str) -> TextEncoder:
         if "words" in known:
             return Pieces.from_json(content)
     except (ValueError, LookupError, TypeError) as error:
-        raise InputError(f"The subwords cannot be read ({error}).") from error
+        raise InputError(f"the subwords cannot be read ({error})") from error
     return Subwords.from_json(content)
 
 
@@ -319,9 +319,9 @@ def _check_codes(codes: Codes, texts: Iterable[str]) -> None:
         (own,) = codes.split([joined(text)])
         if own != " ".join(text.split()):
             raise InputError(
-                f"The file {CODES_FILE} beside the split files did not cut them: it makes {own!r} "
+                f"the file {CODES_FILE} beside the split files did not cut them: it makes {own!r} "
                 f"where they have {text!r}; give it another name, or put those that did in its "
-                "place."
+                "place"
             )
 
 
@@ -351,7 +351,7 @@ def read_subwords(
     if not path.is_file():
         raise InputError(
             f"data.subwords={chosen}: there is no such file; give learned, split, the path of "
-            f"codes of subword-nmt, or that of a model of SentencePiece ({MODEL_SUFFIX})."
+            f"codes of subword-nmt, or that of a model of SentencePiece ({MODEL_SUFFIX})"
         )
     if path.suffix == MODEL_SUFFIX:
         return ImportedSubwords(True, model=SentencePieces(path.read_bytes(), str(path)))
@@ -372,14 +372,14 @@ def _dictionaries(
         return None
     if len(there) == 1:
         (missing,) = {*paths} - {*there}
-        raise InputError(f"{missing} is missing beside {there[0].name}: give both, or neither.")
+        raise InputError(f"{missing} is missing beside {there[0].name}: give both, or neither")
     source, target = map(_read_dictionary, paths)
     if not is_joint:
         return source, target
     if source.to_json() != target.to_json():
         raise InputError(
             f"{paths[0]} and {paths[1].name} differ: set data.joint_vocabulary=false, with "
-            "model.shared_embeddings=target or none; or give the joint one twice."
+            "model.shared_embeddings=target or none; or give the joint one twice"
         )
     return source, source
 
@@ -392,9 +392,9 @@ def _read_dictionary(path: Path) -> Words:
         if len(parts) != 2 or not parts[0] or not parts[1].isdecimal():
             raise InputError(
                 f"{path}, line {number}: {line[:40]!r} is no piece with its count; expected a "
-                "vocabulary of fairseq, as `Hau@@ 12`."
+                "vocabulary of fairseq, as `Hau@@ 12`"
             )
         if parts[0] in pieces:
-            raise InputError(f"{path}, line {number}: {parts[0]} is there twice.")
+            raise InputError(f"{path}, line {number}: {parts[0]} is there twice")
         pieces[parts[0]] = None
     return Words([piece for piece in pieces if piece != UNKNOWN])

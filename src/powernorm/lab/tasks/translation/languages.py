@@ -34,7 +34,7 @@ def check_languages(languages: str) -> None:
     if not _PAIR.fullmatch(languages) or not _readings(languages):
         raise InputError(
             f"data.languages={languages!r} is no pair of languages: give the source and the "
-            "target, as de-en."
+            "target, as de-en"
         )
 
 
@@ -59,7 +59,7 @@ def language_pair(languages: str, found: Collection[str] = ()) -> LanguagePair:
         ways = " or ".join(" and ".join(pair) for pair in best)
         raise InputError(
             f"data.languages={languages} may be {ways}: write the languages without hyphens, as "
-            "pt_br (and call files so)."
+            "pt_br (and call files so)"
         )
     return best[0]
 
@@ -103,7 +103,7 @@ def missing_languages(pairs: Iterable[LanguagePair], source: str) -> InputError:
     last = names.pop() if len(choices) <= _MOST_SHOWN else "another pair of these"
     return InputError(
         f"{source} is in {', '.join(found)}, and nothing says which is translated into which: set "
-        f"data.languages={', '.join(names)} or {last}."
+        f"data.languages={', '.join(names)} or {last}"
     )
 
 

@@ -98,7 +98,7 @@ def not_found(folder: Path, message: str) -> InputError:
     if not packed:
         return InputError(message)
     names = ", ".join(packed[:_MOST_SHOWN]) + (", …" if len(packed) > _MOST_SHOWN else "")
-    return InputError(f"{message} Compressed files are not read: decompress {names}.")
+    return InputError(f"{message} Compressed files are not read: decompress {names}")
 
 
 def check_decompressed(path: Path) -> None:
@@ -111,7 +111,7 @@ def check_decompressed(path: Path) -> None:
     packed = next((one for one in candidates if one.is_file()), path)
     if packed.suffix in _COMPRESSED and packed.is_file():
         raise InputError(
-            f"{packed} is compressed: decompress it and give the file or the folder that comes out."
+            f"{packed} is compressed: decompress it and give the file or the folder that comes out"
         )
 
 
@@ -127,14 +127,14 @@ def check_train_side(file: SideFile) -> None:
         known = [side.path.name for side in sides if (side.name, side.middle) == ("", "")]
         raise InputError(
             f"{file.path} has the name of two languages in one file ({file.language}): give the "
-            f"folder {folder} or one side, as {' or '.join(known) or 'train.de'}."
+            f"folder {folder} or one side, as {' or '.join(known) or 'train.de'}"
         )
     if file.split != "train":
         own = [side for side in sides if side.language == file.language]
         beside = sorted(own, key=lambda side: (side.name != file.name, side.middle != file.middle))
         fix = f" or its {beside[0].path.name}" if beside else ", with train files in it"
         raise InputError(
-            f"{file.path} is one side of the {file.split} split: give the folder {folder}{fix}."
+            f"{file.path} is one side of the {file.split} split: give the folder {folder}{fix}"
         )
 
 
@@ -166,13 +166,13 @@ def choose_languages(
             _folder(source),
             f"data.languages={languages}: {source} has no train split in {' and '.join(absent)}, "
             f"only in {', '.join(found) or 'no language'}; expected train.{pair[0]} and "
-            f"train.{pair[1]}.",
+            f"train.{pair[1]}",
         )
     if train and train.language not in pair:
         other = " or ".join(file.path.name for file in own if file.language in pair)
         raise InputError(
             f"data.languages={languages}: {source} is in {train.language}; give the path of "
-            f"{other}, or a pair of languages with {train.language}."
+            f"{other}, or a pair of languages with {train.language}"
         )
     return pair
 
@@ -189,17 +189,17 @@ def _no_languages(own: Sequence[SideFile], source: Path, train: SideFile | None)
     names = ", ".join(file.path.name for file in own[:_MOST_SHOWN])
     found = " and ".join(sorted({file.language for file in own}))
     if not own:
-        message = f"{source} has no train split: expected train.de, train.en and so on."
+        message = f"{source} has no train split: expected train.de, train.en and so on"
     elif len({file.language for file in own}) > 1:
         message = (
             f"{source} has train files in {found}, but no two that are the sides of one split "
-            f"({names}): expected names that differ by the language only, as train.de and train.en."
+            f"({names}): expected names that differ by the language only, as train.de and train.en"
         )
     else:
         message = (
             f"{source} has a train split in one language only, {found} ({names}): expected its "
             "translation in a file beside it that differs by the language only, as train.de and "
-            "train.en; or both in the columns of train.tsv."
+            "train.en; or both in the columns of train.tsv"
         )
     return not_found(_folder(source), message)
 
@@ -266,7 +266,7 @@ def _one(found: list[_Sides], split: Split, source: Path) -> _Sides:
         names = ", ".join(file.path.name for file, _ in found)
         fix = "give the path of one" if split == "train" else "leave one of them"
         raise InputError(
-            f"{source} has several {split} splits in {found[0][0].language} ({names}): {fix}."
+            f"{source} has several {split} splits in {found[0][0].language} ({names}): {fix}"
         )
     return found[0]
 
@@ -280,14 +280,14 @@ def _no_split(
             return not_found(
                 _folder(source),
                 f"{source} has no {split} split in {language}: expected one of {names}, beside the "
-                "others.",
+                "others",
             )
     names = ", ".join(file.path.name for file in files[:_MOST_SHOWN])
     return not_found(
         _folder(source),
         f"{source} has no two files that are the sides of one {split} split ({names}): expected "
         f"names that differ by the language only, as {split}.{languages[0]} and "
-        f"{split}.{languages[1]}.",
+        f"{split}.{languages[1]}",
     )
 
 

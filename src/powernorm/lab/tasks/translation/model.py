@@ -181,7 +181,7 @@ class TranslationModel(nn.Module):
         if len(source) != len(target):
             raise InputError(
                 f"source has {len(source)} rows and target {len(target)}: give a target for each "
-                "source."
+                "source"
             )
         memory = self.encode(source, source_padding_mask)
         positions = self.positions(target.shape[1], target.device)
@@ -270,7 +270,7 @@ def _check_vocabularies(source: int, target: int, shared: SharedEmbeddings) -> N
     if shared == "all" and source != target:
         raise InputError(
             f"shared_embeddings='all' needs one vocabulary, got {source} tokens of the source and "
-            f"{target} of the target: give a joint vocabulary, or share 'target' or 'none'."
+            f"{target} of the target: give a joint vocabulary, or share 'target' or 'none'"
         )
 
 
@@ -278,7 +278,7 @@ def _check_tokens(name: str, tokens: Tensor, padding_mask: Tensor | None) -> Non
     if tokens.ndim != 2 or tokens.is_floating_point():
         raise InputError(
             f"{name} has shape {tuple(tokens.shape)} and dtype {tokens.dtype}, expected token "
-            "numbers of shape (batch, length)."
+            "numbers of shape (batch, length)"
         )
     if padding_mask is None:
         return
@@ -286,5 +286,5 @@ def _check_tokens(name: str, tokens: Tensor, padding_mask: Tensor | None) -> Non
         raise InputError(
             f"{name}_padding_mask has shape {tuple(padding_mask.shape)} and dtype "
             f"{padding_mask.dtype}, expected torch.bool of shape {tuple(tokens.shape)} with True = "
-            "padding."
+            "padding"
         )

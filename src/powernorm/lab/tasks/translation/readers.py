@@ -49,7 +49,7 @@ def read_parallel(path: Path, languages: str | None, *, tokenized: bool) -> Para
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give a folder with train.de, train.en, valid.de and so on, a "
-            "file of sentence pairs with tabs between them, hf:NAME, or verses, which are embedded."
+            "file of sentence pairs with tabs between them, hf:NAME, or verses, which are embedded"
         )
     file = side_file(path)
     if file:
@@ -64,7 +64,7 @@ def _read_folder(folder: Path, languages: str | None, tokenized: bool) -> Parall
     if has_train and "train" in tables:
         raise InputError(
             f"{folder} holds both {tables['train'].name} and train files of languages: give the "
-            "path of one of them."
+            "path of one of them"
         )
     if tables and not has_train:
         return read_tables(folder, languages, tokenized=tokenized)
@@ -72,7 +72,7 @@ def _read_folder(folder: Path, languages: str | None, tokenized: bool) -> Parall
         raise not_found(
             folder,
             f"{folder} holds no sentence pairs: expected train.de, train.en, valid.de and so on, "
-            "or train.tsv, valid.tsv and test.tsv.",
+            "or train.tsv, valid.tsv and test.tsv",
         )
     return _read_sides(folder, None, languages, tokenized)
 

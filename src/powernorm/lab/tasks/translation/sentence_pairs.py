@@ -71,17 +71,17 @@ class PairOptions:
         for size in (self.vocabulary_size, self.target_vocabulary_size):
             if size is not None and size < LEAST_SIZE:
                 raise InputError(
-                    f"A vocabulary of {size} subwords is too small: give at least {LEAST_SIZE}, "
-                    "which are every byte and the end mark."
+                    f"a vocabulary of {size} subwords is too small: give at least {LEAST_SIZE}, "
+                    "which are every byte and the end mark"
                 )
         if self.max_length < 2:
             raise InputError(
-                f"max_length={self.max_length} leaves room for no subword: give 2 or more."
+                f"max_length={self.max_length} leaves room for no subword: give 2 or more"
             )
         if self.max_length_ratio is not None and not self.max_length_ratio >= 1:
-            raise InputError(f"max_length_ratio={self.max_length_ratio} must be 1 or more.")
+            raise InputError(f"max_length_ratio={self.max_length_ratio} must be 1 or more")
         if self.max_pairs is not None and self.max_pairs < 1:
-            raise InputError(f"max_pairs={self.max_pairs} must be 1 or more.")
+            raise InputError(f"max_pairs={self.max_pairs} must be 1 or more")
 
 
 @dataclass(frozen=True)
@@ -262,10 +262,10 @@ def _make(
         facts[split] = encoder.facts(corpus.num_dropped[split])
         if not encoder.num_pairs:
             raise InputError(
-                f"No training pair of {corpus.source} is within the limits of length "
+                f"no training pair of {corpus.source} is within the limits of length "
                 f"(data.sequence_length={config.max_length}, "
                 f"data.max_length_ratio={config.max_length_ratio}): "
-                "raise them."
+                "raise them"
             )
     return facts
 

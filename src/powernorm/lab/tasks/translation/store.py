@@ -167,9 +167,9 @@ def found_or_made(key: str, make: Callable[[Path], dict[str, Any]]) -> PairStore
         return _made_temporarily(make)
     except OSError as error:
         raise InputError(
-            f"The encoded sentence pairs cannot be written to {tempfile.gettempdir()} "
+            f"the encoded sentence pairs cannot be written to {tempfile.gettempdir()} "
             f"({error.strerror}): free some space there, or set POWERNORM_CACHE to a folder that "
-            "has it."
+            "has it"
         ) from error
 
 

@@ -44,7 +44,7 @@ def table_files(folder: Path) -> dict[Split, Path]:
         paths = [folder / name for name in names if (folder / name).exists()]
         if len(paths) > 1:
             both = " and ".join(path.name for path in paths)
-            raise InputError(f"{folder} has two {split} splits, {both}: leave one of them.")
+            raise InputError(f"{folder} has two {split} splits, {both}: leave one of them")
         if paths:
             found[split] = paths[0]
     return found
@@ -67,7 +67,7 @@ def read_tables(folder: Path, languages: str | None, *, tokenized: bool) -> Para
             raise not_found(
                 folder,
                 f"{folder} has no {split} split: expected {' or '.join(_NAMES[split])} beside the "
-                "others.",
+                "others",
             )
     columns = _columns([files[split] for split in SPLITS], languages)
     name = folder.resolve().name
@@ -93,7 +93,7 @@ def read_table(path: Path, languages: str | None, *, tokenized: bool) -> Paralle
             return read_tables(path.parent, languages, tokenized=tokenized)
         if path.name not in _NAMES["train"] and "train" in beside:
             raise InputError(
-                f"{path} is one split of several: give the folder {path.parent} or its train.tsv."
+                f"{path} is one split of several: give the folder {path.parent} or its train.tsv"
             )
     columns = _columns([path], languages)
     return _corpus(path, path.stem, columns, tokenized, partial(_by_position, path, columns))
@@ -121,7 +121,7 @@ def _columns(files: Sequence[Path], asked: str | None) -> _Columns:
         if other != header:
             raise InputError(
                 f"{files[0]} and {path} differ in their first lines, {_named(header)} and "
-                f"{_named(other)}: give every file the same first line, or none of them one."
+                f"{_named(other)}: give every file the same first line, or none of them one"
             )
     if header is None:
         return _Columns(files, language_pair(asked) if asked else _COLUMNS, has_header=False)
@@ -132,7 +132,7 @@ def _columns(files: Sequence[Path], asked: str | None) -> _Columns:
     raise InputError(
         f"data.languages={asked}: the columns of {files[0]} are {header[0]} and {header[1]} by its "
         f"first line; set data.languages={'-'.join(header)} or {'-'.join(header[::-1])}, or fix "
-        "that line."
+        "that line"
     )
 
 
@@ -168,5 +168,5 @@ def _by_position(path: Path, columns: _Columns, split: Split) -> Iterator[TextPa
     if number + 1 < SPLIT_PERIOD:
         raise InputError(
             f"{path} has {number + 1} lines: at least {SPLIT_PERIOD} are needed to set some aside "
-            "for validation and test."
+            "for validation and test"
         )

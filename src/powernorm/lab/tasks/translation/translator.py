@@ -119,12 +119,12 @@ def load_translator(
     config = run_config(trained.settings)
     model = trained.model
     if not isinstance(config, TranslationSettings) or not isinstance(model, TranslationModel):
-        raise InputError(f"{path} is a run of the task {config.task}, which does not translate.")
+        raise InputError(f"{path} is a run of the task {config.task}, which does not translate")
     known = vocabulary()
     if isinstance(known.source, Pieces) and known.source.codes is None and not tokens:
         raise InputError(
             f"{path} was trained on files that came split, without their codes: give text that is "
-            "split in the same way (`Hau@@ s`), with --tokens."
+            "split in the same way (`Hau@@ s`), with --tokens"
         )
     decoding = replace(
         config.decoding,
@@ -136,7 +136,7 @@ def load_translator(
     if num_best > decoding.beam_size:
         raise InputError(
             f"--n-best {num_best} is more than the beam of {decoding.beam_size}: give a larger "
-            "--beam."
+            "--beam"
         )
     moses = None
     if known.tokenization is not None and not tokens:
@@ -163,7 +163,7 @@ def _load(path: Path) -> tuple[TrainedModel, Callable[[], Vocabulary]]:
 
 def _device(name: str) -> torch.device:
     if name not in ("auto", "cpu", "cuda"):
-        raise InputError(f"--device {name!r} is not known: give auto, cpu or cuda.")
+        raise InputError(f"--device {name!r} is not known: give auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda, but torch finds no CUDA device: give auto or cpu.")
+        raise InputError("--device cuda, but torch finds no CUDA device: give auto or cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

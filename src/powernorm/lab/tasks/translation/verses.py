@@ -30,12 +30,12 @@ def verse_pairs(languages: str | None, *, tokenized: bool = False) -> ParallelCo
     chosen = VERSE_LANGUAGES[0] if languages is None else language_pair(languages, known)
     if chosen not in VERSE_LANGUAGES:
         raise InputError(
-            f"data.languages={languages} does not fit the embedded verses: give de-en or en-de."
+            f"data.languages={languages} does not fit the embedded verses: give de-en or en-de"
         )
     if tokenized:
         raise InputError(
             "data.tokenized=true does not fit the embedded verses, which are plain text: leave it "
-            "out."
+            "out"
         )
     texts = {"de": german_chapters(), "en": english_chapters()}
     chapters: list[list[TextPair]] = [

@@ -51,7 +51,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     """
     if not path.is_file():
         raise InputError(
-            f"{path} is missing: keep a model in the folder of its run, which has the subwords."
+            f"{path} is missing: keep a model in the folder of its run, which has the subwords"
         )
     return vocabulary_of(read_json(path), path)
 
@@ -74,4 +74,4 @@ def vocabulary_of(content: Mapping[str, Any], path: Path) -> Vocabulary:
         tokenization = None if found is None else Tokenization(**found)
         return Vocabulary(source, target, languages, tokenization)
     except (KeyError, TypeError, InputError) as error:
-        raise InputError(f"{path} holds no subwords ({error!r}): train the run anew.") from error
+        raise InputError(f"{path} holds no subwords ({error!r}): train the run anew") from error

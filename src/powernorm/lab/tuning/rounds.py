@@ -1,0 +1,355 @@
+"""The trials of all norms, round by round, and the comparison of the best."""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import optuna
+
+from powernorm.errors import InputError
+from powernorm.lab.engine.coordination import Executor
+from powernorm.lab.engine.events import Listener, Notice
+from powernorm.lab.engine.executors.choice import Workers
+from powernorm.lab.engine.folders import find_runs, read_json, read_result
+from powernorm.lab.engine.grid import Grid
+from powernorm.lab.engine.grid_training import compare_grid
+from powernorm.lab.engine.leases import Lease, check_free
+from powernorm.lab.engine.trials import TrialRules
+from powernorm.lab.tuning import records
+from powernorm.lab.tuning.norm_studies import (
+    NUM_RANDOM,
+    Asked,
+    NormStudy,
+    open_storage,
+    rounds_left,
+)
+from powernorm.lab.tuning.ranges import Space
+from powernorm.lab.tuning.subjects import (
+    Point,
+    Subject,
+    Work,
+    untuned_values,
+)
+from powernorm.lab.working import work_record
+from powernorm.runs import CONFIG_FILE, TRIALS_FOLDER, NormTuning, RunResult, TuningRecord
+
+PRUNER: Final = (
+    "median rule: a trial ends when its best value so far is worse than the median of the earlier "
+    "trials of its norm at that step"
+)
+SEED: Final = 1000
+"""Of the trials, where nobody gives one: far from those of comparisons."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every norm gets."""
+
+    num_trials: int = 20
+    seed: int | None = None
+    """None is `SEED`, or the next that is none of the comparison's."""
+    prunes: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_trials < 1:
+            raise InputError(f"trials is {self.num_trials}: give at least 1 for every norm")
+        if self.seed is not None and self.seed < 0:
+            raise InputError(f"the seed of the trials is {self.seed}: give one from 0")
+
+    def seed_beside(self, seeds: Sequence[int]) -> int:
+        """Return the seed of the trials.
+
+        Args:
+            seeds: of the final comparison.
+
+        Raises:
+            InputError: it is one of these.
+        """
+        if self.seed is None:
+            return next(seed for seed in range(SEED, SEED + len(seeds) + 1) if seed not in seeds)
+        if self.seed in seeds:
+            raise InputError(
+                f"the seed {self.seed} of the trials is one of the comparison's "
+                f"({', '.join(map(str, seeds))}), which would be chosen to fit: give another one"
+            )
+        return self.seed
+
+
+class Tuning:
+    """The trials of all norms, round by round, and the comparison of the best."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        out: Path,
+        budget: Budget,
+        spaces: Mapping[str, Space],
+        workers: Workers,
+        listener: Listener,
+    ) -> None:
+        self._subject = subject
+        self._out = out
+        self._trials = out / TRIALS_FOLDER
+        self._budget = budget
+        self._seed = budget.seed_beside(subject.seeds)
+        self._goal = subject.select_by()
+        self._spaces = spaces
+        self._workers = workers
+        self._listener = listener
+        self._studies: list[NormStudy] = []
+        self._results: dict[str, RunResult] = {}
+        self._round_size = max(1, -(-workers.jobs // len(spaces)))
+        """Trials of a norm at a time, as many as keep the workers busy."""
+        self._compared: dict[str, int] = {}
+        """Trials whose settings the runs of the comparison have."""
+        self._identity = records.as_read(
+            {
+                **subject.identity(),
+                "select_by": self._goal,
+                "tuning_seed": self._seed,
+                "prune": budget.prunes,
+                "search": {n: {k: one.text for k, one in s.items()} for n, s in spaces.items()},
+            }
+        )
+
+    @contextmanager
+    def holding(self, *, resume: bool, force: bool) -> Iterator[None]:
+        """Hold the folder, with the tuning in it taken up or begun."""
+        check_free(self._out)
+        lease = Lease(self._out)
+        try:
+            self._begin(resume=resume, force=force)
+            yield
+        finally:
+            lease.release(forget=True)
+
+    def _begin(self, *, resume: bool, force: bool) -> None:
+        """Take up the tuning in the folder, or begin one."""
+        old = records.take_folder(self._out, self._identity, resume=resume, force=force)
+        if old is not None:
+            self._round_size = old["round_size"]
+            self._compared = dict(old["compared"])
+            known = max((len(norm["curve"]) for norm in old["norms"].values()), default=0)
+            if known > self._budget.num_trials:
+                raise InputError(
+                    f"{self._out} has {known} trials of a norm already: give --trials {known} or "
+                    "more, or another --out"
+                )
+        self._read_results()
+        storage = open_storage(self._out)
+        self._studies = [
+            NormStudy(
+                storage,
+                norm,
+                self._goal,
+                space,
+                untuned_values(self._subject, norm, space),
+                self._seed,
+            )
+            for norm, space in self._spaces.items()
+        ]
+        self._write()
+
+    def search(self) -> None:
+        """Train all trials.
+
+        Raises:
+            InputError: every trial of the first round failed, or one of a norm came to no end.
+        """
+        executor: Executor | None = None
+        try:
+            while rounds_left(self._studies, self._budget.num_trials):
+                asked = [
+                    one
+                    for study in self._studies
+                    for one in study.next_round(self._round_size, self._budget.num_trials)
+                ]
+                work = self._work(asked)
+                if executor is None and self._workers.are_used:
+                    self._check_record(work)
+                    executor = self._workers.start_executor(
+                        self._trials, work.grid.num_threads or 1, work.grid.device
+                    )
+                self._train(work, asked, executor)
+        finally:
+            if executor is not None:
+                executor.close()
+
+    def _work(self, asked: Sequence[Asked]) -> Work:
+        """Return the grid of a round."""
+        limits = {study.norm: study.limits() for study in self._studies}
+        rules = TrialRules(self._goal, limits if self._budget.prunes else {})
+        known = [
+            Point(study.norm, dict(trial.params), trial.number)
+            for study in self._studies
+            for trial in study.trials()
+        ]
+        points = [Point(one.norm, one.values, one.number) for one in asked]
+        return self._subject.trials(points, known, self._seed, rules)
+
+    def _check_record(self, work: Work) -> None:
+        if work.record is None:
+            work_record(work.grid)  # says why other processes could not train it
+
+    def _train(self, work: Work, asked: Sequence[Asked], executor: Executor | None) -> None:
+        is_first = not self._trials.exists()
+        compare_grid(
+            work.grid,
+            self._trials,
+            resume=True,
+            on_event=self._listener,
+            on_data=work.on_data if is_first else None,
+            work=work.record,
+            executor=executor,
+        )
+        self._read_results()
+        self._check_that_some_train(asked)
+        for one in asked:
+            study = next(study for study in self._studies if study.norm == one.norm)
+            folder = self._folder(work.grid, one.norm, one.number)
+            result = self._results[folder.name]
+            value = result["metrics"].get(self._goal["metric"])
+            history = records.history(folder, self._subject.column())
+            study.tell(one.number, result["status"], value, history)
+            records.forget_checkpoints(folder)
+        self._write()
+        self._listener(Notice(self._progress()))
+
+    def _read_results(self) -> None:
+        found = ((folder.name, read_result(folder)) for folder in find_runs(self._trials))
+        self._results = {name: result for name, result in found if result is not None}
+
+    def _check_that_some_train(self, asked: Sequence[Asked]) -> None:
+        """Stop where nothing but errors came of the first trials: so would the others."""
+        failed = [one for one in self._results.values() if one["status"] == "failed"]
+        if len(failed) == len(self._results) == len(asked):
+            raise InputError(
+                f"every trial failed, the first one by {failed[0].get('message', 'an error')}: "
+                f"mend it, then begin anew with --force (see {self._trials})"
+            )
+
+    def _folder(self, grid: Grid, norm: str, number: int) -> Path:
+        label = Point(norm, {}, number).label
+        line = next(line for line in grid.lines if line.name == label)
+        return self._trials / line.folder(self._seed)
+
+    def _progress(self) -> str:
+        done = min(len(study.curve()) for study in self._studies)
+        best = [
+            f"{study.norm} {found.value:.5g} (trial {found.number})"
+            for study in self._studies
+            if (found := study.best()) is not None
+        ]
+        name = self._goal["metric"].replace("_", " ")
+        return (
+            f"{done} of {self._budget.num_trials} trials of each norm are done; best {name}: "
+            f"{', '.join(best) or 'none yet'}"
+        )
+
+    def compare(self) -> None:
+        """Train the best settings of every norm with the seeds of the comparison.
+
+        Raises:
+            InputError: no trial of a norm came to its end.
+        """
+        chosen = {study.norm: study.best() for study in self._studies}
+        points = []
+        for norm, best in chosen.items():
+            if best is None:
+                raise InputError(
+                    f"no trial of {norm} came to its end (see {self._out / 'trials.csv'}): give "
+                    "more --trials with --resume, other ranges, or leave it out"
+                )
+            points.append(Point(norm, dict(best.params)))
+        work = self._subject.comparison(points)
+        self._forget_others({norm: best.number for norm, best in chosen.items() if best})
+        record = self._record()
+        head = work.grid.head
+        grid = replace(work.grid, head=lambda: {**head(), "tuning": record})
+        executor = None
+        if self._workers.are_used:
+            self._check_record(work)
+            executor = self._workers.start_executor(self._out, grid.num_threads or 1, grid.device)
+        try:
+            compare_grid(
+                grid,
+                self._out,
+                resume=True,
+                on_event=self._listener,
+                work=work.record,
+                executor=executor,
+            )
+        finally:
+            if executor is not None:
+                executor.close()
+
+    def _forget_others(self, chosen: dict[str, int]) -> None:
+        """Delete runs of the comparison whose settings are no longer the best."""
+        changed = [
+            norm for norm, number in chosen.items() if self._compared.get(norm, number) != number
+        ]
+        for folder in find_runs(self._out):
+            if read_json(folder / CONFIG_FILE).get("norm") in changed:
+                shutil.rmtree(folder)
+                self._listener(
+                    Notice(f"{folder.name} is trained anew: more trials found better settings")
+                )
+        self._compared |= chosen
+        self._write()
+
+    # What is known, for the files
+
+    def _write(self) -> None:
+        records.write_record(
+            self._out,
+            self._record(),
+            self._identity,
+            round_size=self._round_size,
+            compared=self._compared,
+        )
+        rows = []
+        for study in self._studies:
+            for trial in study.trials():
+                folder = self._trials / self._run_name(study.norm, trial.number)
+                found = self._results.get(folder.name)
+                row = records.trial_row(
+                    found, folder, trial.number, study.norm, self._goal["metric"]
+                )
+                rows.append({**row, **trial.params})
+        keys = dict.fromkeys(key for space in self._spaces.values() for key in space)
+        records.write_trials(self._out, rows, list(keys))
+
+    def _run_name(self, norm: str, number: int) -> str:
+        start = f"{Point(norm, {}, number).label}-"
+        return next((name for name in self._results if name.startswith(start)), start)
+
+    def _record(self) -> TuningRecord:
+        return TuningRecord(
+            num_trials=self._budget.num_trials,
+            select_by=self._goal,
+            seed=self._seed,
+            sampler=f"TPE of Optuna {optuna.__version__}, {NUM_RANDOM} trials at random first",
+            pruner=PRUNER if self._budget.prunes else None,
+            norms={study.norm: self._norm_record(study) for study in self._studies},
+        )
+
+    def _norm_record(self, study: NormStudy) -> NormTuning:
+        statuses = [
+            self._results[name]["status"] if name in self._results else "unfinished"
+            for trial in study.trials()
+            for name in [self._run_name(study.norm, trial.number)]
+        ]
+        best, curve = study.best(), study.curve()
+        return NormTuning(
+            search={key: one.text for key, one in study.space.items()},
+            trials={status: statuses.count(status) for status in dict.fromkeys(statuses)},
+            untuned=curve[0] if curve else None,
+            best=None
+            if best is None or best.value is None
+            else {"trial": best.number, "value": best.value, "settings": dict(best.params)},
+            curve=curve,
+            importance=study.importance(),
+        )

@@ -1,0 +1,46 @@
+"""Errors speak one way: `what is wrong: what to do`, in small letters and without a full stop.
+
+The command line prints them behind "error: ", and other messages are built around them.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[1] / "src" / "powernorm"
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Yield place and text, with `{…}` for values, of each error with a message written out."""
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and _makes_error(node.func) and node.args:
+                text = _text(node.args[-1])
+                if text:
+                    yield f"{path.relative_to(SOURCES)}:{node.lineno}", text
+
+
+def _makes_error(function: ast.expr) -> bool:
+    return isinstance(function, ast.Name) and function.id.endswith("Error")
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "{…}" for part in node.values
+        )
+    return ""
+
+
+def test_errors_are_written_in_one_style() -> None:
+    found = list(messages())
+    assert len(found) > 500
+
+    ends = [place for place, text in found if re.search(r"[^.]\.$", text)]
+    begins = [place for place, text in found if re.match("(The|There|A|An|No|This|Only) ", text)]
+
+    assert not ends, "a message ends without a full stop"
+    assert not begins, "a message begins with a small letter"
