@@ -156,7 +156,7 @@ def test_what_is_not_a_translation_is_refused(tmp_path: Path) -> None:
     text.write_text("\n".join(f"The number {n} comes before {n + 1}." for n in range(600)))
     compare(tiny_config(str(text)), tmp_path / "lm")
     message = refusal("eins\n", tmp_path / "lm" / "ln-pre-seed0")
-    assert message.endswith("is a run of the task lm, which does not translate.")
+    assert message.endswith("is a run of the task lm, which does not translate")
     assert "is no run of `powernorm compare`" in refusal("eins\n", tmp_path)
     assert "is no run of `powernorm compare`" in refusal("eins\n", text)
 

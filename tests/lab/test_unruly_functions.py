@@ -415,3 +415,14 @@ def test_a_type_that_is_not_there_at_run_time_is_named() -> None:
 
     with pytest.raises(InputError, match=r"result of .* has the type seen_by.*run time"):
         task_of(function)
+
+
+def test_a_number_for_the_batches_is_answered_with_what_is_meant(tmp_path: Path) -> None:
+    def train(run: Run) -> dict[str, float]:
+        run.build_norm(4)
+        for _ in run.steps(100):  # type: ignore[call-overload]
+            pass
+        return {"loss": 0.0}
+
+    with pytest.raises(InputError, match=r"steps got 100, expected batches: give a DataLoader"):
+        trained(train, tmp_path)

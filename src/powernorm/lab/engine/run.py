@@ -320,9 +320,15 @@ class Run:
                 minutes, whichever comes first.
 
         Raises:
-            InputError: called twice; nothing built or tracked where it has to be; the batches end
-                before `num_steps` and cannot be begun anew.
+            InputError: called twice; nothing built or tracked where it has to be; what is given
+                cannot be iterated; the batches end before `num_steps` and cannot be begun anew.
         """
+        if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+            raise InputError(
+                f"run.steps got {batches!r:.80}, expected batches: give a DataLoader or a list, or "
+                "range(100) where the loop makes its own; how many steps a run has is its setting "
+                "steps"
+            )
         if checkpoint_every is not None and checkpoint_every < 1:
             raise InputError(f"checkpoint_every is {checkpoint_every}, expected at least 1")
         self._start(batches)

@@ -85,4 +85,4 @@ def test_a_long_choice_is_cut_short() -> None:
     message = str(missing_languages(pairs_of(["a", "b", "c", "d", "e"]), "The text"))
     assert message.startswith("The text is in a, b, c, d, e, and nothing says")
     assert message.count("-") == 12
-    assert message.endswith(" or another pair of these.")
+    assert message.endswith(" or another pair of these")
