@@ -1,0 +1,105 @@
+"""docs/claims.md from what was measured."""
+
+from typing import Any
+
+from arms import BASE, GROUPS, SEEDS, TRIALS, Sweep
+from rules import CLAIMS, MARGIN, Results
+
+_MODEL: Any = BASE["model"]
+_DATA: Any = BASE["data"]
+_TRAINING: Any = BASE["training"]
+
+HEAD = f"""# What the field claims
+
+Six claims of 2020 to 2026 about normalization, tried on one small language model. The rule of each
+was written before anything was trained ([rules.py](../studies/claims/rules.py)), and every norm of
+a tuned claim had the same budget: {TRIALS} trials by `lab.tune` over the learning rate, the warm-up
+and the norm's own settings, judged on the valid split, then {len(SEEDS)} seeds with the best ones.
+
+**What this can say.** The model has {_MODEL["num_layers"]} layers of {_MODEL["num_features"]}
+features and trains for {_TRAINING["max_steps"]} updates of {_DATA["batch_size"]} ×
+{_DATA["sequence_length"]} tokens of the State of the Union addresses; the claims were made of
+models a thousand times as large. *Shown* and *contradicted* are words about this model, *open*
+means that these runs do not decide it.
+
+```sh
+python studies/claims/run.py --out runs/claims        # some 75 minutes of a core; resumable
+python studies/claims/run.py --write docs/claims.md   # this page, from studies/claims/claims.json
+```
+"""
+
+
+def page(measured: dict[str, Any]) -> str:
+    """Return the page.
+
+    Args:
+        measured: what claims.json holds.
+    """
+    results = losses_of(measured)
+    lines = [HEAD, "| claim | | here | found |", "|---|---|---|---|"]
+    for claim in CLAIMS:
+        missing = [name for name in claim.groups if name not in results]
+        if missing:
+            lines.append(f"| {claim.claim} | {claim.source} | not trained yet | |")
+        else:
+            verdict = claim.judge(results)
+            lines.append(
+                f"| {claim.claim} | {claim.source} | **{verdict.word}** | {verdict.found} |"
+            )
+    lines += [
+        "",
+        "Differences of test loss in nats per token with their 95 % intervals (Student's t, paired",
+        "by seed); above 0 is worse.",
+        "",
+        "## The rules",
+        "",
+        f"The margin is {MARGIN} nats, three percent of perplexity. A run is *lost* when its loss",
+        "was not finite or it ended above the unigram distribution.",
+        "",
+        *(f"- **{claim.claim}**: {claim.rule}." for claim in CLAIMS),
+        "",
+        "## What was trained",
+        "",
+    ]
+    for group in GROUPS:
+        if group.name in results:
+            lines += _group(group.name, isinstance(group, Sweep), measured)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def losses_of(measured: dict[str, Any]) -> Results:
+    """Return test losses by group, arm and seed; None is a lost run."""
+    return {
+        name: {arm: found["losses"] for arm, found in group.items()}
+        for name, group in measured["groups"].items()
+    }
+
+
+def _group(name: str, is_sweep: bool, measured: dict[str, Any]) -> list[str]:
+    group = measured["groups"][name]
+    lines = [f"### {name}", ""]
+    lines += (
+        ["| placement | rate | test loss | lost |", "|---|--:|--:|--:|"]
+        if is_sweep
+        else ["| norm | test loss | lost | best settings of its trials |", "|---|--:|--:|---|"]
+    )
+    for arm, found in group.items():
+        kept = [value for value in found["losses"] if value is not None]
+        lost = len(found["losses"]) - len(kept)
+        if is_sweep:
+            placement, _, rate = arm.partition("@")
+            lines.append(f"| `{placement}` | {rate} | {_spread(kept)} | {lost} |")
+        else:
+            settings = ", ".join(f"{key} {value:.3g}" for key, value in found["settings"].items())
+            lines.append(f"| `{arm}` | {_spread(kept)} | {lost} | {settings} |")
+    return [*lines, ""]
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "–"
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{mean:.4f}"
+    deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return f"{mean:.4f} ± {deviation:.4f}"
