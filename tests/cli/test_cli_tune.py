@@ -63,6 +63,16 @@ def test_a_tuning_from_the_command_line(home: Path) -> None:
     assert "holds a tuning: give another --out" in powernorm(home, *COMMAND, *SEARCH).refused()
 
 
+@pytest.mark.slow
+def test_a_trial_can_be_trained_by_several_processes(home: Path) -> None:
+    out = ("--search", "learning_rate=log:1e-5:1", "--out", "runs-together")
+    done = powernorm(home, *COMMAND, *out, "--trials", "1", "--devices", "2")
+    assert done.code == 0, done.err
+    assert statuses(home / "runs-together") == ["finished"] * 2
+    for run in json.loads((home / "runs-together" / "results.json").read_text())["runs"]:
+        assert run["ran_on"]["processes"] == 2
+
+
 def test_interrupted_it_says_how_to_go_on_and_does(home: Path, tmp_path: Path) -> None:
     shutil.copy(home / "mine.py", tmp_path)
     command = (*COMMAND, *SEARCH, "--trials", "2", "--set", "seconds=0.5")

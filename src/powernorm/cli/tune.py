@@ -109,6 +109,15 @@ def tune(
         ),
     ] = False,
     device: options.Device = "auto",
+    devices: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Train every run in N processes, each on a GPU of its own or a part of the CPUs; "
+            "with --jobs so many for each of them.",
+        ),
+    ] = 1,
     jobs: options.Jobs = 1,
     num_threads: options.Threads = None,
     executor: options.ExecutorName = None,
@@ -128,7 +137,11 @@ def tune(
     from powernorm.lab.tuning.tuner import tune_and_show
 
     budget = Budget(trials, tuning_seed, prune)
-    workers = Workers(jobs, executor, parsed_executor_options(executor_options or []), retries)
+    # What asks for the trials stays one process: runs of several are a worker's.
+    engine = executor or ("local" if devices > 1 else None)
+    workers = Workers(
+        jobs, engine, parsed_executor_options(executor_options or []), retries, devices
+    )
     judged = None if select_by is None else _goal("--select-by", select_by)
     if ":" in task:
         foreign = {"--placement": placement, "--preset": preset, "--data": data}
