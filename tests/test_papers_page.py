@@ -1,4 +1,4 @@
-"""Who follows docs/papers.md finds each preset, study, setting and test that it names."""
+"""Who follows the pages of the papers finds each preset, study, setting and test they name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from powernorm.lab.recipes.studies import study_config
 from powernorm.lab.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+PAGES = sorted((ROOT / "docs" / "papers").glob("*.md"))
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 # A command that is marked as pending is not there yet.
 COMMANDS = sorted(
     set(re.findall(r"`compare ([a-z-]+) --(preset|study) ([\w-]+)[^`]*`(?! <!-- pending)", PAGE))
@@ -41,7 +42,7 @@ def test_columns_of_the_tables_have_their_presets(task: str, preset: str) -> Non
     named_recipe(task, preset)
 
 
-def test_every_recipe_of_a_paper_is_on_the_page() -> None:
+def test_every_recipe_of_a_paper_is_on_a_page() -> None:
     papers = re.compile(r"-(shen2020|wang2022|xu2019)(-|$)")
     names = [name for task in TASKS for name in paths_of(task) if papers.search(name)]
     assert names

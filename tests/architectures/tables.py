@@ -1,4 +1,4 @@
-"""The stored rows of all architectures, and the page of the documentation made from them."""
+"""The stored rows of all architectures, and the pages of the documentation made from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ Row = dict[str, Any]
 
 ROOT: Final = Path(__file__).parents[2]
 ROWS: Final = Path(__file__).with_name("rows.jsonl")
-PAGE: Final = ROOT / "docs" / "models.md"
+DOCS: Final = ROOT / "docs"
+
+_LARGE: Final = "transformers"
+_LETTERS: Final = ("a-c", "d-g", "h-o", "p-z")
+"""Of the first letters of that library's models, for pages of about a hundred."""
 
 _GRADES: Final = ("ok", "takes none", "not invariant itself", "warned", "refused", "silent")
 """Results of the padding test, best first."""
@@ -29,12 +33,14 @@ def read() -> dict[str, Row]:
 
 
 def store(rows: Mapping[str, Row]) -> None:
-    """Store rows in place of those of the same names, and write the page."""
+    """Store rows in place of those of the same names, and write the pages."""
     merged = {**read(), **rows}
     ordered = sorted(merged.values(), key=lambda row: (row["library"], row["name"]))
     lines = [json.dumps(row, sort_keys=True, ensure_ascii=False) for row in ordered]
     ROWS.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    PAGE.write_text(page(ordered), encoding="utf-8")
+    for path, text in pages(ordered).items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def worse(row: Row, stored: Row) -> list[str]:
@@ -81,15 +87,38 @@ trained for a step, calibrated, folded, saved and loaded.
 """
 
 
-def page(rows: Iterable[Row]) -> str:
-    """Return the page with the summary, the table, and all that was refused."""
+def pages(rows: Iterable[Row]) -> dict[Path, str]:
+    """Return the pages by path: summary and small libraries, the large one, what was refused."""
     rows = list(rows)
-    parts = [_START.format(count=len(rows)), _summary(rows), _wrong(rows)]
-    for library in dict.fromkeys(row["library"] for row in rows):
-        own = [row for row in rows if row["library"] == library]
-        parts.append(f"## {library}\n\n{_table(own)}\n")
-    parts.append(_reasons(rows))
-    return "\n".join(part for part in parts if part).rstrip("\n") + "\n"
+    libraries = dict.fromkeys(row["library"] for row in rows)
+    small = [
+        f"## {library}\n\n{_table([row for row in rows if row['library'] == library])}\n"
+        for library in libraries
+        if library != _LARGE
+    ]
+    names = [f"models/{_LARGE}-{letters}" for letters in _LETTERS] + ["models/reasons"]
+    tree = "\n".join(["```{toctree}", ":hidden:", *names, "```"])
+    where = f"Those of {_LARGE}: " + ", ".join(
+        f"[{letters.replace('-', ' to ')}]({name}.md)"
+        for letters, name in zip(_LETTERS, names, strict=False)
+    )
+    reasons = "[Why some were refused, not swapped or not folded to nothing](models/reasons.md)."
+    start = _START.format(count=len(rows))
+    parts = [start, _summary(rows), f"{where}.\n\n{reasons}\n", _wrong(rows), *small, tree]
+    found = {"models.md": parts, "models/reasons.md": ["# Reasons\n", _reasons(rows)]}
+    for letters, name in zip(_LETTERS, names, strict=False):
+        first, last = letters.split("-")
+        own = [
+            row
+            for row in rows
+            if row["library"] == _LARGE and first <= _name(row)[0].lower() <= last
+        ]
+        title = f"# Models of {_LARGE}, {first} to {last}\n\n"
+        found[f"{name}.md"] = [f"{title}[What the columns say](../models.md).\n", _table(own)]
+    return {
+        DOCS / name: "\n".join(part for part in parts if part).rstrip("\n") + "\n"
+        for name, parts in found.items()
+    }
 
 
 def _summary(rows: list[Row]) -> str:
@@ -140,13 +169,16 @@ def _table(rows: list[Row]) -> str:
 
 def _cell(row: Row, key: str) -> str:
     if key == "name":
-        name = row["name"].removeprefix(f"{row['library']}/")
-        return f"{name} ({row['note']})" if row.get("note") else name
+        return f"{_name(row)} ({row['note']})" if row.get("note") else _name(row)
     if key == "folded" and row.get("fold") in ("refused", "crashed"):
         return row["fold"]
     if key == "training":
         return str(row.get(key, row.get("train", "")))
     return str(row.get(key, ""))
+
+
+def _name(row: Row) -> str:
+    return str(row["name"].removeprefix(f"{row['library']}/"))
 
 
 def _reasons(rows: list[Row]) -> str:
