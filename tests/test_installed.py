@@ -154,6 +154,7 @@ def test_it_works_with_torch_alone(installed: Path, tmp_path: Path) -> None:
     assert "the wheel for all platforms has none" in doctor
 
 
+@pytest.mark.slow
 def test_a_users_file_is_checked_against_its_types(installed: Path, tmp_path: Path) -> None:
     """By `mypy --strict`, which sees the installed package and not its sources."""
     shutil.copy(SCRIPTS / "user_of_types.py", tmp_path)

@@ -16,16 +16,7 @@ from architectures.survey import survey
 ARCHITECTURES = {
     one.name: one for one in (*huggingface_models.ARCHITECTURES, *other_models.ARCHITECTURES)
 }
-TYPICAL = (
-    "bert",
-    "gpt2",
-    "llama",
-    "t5",
-    "vit",
-    "wav2vec2",
-    "torch/encoder-pre",
-    "x-transformers/encoder",
-)
+TYPICAL = ("bert", "llama", "vit", "wav2vec2", "torch/encoder-pre")
 """Those that the default suite runs."""
 
 

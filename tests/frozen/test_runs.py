@@ -96,6 +96,7 @@ def test_a_recorded_comparison_repeats(case: str, tmp_path: Path) -> None:
     assert_repeats(case, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_recorded_comparison_in_two_processes_repeats(tmp_path: Path) -> None:
     train(TWO_PROCESSES, tmp_path)

@@ -163,7 +163,7 @@ def check(tmp_path: Path, subject: str, kills: int) -> Killed:
     return found
 
 
-@pytest.mark.parametrize("subject", ["own", "lm"])
+@pytest.mark.parametrize("subject", ["own", pytest.param("lm", marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path: Path, subject: str) -> None:
     check(tmp_path, subject, 4)
 

@@ -108,6 +108,13 @@ def side_effects_once() -> Iterator[None]:
         yield
 
 
+def test_norms_of_each_mechanism_in_one_graph() -> None:
+    """State that moves in the forward, in the backward, and by the step of a schedule."""
+    names = ("rbn", "pn", "taper")
+    check([case for case in first_of_each_name() if case.name in names], False)
+
+
+@pytest.mark.slow
 def test_all_stateful_norms_in_one_graph() -> None:
     check([case for case in first_of_each_name() if case in KEEPING_STATE], False)
 

@@ -247,6 +247,7 @@ COMMAND = [
 
 
 @needs_two_cores
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_worker_can_be_several_processes(tmp_path: Path) -> None:
     """A run that several processes train together comes to what they do without workers."""
