@@ -192,9 +192,12 @@ def test_the_source_archive_tests_itself(tmp_path: Path) -> None:
         pytest.skip("no sources here")
     (tmp_path / "sources").mkdir()
     made = sources(tmp_path / "sources", folders)
-    for path in ROOT.iterdir():
-        if path.is_file() and not (made / path.name).exists():
-            shutil.copy(path, made)
+    licenses = Path("packages", "data", "LICENSES", "DATA.md")
+    for path in (*ROOT.iterdir(), ROOT / licenses):
+        place = made / path.relative_to(ROOT)
+        if path.is_file() and not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
     archive = build(made, tmp_path / "dist", "build_sdist")
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path / "unpacked", filter="data")
