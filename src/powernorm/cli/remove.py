@@ -73,6 +73,14 @@ def remove(
     force: Annotated[
         bool, typer.Option("--force", help="Delete the removal that DIR holds first.")
     ] = False,
+    stock: Annotated[
+        bool,
+        typer.Option(
+            "--stock",
+            help="Of a Hugging Face model: also write DIR/stock, which its own class loads without "
+            "powernorm; with --method match-centered, freeze or taper.",
+        ),
+    ] = False,
     device: Annotated[
         str,
         typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …"),
@@ -108,6 +116,7 @@ def remove(
             device=device,
             resume=resume,
             force=force,
+            stock=stock,
             quiet=quiet,
         )
     except KeyboardInterrupt:
@@ -133,5 +142,8 @@ def _print_removed(removed: "Removed") -> None:
     table = removal_table(removed.metrics)
     if table.lines:
         typer.echo(table.frame.to_string(index=False))
-    typer.echo(f"model without norms: {removed.folder / MODEL_FOLDER}")
+    if removed.is_folded:
+        typer.echo(f"model without norms: {removed.folder / MODEL_FOLDER}")
+    if removed.stock is not None:
+        typer.echo(f"for its own class, without powernorm: {removed.stock}")
     typer.echo(f"report: {removed.report}")

@@ -45,6 +45,7 @@ class Original(ABC):
         num_steps: batches that the model was trained on, where that is known.
         learning_rate: highest one of that training, where it is known.
         data_fingerprint: hash of the data, where there is one.
+        folder: in Hugging Face's layout, whose tokenizer goes along with the result.
     """
 
     has_loss: bool = False
@@ -52,6 +53,7 @@ class Original(ABC):
     num_steps: int | None = None
     learning_rate: float | None = None
     data_fingerprint: str | None = None
+    folder: Path | None = None
 
     def __init__(self, name: str, model: nn.Module) -> None:
         self.name = name
@@ -92,9 +94,12 @@ class Original(ABC):
         del batch
         return None
 
+    @abstractmethod
     def nll(self, model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, float]:
-        """Return the summed loss of a batch in nats, and the number of its targets."""
-        raise NotImplementedError
+        """Return the summed loss of a batch in nats, and the number of its targets.
+
+        Called only where the loss is known.
+        """
 
     def saved_config(self) -> Mapping[str, Any] | None:
         """Return entries of the saved model's config.json; None is the model's own."""
@@ -212,6 +217,15 @@ class OwnOriginal(Original):
     def to(self, batch: Any, device: torch.device) -> Any:
         """Return a batch on a device."""
         return _moved(batch, device)
+
+    def nll(self, model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, float]:
+        """Refuse: nobody asks, as the loss is not known.
+
+        Raises:
+            InputError: always.
+        """
+        del model, outputs, batch
+        raise InputError(f"the loss of {self.name} is not known")
 
 
 def open_original(

@@ -59,6 +59,7 @@ class PretrainedOriginal(Original):
                 f"{path} holds an encoder-decoder, whose batches a text alone does not give: make "
                 "them yourself, and give module:name of (model, batches)"
             )
+        self.folder = path
         self.objective: Objective = _objective(type(found.model).__name__)
         self.has_loss = self.has_logits = self.objective != "none"
         corpus = load_corpus(data.path or _EMBEDDED)

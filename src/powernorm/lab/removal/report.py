@@ -80,6 +80,11 @@ def _conclusion(result: Mapping[str, Any]) -> list[str]:
         return []
     left = [row["name"] for row in rows if row["action"] == "swap"]
     said = f"None of {counted(len(rows), 'norm')} is left"
+    if not rows:
+        said = (
+            f"{counted(len(result['norms']), 'norm')} of the model's class divide by a constant, "
+            "by an eps that no variance counts beside"
+        )
     if left:
         said += f"; {counted(len(left), 'multiply-add')} per feature remain, such as {left[0]}"
     sentences = [said + "."]
@@ -105,7 +110,9 @@ def _sections(
     if result.get("norms"):
         yield "norms", "Every norm", [_norm_table(result).html("Norms", _NORMS)]
     if result.get("fold_errors"):
-        yield "fold", "Folding, verified", [_errors(result)]
+        yield "fold", "Folding, verified", [_errors(result["fold_errors"], _FOLDED)]
+    if result.get("stock_errors"):
+        yield "stock", "Loaded by transformers alone", [_errors(result["stock_errors"], _STOCK)]
     yield "settings", "Settings and environment", _settings(settings)
 
 
@@ -179,13 +186,19 @@ def _figures(curve: Sequence[Mapping[str, Any]]) -> Iterator[DrawnFigure]:
 _VALID: Final = "Step 0 is what was fitted and not yet trained; a part of the split."
 
 
-def _errors(result: Mapping[str, Any]) -> Markup:
+_FOLDED: Final = "Largest difference of the folded model from the trained one."
+_STOCK: Final = (
+    "Largest difference of the folder stock, as its own class loads it, from the trained model."
+)
+
+
+def _errors(errors: Sequence[Mapping[str, Any]], caption: str) -> Markup:
     lines = [
         [row["dtype"].removeprefix("torch."), f"{row['absolute']:.1e}", f"{row['relative']:.1e}"]
-        for row in result["fold_errors"]
+        for row in errors
     ]
     table = Table(["computed in", "absolute", "relative"], [False, True, True], lines)
-    return table.html("Errors", "Largest difference of the folded model from the trained one.")
+    return table.html("Errors", caption)
 
 
 def _settings(settings: Mapping[str, Any]) -> list[Markup]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.observer import NormCall, observe
+from powernorm.integrations.stock_models import check_fits_stock
 from powernorm.lab.engine.events import Notice
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.watching import evaluating
@@ -53,13 +54,15 @@ class RemovalTraining:
     Args:
         run: of the engine, with `RemovalSettings`.
         original: the model and its batches.
+        stock: whether the class of transformers shall hold the result, which need not fold then.
 
     Raises:
         InputError: the method does not fit the model.
     """
 
-    def __init__(self, run: Run, original: Original) -> None:
+    def __init__(self, run: Run, original: Original, *, stock: bool = False) -> None:
         self._run = run
+        self._stock = stock
         self._settings: RemovalSettings = run.settings
         self._original = original
         assert run.num_steps is not None
@@ -146,11 +149,18 @@ class RemovalTraining:
         """Return the same of the original itself."""
         return self.measure(self._teacher, batches)
 
-    def check_foldable(self) -> None:
-        """Raise an InputError unless the layers, once they are static, all fold."""
+    def check_result(self) -> None:
+        """Raise an InputError unless the layers, once they are static, all fold.
+
+        Where the class of transformers shall hold them, raise one unless it does.
+        """
         probe = copy.deepcopy(self.removal)
         probe.settle()
-        plan = plan_fold(probe.model.eval().cpu(), self._original.example_inputs())
+        model = probe.model.eval().cpu()
+        if self._stock:
+            check_fits_stock(model)
+            return
+        plan = plan_fold(model, self._original.example_inputs())
         kept = [row for row in plan.rows if row.action == "keep"]
         if kept:
             raise InputError(
@@ -256,7 +266,7 @@ class RemovalTraining:
             Notice(f"fitting {len(self._order)} norms of {original.name} on {len(batches)} batches")
         )
         self.removal.fit(self._teacher, batches, original.run)
-        self.check_foldable()
+        self.check_result()
 
     def _begin(self) -> None:
         """Measure what was fitted and not yet trained, and save it."""
