@@ -42,8 +42,8 @@ def remove(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="match (the default), match-centered, freeze, freeze-in-turn or taper; short for "
-            "--set method.name=NAME.",
+            help="match (the default), match-centered, freeze, freeze-in-turn, taper or prepbn; "
+            "short for --set method.name=NAME.",
         ),
     ] = None,
     steps: Annotated[

@@ -102,6 +102,22 @@ def test_goes_on_exactly_as_if_it_had_not_been_interrupted(
         assert torch.equal(parts.model.state_dict()[name], value), name
 
 
+def test_norms_fade_while_the_model_learns(tmp_path: Path) -> None:
+    """Step 0 is the original itself, the end is without norms and near it, interrupted or not."""
+    settings = [*SHORT, "method.name=prepbn", "training.steps=40", "optimizer.learning_rate=1e-2"]
+    whole = powernorm.remove(own(), tmp_path / "whole", settings=settings, quiet=True)
+    assert norms_in(whole.model) == []
+    rows = metrics_of(tmp_path / "whole")
+    assert float(rows[0]["valid_error"]) < 1e-12
+    assert whole.metrics["valid_error"] is not None
+    assert 0 < whole.metrics["valid_error"] < 0.3
+    stop = stop_at(24, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        powernorm.remove(own(), tmp_path / "parts", settings=settings, on_event=stop)
+    parts = powernorm.remove(own(), tmp_path / "parts", settings=settings, quiet=True, resume=True)
+    assert parts.metrics == whole.metrics
+
+
 def test_scheduler_that_stops_it_finds_a_checkpoint(run: Path, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         powernorm.remove(run, tmp_path, settings=SHORT, on_event=stop_at(2, Stopped("SIGTERM")))

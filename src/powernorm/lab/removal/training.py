@@ -118,8 +118,8 @@ class RemovalTraining:
             if step % settings.training.log_every == 0 or step == self._num_steps:
                 run.log(step, train_loss=losses.mean(), learning_rate=rate)
         self.removal.step(self._num_steps)
-        self.removal.settle()
         self.model.eval()
+        self.removal.finish(self._first_batches(), self._original.run)
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batches: Iterable[Any]) -> Values:
@@ -260,8 +260,7 @@ class RemovalTraining:
     # Before and between
 
     def _fit(self) -> None:
-        original, method = self._original, self._settings.method
-        batches = [self._batch(index) for index in range(method.batches)]
+        original, batches = self._original, self._first_batches()
         self._run.listener(
             Notice(f"fitting {len(self._order)} norms of {original.name} on {len(batches)} batches")
         )
@@ -285,6 +284,9 @@ class RemovalTraining:
         tokens = self._settings.training.validation_tokens
         found = self.measure(self.model, self._original.evaluation("valid", tokens))
         return {f"valid_{name}": value for name, value in found.items()}
+
+    def _first_batches(self) -> list[Any]:
+        return [self._batch(index) for index in range(self._settings.method.batches)]
 
     def _batch(self, position: int) -> Any:
         return self._original.to(self._original.batch(position), self._run.device)
