@@ -38,6 +38,14 @@ def remove(
             "text. For a run: as `compare --data`, else its own text.",
         ),
     ] = None,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Another text, whose test split is measured at the end too; of a Hugging Face "
+            "model. Short for --set data.other=TEXT.",
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -100,6 +108,7 @@ def remove(
     from powernorm.lab.removal.removing import remove as remove_norms
 
     given = {
+        "data.other": other,
         "method.name": method,
         "training.steps": steps,
         "training.share": share,

@@ -67,6 +67,10 @@ class Original(ABC):
     def evaluation(self, split: EvaluatedSplit, max_tokens: int | None = None) -> Iterable[Any]:
         """Return the batches of a split, whole or about so many tokens; empty where is none."""
 
+    def elsewhere(self) -> Iterable[Any]:
+        """Return the batches of another text, which nothing is trained on; empty where is none."""
+        return ()
+
     @abstractmethod
     def example_inputs(self) -> Any:
         """Return inputs of the model, to fold it by."""
@@ -92,6 +96,11 @@ class Original(ABC):
     def valid(self, batch: Any) -> Tensor | None:
         """Return which positions are no padding, bool; None where all count."""
         del batch
+        return None
+
+    def embeddings(self, outputs: Any, batch: Any) -> Tensor | None:
+        """Return a vector for each row of a batch, (rows, C); None where outputs are no such."""
+        del outputs, batch
         return None
 
     @abstractmethod
@@ -249,6 +258,7 @@ def open_original(
     text, path = str(source), Path(source)
     if ":" in text and not path.exists():
         return _own(text, model_by_name(text), data)
+    _check_no_other(text, path, data)
     if is_folded(path):
         raise InputError(f"{path} holds a model whose norms are folded already: give the original")
     if is_own_run(path):
@@ -281,9 +291,18 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _own(name: str, found: ModelWithBatches, data: RemovalDataSettings) -> OwnOriginal:
-    if data.path is not None:
-        raise InputError(f"{name} has batches of its own: leave out --data")
+    if data.path is not None or data.other is not None:
+        option = "--other" if data.path is None else "--data"
+        raise InputError(f"{name} has batches of its own: leave out {option}")
     return OwnOriginal(name, found)
+
+
+def _check_no_other(name: str, path: Path, data: RemovalDataSettings) -> None:
+    if data.other is not None and not is_pretrained(path):
+        raise InputError(
+            f"data.other={data.other}: {name} has splits of its own, and another text is measured "
+            "of a Hugging Face model alone: leave out --other"
+        )
 
 
 def _checked_pair(source: tuple[Any, ...]) -> tuple[nn.Module, list[Any]]:

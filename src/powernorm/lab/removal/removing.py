@@ -20,6 +20,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.devices import Device, checked_device
 from powernorm.integrations.folded_pretrained import copy_companions, load_whole
 from powernorm.integrations.stock_models import compare_stock
+from powernorm.lab.data.corpus import EVALUATED_SPLITS
 from powernorm.lab.engine.environment import environment
 from powernorm.lab.engine.events import Listener, Notice, ignore
 from powernorm.lab.engine.folders import (
@@ -293,11 +294,12 @@ class _Job:
 
     @torch.no_grad()
     def _measured(self, training: RemovalTraining, folded: nn.Module) -> Values:
-        """Return what the whole valid and test splits say of the original and of the result."""
+        """Return what the whole splits, and another text, say of the original and the result."""
         device, found = self._run.device, dict[str, float | None]()
         moved = copy.deepcopy(folded).to(device)
-        for split in ("valid", "test"):
-            batches = list(self._original.evaluation(split))
+        texts = {split: self._original.evaluation(split) for split in EVALUATED_SPLITS}
+        for split, those in {**texts, "other": self._original.elsewhere()}.items():
+            batches = list(those)
             if not batches:
                 continue
             before = training.expected(batches)

@@ -20,11 +20,12 @@ from powernorm.runs import METRICS_FILE, REPORT_FILE, RESULT_FILE
 
 _REMOVAL_FILE: Final = "removal.json"
 _FIX: Final = "make the removal again"
-_SPLITS: Final = ("valid", "test")
+_SPLITS: Final = ("valid", "test", "other")
 _WORDS: Final = {
     "loss": "loss, nats per target",
     "divergence": "divergence from the original, nats per position",
     "error": "error relative to the variance of the original's outputs",
+    "cosine": "cosine between embeddings (means over tokens) and the original's",
 }
 
 
@@ -61,7 +62,8 @@ def removal_table(metrics: Mapping[str, float | None]) -> Table:
             before = metrics.get(f"original_{split}_{name}")
             change = "" if before is None else f"{value - before:+.4f}"
             old = "" if before is None else f"{before:.4f}"
-            lines.append([f"{split} {words}", old, f"{value:.4f}", change])
+            text = "another text:" if split == "other" else split
+            lines.append([f"{text} {words}", old, f"{value:.4f}", change])
     return Table(["", "original", "without norms", "change"], [False, True, True, True], lines)
 
 
@@ -164,6 +166,7 @@ def _figures(curve: Sequence[Mapping[str, Any]]) -> Iterator[DrawnFigure]:
         ("valid_loss", "Loss on the valid split", "nats per target", _VALID),
         ("valid_divergence", "Divergence from the original", "nats per position", _VALID),
         ("valid_error", "Error of the outputs", "relative to their variance", _VALID),
+        ("valid_cosine", "Cosine to the original's embeddings", "mean over rows", _VALID),
     )
     for number, (column, title, label, caption) in enumerate(shown):
         points = [

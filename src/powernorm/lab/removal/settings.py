@@ -73,6 +73,9 @@ class RemovalDataSettings:
 
     path: str | None = None
     """The text; none is a run's own, or the embedded one."""
+    other: str | None = None
+    """Another text, whose test split is measured at the end too: whether the model is as near to
+    the original elsewhere."""
     batch_size: Positive = 16
     """Rows in a batch."""
     sequence_length: Positive = 128

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
@@ -132,7 +133,8 @@ class RemovalTraining:
         Returns:
             `loss`, nats per target, where the task's loss is known; `divergence`, nats per position
             of KL(original ‖ model), where there are logits; else `error`, the squared error of the
-            outputs relative to their variance. Empty without batches.
+            outputs relative to their variance, and of a text encoder `cosine`, the mean over rows
+            of that between the embeddings of both. Empty without batches.
         """
         original, sums = self._original, _Sums()
         for batch in batches:
@@ -143,6 +145,10 @@ class RemovalTraining:
                 sums.add("loss", *original.nll(model, outputs, moved))
             name, value = self._distance(outputs, expected, original.valid(moved))
             sums.add(name, value, 1.0)
+            vectors = [original.embeddings(one, moved) for one in (outputs, expected)]
+            if vectors[0] is not None and vectors[1] is not None:
+                cosines = F.cosine_similarity(vectors[0], vectors[1], dim=-1)
+                sums.add("cosine", cosines.sum(), float(len(cosines)))
         return sums.means()
 
     def expected(self, batches: Iterable[Any]) -> Values:
