@@ -15,7 +15,7 @@ Each ends in static norms, which `powernorm.fold` takes into the weights.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
@@ -169,6 +169,18 @@ class Removal(ABC):
         """The layers that stand for the norms, by name."""
         return {site.name: self.model.get_submodule(site.name) for site in self.sites}
 
+    def _swap_each(self, to: str, options: Callable[[bool, float], Mapping[str, Any]]) -> None:
+        """Put a layer in each norm's place, with options by whether that centers and its eps."""
+        for site in self.sites:
+            reading = site.norm.reading
+            assert reading is not None
+            swap(
+                self.model,
+                to,
+                where=lambda name, _, own=site.name: name == own,  # type: ignore[misc]
+                **options(_CENTERS[site.norm.kind], reading.eps or 1e-5),
+            )
+
     def _rows_in_order(
         self, step: int, batch: Any, forward: Forward, on_progress: Progress | None
     ) -> tuple[RemovalRow, ...]:
@@ -261,17 +273,10 @@ class DeviationFreezing(Removal):
 
     def install(self) -> None:
         """Put layers with the norms' weights in their places, which still normalize."""
-        for site in self.sites:
-            reading = site.norm.reading
-            assert reading is not None
-            swap(
-                self.model,
-                _path(FrozenDeviationNorm),
-                where=lambda name, _, own=site.name: name == own,  # type: ignore[misc]
-                center=_CENTERS[site.norm.kind],
-                eps=reading.eps or 1e-5,
-                momentum=self._momentum,
-            )
+        self._swap_each(
+            _path(FrozenDeviationNorm),
+            lambda centers, eps: {"center": centers, "eps": eps, "momentum": self._momentum},
+        )
 
     def fit(
         self,
@@ -357,20 +362,17 @@ class Tapering(Removal):
 
     def install(self) -> None:
         """Put layers with the norms' weights in their places, which still normalize."""
-        for site in self.sites:
-            reading = site.norm.reading
-            assert reading is not None
-            swap(
-                self.model,
-                "taper",
-                where=lambda name, _, own=site.name: name == own,  # type: ignore[misc]
-                kind="ln" if _CENTERS[site.norm.kind] else "rms",
-                eps=reading.eps or 1e-5,
-                start_step=self._start,
-                end_step=self._end,
-                momentum=self._momentum,
-                accumulation=self._accumulation,
-            )
+        self._swap_each(
+            "taper",
+            lambda centers, eps: {
+                "kind": "ln" if centers else "rms",
+                "eps": eps,
+                "start_step": self._start,
+                "end_step": self._end,
+                "momentum": self._momentum,
+                "accumulation": self._accumulation,
+            },
+        )
 
     def fit(
         self,
@@ -424,22 +426,19 @@ class Fading(Removal):
 
     def install(self) -> None:
         """Put layers in the places of the norms, which are those norms in the first step."""
-        for site in self.sites:
-            reading = site.norm.reading
-            assert reading is not None
-            swap(
-                self.model,
-                "prepbn",
-                where=lambda name, _, own=site.name: name == own,  # type: ignore[misc]
-                kind="ln" if _CENTERS[site.norm.kind] else "rms",
-                branch_eps=reading.eps or 1e-5,
-                decay_steps=self._end,
-                momentum=self._momentum,
-                accumulation=self._accumulation,
+        self._swap_each(
+            "prepbn",
+            lambda centers, eps: {
+                "kind": "ln" if centers else "rms",
+                "branch_eps": eps,
+                "decay_steps": self._end,
+                "momentum": self._momentum,
+                "accumulation": self._accumulation,
                 # So that a validation is of the model that is trained.
-                evaluation="blend",
-                eta=0.0,
-            )
+                "evaluation": "blend",
+                "eta": 0.0,
+            },
+        )
 
     def fit(
         self,
