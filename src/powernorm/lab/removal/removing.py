@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,8 +297,11 @@ class _Job:
         """Return what the whole splits, and another text, say of the original and the result."""
         device, found = self._run.device, dict[str, float | None]()
         moved = copy.deepcopy(folded).to(device)
-        texts = {split: self._original.evaluation(split) for split in EVALUATED_SPLITS}
-        for split, those in {**texts, "other": self._original.elsewhere()}.items():
+        texts: dict[str, Iterable[Any]] = {
+            split: self._original.evaluation(split) for split in EVALUATED_SPLITS
+        }
+        texts["other"] = self._original.elsewhere()
+        for split, those in texts.items():
             batches = list(those)
             if not batches:
                 continue
