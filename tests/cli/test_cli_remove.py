@@ -54,6 +54,7 @@ def test_what_does_not_fit_is_one_line(home: Path) -> None:
         ("my_models:post", "--method", "match-centered"): "method.name=match fits every place",
         ("my_models:build", "--share", "0.1"): "give training.steps",
         ("my_models:build", "--data", "rt"): "leave out --data",
+        ("my_models:build", "--stock"): "is no model of transformers",
         ("nothing", "--steps", "3"): "nothing does not exist: give a run",
         ("my_models:build", "--set", "method.nam=match"): "did you mean method.name",
     }

@@ -38,12 +38,20 @@ def remove(
             "text. For a run: as `compare --data`, else its own text.",
         ),
     ] = None,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Another text, whose test split is measured at the end too; of a Hugging Face "
+            "model. Short for --set data.other=TEXT.",
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="match (the default), match-centered, freeze, freeze-in-turn or taper; short for "
-            "--set method.name=NAME.",
+            help="match (the default), match-centered, freeze, freeze-in-turn, taper or prepbn; "
+            "short for --set method.name=NAME.",
         ),
     ] = None,
     steps: Annotated[
@@ -73,6 +81,14 @@ def remove(
     force: Annotated[
         bool, typer.Option("--force", help="Delete the removal that DIR holds first.")
     ] = False,
+    stock: Annotated[
+        bool,
+        typer.Option(
+            "--stock",
+            help="Of a Hugging Face model: also write DIR/stock, which its own class loads without "
+            "powernorm; with --method match-centered, freeze or taper.",
+        ),
+    ] = False,
     device: Annotated[
         str,
         typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …"),
@@ -92,6 +108,7 @@ def remove(
     from powernorm.lab.removal.removing import remove as remove_norms
 
     given = {
+        "data.other": other,
         "method.name": method,
         "training.steps": steps,
         "training.share": share,
@@ -108,6 +125,7 @@ def remove(
             device=device,
             resume=resume,
             force=force,
+            stock=stock,
             quiet=quiet,
         )
     except KeyboardInterrupt:
@@ -133,5 +151,8 @@ def _print_removed(removed: "Removed") -> None:
     table = removal_table(removed.metrics)
     if table.lines:
         typer.echo(table.frame.to_string(index=False))
-    typer.echo(f"model without norms: {removed.folder / MODEL_FOLDER}")
+    if removed.is_folded:
+        typer.echo(f"model without norms: {removed.folder / MODEL_FOLDER}")
+    if removed.stock is not None:
+        typer.echo(f"for its own class, without powernorm: {removed.stock}")
     typer.echo(f"report: {removed.report}")

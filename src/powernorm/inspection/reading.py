@@ -185,7 +185,9 @@ def _read_declared(module: nn.Module, kind: Kind, feature_dim: int) -> Reading |
     num_features = size if isinstance(size, int) else _feature_count(module, weight)
     if num_features is None:
         return f"the number of features of {type(module).__name__} cannot be read"
-    return Reading(kind, num_features, weight, bias, eps=_epsilon(module), feature_dim=feature_dim)
+    return Reading(
+        kind, num_features, weight, bias, eps=epsilon_of(module), feature_dim=feature_dim
+    )
 
 
 def _read_channel_norm(norm: nn.Module) -> Reading | str:
@@ -273,7 +275,7 @@ def _read_token_norm(module: nn.Module) -> Reading | str:
             "known"
         )
     kind, offset, dim = computed
-    return Reading(kind, num_features, weight, bias, offset, _epsilon(module), feature_dim=dim)
+    return Reading(kind, num_features, weight, bias, offset, epsilon_of(module), feature_dim=dim)
 
 
 def _other_inputs(module: nn.Module) -> list[str]:
@@ -299,7 +301,8 @@ def _feature_count(module: nn.Module, weight: nn.Parameter | None) -> int | None
     return round(scale * scale) if isinstance(scale, float) else None
 
 
-def _epsilon(module: nn.Module) -> float | None:
+def epsilon_of(module: nn.Module) -> float | None:
+    """Return the eps of a norm, by the names that classes have for it; None if there is none."""
     if isinstance(module, nn.RMSNorm) and module.eps is None:
         dtype = torch.get_default_dtype() if module.weight is None else module.weight.dtype
         return torch.finfo(dtype).eps

@@ -1,9 +1,13 @@
 """Classes of transformers by their names in a `config.json` that anyone may have written."""
 
+import json
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
+
+from torch import nn
 
 from powernorm.integrations.extras import needed_for
+from powernorm.surgery.records import KEY
 
 
 def model_class(name: object, model_type: object) -> Any:
@@ -29,6 +33,19 @@ def model_class(name: object, model_type: object) -> Any:
     kind = None if home is None else getattr(home, name, None)
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     return kind if is_model else None
+
+
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """Return the configuration of a Hugging Face model as it writes it."""
+    config: Any = model.config
+    described: dict[str, Any] = json.loads(config.to_json_string())
+    described.pop(KEY, None)
+    described.pop("architectures", None)
+    # A class of one's own may have the name of one of transformers.
+    if model_class(type(model).__name__, config.model_type) is type(model):
+        described["architectures"] = [type(model).__name__]
+    described["dtype"] = str(cast(Any, model).dtype).removeprefix("torch.")
+    return described
 
 
 def _auto_names() -> set[str]:

@@ -103,10 +103,15 @@ def write_folded(report: FoldReport, source: Path, out: Path) -> str:
         InputError: the folder cannot be written.
     """
     save(report.model, out, stock=report.is_stock)
-    for file in filter(_goes_along, source.iterdir()):
-        shutil.copy2(file, out / file.name)
+    copy_companions(source, out)
     kind = type(report.model).__name__
     return f"{kind}.from_pretrained" if report.is_stock else "powernorm.load"
+
+
+def copy_companions(source: Path, out: Path) -> None:
+    """Copy the tokenizer and other small files of a model's folder into another one."""
+    for file in filter(_goes_along, source.iterdir()):
+        shutil.copy2(file, out / file.name)
 
 
 def _goes_along(file: Path) -> bool:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.integrations.architectures import model_class
+from powernorm.integrations.architectures import config_of, model_class
+from powernorm.integrations.stock_models import save_stock
 from powernorm.json_reading import read_json
 from powernorm.norms.arguments import check_model
 from powernorm.runs import MODEL_FILE
 from powernorm.surgery.loading import REBUILD, fill_model
 from powernorm.surgery.marking import is_pretrained
 from powernorm.surgery.records import KEY, Record
-from powernorm.surgery.stock import stock_state, verify_stock
 from powernorm.surgery.storage import (
     SavedModel,
     first_difference,
@@ -71,7 +71,10 @@ def save(
             model of Hugging Face whose norms are such as its own classes can hold: this library's
             `ln` and `rms` in place of LayerNorm and RMSNorm, or static norms, folded or not, in
             place of a BatchNorm of torch; or LayerNorms and RMSNorms of its own whose weights were
-            folded (`keep="statistics"`). It is loaded and compared.
+            folded (`keep="statistics"`). Static norms that are not folded fit in the place of
+            RMSNorm, and those that center (`match-centered`, `freeze` and `taper` of
+            `powernorm.remove`) in that of LayerNorm: there the configuration gets an eps so large
+            that the class divides by a constant. It is loaded and compared.
 
     Raises:
         InputError: the folder cannot be written or holds other weights, the model holds no norm of
@@ -94,10 +97,10 @@ def save(
     model = _unwrapped(model)
     _check_parts(model)
     if stock:
-        _save_stock(model, path)
+        save_stock(model, path)
         return
     if config is None:
-        config = _config_of(model) if is_pretrained(model) else {}
+        config = config_of(model) if is_pretrained(model) else {}
     generation = getattr(model, "generation_config", None) if is_pretrained(model) else None
     more = {} if generation is None else {_GENERATION: json.loads(generation.to_json_string())}
     write_model(model, path, config, more)
@@ -206,26 +209,13 @@ def _check_parts(model: nn.Module) -> None:
             )
 
 
-def _config_of(model: nn.Module) -> dict[str, Any]:
-    """Return the configuration of a Hugging Face model as it writes it."""
-    config: Any = model.config
-    described: dict[str, Any] = json.loads(config.to_json_string())
-    described.pop(KEY, None)
-    described.pop("architectures", None)
-    # A class of one's own may have the name of one of transformers.
-    if model_class(type(model).__name__, config.model_type) is type(model):
-        described["architectures"] = [type(model).__name__]
-    described["dtype"] = str(cast(Any, model).dtype).removeprefix("torch.")
-    return described
-
-
 def _check_configuration(model: nn.Module, config: Mapping[str, Any], path: Path) -> None:
     """Raise an InputError if a given Hugging Face model is configured otherwise."""
     if not is_pretrained(model) or "model_type" not in config:
         return
     here, there = (
         {key: value for key, value in one.items() if key not in _OF_THE_WAY}
-        for one in (_config_of(model), config)
+        for one in (config_of(model), config)
     )
     key = first_difference(here, there)
     if key is not None:
@@ -358,27 +348,3 @@ def _stock_tensors(path: Path) -> Mapping[str, Tensor]:
     except Exception as error:  # whatever a damaged file makes the reader raise
         raise InputError(f"{path / name} is damaged ({error}): restore it") from error
     return tensors
-
-
-def _save_stock(model: nn.Module, path: Path) -> None:
-    if not is_pretrained(model) or not type(model).__module__.startswith("transformers."):
-        raise InputError(
-            f"{type(model).__name__} is no model of transformers, whose own class could load the "
-            "weights: leave out stock=True"
-        )
-    given: Any = model
-    config = type(given.config).from_dict(_config_of(model))
-    vars(config).pop(KEY, None)
-    with torch.random.fork_rng(devices=[]):
-        stock: Any = cast(Any, type(model))._from_config(config, dtype=torch.float32)
-    stock.load_state_dict(stock_state(model, stock))
-    stock.to(given.dtype).eval()
-    verify_stock(model, stock)
-    if given.can_generate():
-        stock.generation_config = given.generation_config
-    try:
-        stock.save_pretrained(str(path))
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from error
-    loaded = cast(Any, type(model)).from_pretrained(str(path), local_files_only=True)
-    verify_stock(model, loaded)

@@ -3,6 +3,13 @@
 A LayerNorm or RMSNorm of this library computes what the original's does. A BatchNorm of torch can
 hold any affine map per feature, hence what any static norm does in evaluation, and what is left of
 one that was folded.
+
+A LayerNorm of torch can hold `y = a ⊙ (x - mean x) + c`, and an RMSNorm `y = a ⊙ x`, with an eps E
+so large that the variance v of a token does not count beside it: with the weight a √E,
+
+    a √E ⊙ (x - mean x)/sqrt(v + E) + c = a ⊙ (x - mean x) (1 - v/(2 E) + …) + c
+
+E is a power of 4, so that √E is exact and multiplying by it rounds nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ from powernorm.inspection.finder import looks_like_norm
 from powernorm.inspection.reading import (
     Reading,
     does_more_than_torch,
+    epsilon_of,
     read_norm,
     wrapped_batch_norm,
 )
@@ -27,34 +35,59 @@ from powernorm.norms.registry import short_name
 from powernorm.surgery.storage import traits_of
 from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 
+CONSTANT_EPS: Final = 2.0**60
+"""E. In float64 v + E is E itself for every v below 2⁷, in float32 and bfloat16 below 2³⁶: there
+the norm is the constant exactly. Above it is off by v/2⁶¹. In float16 √E = 2³⁰ is infinite."""
 _FIX: Final = "leave out stock=True, and powernorm.load builds the model"
 _SAME: Final = {"layer": "ln", "rms": "rms"}
-_TOLERANCES: Final = {torch.float32: 1e-5, torch.float64: 1e-9}
+_TOLERANCES: Final = {torch.float32: 1e-5, torch.float64: 1e-6}
 _NARROW_TOLERANCE: Final = 0.03
-"""Relative errors that rounding explains, as of a BatchNorm's statistics in bfloat16."""
+"""Relative errors that rounding explains, as of a BatchNorm's statistics in bfloat16; some classes
+compute in float32 whatever their type."""
 
 
 class _Pair(NamedTuple):
-    """A module of this library and the norm of the original architecture in its place."""
+    """A module of this library and the norm of the original architecture in its place.
+
+    `original` is that norm with the eps of the original, from which it can be told what it is.
+    """
 
     name: str
     ours: nn.Module
     stock: nn.Module
+    original: nn.Module
 
 
-def stock_state(model: nn.Module, stock: nn.Module) -> dict[str, Tensor]:
+def constant_norms(model: nn.Module, original: nn.Module) -> tuple[str, ...]:
+    """Return the norms that divide by a constant where the original architecture's do not.
+
+    Args:
+        model: swapped or folded.
+        original: a model of the original architecture; on the meta device, too.
+    """
+    return tuple(
+        pair.name
+        for pair in _pairs(model, original, original)
+        if _is_constant(pair.ours) and _reading_of(pair) is not None
+    )
+
+
+def stock_state(model: nn.Module, stock: nn.Module, original: nn.Module) -> dict[str, Tensor]:
     """Return the state dict for a model of the original architecture that computes the same.
 
     Args:
         model: swapped or folded.
-        stock: a model of the original architecture.
+        stock: a model of the original architecture; with `constant_norms` its eps is
+            `CONSTANT_EPS`.
+        original: the same with the eps of the original; on the meta device, too.
 
     Raises:
         InputError: the original architecture has no place for something; says for what.
     """
     state = stock.state_dict()
     done: set[str] = set()
-    for pair in _pairs(model, stock):
+    _check_shared_eps(model, stock, original)
+    for pair in _pairs(model, stock, original):
         done |= {f"{pair.name}.{name}" for name in pair.ours.state_dict()}
         state |= {f"{pair.name}.{name}": value for name, value in _converted(pair).items()}
     for name, value in model.state_dict().items():
@@ -70,9 +103,9 @@ def stock_state(model: nn.Module, stock: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def verify_stock(model: nn.Module, stock: nn.Module) -> None:
+def verify_stock(model: nn.Module, stock: nn.Module, original: nn.Module) -> None:
     """Raise an InputError unless each norm computes the same and all other tensors are equal."""
-    pairs = _pairs(model, stock)
+    pairs = _pairs(model, stock, original)
     for pair in pairs:
         scale = _difference(pair)
         dtype = next((p.dtype for p in pair.stock.parameters()), torch.float32)
@@ -94,13 +127,52 @@ def verify_stock(model: nn.Module, stock: nn.Module) -> None:
             raise InputError(f"{name} did not come back as it was saved: {_FIX}")
 
 
-def _pairs(model: nn.Module, stock: nn.Module) -> list[_Pair]:
-    modules = dict(stock.named_modules(remove_duplicate=False))
+def _pairs(model: nn.Module, stock: nn.Module, original: nn.Module) -> list[_Pair]:
+    modules, originals = (
+        dict(one.named_modules(remove_duplicate=False)) for one in (stock, original)
+    )
     return [
-        _Pair(name, module, modules[name])
+        _Pair(name, module, modules[name], originals[name])
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, Norm | FoldedNorm | FeatureAffine) and name in modules
     ]
+
+
+def _is_constant(module: nn.Module) -> bool:
+    """Return whether a norm of this library divides by a constant in evaluation."""
+    return isinstance(module, Norm) and (module.is_static or module.centers)
+
+
+def _reading_of(pair: _Pair) -> Reading | None:
+    """Return what the original's norm of each token computes, None where it is none."""
+    if _batch_norm(pair.original)[0] is not None or not looks_like_norm(pair.original):
+        return None
+    reading = read_norm(pair.original)
+    return reading if isinstance(reading, Reading) and reading.kind in _SAME else None
+
+
+def _check_shared_eps(model: nn.Module, stock: nn.Module, original: nn.Module) -> None:
+    """Raise an InputError if a norm that still normalizes would get the eps of the constant ones.
+
+    A configuration has one eps for all.
+    """
+    constant = constant_norms(model, original)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, module in stock.named_modules(remove_duplicate=False):
+        if not constant or not looks_like_norm(module):
+            continue
+        has_it = epsilon_of(module) == CONSTANT_EPS
+        if name in constant and not has_it:
+            raise InputError(
+                f"the configuration of a {type(stock).__name__} does not set the eps of {name}, "
+                f"which would have to be {CONSTANT_EPS:.3g} to divide by a constant: {_FIX}"
+            )
+        if name not in constant and has_it:
+            raise InputError(
+                f"{name} is still a {type(modules[name]).__name__}, and {constant[0]} divides by a "
+                f"constant: in a {type(stock).__name__} all norms have one eps, so that all or "
+                f"none have to: {_FIX}"
+            )
 
 
 def _converted(pair: _Pair) -> dict[str, Tensor]:
@@ -108,26 +180,72 @@ def _converted(pair: _Pair) -> dict[str, Tensor]:
     batch_norm, prefix = _batch_norm(pair.stock)
     if batch_norm is not None:
         return {f"{prefix}{name}": value for name, value in _as_batch_norm(pair, batch_norm)}
-    reading = read_norm(pair.stock) if looks_like_norm(pair.stock) else ""
-    ours = pair.ours
-    if not isinstance(reading, Reading) or not isinstance(ours, Norm):
+    reading, ours = _reading_of(pair), pair.ours
+    if isinstance(ours, FoldedNorm | FeatureAffine):
+        raise _misfit(
+            pair,
+            "which computes a statistic of each token; it could divide by a constant: save with "
+            "stock=True before folding",
+        )
+    if reading is None or not isinstance(ours, Norm):
         raise _misfit(pair, "which computes a statistic of each token")
+    if _is_constant(ours):
+        return _filled(pair, reading, *_constant(pair, ours, reading))
     if _SAME.get(reading.kind) != short_name(ours):
         raise _misfit(pair, "which computes something else")
     if reading.eps is not None and reading.eps != ours.eps:
         raise _misfit(pair, f"whose eps is {reading.eps}, not {ours.eps}")
+    weight, bias = (ours._parameters.get(name) for name in ("weight", "bias"))
+    return _filled(pair, reading, weight, bias)
+
+
+def _constant(pair: _Pair, ours: Norm, reading: Reading) -> tuple[Tensor, Tensor]:
+    """Return γ and β of a norm with a large eps that does what a static one of ours does."""
+    if ours.centers != (reading.kind == "layer"):
+        raise _misfit(
+            pair,
+            "which does not subtract the mean of each token as this layer does"
+            if ours.centers
+            else "which subtracts the mean of each token as this layer does not: one that centers "
+            "fits (powernorm.remove with method.name=match-centered or freeze)",
+        )
+    scale, shift = ours.affine()
+    if reading.bias is None and bool(shift.any()):
+        raise _misfit(
+            pair,
+            "which has no bias for the shift of this layer: one without a shift fits "
+            "(powernorm.remove with method.name=freeze or taper)",
+        )
+    weight = scale.detach() * CONSTANT_EPS**0.5
+    dtype = next((p.dtype for p in pair.ours.parameters()), torch.float32)
+    if float(weight.abs().max()) > torch.finfo(dtype).max:
+        raise InputError(
+            f"{pair.name} would have weights of {float(weight.abs().max()):.1e} as a "
+            f"{type(pair.stock).__name__} that divides by a constant, which {dtype} does not hold: "
+            "convert the model to float32 or bfloat16 first"
+        )
+    return weight, shift.detach()
+
+
+def _filled(
+    pair: _Pair, reading: Reading, weight: Tensor | None, bias: Tensor | None
+) -> dict[str, Tensor]:
+    """Return the state of the original's norm with a γ and a β; None is the neutral one."""
     state: dict[str, Tensor] = {}
-    for kind, offset, there in (
-        ("weight", reading.offset, reading.weight),
-        ("bias", 0.0, reading.bias),
+    for kind, offset, there, value in (
+        ("weight", reading.offset, reading.weight, weight),
+        ("bias", 0.0, reading.bias, bias),
     ):
-        value = ours._parameters.get(kind)
         if there is None and value is not None and bool((value != (kind == "weight")).any()):
             raise _misfit(pair, f"which has no {kind}")
         if there is not None:
-            name = next(n for n, p in pair.stock._parameters.items() if p is there)
-            neutral = torch.full_like(there, float(kind == "weight"))
-            state[name] = (neutral if value is None else value.detach().to(there)) - offset
+            name = next(n for n, p in pair.original._parameters.items() if p is there)
+            own = pair.stock._parameters[name]
+            assert own is not None
+            neutral = torch.full_like(own, float(kind == "weight"))
+            # In float64, and rounded once.
+            found = neutral if value is None else value.detach()
+            state[name] = (found.double() - offset).to(own)
     return state
 
 
@@ -202,7 +320,7 @@ def _check_ties(stock: nn.Module, state: dict[str, Tensor]) -> None:
 @torch.no_grad()
 def _difference(pair: _Pair) -> float:
     """Return how far the two are on random tokens, over the largest value."""
-    size = _size(pair.stock)
+    size = _size(pair.original)
     like = next((p for p in (*pair.ours.parameters(), *pair.stock.parameters())), torch.ones(1))
     dim = getattr(pair.ours, "feature_dim", LAST)
     if isinstance(pair.ours, FoldedNorm):

@@ -14,8 +14,10 @@ from powernorm.inspection.finder import FoundNorm
 from powernorm.inspection.reading import Reading
 from powernorm.norms import (
     BatchStatisticsNorm,
+    LayerNorm,
     Norm,
     ProgressiveRepBatchNorm,
+    RMSNorm,
     TaperNorm,
     build_norm,
     norm_info,
@@ -27,6 +29,8 @@ _STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
 _COUNTERS: Final = ("num_batches_tracked", "num_nonfinite_batches")
 _SAME: Final = {"layer": "ln", "rms": "rms"}
 """Short names of the norms that compute what norms of other libraries do, by kind."""
+_OWN: Final = {LayerNorm: "ln", RMSNorm: "rms"}
+"""The same of our own, which compute it too."""
 
 
 def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: Tensor) -> Norm:
@@ -54,7 +58,7 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
         new = build_norm(to, reading.num_features, **{**carried, **given})
     _take_over(new, "weight", reading.scale(), reading.weight)
     _take_over(new, "bias", reading.bias, reading.bias)
-    if isinstance(new, ProgressiveRepBatchNorm) and reading.kind in _SAME:
+    if isinstance(new, ProgressiveRepBatchNorm) and _token_kind(reading):
         _keep_as_branch(new, reading)
     if type(found.module) is type(new):
         _take_over_others(new, found.module)
@@ -77,10 +81,11 @@ def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
         same = _class_of(old) is _class_of(new)
     # A user's own class may have no such arguments.
     taken = inspect.signature(norm_info(to).layer).parameters
-    if isinstance(new, ProgressiveRepBatchNorm | TaperNorm) and reading.kind in _SAME:
+    kind = _token_kind(reading)
+    if isinstance(new, ProgressiveRepBatchNorm | TaperNorm) and kind:
         # What they begin as is the old norm.
         eps = "eps" if isinstance(new, TaperNorm) else "branch_eps"
-        begins = {"kind": _SAME[reading.kind], eps: reading.eps}
+        begins = {"kind": kind, eps: reading.eps}
         return {name: value for name, value in begins.items() if value}
     if not (same or _have_the_same(new, old)):
         return {}
@@ -92,6 +97,13 @@ def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
     if groups is not None and hasattr(new, "groups") and "groups" not in norm_info(to).presets:
         carried["groups"] = groups
     return {name: value for name, value in carried.items() if name in taken}
+
+
+def _token_kind(reading: Reading) -> str:
+    """Return `ln` or `rms` for a norm that computes it, of other libraries or ours; else ""."""
+    own = _class_of(reading.statistics)
+    ours = next((name for kind, name in _OWN.items() if issubclass(own, kind)), "")
+    return _SAME.get(reading.kind, ours)
 
 
 def _class_of(norm: nn.Module | None) -> type:

@@ -203,6 +203,30 @@ def compare(
     Raises:
         InputError: the changed copy fails, or its outputs hold no floating-point tensor.
     """
+
+    def changed(copy: nn.Module) -> nn.Module:
+        change(copy)
+        return copy
+
+    return differences(model, changed, examples, approximate=approximate)
+
+
+def differences(
+    model: nn.Module,
+    other: Callable[[nn.Module], nn.Module],
+    examples: Sequence[Examples],
+    *,
+    approximate: bool = False,
+) -> tuple[Errors, ...]:
+    """Run a model and another one in its place, as `compare` does.
+
+    Args:
+        model: the one.
+        other: returns the other one, for a copy of the first that has run and whose type it is to
+            have; it may be that copy, changed.
+        examples: calls.
+        approximate: whether more than rounding is expected.
+    """
     own = model_dtype(model)
     found = []
     for dtype in dict.fromkeys((torch.float64, torch.float32, own)):
@@ -215,8 +239,7 @@ def compare(
             if dtype == own:
                 raise
             continue
-        change(copy)
-        after = [tensor for result in run_folded(copy, calls) for tensor in _outputs(result)]
+        after = [tensor for result in run_folded(other(copy), calls) for tensor in _outputs(result)]
         narrow = dtype == torch.float64 and types.narrower_than(dtype)
         tolerance = _PARTLY_NARROW if narrow else _TOLERANCES.get(dtype, 0.05)
         tolerance = max(tolerance, _APPROXIMATE) if approximate else tolerance

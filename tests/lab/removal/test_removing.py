@@ -102,6 +102,22 @@ def test_goes_on_exactly_as_if_it_had_not_been_interrupted(
         assert torch.equal(parts.model.state_dict()[name], value), name
 
 
+def test_norms_fade_while_the_model_learns(tmp_path: Path) -> None:
+    """Step 0 is the original itself, the end is without norms and near it, interrupted or not."""
+    settings = [*SHORT, "method.name=prepbn", "training.steps=40", "optimizer.learning_rate=1e-2"]
+    whole = powernorm.remove(own(), tmp_path / "whole", settings=settings, quiet=True)
+    assert norms_in(whole.model) == []
+    rows = metrics_of(tmp_path / "whole")
+    assert float(rows[0]["valid_error"]) < 1e-12
+    assert whole.metrics["valid_error"] is not None
+    assert 0 < whole.metrics["valid_error"] < 0.3
+    stop = stop_at(24, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        powernorm.remove(own(), tmp_path / "parts", settings=settings, on_event=stop)
+    parts = powernorm.remove(own(), tmp_path / "parts", settings=settings, quiet=True, resume=True)
+    assert parts.metrics == whole.metrics
+
+
 def test_scheduler_that_stops_it_finds_a_checkpoint(run: Path, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         powernorm.remove(run, tmp_path, settings=SHORT, on_event=stop_at(2, Stopped("SIGTERM")))
@@ -132,6 +148,32 @@ def test_hugging_face_folder_becomes_one_that_load_reads(head: str, tmp_path: Pa
     ours, theirs = (model(input_ids=ids)[0] for model in (removed.model.eval(), loaded.eval()))
     torch.testing.assert_close(ours, theirs)
     assert ("valid_loss" in removed.metrics) == (head != "BertModel")
+
+
+def test_embeddings_are_compared_on_this_text_and_another(tmp_path: Path) -> None:
+    """Mean over the tokens of a row, padding left out; of the whole test split."""
+    folder, text = pretrained(tmp_path, "BertModel")
+    other = tmp_path / "other"
+    other.mkdir()
+    rows = [*TEXTS[:3], "war tor", TEXTS[5]]
+    for split in ("train", "valid", "test"):
+        (other / f"{split}.txt").write_text("\n".join(rows if split == "test" else TEXTS))
+    small = ["data.batch_size=4", "training.validation_tokens=64", f"data.other={other}"]
+    out = tmp_path / "out"
+    removed = powernorm.remove(folder, out, data=str(text), settings=[*SHORT, *small], quiet=True)
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    original = transformers.BertModel.from_pretrained(folder).eval()
+    cosines = []
+    for row in rows:
+        inputs = tokenizer([row], return_tensors="pt")
+        with torch.no_grad():
+            ours, theirs = (m(**inputs)[0].mean(1) for m in (removed.model, original))
+        cosines.append(float(torch.cosine_similarity(ours, theirs)))
+    assert removed.metrics["other_cosine"] == pytest.approx(sum(cosines) / 5, abs=1e-5)
+    assert removed.metrics["valid_cosine"] != removed.metrics["other_cosine"]
+    assert "Cosine to the original" in (out / "report.html").read_text()
 
 
 def pretrained(tmp_path: Path, head: str) -> tuple[Path, Path]:
@@ -189,6 +231,7 @@ def test_folder_of_another_removal_is_not_touched(tmp_path: Path) -> None:
         (["training.steps=3", "training.share=0.1"], "both say how long it trains"),
         (["training.stpes=3"], "did you mean training.steps"),
         (["data.path=rt"], "has batches of its own: leave out --data"),
+        (["data.other=rt"], "has batches of its own: leave out --other"),
     ],
 )
 def test_settings_that_do_not_fit_leave_no_folder(

@@ -45,6 +45,7 @@ class Original(ABC):
         num_steps: batches that the model was trained on, where that is known.
         learning_rate: highest one of that training, where it is known.
         data_fingerprint: hash of the data, where there is one.
+        folder: in Hugging Face's layout, whose tokenizer goes along with the result.
     """
 
     has_loss: bool = False
@@ -52,6 +53,7 @@ class Original(ABC):
     num_steps: int | None = None
     learning_rate: float | None = None
     data_fingerprint: str | None = None
+    folder: Path | None = None
 
     def __init__(self, name: str, model: nn.Module) -> None:
         self.name = name
@@ -64,6 +66,10 @@ class Original(ABC):
     @abstractmethod
     def evaluation(self, split: EvaluatedSplit, max_tokens: int | None = None) -> Iterable[Any]:
         """Return the batches of a split, whole or about so many tokens; empty where is none."""
+
+    def elsewhere(self) -> Iterable[Any]:
+        """Return the batches of another text, which nothing is trained on; empty where is none."""
+        return ()
 
     @abstractmethod
     def example_inputs(self) -> Any:
@@ -92,9 +98,17 @@ class Original(ABC):
         del batch
         return None
 
+    def embeddings(self, outputs: Any, batch: Any) -> Tensor | None:
+        """Return a vector for each row of a batch, (rows, C); None where outputs are no such."""
+        del outputs, batch
+        return None
+
+    @abstractmethod
     def nll(self, model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, float]:
-        """Return the summed loss of a batch in nats, and the number of its targets."""
-        raise NotImplementedError
+        """Return the summed loss of a batch in nats, and the number of its targets.
+
+        Called only where the loss is known.
+        """
 
     def saved_config(self) -> Mapping[str, Any] | None:
         """Return entries of the saved model's config.json; None is the model's own."""
@@ -213,6 +227,15 @@ class OwnOriginal(Original):
         """Return a batch on a device."""
         return _moved(batch, device)
 
+    def nll(self, model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, float]:
+        """Refuse: nobody asks, as the loss is not known.
+
+        Raises:
+            InputError: always.
+        """
+        del model, outputs, batch
+        raise InputError(f"the loss of {self.name} is not known")
+
 
 def open_original(
     source: str | Path | tuple[nn.Module, Sequence[Any]],
@@ -235,6 +258,7 @@ def open_original(
     text, path = str(source), Path(source)
     if ":" in text and not path.exists():
         return _own(text, model_by_name(text), data)
+    _check_no_other(text, path, data)
     if is_folded(path):
         raise InputError(f"{path} holds a model whose norms are folded already: give the original")
     if is_own_run(path):
@@ -267,9 +291,18 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _own(name: str, found: ModelWithBatches, data: RemovalDataSettings) -> OwnOriginal:
-    if data.path is not None:
-        raise InputError(f"{name} has batches of its own: leave out --data")
+    if data.path is not None or data.other is not None:
+        option = "--other" if data.path is None else "--data"
+        raise InputError(f"{name} has batches of its own: leave out {option}")
     return OwnOriginal(name, found)
+
+
+def _check_no_other(name: str, path: Path, data: RemovalDataSettings) -> None:
+    if data.other is not None and not is_pretrained(path):
+        raise InputError(
+            f"data.other={data.other}: {name} has splits of its own, and another text is measured "
+            "of a Hugging Face model alone: leave out --other"
+        )
 
 
 def _checked_pair(source: tuple[Any, ...]) -> tuple[nn.Module, list[Any]]:

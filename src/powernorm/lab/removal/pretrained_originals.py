@@ -59,6 +59,7 @@ class PretrainedOriginal(Original):
                 f"{path} holds an encoder-decoder, whose batches a text alone does not give: make "
                 "them yourself, and give module:name of (model, batches)"
             )
+        self.folder = path
         self.objective: Objective = _objective(type(found.model).__name__)
         self.has_loss = self.has_logits = self.objective != "none"
         corpus = load_corpus(data.path or _EMBEDDED)
@@ -71,6 +72,8 @@ class PretrainedOriginal(Original):
         self._rows: dict[Split, list[list[int]]] = {
             split: self._cut(documents, length) for split, documents in corpus.documents.items()
         }
+        others = () if data.other is None else load_corpus(data.other).documents["test"]
+        self._elsewhere = self._cut(others, length)
         if len(self._rows["train"]) < data.batch_size:
             raise InputError(
                 f"the text makes {len(self._rows['train'])} rows of up to {length} tokens, fewer "
@@ -94,6 +97,13 @@ class PretrainedOriginal(Original):
         if max_tokens is not None and total > max_tokens:
             number = max(1, round(len(rows) * max_tokens / total))
             rows = [rows[index * len(rows) // number] for index in range(number)]
+        return self._in_batches(rows)
+
+    def elsewhere(self) -> Sequence[Inputs]:
+        """Return the batches of the test split of another text."""
+        return self._in_batches(self._elsewhere)
+
+    def _in_batches(self, rows: Sequence[Sequence[int]]) -> list[Inputs]:
         starts = range(0, len(rows), self._batch_size)
         return [self._made(rows[at : at + self._batch_size], -1 - at) for at in starts]
 
@@ -122,6 +132,14 @@ class PretrainedOriginal(Original):
         """Return the positions that are no padding."""
         mask = batch["attention_mask"].bool()
         return mask[:, 1:] if self.objective == "causal" else mask
+
+    def embeddings(self, outputs: Any, batch: Inputs) -> Tensor | None:
+        """Return the mean of the hidden states of each row's tokens, of a model without a head."""
+        if self.has_logits:
+            return None
+        states = super().logits(outputs)
+        keep = batch["attention_mask"].unsqueeze(-1).to(states.dtype)
+        return (states * keep).sum(1) / keep.sum(1)
 
     def nll(self, model: nn.Module, outputs: Any, batch: Inputs) -> tuple[Tensor, float]:
         """Return the summed loss of a batch in nats, and the number of its targets."""

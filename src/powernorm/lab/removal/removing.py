@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 import powernorm
 from powernorm.errors import InputError
 from powernorm.inspection.devices import Device, checked_device
+from powernorm.integrations.folded_pretrained import copy_companions, load_whole
+from powernorm.integrations.stock_models import compare_stock
+from powernorm.lab.data.corpus import EVALUATED_SPLITS
 from powernorm.lab.engine.environment import environment
 from powernorm.lab.engine.events import Listener, Notice, ignore
 from powernorm.lab.engine.folders import (
@@ -49,13 +53,16 @@ from powernorm.runs import (
     REPORT_FILE,
     RESULT_FILE,
 )
-from powernorm.surgery.folding import FoldReport, plan_fold
-from powernorm.surgery.verification import as_call
+from powernorm.surgery.folding import plan_fold
+from powernorm.surgery.marking import is_pretrained
+from powernorm.surgery.verification import Errors, as_call
 
 REMOVAL_FILE: Final = "removal.json"
 """What a removal was made of, in its folder and in that of the model."""
 MODEL_FOLDER: Final = "model"
 """Of a removal's folder, the part that `powernorm.load` reads."""
+STOCK_FOLDER: Final = "stock"
+"""The part that transformers alone reads."""
 _OWN: Final = (
     REMOVAL_FILE,
     RESULT_FILE,
@@ -64,6 +71,7 @@ _OWN: Final = (
     REPORT_FILE,
     CHECKPOINTS_FOLDER,
     MODEL_FOLDER,
+    STOCK_FOLDER,
 )
 _PACKAGES: Final = ("powernorm", "torch", "transformers", "tokenizers")
 _AGREES: Final = 1e-4
@@ -76,7 +84,7 @@ class Removed:
 
     Attributes:
         model: without norms, in evaluation mode, on the CPU.
-        folder: of the removal; the model is in its folder `model`.
+        folder: of the removal; the model is in its folder `model`, and with `stock` in `stock`.
         metrics: by name; `valid_loss`, `original_valid_loss`, … as far as they are known.
         report: the page.
     """
@@ -85,6 +93,11 @@ class Removed:
     folder: Path
     metrics: Mapping[str, float | None]
     report: Path
+    stock: Path | None = None
+    """The folder that transformers alone loads."""
+    is_folded: bool = True
+    """Whether the norms went into the weights; else the model is the one in `stock`, and there is
+    no folder `model`."""
 
 
 def remove(
@@ -96,6 +109,7 @@ def remove(
     device: Device = "auto",
     resume: bool = False,
     force: bool = False,
+    stock: bool = False,
     quiet: bool = False,
     on_event: Listener | None = None,
 ) -> Removed:
@@ -121,6 +135,11 @@ def remove(
         device: where it trains; `auto` is a GPU where there is one.
         resume: go on from the last checkpoint, exactly as if it had not been interrupted.
         force: delete the removal that `out` holds first.
+        stock: also write `stock/`, for a model of transformers: a folder that its own class loads
+            without powernorm, by an eps so large that the norms divide by a constant. The method
+            has to fit the class (`match-centered`, `freeze` or `taper` in the place of LayerNorm,
+            the latter two in that of RMSNorm). Norms that could not fold, as those that center in a
+            post-norm model, stand there too; there is no `model/` then.
         quiet: show no progress.
         on_event: is called with what happens, in place of the progress.
 
@@ -140,13 +159,14 @@ def remove(
     stop = Stop()
     with stop.watching(), own_generators(), threads(wanted.training.num_threads):
         original = open_original(model, wanted.data, wanted.seed)
+        _check_stock(original, stock=stock)
         lease = Lease(folder)
         try:
             _begin(folder, wanted, original, resume=resume, force=force)
             progress = _progress(quiet=quiet, on_event=on_event)
             with progress as shown:
                 listener: Listener = shown or on_event or ignore
-                job = _Job(original, wanted, folder, on_device, lease, stop, listener)
+                job = _Job(original, wanted, folder, on_device, lease, stop, listener, stock)
                 return job.run()
         except InputError:
             # Of settings that fit everything but the model: the next try is a first.
@@ -187,8 +207,10 @@ class _Job:
         lease: Lease,
         stop: Stop,
         listener: Listener,
+        stock: bool,
     ) -> None:
         self._original = original
+        self._stock = stock
         self._settings = settings
         self._folder = folder
         self._listener = listener
@@ -214,7 +236,7 @@ class _Job:
         try:
             with self._stop.never_hidden(), own_modes():
                 seed_everything(self._settings.seed)
-                training = RemovalTraining(self._run, self._original)
+                training = RemovalTraining(self._run, self._original, stock=self._stock)
                 training.train()
                 if self._run.is_nonfinite:
                     raise InputError(
@@ -236,22 +258,51 @@ class _Job:
     def _finish(self, training: RemovalTraining) -> Removed:
         self._listener(Notice("folding, and measuring the result"))
         trained = copy.deepcopy(training.model).cpu().eval()
-        report = fold_all(trained, self._original)
-        metrics = self._measured(training, report.model)
-        self._save(report.model)
+        example, found = self._original.example_inputs(), dict[str, Any]()
+        result: nn.Module | None = None
+        report = plan_fold(trained, example).apply(inplace=False)
+        kept = [row for row in report.rows if row.action == "keep"]
+        if kept and not self._stock:
+            raise InputError(f"{kept[0].name} could not be folded: {kept[0].reason}")
+        if self._stock:
+            result, errors = self._hand_over(trained)
+            found["stock_errors"] = [_as_json(error) for error in errors]
+        if not kept:
+            result = report.model
+            self._save(result)
+            found["fold"] = [row.to_dict() for row in report.rows]
+            found["fold_errors"] = [_as_json(error) for error in report.errors]
+        assert result is not None
+        metrics = self._measured(training, result)
         self._run.close()
-        rows = [row.to_dict() for row in training.removal.rows]
-        self._write_result("finished", metrics, rows=rows, report=report)
+        found["norms"] = [row.to_dict() for row in training.removal.rows]
+        self._write_result("finished", metrics, found)
         page = write_removal_page(self._folder)
-        return Removed(report.model, self._folder, metrics, page)
+        stock = self._folder / STOCK_FOLDER if self._stock else None
+        return Removed(result, self._folder, metrics, page, stock, not kept)
+
+    def _hand_over(self, trained: nn.Module) -> tuple[nn.Module, tuple[Errors, ...]]:
+        """Write what transformers alone loads; return it, and how far it is from the trained."""
+        folder = self._folder / STOCK_FOLDER
+        with self._lease.writing():
+            powernorm.save(trained, folder, stock=True)
+            if self._original.folder is not None:
+                copy_companions(self._original.folder, folder)
+            shutil.copyfile(self._folder / REMOVAL_FILE, folder / REMOVAL_FILE)
+        errors = compare_stock(trained, folder, self._original.example_inputs())
+        return load_whole(folder), errors
 
     @torch.no_grad()
     def _measured(self, training: RemovalTraining, folded: nn.Module) -> Values:
-        """Return what the whole valid and test splits say of the original and of the result."""
+        """Return what the whole splits, and another text, say of the original and the result."""
         device, found = self._run.device, dict[str, float | None]()
         moved = copy.deepcopy(folded).to(device)
-        for split in ("valid", "test"):
-            batches = list(self._original.evaluation(split))
+        texts: dict[str, Iterable[Any]] = {
+            split: self._original.evaluation(split) for split in EVALUATED_SPLITS
+        }
+        texts["other"] = self._original.elsewhere()
+        for split, those in texts.items():
+            batches = list(those)
             if not batches:
                 continue
             before = training.expected(batches)
@@ -274,9 +325,7 @@ class _Job:
         self,
         status: str,
         metrics: Mapping[str, float | None],
-        *,
-        rows: Sequence[Mapping[str, Any]] = (),
-        report: FoldReport | None = None,
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         result: dict[str, Any] = {
             "status": status,
@@ -286,14 +335,9 @@ class _Job:
             "num_steps": self._run.num_steps,
             "metrics": dict(metrics),
             "seconds": round(self._run.seconds, 3),
-            "norms": [dict(row) for row in rows],
+            "norms": [],
+            **more,
         }
-        if report is not None:
-            result["fold"] = [row.to_dict() for row in report.rows]
-            result["fold_errors"] = [
-                {"dtype": str(e.dtype), "absolute": e.absolute, "relative": e.relative}
-                for e in report.errors
-            ]
         write_json(self._folder / RESULT_FILE, result)
 
 
@@ -317,17 +361,12 @@ def number_of_steps(settings: RemovalSettings, original: Original) -> int:
     return max(1, round(share * original.num_steps / settings.optimizer.accumulation))
 
 
-def fold_all(model: nn.Module, original: Original) -> FoldReport:
-    """Fold a model whose norms are all static, and verify it.
-
-    Raises:
-        InputError: a norm would stay, or the folded model differs.
-    """
-    report = plan_fold(model, original.example_inputs()).apply(inplace=False)
-    kept = [row for row in report.rows if row.action == "keep"]
-    if kept:
-        raise InputError(f"{kept[0].name} could not be folded: {kept[0].reason}")
-    return report
+def _as_json(error: Errors) -> dict[str, Any]:
+    return {
+        "dtype": str(error.dtype),
+        "absolute": error.absolute,
+        "relative": error.relative,
+    }
 
 
 @torch.no_grad()
@@ -348,6 +387,14 @@ def _flat(outputs: Any) -> Tensor:
 
 
 # The folder
+
+
+def _check_stock(original: Original, *, stock: bool) -> None:
+    if stock and not is_pretrained(original.model):
+        raise InputError(
+            f"{original.name} is no model of transformers, whose class could load the result: "
+            "leave out --stock (stock=True)"
+        )
 
 
 def _check_folder(folder: Path, *, resume: bool, force: bool) -> None:

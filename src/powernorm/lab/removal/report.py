@@ -20,11 +20,12 @@ from powernorm.runs import METRICS_FILE, REPORT_FILE, RESULT_FILE
 
 _REMOVAL_FILE: Final = "removal.json"
 _FIX: Final = "make the removal again"
-_SPLITS: Final = ("valid", "test")
+_SPLITS: Final = ("valid", "test", "other")
 _WORDS: Final = {
     "loss": "loss, nats per target",
     "divergence": "divergence from the original, nats per position",
     "error": "error relative to the variance of the original's outputs",
+    "cosine": "cosine between embeddings (means over tokens) and the original's",
 }
 
 
@@ -61,7 +62,8 @@ def removal_table(metrics: Mapping[str, float | None]) -> Table:
             before = metrics.get(f"original_{split}_{name}")
             change = "" if before is None else f"{value - before:+.4f}"
             old = "" if before is None else f"{before:.4f}"
-            lines.append([f"{split} {words}", old, f"{value:.4f}", change])
+            text = "another text:" if split == "other" else split
+            lines.append([f"{text} {words}", old, f"{value:.4f}", change])
     return Table(["", "original", "without norms", "change"], [False, True, True, True], lines)
 
 
@@ -80,6 +82,11 @@ def _conclusion(result: Mapping[str, Any]) -> list[str]:
         return []
     left = [row["name"] for row in rows if row["action"] == "swap"]
     said = f"None of {counted(len(rows), 'norm')} is left"
+    if not rows:
+        said = (
+            f"{counted(len(result['norms']), 'norm')} of the model's class divide by a constant, "
+            "by an eps that no variance counts beside"
+        )
     if left:
         said += f"; {counted(len(left), 'multiply-add')} per feature remain, such as {left[0]}"
     sentences = [said + "."]
@@ -105,7 +112,9 @@ def _sections(
     if result.get("norms"):
         yield "norms", "Every norm", [_norm_table(result).html("Norms", _NORMS)]
     if result.get("fold_errors"):
-        yield "fold", "Folding, verified", [_errors(result)]
+        yield "fold", "Folding, verified", [_errors(result["fold_errors"], _FOLDED)]
+    if result.get("stock_errors"):
+        yield "stock", "Loaded by transformers alone", [_errors(result["stock_errors"], _STOCK)]
     yield "settings", "Settings and environment", _settings(settings)
 
 
@@ -157,6 +166,7 @@ def _figures(curve: Sequence[Mapping[str, Any]]) -> Iterator[DrawnFigure]:
         ("valid_loss", "Loss on the valid split", "nats per target", _VALID),
         ("valid_divergence", "Divergence from the original", "nats per position", _VALID),
         ("valid_error", "Error of the outputs", "relative to their variance", _VALID),
+        ("valid_cosine", "Cosine to the original's embeddings", "mean over rows", _VALID),
     )
     for number, (column, title, label, caption) in enumerate(shown):
         points = [
@@ -179,13 +189,19 @@ def _figures(curve: Sequence[Mapping[str, Any]]) -> Iterator[DrawnFigure]:
 _VALID: Final = "Step 0 is what was fitted and not yet trained; a part of the split."
 
 
-def _errors(result: Mapping[str, Any]) -> Markup:
+_FOLDED: Final = "Largest difference of the folded model from the trained one."
+_STOCK: Final = (
+    "Largest difference of the folder stock, as its own class loads it, from the trained model."
+)
+
+
+def _errors(errors: Sequence[Mapping[str, Any]], caption: str) -> Markup:
     lines = [
         [row["dtype"].removeprefix("torch."), f"{row['absolute']:.1e}", f"{row['relative']:.1e}"]
-        for row in result["fold_errors"]
+        for row in errors
     ]
     table = Table(["computed in", "absolute", "relative"], [False, True, True], lines)
-    return table.html("Errors", "Largest difference of the folded model from the trained one.")
+    return table.html("Errors", caption)
 
 
 def _settings(settings: Mapping[str, Any]) -> list[Markup]:

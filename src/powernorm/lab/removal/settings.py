@@ -36,11 +36,13 @@ class MethodSettings:
     """`match`: an affine map per feature, fitted to the norm by least squares; `match-centered`:
     the same behind LayerNorm's centering; `freeze`: the norm with a constant deviation, all at
     once; `freeze-in-turn`: the same, one norm after the other; `taper`: the norm, whose gate closes
-    in favor of a constant scale."""
+    in favor of a constant scale; `prepbn`: the norm, which fades in favor of BatchNorm beside the
+    identity."""
     batches: Positive = 24
-    """Training batches that the layers are fitted to."""
+    """Training batches that the layers are fitted to; of `prepbn`, that its statistics are measured
+    on in the end."""
     momentum: Fraction = 0.1
-    """Of the averages of `freeze-in-turn` and `taper`, the weight of the new batch."""
+    """Of the averages of `freeze-in-turn`, `taper` and `prepbn`, the weight of the new batch."""
 
 
 @section("distillation")
@@ -71,6 +73,9 @@ class RemovalDataSettings:
 
     path: str | None = None
     """The text; none is a run's own, or the embedded one."""
+    other: str | None = None
+    """Another text, whose test split is measured at the end too: whether the model is as near to
+    the original elsewhere."""
     batch_size: Positive = 16
     """Rows in a batch."""
     sequence_length: Positive = 128

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.observer import NormCall, observe
+from powernorm.integrations.stock_models import check_fits_stock
 from powernorm.lab.engine.events import Notice
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.watching import evaluating
@@ -53,13 +55,15 @@ class RemovalTraining:
     Args:
         run: of the engine, with `RemovalSettings`.
         original: the model and its batches.
+        stock: whether the class of transformers shall hold the result, which need not fold then.
 
     Raises:
         InputError: the method does not fit the model.
     """
 
-    def __init__(self, run: Run, original: Original) -> None:
+    def __init__(self, run: Run, original: Original, *, stock: bool = False) -> None:
         self._run = run
+        self._stock = stock
         self._settings: RemovalSettings = run.settings
         self._original = original
         assert run.num_steps is not None
@@ -115,8 +119,8 @@ class RemovalTraining:
             if step % settings.training.log_every == 0 or step == self._num_steps:
                 run.log(step, train_loss=losses.mean(), learning_rate=rate)
         self.removal.step(self._num_steps)
-        self.removal.settle()
         self.model.eval()
+        self.removal.finish(self._first_batches(), self._original.run)
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batches: Iterable[Any]) -> Values:
@@ -129,7 +133,8 @@ class RemovalTraining:
         Returns:
             `loss`, nats per target, where the task's loss is known; `divergence`, nats per position
             of KL(original ‖ model), where there are logits; else `error`, the squared error of the
-            outputs relative to their variance. Empty without batches.
+            outputs relative to their variance, and of a text encoder `cosine`, the mean over rows
+            of that between the embeddings of both. Empty without batches.
         """
         original, sums = self._original, _Sums()
         for batch in batches:
@@ -140,17 +145,28 @@ class RemovalTraining:
                 sums.add("loss", *original.nll(model, outputs, moved))
             name, value = self._distance(outputs, expected, original.valid(moved))
             sums.add(name, value, 1.0)
+            vectors = [original.embeddings(one, moved) for one in (outputs, expected)]
+            if vectors[0] is not None and vectors[1] is not None:
+                cosines = F.cosine_similarity(vectors[0], vectors[1], dim=-1)
+                sums.add("cosine", cosines.sum(), float(len(cosines)))
         return sums.means()
 
     def expected(self, batches: Iterable[Any]) -> Values:
         """Return the same of the original itself."""
         return self.measure(self._teacher, batches)
 
-    def check_foldable(self) -> None:
-        """Raise an InputError unless the layers, once they are static, all fold."""
+    def check_result(self) -> None:
+        """Raise an InputError unless the layers, once they are static, all fold.
+
+        Where the class of transformers shall hold them, raise one unless it does.
+        """
         probe = copy.deepcopy(self.removal)
         probe.settle()
-        plan = plan_fold(probe.model.eval().cpu(), self._original.example_inputs())
+        model = probe.model.eval().cpu()
+        if self._stock:
+            check_fits_stock(model)
+            return
+        plan = plan_fold(model, self._original.example_inputs())
         kept = [row for row in plan.rows if row.action == "keep"]
         if kept:
             raise InputError(
@@ -250,13 +266,12 @@ class RemovalTraining:
     # Before and between
 
     def _fit(self) -> None:
-        original, method = self._original, self._settings.method
-        batches = [self._batch(index) for index in range(method.batches)]
+        original, batches = self._original, self._first_batches()
         self._run.listener(
             Notice(f"fitting {len(self._order)} norms of {original.name} on {len(batches)} batches")
         )
         self.removal.fit(self._teacher, batches, original.run)
-        self.check_foldable()
+        self.check_result()
 
     def _begin(self) -> None:
         """Measure what was fitted and not yet trained, and save it."""
@@ -275,6 +290,9 @@ class RemovalTraining:
         tokens = self._settings.training.validation_tokens
         found = self.measure(self.model, self._original.evaluation("valid", tokens))
         return {f"valid_{name}": value for name, value in found.items()}
+
+    def _first_batches(self) -> list[Any]:
+        return [self._batch(index) for index in range(self._settings.method.batches)]
 
     def _batch(self, position: int) -> Any:
         return self._original.to(self._original.batch(position), self._run.device)

@@ -11,6 +11,7 @@ from powernorm.surgery.removal.losses import (
 )
 from powernorm.surgery.removal.methods import (
     DeviationFreezing,
+    Fading,
     Matching,
     MethodName,
     Removal,
@@ -25,6 +26,7 @@ from powernorm.surgery.removal.schedules import removal_steps
 __all__ = [
     "CenteredBatchNorm",
     "DeviationFreezing",
+    "Fading",
     "FrozenDeviationNorm",
     "Matching",
     "MethodName",

@@ -7,6 +7,7 @@
 | `freeze` | the norm with a constant in place of its deviation, all of them at once |
 | `freeze-in-turn` | the same, one norm after the other |
 | `taper` | the norm, whose gate closes in favor of a constant scale (TaperNorm) |
+| `prepbn` | the norm, which fades in favor of BatchNorm beside the identity (PRepBN) |
 
 Each ends in static norms, which `powernorm.fold` takes into the weights.
 """
@@ -14,7 +15,7 @@ Each ends in static norms, which `powernorm.fold` takes into the weights.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
@@ -28,15 +29,16 @@ from powernorm.inspection.modules import listed
 from powernorm.inspection.observer import NormCall, observe
 from powernorm.inspection.rows import NormRow
 from powernorm.inspection.selection import Site, place
-from powernorm.norms import TaperNorm
+from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
 from powernorm.norms.preserved_state import preserved_state
+from powernorm.surgery.calibration import calibrate
 from powernorm.surgery.freezing import freeze_statistics
 from powernorm.surgery.matching import match_teacher
 from powernorm.surgery.removal.layers import CenteredBatchNorm, FrozenDeviationNorm
 from powernorm.surgery.removal.schedules import removal_steps
 from powernorm.surgery.swapping import swap
 
-MethodName = Literal["match", "match-centered", "freeze", "freeze-in-turn", "taper"]
+MethodName = Literal["match", "match-centered", "freeze", "freeze-in-turn", "taper", "prepbn"]
 """Names of the methods."""
 
 _CENTERS: Final = {"layer": True, "ln": True, "ln-simple": True, "detach": True, "rms": False}
@@ -88,7 +90,7 @@ class Removal(ABC):
     """The removal of all norms of a model in the course of a training.
 
     Call `install`, then `fit` (or, where a checkpoint is gone on from, load the model's state and
-    the removal's), then `step` before each update, and `finish` after the last.
+    the removal's), then `step` before each update, and `finish` after the last, in evaluation mode.
 
     Args:
         model: a copy of the original, changed in place.
@@ -132,6 +134,16 @@ class Removal(ABC):
     def settle(self) -> None:
         """Let all layers be static from now on, as they are at the end."""
 
+    def finish(self, batches: Sequence[Any], forward: Forward) -> None:
+        """Let all layers be static, by what the trained model needs.
+
+        Args:
+            batches: of the training.
+            forward: runs a model on a batch.
+        """
+        del batches, forward
+        self.settle()
+
     def step(self, step: int) -> list[str]:
         """Remove what is due before an update.
 
@@ -156,6 +168,28 @@ class Removal(ABC):
     def layers(self) -> dict[str, nn.Module]:
         """The layers that stand for the norms, by name."""
         return {site.name: self.model.get_submodule(site.name) for site in self.sites}
+
+    def _swap_each(self, to: str, options: Callable[[bool, float], Mapping[str, Any]]) -> None:
+        """Put a layer in each norm's place, with options by whether that centers and its eps."""
+        for site in self.sites:
+            reading = site.norm.reading
+            assert reading is not None
+            swap(
+                self.model,
+                to,
+                where=lambda name, _, own=site.name: name == own,  # type: ignore[misc]
+                **options(_CENTERS[site.norm.kind], reading.eps or 1e-5),
+            )
+
+    def _rows_in_order(
+        self, step: int, batch: Any, forward: Forward, on_progress: Progress | None
+    ) -> tuple[RemovalRow, ...]:
+        """Return rows of norms that all go at one step, in the order of their calls."""
+        by_name = {site.name: site for site in self.sites}
+        order = call_order(self.model, by_name, batch, forward)
+        if on_progress is not None:
+            on_progress(1, 1)
+        return tuple(self._row(by_name[name], step=step) for name in order)
 
     def _row(self, site: Site, **values: Any) -> RemovalRow:
         return RemovalRow(
@@ -239,17 +273,10 @@ class DeviationFreezing(Removal):
 
     def install(self) -> None:
         """Put layers with the norms' weights in their places, which still normalize."""
-        for site in self.sites:
-            reading = site.norm.reading
-            assert reading is not None
-            swap(
-                self.model,
-                _path(FrozenDeviationNorm),
-                where=lambda name, _, own=site.name: name == own,  # type: ignore[misc]
-                center=_CENTERS[site.norm.kind],
-                eps=reading.eps or 1e-5,
-                momentum=self._momentum,
-            )
+        self._swap_each(
+            _path(FrozenDeviationNorm),
+            lambda centers, eps: {"center": centers, "eps": eps, "momentum": self._momentum},
+        )
 
     def fit(
         self,
@@ -335,20 +362,17 @@ class Tapering(Removal):
 
     def install(self) -> None:
         """Put layers with the norms' weights in their places, which still normalize."""
-        for site in self.sites:
-            reading = site.norm.reading
-            assert reading is not None
-            swap(
-                self.model,
-                "taper",
-                where=lambda name, _, own=site.name: name == own,  # type: ignore[misc]
-                kind="ln" if _CENTERS[site.norm.kind] else "rms",
-                eps=reading.eps or 1e-5,
-                start_step=self._start,
-                end_step=self._end,
-                momentum=self._momentum,
-                accumulation=self._accumulation,
-            )
+        self._swap_each(
+            "taper",
+            lambda centers, eps: {
+                "kind": "ln" if centers else "rms",
+                "eps": eps,
+                "start_step": self._start,
+                "end_step": self._end,
+                "momentum": self._momentum,
+                "accumulation": self._accumulation,
+            },
+        )
 
     def fit(
         self,
@@ -359,11 +383,7 @@ class Tapering(Removal):
     ) -> None:
         """Fit nothing: the constant scales are taken from the training until the tapering."""
         del teacher
-        by_name = {site.name: site for site in self.sites}
-        order = call_order(self.model, by_name, batches[0], forward)
-        self.rows = tuple(self._row(by_name[name], step=self._start) for name in order)
-        if on_progress is not None:
-            on_progress(1, 1)
+        self.rows = self._rows_in_order(self._start, batches[0], forward, on_progress)
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -380,6 +400,74 @@ _TAPER_START: Final = 25 / 300
 _TAPER_END: Final = 100 / 300
 
 
+class Fading(Removal):
+    """Norms that fade, step by step, in favor of BatchNorm beside the identity (PRepBN).
+
+    `y = λ Norm(x) + (1 - λ)(BN(x) + η x)`, λ from 1 to 0 in the first 0.8 of the updates, and by
+    the batches' statistics for the rest. In the end the statistics are measured anew, as the
+    authors do. η begins at 0, as in their language model; its γ of 0 would begin with no features
+    where a trained model has some, so that γ and β of BN are the norm's.
+
+    Args:
+        model: as of `Removal`.
+        num_steps: as of `Removal`.
+        momentum: of the running statistics.
+        accumulation: batches in an update.
+    """
+
+    def __init__(
+        self, model: nn.Module, num_steps: int, *, momentum: float = 0.1, accumulation: int = 1
+    ) -> None:
+        super().__init__(model, num_steps)
+        self.name = "prepbn"
+        self._end = max(1, round(_FADING_END * num_steps))
+        self._momentum = momentum
+        self._accumulation = accumulation
+
+    def install(self) -> None:
+        """Put layers in the places of the norms, which are those norms in the first step."""
+        self._swap_each(
+            "prepbn",
+            lambda centers, eps: {
+                "kind": "ln" if centers else "rms",
+                "branch_eps": eps,
+                "decay_steps": self._end,
+                "momentum": self._momentum,
+                "accumulation": self._accumulation,
+                # So that a validation is of the model that is trained.
+                "evaluation": "blend",
+                "eta": 0.0,
+            },
+        )
+
+    def fit(
+        self,
+        teacher: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward,
+        on_progress: Progress | None = None,
+    ) -> None:
+        """Fit nothing: the statistics are those of the training."""
+        del teacher
+        self.rows = self._rows_in_order(self._end, batches[0], forward, on_progress)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Let BatchNorm beside the identity be all that is left."""
+        for layer in cast(dict[str, ProgressiveRepBatchNorm], self.layers).values():
+            layer.num_batches_tracked.clamp_(min=self._end * self._accumulation)
+            layer.follow_counter()
+
+    def finish(self, batches: Sequence[Any], forward: Forward) -> None:
+        """Let BatchNorm beside the identity be all that is left, and measure its statistics."""
+        self.settle()
+        calibrate(self.model, batches, forward, names=[site.name for site in self.sites])
+
+
+_FADING_END: Final = 0.8
+"""Part of the updates: by the authors large, but before the end."""
+
+
 def build_removal(
     name: MethodName,
     model: nn.Module,
@@ -394,7 +482,7 @@ def build_removal(
         name: of the method.
         model: a copy of the original.
         num_steps: of the training.
-        momentum: of `freeze-in-turn` and `taper`.
+        momentum: of `freeze-in-turn`, `taper` and `prepbn`.
         accumulation: batches in an update.
 
     Raises:
@@ -403,8 +491,9 @@ def build_removal(
     """
     if name in ("match", "match-centered"):
         return Matching(model, num_steps, center=name == "match-centered")
-    if name == "taper":
-        return Tapering(model, num_steps, momentum=momentum, accumulation=accumulation)
+    if name in ("taper", "prepbn"):
+        kind = Tapering if name == "taper" else Fading
+        return kind(model, num_steps, momentum=momentum, accumulation=accumulation)
     return DeviationFreezing(model, num_steps, in_turn=name == "freeze-in-turn", momentum=momentum)
 
 

@@ -1,0 +1,116 @@
+"""Models of this library as folders that transformers alone loads, where its classes fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+
+from powernorm.errors import InputError
+from powernorm.integrations.architectures import config_of
+from powernorm.surgery.marking import is_pretrained
+from powernorm.surgery.records import KEY
+from powernorm.surgery.stock import CONSTANT_EPS, constant_norms, stock_state, verify_stock
+from powernorm.surgery.verification import Errors, as_call, differences
+
+_EPS: Final = re.compile(r"(^|_)eps(ilon)?$")
+"""Keys of a configuration that hold the eps of its norms, such as `layer_norm_epsilon`."""
+_ROUNDED: Final = {torch.float64: 0.0, torch.float32: 1e-4}
+"""Largest relative error in a wider type than the weights are stored in: γ/D of a norm is rounded
+to theirs once, where the model with it divides in the wider one."""
+_ROUNDED_NARROW: Final = 0.05
+
+
+def check_fits_stock(model: nn.Module) -> None:
+    """Raise an InputError unless `save_stock` could write the model; nothing is written.
+
+    Args:
+        model: swapped or folded.
+    """
+    _stock_of(model)
+
+
+def save_stock(model: nn.Module, path: Path) -> None:
+    """Write a checkpoint of a model's own class of transformers, load it and compare each norm.
+
+    Static norms in the place of LayerNorm and RMSNorm become norms with an eps so large that they
+    divide by a constant, see `powernorm.surgery.stock`.
+
+    Args:
+        model: swapped or folded.
+        path: the folder.
+
+    Raises:
+        InputError: the class has no place for something, or the folder cannot be written.
+    """
+    stock, original = _stock_of(model)
+    given: Any = model
+    if given.can_generate():
+        stock.generation_config = given.generation_config
+    try:
+        stock.save_pretrained(str(path))
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+    loaded = cast(Any, type(model)).from_pretrained(str(path), local_files_only=True)
+    verify_stock(model, loaded, original)
+
+
+def compare_stock(model: nn.Module, path: Path, example_inputs: object) -> tuple[Errors, ...]:
+    """Return how far what transformers loads from a folder is from a model, in float64 and float32.
+
+    Args:
+        model: of `save_stock`, in evaluation mode.
+        path: the folder.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+
+    Raises:
+        InputError: it is further than rounding explains.
+    """
+    kind = cast(Any, type(model))
+
+    def loaded(like: nn.Module) -> nn.Module:
+        dtype = cast(Any, like).dtype
+        stock = kind.from_pretrained(str(path), local_files_only=True, dtype=dtype)
+        return cast(nn.Module, stock.eval())
+
+    errors = differences(model, loaded, [as_call(example_inputs, model)])
+    rounded = _ROUNDED.get(cast(Any, model).dtype, _ROUNDED_NARROW)
+    for item in errors:
+        if not item.relative <= max(item.tolerance, rounded):
+            raise InputError(
+                f"what transformers loads from {path} is not what was saved ({item}): it cannot be "
+                "used"
+            )
+    return errors
+
+
+def _stock_of(model: nn.Module) -> tuple[Any, nn.Module]:
+    """Return a model of the original class with these weights, and one as it was, without values.
+
+    Raises:
+        InputError: it is no model of transformers, or its class has no place for something.
+    """
+    if not is_pretrained(model) or not type(model).__module__.startswith("transformers."):
+        raise InputError(
+            f"{type(model).__name__} is no model of transformers, whose own class could load the "
+            "weights: leave out stock=True"
+        )
+    kind, given = cast(Any, type(model)), cast(Any, model)
+    config = type(given.config).from_dict(config_of(model))
+    vars(config).pop(KEY, None)
+    with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
+            original = kind._from_config(config, dtype=torch.float32)
+        if constant_norms(model, original):
+            for key, value in config.to_dict().items():
+                if _EPS.search(key) and isinstance(value, float):
+                    setattr(config, key, CONSTANT_EPS)
+        stock = kind._from_config(config, dtype=torch.float32)
+    stock.to(given.dtype)
+    stock.load_state_dict(stock_state(model, stock, original))
+    stock.eval()
+    verify_stock(model, stock, original)
+    return stock, original
