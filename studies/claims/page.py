@@ -41,11 +41,11 @@ Written after the runs.
 - **UnifiedNorm** is behind in its training loss too (5.30 for LayerNorm's 4.58 over the last
   updates of seed 0), so it is its forward and its approximate gradient that cost here, not what
   changes at inference. Its authors train with batches of thousands of tokens.
-- **Peri-LN** and pre-norm scatter alike up to the rate that is best for both, 0.016; the ratio comes
-  from the rates above, where pre-norm gets worse and Peri-LN hardly does. That is the claim, and it
-  is about rates that nobody would choose by the valid split.
-- **BatchNorm** in place of LayerNorm trained at every rate that was tried, so that
-  there was nothing to cure; inside the feed-forward it helps up to 0.064 and breaks at 0.128.
+- **Peri-LN** and pre-norm scatter alike up to the rate that is best for both, 0.016; the ratio is
+  that of the rates above, where pre-norm gets worse and Peri-LN hardly does: a claim about rates
+  that nobody would choose by the valid split.
+- **BatchNorm** in place of LayerNorm trained at every rate that was tried, so that there was nothing
+  to cure; inside the feed-forward it helps up to 0.064 and breaks at 0.128.
 """
 
 
