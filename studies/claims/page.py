@@ -44,8 +44,8 @@ Written after the runs.
 - **Peri-LN** and pre-norm scatter alike up to the rate that is best for both, 0.016; the ratio is
   that of the rates above, where pre-norm gets worse and Peri-LN hardly does: a claim about rates
   that nobody would choose by the valid split.
-- **BatchNorm** in place of LayerNorm trained at every rate that was tried, so that there was nothing
-  to cure; inside the feed-forward it helps up to 0.064 and breaks at 0.128.
+- **BatchNorm** in place of LayerNorm trained at every rate that was tried, so that there was
+  nothing to cure; inside the feed-forward it helps up to 0.064 and breaks at 0.128.
 """
 
 

@@ -72,8 +72,9 @@ class PretrainedOriginal(Original):
         self._rows: dict[Split, list[list[int]]] = {
             split: self._cut(documents, length) for split, documents in corpus.documents.items()
         }
-        others = () if data.other is None else load_corpus(data.other).documents["test"]
-        self._elsewhere = self._cut(others, length)
+        self._elsewhere: list[list[int]] = []
+        if data.other is not None:
+            self._elsewhere = self._cut(load_corpus(data.other).documents["test"], length)
         if len(self._rows["train"]) < data.batch_size:
             raise InputError(
                 f"the text makes {len(self._rows['train'])} rows of up to {length} tokens, fewer "
