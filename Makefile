@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 
-.PHONY: help install demo test test-slow test-models test-gpu bench results bench-inference bench-gpu check format docs dist clean
+.PHONY: help install demo test test-slow test-models test-gpu bench results bench-inference bench-removal bench-gpu check format docs dist clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -66,6 +66,10 @@ results: $(INSTALLED)  ## write the tables of docs/results/ from the stored comp
 
 bench-inference: $(INSTALLED)  ## measure encoders with their norms folded, in torch and onnxruntime
 	$(BIN)/powernorm bench --preset inference --threads 2 --seconds 10 --out $(RESULTS)/inference.jsonl --plot $(RESULTS)/inference.svg
+
+bench-removal: $(INSTALLED)  ## measure what norms cost in each engine and precision, and write the tables of docs/costs.md
+	$(BIN)/powernorm bench --preset removal --seconds 3 --resume --out $(RESULTS)/removal.jsonl --plot $(RESULTS)/removal.svg
+	$(BIN)/python benchmarks/cost_tables.py
 
 bench-gpu: $(INSTALLED)  ## the same for the Triton kernels, on a CUDA device
 	$(BIN)/powernorm bench --preset gpu --device cuda --compiled --out $(RESULTS)/gpu.jsonl --plot $(RESULTS)/gpu.svg

@@ -1,6 +1,7 @@
 """What it saves to fold the weights of norms whose statistics stay: parameters, operators, time.
 
     python benchmarks/folded_statistics.py --out benchmarks/results/folded_statistics.jsonl
+    python benchmarks/folded_statistics.py --operators   # count only: the same everywhere
 
 Small random models of transformers, one sequence of 128 tokens, in torch, inductor and onnxruntime.
 All models of an engine are timed in turn, so that ratios hold on a busy machine as well, as far as
@@ -15,6 +16,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,26 @@ def operators(model: nn.Module, ids: Tensor) -> dict[str, int]:
     return dict(Counter(node.op_type for node in graph.node).most_common())
 
 
+def count(name: str) -> list[dict[str, Any]]:
+    """Rows of one model without times."""
+    ids = torch.randint(SIZES["vocab_size"], (1, LENGTH))
+    models, neutral = variants(name, ids)
+    rows = []
+    for one, model in models.items():
+        kinds = operators(model, ids)
+        row = {
+            "model": name,
+            "features": SIZES["hidden_size"],
+            "variant": one,
+            "neutral": neutral,
+            "operators": sum(kinds.values()),
+            "kinds": kinds,
+        }
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    return rows
+
+
 def measure(name: str, seconds: float) -> list[dict[str, Any]]:
     """Rows of one model."""
     ids = torch.randint(SIZES["vocab_size"], (1, LENGTH))
@@ -171,11 +193,13 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="for each model and engine")
+    parser.add_argument("--operators", action="store_true", help="count operators, time nothing")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="JSON lines")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    rows = [row for name in ("GPTNeoX", "Llama") for row in measure(name, given.seconds)]
+    run = count if given.operators else partial(measure, seconds=given.seconds)
+    rows = [row for name in ("GPTNeoX", "Llama") for row in run(name)]
     if given.out is not None:
         given.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 

@@ -86,8 +86,9 @@ def bench(
         str,
         typer.Option(
             metavar="NAME",
-            help="What to measure: quick, targets, rivals, grid, gpu, step (a training step), or "
-            "inference (folded encoders).",
+            help="What to measure: quick, targets, rivals, grid, gpu, step (a training step), "
+            "inference (folded encoders), or removal (what norms cost in each engine and "
+            "precision; removal-quick: a part of it).",
         ),
     ] = "quick",
     norms: Annotated[
@@ -120,6 +121,12 @@ def bench(
         Path | None,
         typer.Option(metavar="FILE", help="Measure nothing: show (and draw) the rows of FILE."),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="With --preset removal: measure what the file of --out has not yet."
+        ),
+    ] = False,
 ) -> None:
     """Measure the norms against torch's, as ratios to LayerNorm in the same run: time and memory.
 
@@ -137,6 +144,7 @@ def bench(
         "out": None if out is None else str(out),
         "plot": None if plot is None else str(plot),
         "show": None if show is None else str(show),
+        "resume": resume,
     }
     _check_benchmark(settings)
     _start_benchmark(settings)
@@ -159,24 +167,33 @@ def _check_benchmark(settings: dict[str, Any]) -> None:
     Raises:
         InputError: an unknown preset, norm or device.
     """
-    import torch
-
     from powernorm.lab.bench.cases import GRIDS
-    from powernorm.lab.bench.providers import NORMS as BENCHMARKED
-    from powernorm.lab.bench.steps import STEP_NORMS
-    from powernorm.norms import NORMS
+    from powernorm.lab.bench.costs.cases import COST_PRESETS
 
     if settings["show"]:
         if settings["out"]:
             raise InputError("--show measures nothing, so there are no rows for --out: drop one")
         return
-    preset, norms = settings["preset"], settings["norms"] or []
-    presets = (*GRIDS, "step", "inference")
+    preset = settings["preset"]
+    presets = (*GRIDS, "step", "inference", *COST_PRESETS)
     if preset not in presets:
         raise InputError(f"preset is {preset!r}, expected one of {', '.join(presets)}")
-    if preset == "inference":
-        _check_inference(settings)
-        return
+    if settings["resume"] and (preset not in COST_PRESETS or not settings["out"]):
+        raise InputError("--resume goes on with --preset removal --out FILE: give both")
+    if preset in ("inference", *COST_PRESETS):
+        _check_encoders(settings)
+    else:
+        _check_norms(settings)
+
+
+def _check_norms(settings: dict[str, Any]) -> None:
+    import torch
+
+    from powernorm.lab.bench.providers import NORMS as BENCHMARKED
+    from powernorm.lab.bench.steps import STEP_NORMS
+    from powernorm.norms import NORMS
+
+    preset, norms = settings["preset"], settings["norms"] or []
     known = NORMS if preset == "step" else BENCHMARKED
     for norm in norms:
         if norm not in known:
@@ -189,16 +206,21 @@ def _check_benchmark(settings: dict[str, Any]) -> None:
         raise InputError(f"device is {settings['device']!r}, expected cpu or cuda")
 
 
-def _check_inference(settings: dict[str, Any]) -> None:
+def _check_encoders(settings: dict[str, Any]) -> None:
+    from powernorm.integrations.extras import check_extra
+    from powernorm.lab.bench.costs.cases import COST_PRESETS, RIVALS
     from powernorm.lab.bench.inference.encoders import KINDS
-    from powernorm.lab.bench.inference.engines import check_extra
 
-    given = [name for name in ("norms", "eager", "compiled") if settings[name]]
+    preset = settings["preset"]
+    compared = RIVALS if preset in COST_PRESETS else KINDS
+    # The measured threads are those of the preset.
+    own = ["threads"] if preset in COST_PRESETS else []
+    given = [name for name in ("norms", "eager", "compiled", *own) if settings[name]]
     if given:
         raise InputError(
-            f"the preset 'inference' compares {', '.join(KINDS)}: drop --{given[0]}, which it "
+            f"the preset {preset!r} compares {', '.join(compared)}: drop --{given[0]}, which it "
             "does not take"
         )
     if settings["device"] != "cpu":
-        raise InputError("the preset 'inference' runs on the CPU only: drop --device")
-    check_extra()
+        raise InputError(f"the preset {preset!r} runs on the CPU only: drop --device")
+    check_extra("export", f"the preset {preset!r}")

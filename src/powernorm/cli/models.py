@@ -1,8 +1,8 @@
 """`powernorm swap` and `fold`: surgery of models that exist."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from powernorm.inspection.selection import Role, Side
+    from powernorm.lab.model_sources import ModelSource
     from powernorm.surgery import FoldReport, Where
     from powernorm.surgery.fold_solver import Centering, Tied
     from powernorm.surgery.folding import Keep
@@ -169,6 +170,7 @@ def fold(
     With --keep statistics the weights and biases of LayerNorm and RMSNorm go, and the model keeps
     its class: a Hugging Face folder gives one that from_pretrained loads.
     """
+    from powernorm.lab.model_sources import open_model
     from powernorm.surgery import plan_fold
     from powernorm.surgery.folding import check_options
     from powernorm.surgery.storage import check_folder
@@ -176,7 +178,7 @@ def fold(
     check_options(keep, centering, tied, approximate)
     if out is not None:
         check_folder(out)
-    source = _folding_source(checkpoint)
+    source = open_model(str(checkpoint))
     plan = plan_fold(
         source.model,
         source.example_inputs,
@@ -189,47 +191,21 @@ def fold(
         typer.echo(f"{plan}\nnothing was written: give --out FOLDER")
         return
     report = plan.apply(verify=verify)
-    loader = source.write(report, out)
+    loader = _write(source, report, out)
     typer.echo(f"{report}\nfolded model: {out}, for {loader}")
 
 
-class _FoldingSource(NamedTuple):
-    """What is folded, on which inputs, and how the result is written."""
-
-    model: "nn.Module"
-    example_inputs: Any
-    write: "Callable[[FoldReport, Path], str]"
-
-
-def _folding_source(path: Path) -> _FoldingSource:
-    from powernorm.integrations.pretrained import is_pretrained
+def _write(source: "ModelSource", report: "FoldReport", out: Path) -> str:
+    """Write a folded model, and return how it is loaded."""
+    from powernorm.integrations.folded_pretrained import write_folded
     from powernorm.integrations.saved_models import save
 
-    if path.is_dir() and is_pretrained(path):
-        from powernorm.integrations.folded_pretrained import (
-            example_inputs,
-            load_whole,
-            write_folded,
-        )
-
-        model = load_whole(path)
-        inputs = example_inputs(model)
-        return _FoldingSource(model, inputs, lambda report, out: write_folded(report, path, out))
-    from powernorm.lab.own_models import is_own_run, load_own_run
-    from powernorm.lab.tasks.trained_models import load_trained
-
-    settings: dict[str, Any] = {}
-
-    def write(report: "FoldReport", out: Path) -> str:
-        save(report.model, out, config=settings)
-        return "powernorm.load"
-
-    if is_own_run(path):
-        own = load_own_run(path)
-        return _FoldingSource(own.model, own.batches[0], write)
-    trained = load_trained(path)
-    settings = {**trained.settings, **_own_subwords(path)}
-    return _FoldingSource(trained.model, trained.example_inputs(), write)
+    path = Path(source.name)
+    if source.kind == "pretrained":
+        return write_folded(report, path, out)
+    settings = {**source.settings, **_own_subwords(path)} if source.kind == "run" else {}
+    save(report.model, out, config=settings)
+    return "powernorm.load"
 
 
 def _own_subwords(checkpoint: Path) -> dict[str, Any]:

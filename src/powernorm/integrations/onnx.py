@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,17 @@ from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
 from powernorm.surgery.verification import as_call
 
+_LOGGERS: Final = ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
 
-def export(model: nn.Module, example_inputs: object, *, dynamic_shapes: Any = None) -> ONNXProgram:
+
+def export(
+    model: nn.Module,
+    example_inputs: object,
+    *,
+    dynamic_shapes: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+) -> ONNXProgram:
     """Return a model as ONNX: `export(model, x).save("model.onnx")`.
 
     Fold the model first if it has static norms (`powernorm.fold`): then none of them is left. Other
@@ -29,10 +38,12 @@ def export(model: nn.Module, example_inputs: object, *, dynamic_shapes: Any = No
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         dynamic_shapes: dimensions that may vary, as `torch.export.export` takes them; None fixes
             all to those of the example.
+        input_names: of the graph; by default the arguments' own.
+        output_names: of the graph; by default those of the operators that compute them.
 
     Raises:
-        InputError: the model or one of its norms is in training mode, or torch.export cannot trace
-            it.
+        InputError: the model or one of its norms is in training mode, torch.export cannot trace it,
+            or ONNX lacks an operator of it.
         ModuleNotFoundError: onnx or onnxscript is missing.
     """
     with needed_for("the export to ONNX"):
@@ -53,7 +64,20 @@ def export(model: nn.Module, example_inputs: object, *, dynamic_shapes: Any = No
                 f"{type(error).__name__}: {reason}"
             ) from error
         _check_operators(traced)
-        program = torch.onnx.export(traced, dynamo=True, verbose=False)
+        try:
+            program = torch.onnx.export(
+                traced,
+                dynamo=True,
+                verbose=False,
+                input_names=input_names,
+                output_names=output_names,
+            )
+        except Exception as error:  # the exporter's own, and whatever it meets
+            reason = str(error.__cause__ or error).strip().partition("\n")[0]
+            raise InputError(
+                f"torch cannot turn {type(model).__name__} into ONNX: {type(error).__name__}: "
+                f"{reason}"
+            ) from error
     assert program is not None
     return program
 
@@ -78,6 +102,16 @@ def largest_error(program: ONNXProgram, model: nn.Module, example_inputs: object
     call = as_call(example_inputs)
     found = program(*call.args, **call.kwargs)
     wanted = [leaf for leaf in _pytree.tree_leaves(call.call(model)) if isinstance(leaf, Tensor)]
+    return largest_difference(found, wanted)
+
+
+def largest_difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """Return the largest difference of floating-point tensors, each relative to its largest value.
+
+    Args:
+        found: output tensors.
+        wanted: those that they should be.
+    """
     errors = [
         _relative_error(one, other)
         for one, other in zip(found, wanted, strict=True)
@@ -113,12 +147,14 @@ def _module_of(node: torch.fx.Node) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporter, which warns of operators that other libraries did not register."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

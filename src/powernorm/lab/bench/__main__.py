@@ -15,6 +15,11 @@ from rich.console import Console
 
 from powernorm.errors import InputError
 from powernorm.lab.bench.cases import GRIDS
+from powernorm.lab.bench.costs.cases import COST_PRESETS, cost_cases
+from powernorm.lab.bench.costs.engines import missing_engines
+from powernorm.lab.bench.costs.measuring import measure_costs
+from powernorm.lab.bench.costs.printing import print_best_costs, print_costs
+from powernorm.lab.bench.costs.rows import CostRow
 from powernorm.lab.bench.gate import check_providers
 from powernorm.lab.bench.inference.cases import SIZES
 from powernorm.lab.bench.inference.measuring import measure_size
@@ -24,6 +29,7 @@ from powernorm.lab.bench.measuring import measure
 from powernorm.lab.bench.printing import print_case, print_steps, print_targets
 from powernorm.lab.bench.providers import NORMS, providers
 from powernorm.lab.bench.rows import (
+    AnyRow,
     Row,
     count_preemptions,
     describe_machine,
@@ -38,7 +44,8 @@ _BUSY = 80
 _WIDTH = 100
 """Columns that the tables need."""
 
-Keep = Callable[[Sequence[Row | InferenceRow]], None]
+Keep = Callable[[Sequence[AnyRow]], None]
+Rows = list[Row] | list[InferenceRow] | list[CostRow]
 
 
 def run(settings: dict[str, Any]) -> None:
@@ -46,12 +53,12 @@ def run(settings: dict[str, Any]) -> None:
 
     Args:
         settings: of `powernorm bench`: preset, norms, device, threads, seconds, rounds, eager,
-            compiled, out, plot, show.
+            compiled, out, plot, show, resume.
     """
     console, notes = Console(), Console(stderr=True)
     # In a pipe rich takes 80 columns and would cut the figures short.
     console.width = max(console.width, _WIDTH)
-    rows: list[Row] | list[InferenceRow]
+    rows: Rows
     if settings["show"]:
         machine, rows = read_any_rows(Path(settings["show"]))
         _introduce(notes, machine)
@@ -62,29 +69,33 @@ def run(settings: dict[str, Any]) -> None:
         machine = describe_machine(torch.device(settings["device"]))
         _introduce(notes, machine)
         rows = _measure(settings, machine, console, notes)
-    norms, encoders = _parted(rows)
+    norms, encoders, costs = _parted(rows)
     print_targets(console, outcomes(norms), norms)
     print_inference_targets(console, encoders)
+    print_best_costs(console, costs)
     if settings["out"] and not settings["show"]:
         console.print(f"rows: {settings['out']}", highlight=False)
     if settings["plot"]:
-        _draw(Path(settings["plot"]), machine, norms, encoders)
+        _draw(Path(settings["plot"]), machine, rows)
         console.print(f"plot: {settings['plot']}", highlight=False)
 
 
-def _parted(rows: Sequence[Row | InferenceRow]) -> tuple[list[Row], list[InferenceRow]]:
-    """Rows of norms and rows of encoders; a run has only one kind."""
+def _parted(rows: Sequence[AnyRow]) -> tuple[list[Row], list[InferenceRow], list[CostRow]]:
+    """Return rows of norms, of encoders and of costs; a run has only one kind."""
     norms = [row for row in rows if isinstance(row, Row)]
-    return norms, [row for row in rows if isinstance(row, InferenceRow)]
+    encoders = [row for row in rows if isinstance(row, InferenceRow)]
+    return norms, encoders, [row for row in rows if isinstance(row, CostRow)]
 
 
-def _draw(
-    path: Path, machine: dict[str, Any], norms: list[Row], encoders: list[InferenceRow]
-) -> None:
+def _draw(path: Path, machine: dict[str, Any], rows: Sequence[AnyRow]) -> None:
+    from powernorm.lab.bench.costs.drawing import draw_costs
     from powernorm.lab.bench.drawing import draw_rows
     from powernorm.lab.bench.inference.drawing import draw_inference
 
-    if encoders:
+    norms, encoders, costs = _parted(rows)
+    if costs:
+        draw_costs(path, machine, costs)
+    elif encoders:
         draw_inference(path, machine, encoders)
     else:
         draw_rows(path, machine, norms)
@@ -95,8 +106,10 @@ def _introduce(notes: Console, machine: dict[str, Any]) -> None:
         notes.print(f"{name}: {value}", highlight=False)
 
 
-def _print_cases(console: Console, rows: Sequence[Row | InferenceRow]) -> None:
-    norms, encoders = _parted(rows)
+def _print_cases(console: Console, rows: Sequence[AnyRow]) -> None:
+    norms, encoders, costs = _parted(rows)
+    for _, cost_case in groupby(costs, key=lambda row: row.case):
+        print_costs(console, list(cost_case))
     for _, encoder_case in groupby(encoders, key=lambda row: row.case):
         print_encoders(console, list(encoder_case))
     for _, case in groupby(norms, key=lambda row: row.case):
@@ -109,21 +122,23 @@ def _print_cases(console: Console, rows: Sequence[Row | InferenceRow]) -> None:
 
 def _measure(
     settings: dict[str, Any], machine: dict[str, Any], console: Console, notes: Console
-) -> list[Row] | list[InferenceRow]:
+) -> Rows:
     begin, before = time.perf_counter(), count_preemptions()
 
-    def keep(rows: Sequence[Row | InferenceRow]) -> None:
+    def keep(rows: Sequence[AnyRow]) -> None:
         # After every case, so that an interruption costs one case and not the run.
         seconds = time.perf_counter() - begin
         machine["preemptions_per_second"] = round((count_preemptions() - before) / seconds, 1)
         if settings["out"]:
             write_rows(Path(settings["out"]), machine, rows)
 
-    rows: list[Row] | list[InferenceRow]
+    rows: Rows
     if settings["preset"] == "step":
         rows = _steps(settings, console, notes)
     elif settings["preset"] == "inference":
         rows = _encoders(settings, console, notes, keep)
+    elif settings["preset"] in COST_PRESETS:
+        rows = _costs(settings, console, notes, keep)
     else:
         rows = _grid(settings, console, notes, keep)
     keep(rows)
@@ -191,6 +206,39 @@ def _encoders(
             on_case=lambda case: notes.print(case.label, highlight=False),
             on_rows=add,
         )
+    return rows
+
+
+def _costs(settings: dict[str, Any], console: Console, notes: Console, keep: Keep) -> list[CostRow]:
+    rows = _known_costs(Path(settings["out"])) if settings.get("resume") else []
+    missing = missing_engines()
+    for engine in missing:
+        notes.print(f"{engine} is not installed (pip install {engine}) and left out")
+    cases = cost_cases(quick=settings["preset"] == COST_PRESETS[1])
+    cases = [case for case in cases if case.engine not in missing]
+    known = {row.case for row in rows}
+    notes.print(f"{len(cases)} cases, of which {len(known)} are measured already", highlight=False)
+
+    def add(found: list[CostRow]) -> None:
+        print_costs(console, found)
+        rows.extend(found)
+        keep(rows)
+
+    measure_costs(
+        cases,
+        seconds=settings["seconds"],
+        known=known,
+        on_case=lambda case: notes.print(case.label, highlight=False),
+        on_rows=add,
+    )
+    return rows
+
+
+def _known_costs(path: Path) -> list[CostRow]:
+    """Return the rows of a run that was interrupted; none where there is no file."""
+    if not path.exists():
+        return []
+    _, _, rows = _parted(read_any_rows(path)[1])
     return rows
 
 

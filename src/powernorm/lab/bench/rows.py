@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -17,6 +17,7 @@ import powernorm
 from powernorm.errors import InputError
 from powernorm.json_reading import parse_json
 from powernorm.lab.bench.cases import Case
+from powernorm.lab.bench.costs.rows import CostRow
 from powernorm.lab.bench.inference.rows import InferenceRow
 from powernorm.lab.bench.memory import Memory
 
@@ -151,7 +152,10 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def write_rows(path: Path, machine: dict[str, Any], rows: Iterable[Row | InferenceRow]) -> None:
+AnyRow: TypeAlias = Row | InferenceRow | CostRow
+
+
+def write_rows(path: Path, machine: dict[str, Any], rows: Iterable[AnyRow]) -> None:
     """Writes the results of a run, in place of what the file held."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"machine": machine}), *(json.dumps(asdict(row)) for row in rows)]
@@ -171,7 +175,9 @@ def read_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
     return machine, found
 
 
-def read_any_rows(path: Path) -> tuple[dict[str, Any], list[Row] | list[InferenceRow]]:
+def read_any_rows(
+    path: Path,
+) -> tuple[dict[str, Any], list[Row] | list[InferenceRow] | list[CostRow]]:
     """(machine, rows) of a file, which are all of one kind.
 
     Raises:
@@ -184,6 +190,8 @@ def read_any_rows(path: Path) -> tuple[dict[str, Any], list[Row] | list[Inferenc
             for number, line in enumerate(lines, start=1)
         ]
         machine: dict[str, Any] = head["machine"]
+        if records and "rival" in records[0]:
+            return machine, [CostRow(**record) for record in records]
         if records and "engine" in records[0]:
             return machine, [InferenceRow(**record) for record in records]
         return machine, [Row(**record) for record in records]

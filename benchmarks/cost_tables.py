@@ -1,0 +1,274 @@
+"""Write the tables of docs/costs.md from the stored rows; torch is not needed.
+
+    python benchmarks/cost_tables.py
+    python benchmarks/cost_tables.py --add "MiniLM, LayerNorm" minilm.json   # of `powernorm export`
+
+Each table stands between `<!-- table: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "costs.md"
+RIVALS = ("LayerNorm", "RMSNorm", "DyT", "folded")
+NAMES = {"folded": "**folded**"}
+NOTHING = "No rows are stored."
+
+
+def read(name: str, results: Path = RESULTS) -> list[Row]:
+    """The rows of a file of JSON lines, without the machine's; none where there is no file."""
+    path = results / name
+    if not path.exists():
+        return []
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [row for row in rows if "machine" not in row]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> str:
+    """A Markdown table whose first columns are texts and the others numbers."""
+    marks = [*["---"] * texts, *["--:"] * (len(head) - texts)]
+    lines = [head, marks, *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def exported(rows: Sequence[Row]) -> str:
+    """Operators of the exported graphs."""
+    kinds = ("operators", "norms", "reductions", "square_roots", "divisions", "exponentials")
+    head = ("", "all", "norms", "reductions", "square roots", "divisions", "exp, erf, tanh")
+    return table(
+        head,
+        (
+            (f"{row['placement']}-norm, {name(row)}", *(row[kind] for kind in kinds))
+            for row in rows
+            if row["precision"] == "float32" and row["stage"] == "file"
+        ),
+    )
+
+
+def quantized(rows: Sequence[Row]) -> str:
+    """Operators that onnxruntime makes of the quantized graphs."""
+    kinds = ("operators", "integer", "floating", "quantize", "dequantize", "casts")
+    head = ("", "all", "in integers", "in floating point", "quantize", "dequantize", "casts")
+    precisions = ("int8 static, all", "int8 static", "int8 dynamic")
+    return table(
+        ("precision", *head),
+        (
+            (precision, f"{row['placement']}-norm, {name(row)}", *(row[kind] for kind in kinds))
+            for precision in precisions
+            for row in rows
+            if row["precision"] == precision and row["stage"] == "onnxruntime"
+        ),
+        texts=2,
+    )
+
+
+def proofs(rows: Sequence[Row]) -> str:
+    """Circuits, and what proving takes where it was measured."""
+    head = ["", "loss (nats)", "rows", "/ LayerNorm", "tables of"]
+    timed = any("prove_s" in row for row in rows)
+    if timed:
+        head += [
+            "error of the circuit",
+            "rows proven (2^k)",
+            "proving (s)",
+            "verifying (s)",
+            "key (MB)",
+        ]
+    base = {row["placement"]: row["rows"] for row in rows if row["rival"] == RIVALS[0]}
+    lines = []
+    for row in rows:
+        line = [
+            f"{row['placement']}-norm, {name(row)}",
+            f"{row['nats']:.3f}",
+            f"{row['rows']:,}",
+            f"{row['rows'] / base[row['placement']]:.3f}",
+            ", ".join(row["lookups"]),
+        ]
+        if timed:
+            line += [
+                f"{row['error']:.1%}",
+                str(row["log_rows"]),
+                f"{row['prove_s']:.0f}",
+                f"{row['verify_s']:.2f}",
+            ]
+            line.append(f"{row['key_bytes'] / 1e6:.0f}")
+        lines.append(line)
+    return table(head, lines)
+
+
+def name(row: Row) -> str:
+    """A rival as the tables show it."""
+    rival = str(row["rival"])
+    return NAMES.get(rival, rival)
+
+
+def cases(rows: Sequence[Row]) -> Iterator[tuple[Row, dict[str, Row], dict[tuple[str, str], Row]]]:
+    """Of each case a row, each rival's fastest row, and all rows by rival and setting."""
+    keys = ("features", "placement", "engine", "precision", "threads")
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return tuple(row[one] for one in keys)
+
+    for _, group in groupby(rows, key=key):
+        found = list(group)
+        best: dict[str, Row] = {}
+        for row in sorted(found, key=lambda row: float(row["median_us"])):
+            best.setdefault(row["rival"], row)
+        yield found[0], best, {(row["rival"], row["setting"]): row for row in found}
+
+
+def spans(
+    rows: Sequence[Row],
+    columns: Sequence[Callable[[dict[str, Row], dict[tuple[str, str], Row]], float | None]],
+) -> Iterator[tuple[str, ...]]:
+    """Of each placement, engine, precision and column the range over widths and threads."""
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    for row, best, settings in cases(rows):
+        way = (f"{row['placement']}-norm", f"{row['engine']} {row['precision']}")
+        cells = found.setdefault(way, [[] for _ in columns])
+        for cell, column in zip(cells, columns, strict=True):
+            value = column(best, settings)
+            if value is not None:
+                cell.append(value)
+    for way, cells in sorted(found.items(), key=lambda item: item[0][0], reverse=True):
+        yield (*way, *map(span, cells))
+
+
+def span(values: Sequence[float]) -> str:
+    """The lowest and the highest value."""
+    if not values:
+        return ""
+    low, high = (f"{value:.2f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low}-{high}"
+
+
+def over(one: str, other: str) -> Callable[[dict[str, Row], Any], float]:
+    """Time of a rival over that of another, each in its best setting."""
+    return lambda best, _: best[one]["median_us"] / best[other]["median_us"]
+
+
+def unfused(best: dict[str, Row], settings: dict[tuple[str, str], Row]) -> float | None:
+    """Time of LayerNorm with onnxruntime's fusion over that without."""
+    del best
+    pair = settings.get(("LayerNorm", "fused")), settings.get(("LayerNorm", "unfused"))
+    if pair[0] is None or pair[1] is None:
+        return None
+    return float(pair[0]["median_us"] / pair[1]["median_us"])
+
+
+def latency(rows: Sequence[Row]) -> str:
+    """Ratios of times, of each rival in its best setting."""
+    pairs = [("folded", "LayerNorm"), ("folded", "RMSNorm"), ("folded", "DyT")]
+    pairs += [("RMSNorm", "LayerNorm"), ("DyT", "LayerNorm")]
+    head = ["", "engine and precision", *(f"{one} / {other}" for one, other in pairs)]
+    columns = [*(over(*pair) for pair in pairs), unfused]
+    return table([*head, "LayerNorm fused / not"], spans(rows, columns), texts=2)
+
+
+def errors(rows: Sequence[Row]) -> str:
+    """Errors of each rival against its own float32 outputs, over encoders and threads."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        way = f"{row['engine']} {row['precision']}"
+        found.setdefault(way, {rival: [] for rival in RIVALS})[row["rival"]].append(row["error"])
+    lines = (
+        (way, *(f"{min(cell):.2g} to {max(cell):.2g}" for cell in cells.values()))
+        for way, cells in found.items()
+        if "float32" not in way
+    )
+    return table(("engine and precision", *(NAMES.get(r, r) for r in RIVALS)), lines)
+
+
+def memory(rows: Sequence[Row]) -> str:
+    """Peaks of the wide encoders on one thread, in megabytes."""
+    lines = []
+    for row, best, _ in cases(rows):
+        if row["features"] == 512 and all(one["peak_bytes"] is not None for one in best.values()):
+            cells = [f"{best[rival]['peak_bytes'] / 1e6:.1f}" for rival in RIVALS]
+            lines.append((f"{row['placement']}-norm, {row['engine']} {row['precision']}", *cells))
+    return table(("", *(NAMES.get(rival, rival) for rival in RIVALS)), lines)
+
+
+def trained(reports: Sequence[Row]) -> str:
+    """Quantized files of trained models beside torch in float32."""
+    kinds = {"dynamic": "dynamic", "matmul": "static", "all": "static, all"}
+    head = ("model", "int8", "norms left", "MB", "error", "cosine", "same largest entry", "vectors")
+    lines = (
+        (
+            report["label"],
+            kinds[report["quantization"]],
+            len(report["left"]),
+            f"{report['bytes'] / 1e6:.1f}",
+            f"{report['agreement']['error']:.2%}",
+            f"{report['agreement']['cosine']:.4f}",
+            f"{report['agreement']['same_largest']:.1%}",
+            f"{report['agreement']['vectors']:,}",
+        )
+        for report in reports
+    )
+    return table(head, lines, texts=2)
+
+
+def tables(results: Path = RESULTS) -> dict[str, str]:
+    """All tables by name."""
+    costs = read("removal.jsonl", results)
+    operators = read("operators.jsonl", results)
+    sources: dict[str, tuple[Callable[[Sequence[Row]], str], list[Row]]] = {
+        "exported": (exported, operators),
+        "quantized": (quantized, operators),
+        "proofs": (proofs, read("proofs.jsonl", results)),
+        "latency": (latency, costs),
+        "errors": (errors, costs),
+        "memory": (memory, costs),
+        "trained": (trained, read("exports.jsonl", results)),
+    }
+    return {name: make(rows) if rows else NOTHING for name, (make, rows) in sources.items()}
+
+
+def page(text: str, made: dict[str, str]) -> str:
+    """The page with its tables written anew."""
+
+    def written(match: re.Match[str]) -> str:
+        return f"<!-- table: {match[1]} -->\n\n{made[match[1]]}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\w+) -->\n.*?<!-- end -->", written, text, flags=re.DOTALL)
+
+
+def add(label: str, report: Path, results: Path = RESULTS) -> None:
+    """Store the report of a quantized export; one with this label and quantization is replaced."""
+    row = {"label": label, **json.loads(report.read_text(encoding="utf-8"))}
+    # Where the files lay says nothing to others.
+    row = {key: value for key, value in row.items() if key not in ("model", "file")}
+    if row["agreement"] is None:
+        raise SystemExit(f"{report} is of a file in float32: export with --int8")
+    row["agreement"].pop("inputs")
+    same = (label, row["quantization"])
+    rows = [
+        one for one in read("exports.jsonl", results) if (one["label"], one["quantization"]) != same
+    ]
+    text = "".join(json.dumps(one) + "\n" for one in (*rows, row))
+    (results / "exports.jsonl").write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--add", nargs=2, metavar=("LABEL", "JSON"), help="store a report first")
+    given = parser.parse_args()
+    if given.add:
+        add(given.add[0], Path(given.add[1]))
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

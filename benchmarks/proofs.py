@@ -1,0 +1,272 @@
+"""How large the circuit of a proof is, and how long proving takes, by what normalizes.
+
+    pip install ezkl==23.0.5
+    python benchmarks/proofs.py --out benchmarks/results/proofs.jsonl            # circuits
+    python benchmarks/proofs.py --out benchmarks/results/proofs.jsonl --prove    # and proofs
+
+A proof of zero knowledge shows that a model gave an output, without the input. EZKL makes a circuit
+of an ONNX file whose rows the proof pays for. Small encoders are trained here to tell the next
+character from the 16 before it; without norms is the one with LayerNorm after `powernorm.remove`.
+Rows do not depend on what else the machine does; times do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import inspect
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import powernorm
+from powernorm.integrations.onnx import export
+from powernorm.lab.bench.inference.encoders import PlainIdentity, TorchLayerNorm, TorchRMSNorm
+from powernorm.lab.data.embedded import embedded_corpus
+from powernorm.lab.models.choices import Placement, TransformerShape
+from powernorm.lab.models.layers import TransformerLayer, final_norm
+from powernorm.lab.models.normed import NormFactory
+from powernorm.lab.models.placements import layer_places
+
+FEATURES, LAYERS, HEADS, HIDDEN, TOKENS = 32, 2, 2, 64, 16
+STEPS, BATCH, RATE = 1500, 128, 3e-3
+REMOVAL_STEPS = 300
+NUM_HELD_OUT = 8192
+LETTERS = " abcdefghijklmnopqrstuvwxyz"
+NORMS: dict[str, NormFactory] = {
+    "LayerNorm": lambda features: TorchLayerNorm(features, eps=1e-5),
+    "RMSNorm": lambda features: TorchRMSNorm(features, eps=1e-5),
+    "DyT": powernorm.DynamicTanh,
+}
+FOLDED = "folded"
+PLACEMENTS: tuple[Placement, ...] = ("pre", "post")
+
+
+class Reader(nn.Module):
+    """Characters to the logits of the next one."""
+
+    def __init__(self, norm: NormFactory, placement: Placement) -> None:
+        super().__init__()
+        shape = TransformerShape(
+            num_features=FEATURES,
+            num_heads=HEADS,
+            feedforward_features=HIDDEN,
+            num_layers=LAYERS,
+            placement=placement,
+            activation="relu",
+        )
+        self.characters = nn.Embedding(len(LETTERS), FEATURES)
+        self.positions = nn.Parameter(0.1 * torch.randn(TOKENS, FEATURES))
+        self.layers = nn.ModuleList(
+            TransformerLayer(shape, norm, places=places) for places in layer_places(shape)
+        )
+        self.norm = final_norm(shape, norm) or PlainIdentity()
+        self.head = nn.Linear(FEATURES, len(LETTERS))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        vectors: Tensor = self.characters(ids) + self.positions
+        return vectors
+
+    def encode(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(self.norm(x)[:, -1])
+        return logits
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.encode(self.embed(ids))
+
+
+def windows(split: str) -> tuple[Tensor, Tensor]:
+    """All positions of a text: the characters before each, and itself."""
+    text = " ".join(embedded_corpus().documents[split]).lower()
+    known = {letter: number for number, letter in enumerate(LETTERS)}
+    ids = torch.tensor([known.get(letter, 0) for letter in " ".join(text.split())])
+    cut = ids.unfold(0, TOKENS + 1, 1)
+    return cut[:, :-1], cut[:, -1]
+
+
+def draw(data: tuple[Tensor, Tensor], number: int, seed: int) -> tuple[Tensor, Tensor]:
+    """So many windows, at random."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(data[1]), (number,), generator=generator)
+    return data[0][chosen], data[1][chosen]
+
+
+def trained(rival: str, placement: Placement, data: tuple[Tensor, Tensor]) -> nn.Module:
+    """A model after its training; all see the same batches and begin with the same weights."""
+    torch.manual_seed(0)
+    model = Reader(NORMS[rival], placement)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
+    for step in range(STEPS):
+        ids, targets = draw(data, BATCH, step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(ids), targets).backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+def removed(model: nn.Module, data: tuple[Tensor, Tensor]) -> nn.Module:
+    """The model without norms."""
+    batches = [draw(data, BATCH, 10_000 + step)[0] for step in range(REMOVAL_STEPS)]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [f"training.steps={REMOVAL_STEPS}", "optimizer.learning_rate=1e-3"]
+        found = powernorm.remove((model, batches), f"{folder}/out", settings=settings, quiet=True)
+    return found.model.eval()
+
+
+@torch.no_grad()
+def nats(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    """Loss on text that was held out."""
+    ids, targets = draw(data, NUM_HELD_OUT, 1)
+    return float(F.cross_entropy(model(ids), targets))
+
+
+class Circuit(nn.Module):
+    """What is proven: from the embedded characters to the logits."""
+
+    def __init__(self, reader: nn.Module) -> None:
+        super().__init__()
+        self.reader = reader
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.reader.encode(x)  # type: ignore[operator]
+        return logits
+
+
+class Ezkl:
+    """Its functions on the files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, function: str, *arguments: Any, **options: Any) -> Any:
+        """Call a function, some of which want a running loop; names with a dot are files."""
+        import ezkl
+
+        given = [
+            str(self.folder / one) if isinstance(one, str) and "." in one else one
+            for one in arguments
+        ]
+
+        async def call() -> Any:
+            value = getattr(ezkl, function)(*given, **options)
+            return await value if inspect.isawaitable(value) else value
+
+        found = asyncio.run(call())
+        if found is False:
+            raise RuntimeError(f"ezkl.{function} failed")
+        return found
+
+    def write(self, name: str, inputs: Tensor) -> None:
+        """Write inputs, a list for each tensor."""
+        content = {"input_data": [inputs.flatten().tolist()]}
+        (self.folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        return (self.folder / name).stat().st_size
+
+
+def circuit(model: nn.Module, data: tuple[Tensor, Tensor], *, prove: bool) -> dict[str, Any]:
+    """Sizes of the circuit, and of the proof."""
+    import ezkl
+
+    ids, _ = draw(data, 1, 2)
+    with torch.no_grad():
+        inputs = model.embed(ids)  # type: ignore[operator]
+        wanted = model(ids)[0]
+    arguments = ezkl.PyRunArgs()
+    arguments.input_visibility = "private"
+    arguments.param_visibility = "fixed"
+    arguments.output_visibility = "public"
+    with tempfile.TemporaryDirectory() as name:
+        run = Ezkl(Path(name))
+        export(Circuit(model).eval(), inputs).save(Path(name) / "model.onnx")
+        # At EZKL's own scales, which are equal for all.
+        run("gen_settings", "model.onnx", "settings.json", py_run_args=arguments)
+        settings = json.loads((Path(name) / "settings.json").read_text())
+        found = {
+            "rows": settings["num_rows"],
+            "assignments": settings["total_assignments"],
+            "lookups": sorted({next(iter(one)) for one in settings["required_lookups"]}),
+            "scales": [settings["run_args"][f"{one}_scale"] for one in ("input", "param")],
+        }
+        if not prove:
+            return found
+        run.write("input.json", inputs)
+        return found | proof(run, wanted)
+
+
+def proof(run: Ezkl, wanted: Tensor) -> dict[str, Any]:
+    """Error, time and size of a proof, with parameters that are made for this test alone.
+
+    Scales and tables are first fitted to what occurs, by which the number of rows changes.
+    """
+    run("calibrate_settings", "input.json", "model.onnx", "settings.json", "resources")
+    settings = json.loads((run.folder / "settings.json").read_text())
+    run("compile_circuit", "model.onnx", "model.ezkl", "settings.json")
+    witness = run("gen_witness", "input.json", "model.ezkl", "witness.json")
+    values = witness["pretty_elements"]["rescaled_outputs"][0]
+    outputs = torch.tensor([float(value) for value in values])
+    log_rows = settings["run_args"]["logrows"]
+    found: dict[str, Any] = {
+        "error": float((outputs - wanted).norm() / wanted.norm()),
+        "fitted_rows": settings["num_rows"],
+        "log_rows": log_rows,
+    }
+    run("gen_srs", "parameters.srs", log_rows)
+    steps: dict[str, tuple[str, ...]] = {
+        "setup": ("model.ezkl", "key.vk", "key.pk", "parameters.srs"),
+        "prove": ("witness.json", "model.ezkl", "key.pk", "proof.json", "parameters.srs"),
+        "verify": ("proof.json", "settings.json", "key.vk", "parameters.srs"),
+    }
+    for step, files in steps.items():
+        start = time.perf_counter()
+        run(step, *files)
+        found[f"{step}_s"] = round(time.perf_counter() - start, 2)
+    return found | {"key_bytes": run.size("key.pk"), "proof_bytes": run.size("proof.json")}
+
+
+def rivals(placement: Placement, data: tuple[Tensor, Tensor]) -> Iterator[tuple[str, nn.Module]]:
+    """The trained models, and that without norms."""
+    for rival in NORMS:
+        model = trained(rival, placement, data)
+        yield rival, model
+        if rival == "LayerNorm":
+            yield FOLDED, removed(model, data)
+
+
+def main() -> None:
+    """Train, count, prove if asked, and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines")
+    parser.add_argument("--prove", action="store_true", help="prove and verify, too: minutes each")
+    given = parser.parse_args()
+    train, valid = windows("train"), windows("valid")
+    found = []
+    for placement in PLACEMENTS:
+        for rival, model in rivals(placement, train):
+            row = {
+                "placement": placement,
+                "rival": rival,
+                "nats": round(nats(model, valid), 4),
+                **circuit(model, valid, prove=given.prove),
+            }
+            print(row, flush=True)
+            found.append(row)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

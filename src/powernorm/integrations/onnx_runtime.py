@@ -1,0 +1,219 @@
+"""onnxruntime: sessions over a file, the graph that it makes of it, and its quantizer."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.integrations.extras import needed_for
+from powernorm.surgery.tracing import tensors_in
+from powernorm.surgery.verification import as_call
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+StaticOperators = Literal["matmul", "all"]
+"""What a static quantization computes in integers: matrix products, or all that onnxruntime can."""
+
+_SKIP_FUSION: Final = "SkipLayerNormFusion"
+_QUIET: Final = 4
+"""Level of onnxruntime's log: errors become exceptions anyway."""
+
+
+class OnnxSession:
+    """A model that onnxruntime runs on the CPU.
+
+    Args:
+        path: of the file.
+        threads: of one operator; None is onnxruntime's choice. They sleep between two calls.
+        skip_fusion: let onnxruntime put a sum and the LayerNorm behind it into one operator.
+        optimized: write the graph that it runs there.
+
+    Attributes:
+        input_shapes: by name; dimensions that may vary have names.
+
+    Raises:
+        InputError: onnxruntime does not take the file.
+        ModuleNotFoundError: onnxruntime is missing.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        threads: int | None = None,
+        skip_fusion: bool = True,
+        optimized: Path | None = None,
+    ) -> None:
+        with needed_for("running an ONNX file"):
+            import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _QUIET
+        # Spinning threads would take the cores of whatever runs next.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        if optimized is not None:
+            options.optimized_model_filepath = str(optimized)
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=None if skip_fusion else [_SKIP_FUSION],
+            )
+        except Exception as error:  # onnxruntime's own, which have no common base
+            raise InputError(f"onnxruntime does not run {path}: {_first_line(error)}") from error
+        self.input_shapes: dict[str, list[int | str]] = {
+            value.name: value.shape for value in self._session.get_inputs()
+        }
+
+    def feed(self, inputs: object) -> dict[str, Any]:
+        """Return a model's inputs as onnxruntime takes them, by name.
+
+        Args:
+            inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments, of the
+                form that the model was exported with.
+        """
+        call = as_call(inputs)
+        if call.kwargs.keys() == self.input_shapes.keys():
+            return {name: value.numpy() for name, value in call.kwargs.items()}
+        found = tensors_in((call.args, dict(call.kwargs)))
+        return {name: value.numpy() for name, value in zip(self.input_shapes, found, strict=True)}
+
+    def run(self, feed: Mapping[str, Any]) -> list[Tensor]:
+        """Return the outputs for what `feed` returned.
+
+        Raises:
+            InputError: an operator fails on it.
+        """
+        try:
+            return [torch.from_numpy(value) for value in self._session.run(None, dict(feed))]
+        except Exception as error:  # onnxruntime's own, which have no common base
+            raise InputError(f"onnxruntime fails: {_first_line(error)}") from error
+
+    def __call__(self, inputs: object) -> list[Tensor]:
+        """Return the outputs for a model's inputs."""
+        return self.run(self.feed(inputs))
+
+
+def read_graph(path: Path) -> ModelProto:
+    """Return the graph in a file, without weights that lie in files beside it.
+
+    Raises:
+        ModuleNotFoundError: onnx is missing.
+    """
+    with needed_for("reading an ONNX file"):
+        import onnx
+    return onnx.load(path, load_external_data=False)
+
+
+def optimized_graph(path: Path, *, skip_fusion: bool = True) -> ModelProto:
+    """Return the graph that onnxruntime makes of a file for the CPU of this machine.
+
+    Raises:
+        InputError: as `OnnxSession`.
+        ModuleNotFoundError: onnx or onnxruntime is missing.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "optimized.onnx"
+        OnnxSession(path, skip_fusion=skip_fusion, optimized=written)
+        return read_graph(written)
+
+
+def quantize_dynamic(source: Path, out: Path) -> None:
+    """Quantize weights to int8, and activations at run time, each tensor by its own range.
+
+    Weights of matrix products get a scale for each output feature, tables of embeddings one.
+
+    Args:
+        source: an exported model.
+        out: the file to write.
+
+    Raises:
+        InputError: onnxruntime does not take the model.
+        ModuleNotFoundError: onnxruntime or onnx is missing.
+    """
+    with _quantizer(source) as (quantization, prepared):
+        quantization.quantize_dynamic(
+            prepared, out, per_channel=True, weight_type=quantization.QuantType.QInt8
+        )
+
+
+def quantize_static(
+    source: Path, out: Path, batches: Sequence[object], operators: StaticOperators = "matmul"
+) -> None:
+    """Quantize weights and activations to int8, activations by the ranges that batches show.
+
+    Args:
+        source: an exported model.
+        out: the file to write, with operators in floating point between quantize and dequantize
+            nodes, which onnxruntime replaces by integer operators.
+        batches: inputs as the model takes them.
+        operators: what is quantized.
+
+    Raises:
+        InputError: there are no batches, or onnxruntime does not take the model.
+        ModuleNotFoundError: onnxruntime or onnx is missing.
+    """
+    if not batches:
+        raise InputError("there are no batches, whose values give the ranges: give some")
+    with _quantizer(source) as (quantization, prepared):
+        quantization.quantize_static(
+            prepared,
+            out,
+            _Reader(OnnxSession(prepared), batches),
+            op_types_to_quantize=["MatMul", "Gemm"] if operators == "matmul" else None,
+            per_channel=True,
+            # What processors with x86's instructions multiply fastest.
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+        )
+
+
+class _Reader:
+    """Batches in the form in which onnxruntime's calibration asks for them."""
+
+    def __init__(self, session: OnnxSession, batches: Sequence[object]) -> None:
+        self._feeds = map(session.feed, batches)
+
+    def get_next(self) -> dict[str, Any] | None:
+        """Return the next batch, None behind the last."""
+        return next(self._feeds, None)
+
+
+@contextmanager
+def _quantizer(source: Path) -> Iterator[tuple[Any, Path]]:
+    """Give onnxruntime's quantizer and a prepared copy of a model; raise readable errors."""
+    with needed_for("the quantization of a model"):
+        from onnxruntime import quantization
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+    before = logging.root.manager.disable
+    # It warns by the root logger, for each bias and each weight of a norm.
+    logging.disable(logging.WARNING)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            prepared = Path(folder) / "prepared.onnx"
+            # The exporter has written the shapes, and symbols of other kinds than it knows.
+            quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+            yield quantization, prepared
+    except (InputError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # the quantizer raises whatever it meets
+        raise InputError(
+            f"onnxruntime cannot quantize the model: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+    finally:
+        logging.disable(before)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,71 @@
+"""The tables of docs/costs.md are those of the stored rows, and say what the rows do."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "cost_tables.py"))
+
+
+def cost(rival: str, setting: str, median: float, **more: Any) -> dict[str, Any]:
+    case = {
+        "features": 512, "placement": "post", "engine": "onnxruntime", "precision": "int8 dynamic",
+        "threads": 1, "error": 0.01, "peak_bytes": 2_000_000,
+    }  # fmt: skip
+    return {**case, "rival": rival, "setting": setting, "median_us": median, **more}
+
+
+ROWS = [
+    cost("LayerNorm", "fused", 12.0),
+    cost("LayerNorm", "unfused", 10.0),
+    cost("RMSNorm", "fused", 9.0),
+    cost("DyT", "fused", 11.0),
+    cost("folded", "fused", 9.0),
+]
+
+
+def test_the_page_is_made_of_the_rows() -> None:
+    text = (ROOT / "docs" / "costs.md").read_text(encoding="utf-8")
+    assert SCRIPT["page"](text, SCRIPT["tables"]()) == text, "python benchmarks/cost_tables.py"
+
+
+def test_ratios_are_of_best_settings(tmp_path: Path) -> None:
+    slower = [dict(row, threads=2, median_us=2 * row["median_us"]) for row in ROWS]
+    slower[4]["median_us"] = 16.0
+    lines = [{"machine": {}}, *ROWS, *slower]
+    (tmp_path / "removal.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    made = SCRIPT["tables"](tmp_path)
+    cells = [cell.strip() for cell in made["latency"].splitlines()[-1].strip("|").split("|")]
+    assert cells[:2] == ["post-norm", "onnxruntime int8 dynamic"]
+    assert cells[2:] == ["0.80-0.90", "0.89-1.00", "0.73-0.82", "0.90", "1.10", "1.20"]
+    assert "| post-norm, onnxruntime int8 dynamic | 2.0 | 2.0 | 2.0 | 2.0 |" in made["memory"]
+    assert "0.01 to 0.01" in made["errors"]
+    assert made["proofs"] == "No rows are stored."
+
+
+def test_a_proof_is_compared_with_layer_norm(tmp_path: Path) -> None:
+    row = {"placement": "pre", "nats": 2.0, "lookups": ["Exp"]}
+    rows = [{**row, "rival": "LayerNorm", "rows": 1000}, {**row, "rival": "folded", "rows": 700}]
+    (tmp_path / "proofs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    made = SCRIPT["tables"](tmp_path)["proofs"]
+    assert made.splitlines()[-1] == "| pre-norm, **folded** | 2.000 | 700 | 0.700 | Exp |"
+    assert "proving" not in made
+
+
+def test_a_report_of_an_export_is_stored_once(tmp_path: Path) -> None:
+    agreement = {"error": 0.021, "cosine": 0.9991, "same_largest": 0.987, "vectors": 4096}
+    report = {
+        "model": "/home/me/bert", "file": "/tmp/x.onnx", "quantization": "all", "left": {},
+        "bytes": 22_000_000, "agreement": {**agreement, "inputs": "batches of /home/me/text"},
+    }  # fmt: skip
+    (tmp_path / "x.json").write_text(json.dumps(report))
+    for _ in range(2):
+        SCRIPT["add"]("BERT", tmp_path / "x.json", tmp_path)
+    assert "/home" not in (tmp_path / "exports.jsonl").read_text()
+    assert SCRIPT["tables"](tmp_path)["trained"].splitlines()[2:] == [
+        "| BERT | static, all | 0 | 22.0 | 2.10% | 0.9991 | 98.7% | 4,096 |"
+    ]
