@@ -15,6 +15,15 @@ _MEMORY: Final = ("peak MB", "/ LN", "kept MB")
 """Headings of a step's memory: most at any time, that over LayerNorm's, between the two passes."""
 
 
+def number_table(first: str, numbers: Sequence[str]) -> Table:
+    """Return an empty table: a column of words, then columns of numbers."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
 def _memory_cells(row: Row) -> tuple[str, str, str]:
     return (
         "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.2f}",

@@ -6,24 +6,16 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console
-from rich.table import Table
 
 from powernorm.lab.bench.costs.cases import RIVALS
 from powernorm.lab.bench.costs.rows import CostRow, best_rows
-
-
-def _table(first: str, numbers: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+from powernorm.lab.bench.printing import number_table
 
 
 def print_costs(console: Console, rows: Sequence[CostRow]) -> None:
     """Print one case: every rival and setting, fastest first."""
     console.print(f"{rows[0].title}, {rows[0].way}", style="italic", highlight=False)
-    table = _table("", ["ms", "quartiles", "/ LayerNorm", "error", "peak MB"])
+    table = number_table("", ["ms", "quartiles", "/ LayerNorm", "error", "peak MB"])
     for row in sorted(rows, key=lambda row: row.median_us):
         table.add_row(
             f"{row.rival} {row.setting}",
@@ -43,7 +35,7 @@ def print_best_costs(console: Console, rows: Sequence[CostRow]) -> None:
         found = list(encoder)
         title = f"{found[0].title}: each in its best setting, over LayerNorm in its own"
         console.print(title, style="italic", highlight=False)
-        table = _table("", RIVALS[1:])
+        table = number_table("", RIVALS[1:])
         for _, case in groupby(found, key=lambda row: row.case):
             cells = list(case)
             ratios = {row.rival: f"{row.ratio:.3f}" for row in cells}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console
-from rich.table import Table
 
 from powernorm.lab.bench.inference.rows import (
     TARGETS,
@@ -14,20 +13,13 @@ from powernorm.lab.bench.inference.rows import (
     InferenceRow,
     inference_outcomes,
 )
-
-
-def _table(text: str, numbers: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(text, no_wrap=True)
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+from powernorm.lab.bench.printing import number_table
 
 
 def print_encoders(console: Console, rows: Sequence[InferenceRow]) -> None:
     """One case: every provider, fastest first."""
     console.print(f"{rows[0].title}, {rows[0].way}", style="italic", highlight=False)
-    table = _table("norms", ["ms", "quartiles", "/ identity", "/ LayerNorm"])
+    table = number_table("norms", ["ms", "quartiles", "/ identity", "/ LayerNorm"])
     for row in sorted(rows, key=lambda r: r.median_us):
         table.add_row(
             row.provider,
@@ -49,7 +41,7 @@ def print_inference_targets(console: Console, rows: Sequence[InferenceRow]) -> N
         found = list(group)
         title = f"the folded encoder of {found[0].row.title}, over that with"
         console.print(title, style="italic", highlight=False)
-        table = _table("", [target.rival for target in TARGETS])
+        table = number_table("", [target.rival for target in TARGETS])
         for _, case in groupby(found, key=lambda outcome: outcome.row.case):
             cells = list(case)
             table.add_row(cells[0].row.way, *map(_cell, cells))
