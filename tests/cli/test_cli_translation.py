@@ -22,6 +22,7 @@ from powernorm.cli import translate as translating
 from powernorm.cli.commands import app
 from powernorm.errors import InputError
 from powernorm.lab.data.subwords import Subwords
+from powernorm.lab.engine.stopping import EXIT_CODE
 from powernorm.lab.tasks.builtin import compare
 
 SECONDS = 240
@@ -290,6 +291,9 @@ def test_a_lost_process_ends_all(pairs: Path, tmp_path: Path) -> None:
         ([(-signal.SIGTERM, 4), (-signal.SIGKILL, 5)], 1),
         ([(launching.LOST_ANOTHER, 4), (7, 5)], 1),
         ([(launching.LOST_ANOTHER, 4), (-signal.SIGTERM, 5)], 1),
+        ([(EXIT_CODE, 4), (-signal.SIGKILL, 5)], 1),
+        ([(launching.LOST_ANOTHER, 4), (EXIT_CODE, 5)], 1),
+        ([(EXIT_CODE, 5), (EXIT_CODE, 5)], 0),
         ([(7, 6), (9, 5)], 1),
         ([(7, 5), (9, 5)], 0),
         ([(-signal.SIGTERM, 5), (-signal.SIGTERM, 5)], 0),

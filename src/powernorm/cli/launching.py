@@ -115,12 +115,14 @@ def first_to_fail(failures: Mapping[int, "ProcessFailure"]) -> int:
     """Return the rank of the process that the others ended with.
 
     Times are whole seconds, and by then others may have ended, too: by SIGTERM, with which they are
-    stopped, or because their exchange failed.
+    stopped, with the exit code by which they answer it, or because their exchange failed.
 
     Args:
         failures: by rank.
     """
-    later = {-signal.SIGTERM: 1, LOST_ANOTHER: 2}
+    from powernorm.lab.engine.stopping import EXIT_CODE
+
+    later = {-signal.SIGTERM: 1, EXIT_CODE: 1, LOST_ANOTHER: 2}
     return min(
         failures,
         key=lambda rank: (
