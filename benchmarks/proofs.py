@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.integrations.onnx import export
-from powernorm.lab.bench.inference.encoders import PlainIdentity, TorchLayerNorm, TorchRMSNorm
+from powernorm.lab.bench.inference.encoders import PlainIdentity
 from powernorm.lab.data.embedded import embedded_corpus
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.models.layers import TransformerLayer, final_norm
@@ -41,8 +41,8 @@ REMOVAL_STEPS = 300
 NUM_HELD_OUT = 8192
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
 NORMS: dict[str, NormFactory] = {
-    "LayerNorm": lambda features: TorchLayerNorm(features, eps=1e-5),
-    "RMSNorm": lambda features: TorchRMSNorm(features, eps=1e-5),
+    "LayerNorm": powernorm.LayerNorm,
+    "RMSNorm": powernorm.RMSNorm,
     "DyT": powernorm.DynamicTanh,
 }
 FOLDED = "folded"

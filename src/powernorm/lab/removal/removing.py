@@ -44,7 +44,7 @@ from powernorm.lab.removal.settings import (
     RemovalSettings,
     to_json,
 )
-from powernorm.lab.removal.training import RemovalTraining, Values
+from powernorm.lab.removal.training import RemovalTraining, Values, on_split
 from powernorm.lab.settings.overrides import override
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
@@ -302,14 +302,7 @@ class _Job:
         }
         texts["other"] = self._original.elsewhere()
         for split, those in texts.items():
-            batches = list(those)
-            if not batches:
-                continue
-            before = training.expected(batches)
-            after = training.measure(moved, batches)
-            found |= {f"{split}_{name}": value for name, value in after.items()}
-            if "loss" in before:
-                found[f"original_{split}_loss"] = before["loss"]
+            found |= on_split(training.measure(moved, those), split)
         return found
 
     def _save(self, model: nn.Module) -> None:

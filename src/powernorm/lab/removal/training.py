@@ -131,10 +131,11 @@ class RemovalTraining:
             batches: as the original has them.
 
         Returns:
-            `loss`, nats per target, where the task's loss is known; `divergence`, nats per position
-            of KL(original ‖ model), where there are logits; else `error`, the squared error of the
-            outputs relative to their variance, and of a text encoder `cosine`, the mean over rows
-            of that between the embeddings of both. Empty without batches.
+            `loss` and `original_loss`, nats per target, where the task's loss is known;
+            `divergence`, nats per position of KL(original ‖ model), where there are logits; else
+            `error`, the squared error of the outputs relative to their variance, and of a text
+            encoder `cosine`, the mean over rows of that between the embeddings of both. Empty
+            without batches.
         """
         original, sums = self._original, _Sums()
         for batch in batches:
@@ -143,6 +144,7 @@ class RemovalTraining:
             expected = original.run(self._teacher, moved)
             if original.has_loss:
                 sums.add("loss", *original.nll(model, outputs, moved))
+                sums.add("original_loss", *original.nll(self._teacher, expected, moved))
             name, value = self._distance(outputs, expected, original.valid(moved))
             sums.add(name, value, 1.0)
             vectors = [original.embeddings(one, moved) for one in (outputs, expected)]
@@ -150,10 +152,6 @@ class RemovalTraining:
                 cosines = F.cosine_similarity(vectors[0], vectors[1], dim=-1)
                 sums.add("cosine", cosines.sum(), float(len(cosines)))
         return sums.means()
-
-    def expected(self, batches: Iterable[Any]) -> Values:
-        """Return the same of the original itself."""
-        return self.measure(self._teacher, batches)
 
     def check_result(self) -> None:
         """Raise an InputError unless the layers, once they are static, all fold.
@@ -275,21 +273,21 @@ class RemovalTraining:
 
     def _begin(self) -> None:
         """Measure what was fitted and not yet trained, and save it."""
-        run = self._run
-        tokens = self._settings.training.validation_tokens
-        before = self.expected(self._original.evaluation("valid", tokens))
         self.removal.step(0)
         with evaluating(self.model):
-            found = self._validate()
-        # So that the curve has its goal beside it, also where the run is interrupted.
-        known = {f"original_valid_{name}": before[name] for name in before if name == "loss"}
-        run.log(0, **found, **known)
-        run.checkpoint(0)
+            # The original's loss, too, so that the curve has its goal beside it from the start.
+            self._run.log(0, **self._validated())
+        self._run.checkpoint(0)
 
     def _validate(self) -> Values:
+        found = self._validated()
+        found.pop("original_valid_loss", None)
+        return found
+
+    def _validated(self) -> Values:
         tokens = self._settings.training.validation_tokens
         found = self.measure(self.model, self._original.evaluation("valid", tokens))
-        return {f"valid_{name}": value for name, value in found.items()}
+        return on_split(found, "valid")
 
     def _first_batches(self) -> list[Any]:
         return [self._batch(index) for index in range(self._settings.method.batches)]
@@ -303,6 +301,14 @@ class RemovalTraining:
         if self._original.has_logits:
             return "divergence", logit_divergence(ours, theirs, valid if fits else None)
         return "error", hidden_state_error([ours], [theirs], valid)
+
+
+def on_split(values: Values, split: str) -> Values:
+    """Return values under the names that they have on a split: `valid_loss`, …"""
+    named = {f"{split}_{name}": value for name, value in values.items()}
+    if "loss" in values:
+        named[f"original_{split}_loss"] = named.pop(f"{split}_original_loss")
+    return named
 
 
 def chosen_distillation(settings: DistillationSettings, original: Original) -> str:

@@ -1,0 +1,283 @@
+"""Norms out of language models that are trained here: all methods, then the best at four lengths.
+
+    python studies/removal/language.py --out runs/removal --jobs 2     # trains what is missing
+    python studies/removal/language.py --out runs/removal --collect    # language.json and tables
+
+Five LayerNorm models of about a million parameters learn the addresses (below the bigram model).
+Pilot: every arm on two of them for 3 % of the updates, at two learning rates; the anchor at the
+better one. Then the best published arm and the three best others on all five, for 1 to 30 %.
+What is reported is the loss over a control, the same model trained as long with its norms. The
+pilot looks at the valid split, the rest at the test split. After Ctrl-C the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import nn
+
+import powernorm
+from powernorm import lab
+from powernorm.lab.removal.originals import open_original
+from powernorm.lab.removal.settings import RemovalSettings
+from powernorm.lab.training.optimization import build_optimizer, rate_factor
+
+HERE = Path(__file__).parent
+MEASURED = HERE / "language.json"
+SEEDS = (0, 1, 2, 3, 4)
+PILOT_SEEDS = SEEDS[:2]
+PILOT_SHARE = 0.03
+SHARES = (0.01, 0.03, 0.1, 0.3)
+RATES = (2e-3, 4e-3)
+ANCHOR = 0.1
+NUM_FINALISTS = 3
+CHANGES = ("norms=[ln]", "model.num_layers=4", "training.monitor_every=0", "training.tid_batches=0")
+METHODS = ("match", "match-centered", "freeze", "freeze-in-turn", "taper", "prepbn")
+PUBLISHED = ("freeze", "freeze-in-turn", "taper", "prepbn")
+"""Methods that others have published; without distillation, with the anchor or not."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to take the norms out; the control, which keeps them, has no method."""
+
+    method: str | None
+    distills: bool = False
+    anchors: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called in the tables."""
+        parts = [self.method or "control", *["distillation"] * self.distills]
+        return "+".join([*parts, *["anchor"] * self.anchors])
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it is one of others."""
+        return self.method in PUBLISHED and not self.distills
+
+
+CONTROL = Arm(None)
+ARMS = tuple(Arm(method, distills) for method in METHODS for distills in (False, True))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One removal, or one control."""
+
+    arm: Arm
+    seed: int
+    share: float
+    rate: float
+
+    def folder(self, out: Path) -> Path:
+        """Where it is."""
+        return out / f"{self.arm.name}-{self.share:g}-{self.rate:g}-seed{self.seed}"
+
+    def result(self, out: Path) -> dict[str, Any] | None:
+        """What it came to; None before its end."""
+        path = self.folder(out) / "result.json"
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return found if found.get("status") in ("finished", "nonfinite") else None
+
+    def loss(self, out: Path, split: str) -> float:
+        """Nats per token; infinite where it was no longer finite."""
+        found = self.result(out)
+        if found is None or found["status"] == "nonfinite":
+            return float("inf")
+        return float(found["metrics"][f"{split}_loss"])
+
+    def settings(self) -> RemovalSettings:
+        """Of the removal; a control takes what is not about norms from it."""
+        changes = [
+            f"seed={self.seed}",
+            f"method.name={self.arm.method or 'match'}",
+            f"distillation.name={'logits' if self.arm.distills else 'none'}",
+            f"anchor.weight={ANCHOR if self.arm.anchors else 0}",
+            f"optimizer.learning_rate={self.rate}",
+            f"training.share={self.share}",
+            "training.num_threads=1",
+            "training.validations=2",
+        ]
+        return lab.override(RemovalSettings(), changes)
+
+
+def original(out: Path, seed: int) -> Path:
+    """The run that norms are taken out of."""
+    return out / "originals" / f"ln-pre-seed{seed}"
+
+
+def run(trial: Trial, out: Path) -> str:
+    """Train what is not trained yet; returns what it was."""
+    folder, source = trial.folder(out), original(out, trial.seed)
+    if trial.arm.method is None:
+        keep_norms(source, trial.settings(), folder)
+        return folder.name
+    resume = (folder / "removal.json").is_file()
+    try:
+        powernorm.remove(source, folder, settings=trial.settings(), resume=resume, quiet=True)
+    except powernorm.InputError as error:
+        if "no longer finite" not in str(error):
+            raise
+        result = json.dumps({"status": "nonfinite", "metrics": {}})
+        (folder / "result.json").write_text(result, encoding="utf-8")
+    return folder.name
+
+
+def keep_norms(source: Path, settings: RemovalSettings, folder: Path) -> None:
+    """Train a model on with its norms, by the task's loss alone, as a removal without one would."""
+    torch.set_num_threads(1)
+    torch.manual_seed(settings.seed)
+    start = open_original(source, settings.data, settings.seed)
+    assert start.num_steps is not None
+    assert settings.training.share is not None
+    config = settings.optimizer.resolved(start.learning_rate)
+    model, num_steps = start.model.train(), max(1, round(settings.training.share * start.num_steps))
+    optimizer = build_optimizer(model, config)
+    for step in range(num_steps):
+        batch = start.batch(step)
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * rate_factor(settings.schedule, step, num_steps)
+        optimizer.zero_grad()
+        total, num_targets = start.nll(model, start.run(model, batch), batch)
+        (total / num_targets).backward()
+        assert config.clip_norm is not None
+        nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+        optimizer.step()
+    model.eval()
+    metrics = {}
+    with torch.no_grad():
+        for split in ("valid", "test"):
+            pairs = [start.nll(model, start.run(model, b), b) for b in start.evaluation(split)]
+            metrics[f"{split}_loss"] = float(sum(t for t, _ in pairs)) / sum(n for _, n in pairs)
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {"status": "finished", "num_steps": num_steps, "metrics": metrics}
+    (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+def pilot(arms: Iterable[Arm], rates: Iterable[float]) -> list[Trial]:
+    """All of some arms in the pilot."""
+    return [
+        Trial(arm, seed, PILOT_SHARE, rate)
+        for rate in rates
+        for arm in arms
+        for seed in PILOT_SEEDS
+    ]
+
+
+def pilot_loss(arm: Arm, rate: float, out: Path) -> float:
+    """Mean valid loss of the pilot."""
+    return mean(trial.loss(out, "valid") for trial in pilot([arm], [rate]))
+
+
+def chosen(arms: Iterable[Arm], out: Path) -> dict[Arm, float]:
+    """The better rate of each arm, those with the lowest loss in the pilot first."""
+    best = [(*min((pilot_loss(arm, rate, out), rate) for rate in RATES), arm) for arm in arms]
+    return {arm: rate for _, rate, arm in sorted(best, key=itemgetter(0))}
+
+
+def anchored(out: Path) -> list[Trial]:
+    """The arms of the pilot with an anchor, each at the better rate of itself without one."""
+    rates = chosen(ARMS, out)
+    return [trial for arm in ARMS for trial in pilot([replace(arm, anchors=True)], [rates[arm]])]
+
+
+def finalists(out: Path) -> dict[Arm, float]:
+    """The best published arm, the three best others, and the control, each with its rate."""
+    rates = chosen(ARMS, out)
+    rates |= {replace(arm, anchors=True): rate for arm, rate in rates.items()}
+    order = sorted(rates, key=lambda arm: pilot_loss(arm, rates[arm], out))
+    published = next(arm for arm in order if arm.is_published)
+    others = [arm for arm in order if not arm.is_published][:NUM_FINALISTS]
+    return {arm: rates[arm] for arm in [published, *others]} | chosen([CONTROL], out)
+
+
+def final(out: Path) -> list[Trial]:
+    """What the result is of, the shortest first."""
+    arms = finalists(out)
+    return [Trial(a, seed, share, arms[a]) for share in SHARES for a in arms for seed in SEEDS]
+
+
+def stages(out: Path) -> Iterator[tuple[str, list[Trial]]]:
+    """Name and trials of each stage; later ones depend on what earlier ones found."""
+    yield "pilot", pilot([CONTROL, *ARMS], RATES)
+    yield "pilot, anchored", anchored(out)
+    yield "final", final(out)
+
+
+def train(out: Path, jobs: int) -> None:
+    """Train what is missing."""
+    config = lab.override(lab.recipe("lm", "addresses"), [*CHANGES, f"seeds={list(SEEDS)}"])
+    resume = (out / "originals").exists()
+    lab.compare(config, out / "originals", resume=resume, jobs=jobs)
+    spawn = multiprocessing.get_context("spawn")
+    for name, trials in stages(out):
+        missing = [trial for trial in trials if trial.result(out) is None]
+        print(f"{name}: {len(missing)} of {len(trials)} are missing", flush=True)
+        with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+            running = [pool.submit(run, trial, out) for trial in missing]
+            try:
+                for number, done in enumerate(as_completed(running), start=1):
+                    print(f"  [{number}/{len(missing)}] {done.result()}", flush=True)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def collect(out: Path) -> dict[str, Any]:
+    """Losses of all that is finished."""
+    results = json.loads((out / "originals" / "results.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = {
+        "parameters": results["runs"][0]["parameters"],
+        "updates": results["settings"]["training"]["max_steps"],
+        "bigram": results["baselines"],
+        "originals": [one["metrics"]["test_loss"] for one in results["runs"]],
+        "published": [arm.name for arm in ARMS if arm.is_published],
+    }
+    for stage, trials in stages(out):
+        done = [trial for trial in trials if trial.result(out) is not None]
+        split = "test" if stage == "final" else "valid"
+        found[stage] = [
+            {
+                "arm": trial.arm.name,
+                "seed": trial.seed,
+                "share": trial.share,
+                "rate": trial.rate,
+                f"{split}_loss": round(trial.loss(out, split), 5),
+            }
+            for trial in done
+        ]
+        if len(done) < len(trials):
+            break
+    return found
+
+
+def main() -> None:
+    """Train, or write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/removal"))
+    parser.add_argument("--jobs", type=int, default=1, help="processes, one thread each")
+    parser.add_argument("--collect", action="store_true", help="train nothing")
+    given = parser.parse_args()
+    try:
+        if not given.collect:
+            train(given.out, given.jobs)
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; the same command goes on") from None
+    found = collect(given.out)
+    MEASURED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"{MEASURED}: {', '.join(f'{len(found.get(s, []))} of {s}' for s in ('pilot', 'final'))}")
+
+
+if __name__ == "__main__":
+    main()
