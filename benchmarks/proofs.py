@@ -215,7 +215,8 @@ def proof(run: Ezkl, wanted: Tensor) -> dict[str, Any]:
     run("calibrate_settings", "input.json", "model.onnx", "settings.json", "resources")
     settings = json.loads((run.folder / "settings.json").read_text())
     run("compile_circuit", "model.onnx", "model.ezkl", "settings.json")
-    witness = run("gen_witness", "input.json", "model.ezkl", "witness.json")
+    run("gen_witness", "input.json", "model.ezkl", "witness.json")
+    witness = json.loads((run.folder / "witness.json").read_text())
     values = witness["pretty_elements"]["rescaled_outputs"][0]
     outputs = torch.tensor([float(value) for value in values])
     log_rows = settings["run_args"]["logrows"]

@@ -31,6 +31,7 @@ from powernorm import lab
 from powernorm.lab.removal.originals import open_original
 from powernorm.lab.removal.settings import RemovalSettings
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
+from tables import tables
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "language.json"
@@ -276,6 +277,7 @@ def main() -> None:
         raise SystemExit("interrupted; the same command goes on") from None
     found = collect(given.out)
     MEASURED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    MEASURED.with_suffix(".md").write_text(tables(found), encoding="utf-8")
     print(f"{MEASURED}: {', '.join(f'{len(found.get(s, []))} of {s}' for s in ('pilot', 'final'))}")
 
 
