@@ -304,7 +304,7 @@ class RemovalTraining:
 
 
 def on_split(values: Values, split: str) -> Values:
-    """Return values under the names that they have on a split: `valid_loss`, …"""
+    """Return values under the names of a split, such as `valid_loss`."""
     named = {f"{split}_{name}": value for name, value in values.items()}
     if "loss" in values:
         named[f"original_{split}_loss"] = named.pop(f"{split}_original_loss")
