@@ -80,7 +80,8 @@ def test_static_norms_fold_and_everything_is_computed_in_integers(home: Path) ->
     assert (found["optimized"]["floating"], found["optimized"]["norms"]) == (0, 0)
     assert found["optimized"]["integer"] > 10
     assert found["bytes"] == (home / "x.onnx").stat().st_size
-    # Another batch and length than those of the example.
+    assert found["inputs"] == {"input": ["batch", "length", 16]}
+    # Others than those of the example.
     assert outputs(home / "x.onnx", numpy.zeros((1, 9, 16), "float32")).shape == (1, 9, 3)
     assert {path.name for path in home.iterdir()} >= {"x.onnx", "x.json"}
     assert not [path for path in home.iterdir() if path.name.startswith(".x-")]
@@ -109,7 +110,9 @@ def test_a_hugging_face_folder(home: Path) -> None:
     (home / "text.txt").write_text("\n\n".join(TEXTS * 8))
     given = ("export", "bert", "--int8", "--data", "text.txt", "--out", "bert.onnx")
     found = report(powernorm(home, *given), home / "bert.onnx")
-    assert list(found["inputs"]) == ["input_ids", "attention_mask"]
+    # A mask of one row would be broadcast: its batch is a size of its own.
+    masks = ["attention_mask_batch", "length"]
+    assert found["inputs"] == {"input_ids": ["batch", "length"], "attention_mask": masks}
     assert found["agreement"]["inputs"] == "batches of text.txt"
     assert found["agreement"]["cosine"] > 0.99
     assert found["exported"]["integer"] > 5

@@ -62,6 +62,20 @@ def test_a_folded_model(tmp_path: Path) -> None:
     assert [given.name for given in session.get_inputs()] == ["x", "shift"]
 
 
+def test_sizes_that_vary_have_the_names_that_are_asked_for(tmp_path: Path) -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.cat([x, x + y], dim=1)
+
+    example = {"x": torch.randn(3, 4), "y": torch.randn(3, 4)}
+    names = {"x": {0: "batch", 1: "length"}, "y": {0: "rows", 1: "length"}}
+    program = export(Sum().eval(), example, dynamic_shapes=names)
+    assert largest_error(program, Sum(), {"x": torch.randn(2, 7), "y": torch.randn(2, 7)}) < 1e-6
+    program.save(tmp_path / "sum.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "sum.onnx")
+    assert [given.shape for given in session.get_inputs()] == [["batch", "length"]] * 2
+
+
 class Each(nn.Module):
     """Every norm, each with an output of its own: `largest_error` is relative to each."""
 

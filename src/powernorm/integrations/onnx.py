@@ -36,8 +36,9 @@ def export(
     Args:
         model: in evaluation mode.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-        dynamic_shapes: dimensions that may vary, as `torch.export.export` takes them; None fixes
-            all to those of the example.
+        dynamic_shapes: dimensions that may vary, as `torch.export.export` takes them, or by their
+            names in the graph, such as `{"x": {0: "batch"}}`: of names for the same size the first
+            counts. None fixes all to those of the example.
         input_names: of the graph; by default the arguments' own.
         output_names: of the graph; by default those of the operators that compute them.
 
@@ -54,9 +55,8 @@ def export(
     call = as_call(example_inputs)
     with _quiet(), torch.no_grad():
         try:
-            traced = torch.export.export(
-                model, call.args, dict(call.kwargs), dynamic_shapes=dynamic_shapes
-            )
+            free = _pytree.tree_map_only(str, lambda _: torch.export.Dim.AUTO, dynamic_shapes)
+            traced = torch.export.export(model, call.args, dict(call.kwargs), dynamic_shapes=free)
         except Exception as error:  # whatever the model or the tracer raises
             reason = str(error).strip().partition("\n")[0]
             raise InputError(
@@ -71,6 +71,7 @@ def export(
                 verbose=False,
                 input_names=input_names,
                 output_names=output_names,
+                dynamic_shapes=dynamic_shapes,
             )
         except Exception as error:  # the exporter's own, and whatever it meets
             reason = str(error.__cause__ or error).strip().partition("\n")[0]

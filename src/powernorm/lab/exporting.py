@@ -423,6 +423,10 @@ def _write_onnx(call: TensorCall, file: Path, *, fixed: bool) -> tuple[float, st
     return _write_checked(call, file, [() for _ in call.example]), reason
 
 
+_SIZES: Final = ("batch", "length")
+"""Names of the dimensions of an input that may vary."""
+
+
 def _free_sizes(tensor: Tensor) -> tuple[int, ...]:
     """Return which dimensions of an input may vary: batch and length, of an image its batch."""
     has_length = tensor.ndim == 3 if tensor.is_floating_point() else tensor.ndim >= 2
@@ -432,8 +436,12 @@ def _free_sizes(tensor: Tensor) -> tuple[int, ...]:
 def _write_checked(call: TensorCall, file: Path, free: Sequence[tuple[int, ...]]) -> float:
     """Write a model, and compare the file with it, also on smaller inputs where sizes are free."""
     outputs = call.outputs(*call.example)
-    auto = torch.export.Dim.AUTO
-    shapes = tuple(dict.fromkeys(dims, auto) for dims in free)
+    # Sizes of other inputs that are the same take the names of the first one's.
+    prefixes = ["", *(f"{name}_" for name in call.names[1:])]
+    shapes = tuple(
+        {dim: f"{prefix}{_SIZES[dim]}" for dim in dims}
+        for prefix, dims in zip(prefixes, free, strict=True)
+    )
     # torch prints the graph up to where it cannot go on; the error names the reason.
     try:
         with redirect_stderr(io.StringIO()):
