@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,18 @@ def outputs_past_the_cache(request: pytest.FixtureRequest) -> Iterator[None]:
     before = library.powernorm_set_stream_bytes(request.param)
     yield
     library.powernorm_set_stream_bytes(before)
+
+
+def test_outputs_go_past_the_cache_on_processors_of_amd_alone() -> None:
+    processors = Path("/proc/cpuinfo")
+    if not processors.exists():
+        pytest.skip("the system does not say whose processor this is")
+    library = load_library().functions
+    assert library is not None
+    ordinary = 1 << 60
+    before = library.powernorm_set_stream_bytes(ordinary)
+    library.powernorm_set_stream_bytes(before)
+    assert (before < ordinary) == ("AuthenticAMD" in processors.read_text())
 
 
 @pytest.mark.thinned
