@@ -1,7 +1,7 @@
 """Norms out of language models that are trained here: all methods, then the best at four lengths.
 
-    python studies/removal/language.py --out runs/removal --jobs 2     # trains what is missing
-    python studies/removal/language.py --out runs/removal --collect    # language.json and tables
+    python benchmarks/removal_methods.py --out runs/removal --jobs 2     # trains what is missing
+    python benchmarks/removal_methods.py --out runs/removal --collect    # removal-methods.json and tables
 
 Five LayerNorm models of about a million parameters learn the addresses (below the bigram model).
 Pilot: every arm on two of them for 3 % of the updates, at two learning rates; the anchor at the
@@ -31,10 +31,10 @@ from powernorm import lab
 from powernorm.lab.removal.originals import open_original
 from powernorm.lab.removal.settings import RemovalSettings
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
-from tables import tables
+from removal_tables import tables
 
 HERE = Path(__file__).parent
-MEASURED = HERE / "language.json"
+MEASURED = HERE / "results" / "removal-methods.json"
 SEEDS = (0, 1, 2, 3, 4)
 PILOT_SEEDS = SEEDS[:2]
 PILOT_SHARE = 0.03

@@ -1,4 +1,4 @@
-"""Tables of what `language.py` measured, in Markdown."""
+"""Tables of what `removal_methods.py` measured, in Markdown."""
 
 from __future__ import annotations
 
