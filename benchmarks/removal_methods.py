@@ -1,7 +1,7 @@
 """Norms out of language models that are trained here: all methods, then the best at four lengths.
 
     python benchmarks/removal_methods.py --out runs/removal --jobs 2     # trains what is missing
-    python benchmarks/removal_methods.py --out runs/removal --collect    # removal-methods.json and tables
+    python benchmarks/removal_methods.py --out runs/removal --collect   # writes the tables
 
 Five LayerNorm models of about a million parameters learn the addresses (below the bigram model).
 Pilot: every arm on two of them for 3 % of the updates, at two learning rates; the anchor at the
