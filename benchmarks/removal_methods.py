@@ -4,7 +4,7 @@
     python benchmarks/removal_methods.py --out runs/removal --collect   # writes the tables
 
 Five LayerNorm models of about a million parameters learn the addresses (below the bigram model).
-Pilot: every arm on two of them for 3 % of the updates, at two learning rates; the anchor at the
+Pilot: every arm on two of them for 3 % of the updates, at four learning rates; the anchor at the
 better one. Then the best published arm and the three best others on all five, for 1 to 30 %.
 What is reported is the loss over a control, the same model trained as long with its norms. The
 pilot looks at the valid split, the rest at the test split. After Ctrl-C the same command goes on.
@@ -39,7 +39,7 @@ SEEDS = (0, 1, 2, 3, 4)
 PILOT_SEEDS = SEEDS[:2]
 PILOT_SHARE = 0.03
 SHARES = (0.01, 0.03, 0.1, 0.3)
-RATES = (2e-3, 4e-3)
+RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 ANCHOR = 0.1
 NUM_FINALISTS = 3
 CHANGES = ("norms=[ln]", "model.num_layers=4", "training.monitor_every=0", "training.tid_batches=0")
