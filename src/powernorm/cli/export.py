@@ -8,7 +8,8 @@ import typer
 from powernorm.errors import InputError
 
 if TYPE_CHECKING:
-    from powernorm.lab.exporting import Agreement, Exported, Quantization
+    from powernorm.lab.exported_calls import Agreement
+    from powernorm.lab.exporting import Exported, Quantization
 
 _ROWS = (
     ("operators", "all"),

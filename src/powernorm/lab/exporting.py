@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import io
 import json
 import tempfile
@@ -14,9 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import torch
 from torch import Tensor, nn
-from torch.utils import _pytree
 
 import powernorm
 from powernorm.errors import InputError
@@ -32,11 +29,12 @@ from powernorm.integrations.onnx_runtime import (
     quantize_static,
     read_graph,
 )
+from powernorm.lab.exported_calls import Agreement, TensorCall, agreement_of
 from powernorm.lab.model_sources import ModelSource, open_model
 from powernorm.surgery import fold, match_teacher, plan_swap
 from powernorm.surgery.fold_solver import static_of
 from powernorm.surgery.structure import FoldedNorm
-from powernorm.surgery.verification import Examples, as_call, with_masks
+from powernorm.surgery.verification import as_call, with_masks
 
 Quantization = Literal["dynamic", "matmul", "all"]
 """`dynamic`, or static of the matrix products or of all operators."""
@@ -49,26 +47,6 @@ NUM_COMPARED: Final = 8
 """Batches behind those on which a quantized file is compared."""
 _MATCHED: Final = "pn-static"
 """The norm that matching fits: y = a ⊙ x + c."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Outputs of a quantized file beside those of torch in float32.
-
-    Attributes:
-        error: root mean square of the differences over that of the outputs.
-        cosine: mean over all vectors of outputs.
-        same_largest: part of the vectors whose largest entry is at the same place: for logits, how
-            often the same is predicted.
-        vectors: number of them, without padding.
-        inputs: `random`, or what they are batches of.
-    """
-
-    error: float
-    cosine: float
-    same_largest: float
-    vectors: int
-    inputs: str
 
 
 @dataclass(frozen=True)
@@ -198,141 +176,6 @@ def export_model(
         report = file.with_suffix(".json")
         report.write_text(json.dumps(asdict(exported), indent=2) + "\n", encoding="utf-8")
     return exported
-
-
-class TensorCall(nn.Module):
-    """A model as a function of the tensors in its inputs, which gives the tensors in its outputs.
-
-    Args:
-        model: in evaluation mode.
-        inputs: an example: a tensor, a tuple of positional arguments or a dict of keyword ones.
-        answer_only: of a Hugging Face model, give its logits or last hidden states alone, and let
-            it keep no cache of keys and values.
-    """
-
-    def __init__(self, model: nn.Module, inputs: object, *, answer_only: bool = False) -> None:
-        super().__init__()
-        self.model = model
-        self._answer_only = answer_only
-        self._more = {"use_cache": False} if answer_only and _has_cache(model) else {}
-        call = as_call(inputs, model)
-        self._leaves, self._spec = _pytree.tree_flatten((call.args, dict(call.kwargs)))
-        # A view would bring its base into what torch.export asserts of the inputs.
-        self.example = [leaf.clone() for leaf in self._leaves if isinstance(leaf, Tensor)]
-        self.names = [*_names(model, call)]
-        self.eval()
-
-    def forward(self, *tensors: Tensor) -> Any:
-        """Return what the model does, from the tensors of its inputs."""
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        args, kwargs = _pytree.tree_unflatten(leaves, self._spec)
-        outputs = self.model(*args, **kwargs, **self._more)
-        return _answer(outputs) if self._answer_only else outputs
-
-    def tensors_of(self, inputs: object) -> list[Tensor]:
-        """Return the tensors in inputs of the example's form, in its order."""
-        call = as_call(inputs, self.model)
-        named = dict(call.kwargs)
-        known = _pytree.tree_unflatten(self._leaves, self._spec)[1]
-        kwargs = {name: named[name] for name in known} if known.keys() <= named.keys() else named
-        leaves = _pytree.tree_leaves((call.args, kwargs))
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-    def runnable(
-        self, inputs: Sequence[Sequence[Tensor]], *, is_fixed: bool
-    ) -> list[Sequence[Tensor]]:
-        """Return the inputs that a file takes: where sizes are fixed, those of the example's."""
-        if not is_fixed:
-            return list(inputs)
-        sizes = [tensor.shape for tensor in self.example]
-        found = [one for one in inputs if [tensor.shape for tensor in one] == sizes]
-        return found if found else [self.example]
-
-    def outputs(self, *tensors: Tensor) -> list[Tensor]:
-        """Return the tensors in the outputs, without gradients.
-
-        Raises:
-            InputError: the model fails.
-        """
-        try:
-            with torch.no_grad():
-                found = self(*(tensor.clone() for tensor in tensors))
-        except Exception as error:  # a model may raise anything
-            sizes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-            raise InputError(
-                f"{type(self.model).__name__} fails on inputs of sizes {sizes}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        return [leaf for leaf in _pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
-
-    def first(self, *tensors: Tensor) -> Tensor:
-        """Return the first tensor in the outputs: for most models the logits."""
-        return self.outputs(*tensors)[0]
-
-    def padding(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """Return which positions are padding, as the inputs say; None where they do not."""
-        named = dict(zip(self.names, tensors, strict=True))
-        if "attention_mask" in named:
-            return named["attention_mask"] == 0
-        return named.get("padding_mask")
-
-
-def agreement_of(
-    run: Callable[..., Tensor],
-    call: TensorCall,
-    examples: Sequence[Sequence[Tensor]],
-    origin: str,
-) -> Agreement:
-    """Return how well other outputs agree with those of a model.
-
-    Args:
-        run: gives the other outputs from the tensors of the inputs.
-        call: the model.
-        examples: tensors of inputs.
-        origin: what they are.
-    """
-    square = wanted_square = cosines = same = 0.0
-    vectors = 0
-    for tensors in examples:
-        wanted, found = call.first(*tensors).double(), run(*tensors).double()
-        padding = call.padding(tensors)
-        if padding is not None and padding.shape == wanted.shape[:-1]:
-            wanted, found = wanted[~padding], found[~padding]
-        wanted, found = wanted.flatten(0, -2), found.flatten(0, -2)
-        square += float((found - wanted).square().sum())
-        wanted_square += float(wanted.square().sum())
-        cosines += float(torch.cosine_similarity(found, wanted, dim=-1).sum())
-        same += int((found.argmax(-1) == wanted.argmax(-1)).sum())
-        vectors += len(wanted)
-    return Agreement(
-        error=(square / wanted_square) ** 0.5,
-        cosine=cosines / vectors,
-        same_largest=same / vectors,
-        vectors=vectors,
-        inputs=origin,
-    )
-
-
-def _has_cache(model: nn.Module) -> bool:
-    return getattr(getattr(model, "config", None), "use_cache", None) is not None
-
-
-def _answer(outputs: Any) -> Tensor:
-    """Return the logits, the last hidden states or the first tensor of a Hugging Face output."""
-    for name in ("logits", "last_hidden_state"):
-        if isinstance(value := getattr(outputs, name, None), Tensor):
-            return value
-    return next(leaf for leaf in _pytree.tree_leaves(outputs) if isinstance(leaf, Tensor))
-
-
-def _names(model: nn.Module, call: Examples) -> Iterator[str]:
-    """Yield a name for each tensor in the arguments of a call: that of its argument."""
-    parameters = list(inspect.signature(model.forward).parameters)
-    positional = [*parameters, *(f"input_{n}" for n in range(len(parameters), len(call.args)))]
-    for name, value in (*zip(positional, call.args, strict=False), *call.kwargs.items()):
-        found = sum(isinstance(leaf, Tensor) for leaf in _pytree.tree_leaves(value))
-        yield from [name] if found == 1 else [f"{name}_{number}" for number in range(found)]
 
 
 def _check_file(out: Path) -> None:
