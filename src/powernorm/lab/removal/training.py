@@ -123,12 +123,15 @@ class RemovalTraining:
         self.removal.finish(self._first_batches(), self._original.run)
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, batches: Iterable[Any]) -> Values:
+    def measure(
+        self, model: nn.Module, batches: Iterable[Any], *, with_original: bool = True
+    ) -> Values:
         """Return the loss of a model, and how far its outputs are from the original's.
 
         Args:
             model: in evaluation mode, on the run's device.
             batches: as the original has them.
+            with_original: measure the original's loss, too.
 
         Returns:
             `loss` and `original_loss`, nats per target, where the task's loss is known;
@@ -144,7 +147,8 @@ class RemovalTraining:
             expected = original.run(self._teacher, moved)
             if original.has_loss:
                 sums.add("loss", *original.nll(model, outputs, moved))
-                sums.add("original_loss", *original.nll(self._teacher, expected, moved))
+                if with_original:
+                    sums.add("original_loss", *original.nll(self._teacher, expected, moved))
             name, value = self._distance(outputs, expected, original.valid(moved))
             sums.add(name, value, 1.0)
             vectors = [original.embeddings(one, moved) for one in (outputs, expected)]
@@ -276,18 +280,13 @@ class RemovalTraining:
         self.removal.step(0)
         with evaluating(self.model):
             # The original's loss, too, so that the curve has its goal beside it from the start.
-            self._run.log(0, **self._validated())
+            self._run.log(0, **self._validate(with_original=True))
         self._run.checkpoint(0)
 
-    def _validate(self) -> Values:
-        found = self._validated()
-        found.pop("original_valid_loss", None)
-        return found
-
-    def _validated(self) -> Values:
+    def _validate(self, *, with_original: bool = False) -> Values:
         tokens = self._settings.training.validation_tokens
-        found = self.measure(self.model, self._original.evaluation("valid", tokens))
-        return on_split(found, "valid")
+        batches = self._original.evaluation("valid", tokens)
+        return on_split(self.measure(self.model, batches, with_original=with_original), "valid")
 
     def _first_batches(self) -> list[Any]:
         return [self._batch(index) for index in range(self._settings.method.batches)]
@@ -304,9 +303,9 @@ class RemovalTraining:
 
 
 def on_split(values: Values, split: str) -> Values:
-    """Return values under the names of a split, such as `valid_loss`."""
+    """Return values under the names of a split, such as `valid_loss` and `original_valid_loss`."""
     named = {f"{split}_{name}": value for name, value in values.items()}
-    if "loss" in values:
+    if "original_loss" in values:
         named[f"original_{split}_loss"] = named.pop(f"{split}_original_loss")
     return named
 
