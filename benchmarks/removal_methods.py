@@ -5,7 +5,7 @@
 
 Five LayerNorm models of about a million parameters learn the addresses (below the bigram model).
 Pilot: every arm on two of them for 3 % of the updates, at four learning rates; the anchor at the
-better one. Then the best published arm and the three best others on all five, for 1 to 30 %.
+best one. Then the best published arm and the three best others on all five, for 1 to 30 %.
 What is reported is the loss over a control, the same model trained as long with its norms. The
 pilot looks at the valid split, the rest at the test split. After Ctrl-C the same command goes on.
 """
@@ -182,13 +182,13 @@ def pilot_loss(arm: Arm, rate: float, out: Path) -> float:
 
 
 def chosen(arms: Iterable[Arm], out: Path) -> dict[Arm, float]:
-    """The better rate of each arm, those with the lowest loss in the pilot first."""
+    """The best rate of each arm, those with the lowest loss in the pilot first."""
     best = [(*min((pilot_loss(arm, rate, out), rate) for rate in RATES), arm) for arm in arms]
     return {arm: rate for _, rate, arm in sorted(best, key=itemgetter(0))}
 
 
 def anchored(out: Path) -> list[Trial]:
-    """The arms of the pilot with an anchor, each at the better rate of itself without one."""
+    """The arms of the pilot with an anchor, each at the best rate of itself without one."""
     rates = chosen(ARMS, out)
     return [trial for arm in ARMS for trial in pilot([replace(arm, anchors=True)], [rates[arm]])]
 

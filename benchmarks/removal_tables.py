@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from scipy import stats
+from cost_tables import table
+from powernorm.lab.report import numerals
+from powernorm.lab.report.paired import gap_of
 
 CONTROL = "control"
 Row = Mapping[str, Any]
@@ -69,20 +71,10 @@ def differences(one: Mapping[int, float], other: Mapping[int, float]) -> list[fl
 
 
 def interval(values: Sequence[float]) -> str:
-    """Mean and 95 % interval of Student's t."""
-    if len(values) < 2:
-        return ""
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-    middle = mean(values)
-    return f"{middle:+.3f} ({middle - half:+.3f} to {middle + half:+.3f})"
+    """Mean and 95 % interval of Student's t; the mean alone of fewer than three seeds."""
+    return numerals.interval(gap_of(values), 3)
 
 
 def names(rows: Iterable[Row]) -> list[str]:
     """Arms in the order of their first row."""
     return list(dict.fromkeys(row["arm"] for row in rows))
-
-
-def table(head: Sequence[str], lines: Iterable[Sequence[str]], *, texts: int = 1) -> str:
-    """A Markdown table whose first columns are texts and the others numbers."""
-    marks = [*[":---"] * texts, *["---:"] * (len(head) - texts)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, marks, *lines))

@@ -42,7 +42,11 @@ class PairedGap:
 def paired_gap(runs: Iterable[Run], references: Iterable[Run], metric: str) -> PairedGap | None:
     """Compare two norms by the seeds that finished with both; None without one."""
     ours, theirs = values_by_seed(runs, metric), values_by_seed(references, metric)
-    differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    return gap_of([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+
+
+def gap_of(differences: Sequence[float]) -> PairedGap | None:
+    """Return what the seeds' differences say; None without one."""
     if not differences:
         return None
     mean = fmean(differences)
