@@ -54,9 +54,9 @@ int64_t useful_threads(const PowernormTask& task) {
   return threads < 1 ? 1 : threads;
 }
 
-// Does a store past the cache pay? Where the line lies in the cache, as those of memory do that the
-// system has just cleared, AMD's processors take it as well as any other; Intel's write the line back
-// first, and such a norm takes up to twice as long as by ordinary stores (docs/kernels.md).
+// Does a store past the cache pay? Measured on one processor of each (docs/kernels.md): on AMD a norm
+// takes up to half the time by it, on Intel up to twice, in memory that the system has just cleared.
+// Lines of such memory lie in the cache, and probably are written back first.
 bool streaming_pays() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_cpu_init();
