@@ -33,6 +33,9 @@ SQUEEZED: Final = 0.2
 """Part of a frame's height that the lines must have for a reference to be drawn with them."""
 _MARKED: Final = 12
 """Points of a line up to which each has a dot."""
+_DIGIT: Final = 0.024
+_BETWEEN: Final = 0.015
+"""Width of a digit of a tick, and what keeps two ticks apart, as parts of the frame's width."""
 _ROOM: Final = 0.07
 """Part of a frame's height that the words on a reference need."""
 
@@ -326,7 +329,10 @@ def _round(value: float, _: int | None) -> str:
 
 
 def _have_room(positions: Sequence[float], *, logarithmic: bool) -> bool:
-    """Whether numbers at these positions do not touch."""
+    """Whether the numbers that are written at these positions do not touch."""
     places = list(map(log, positions)) if logarithmic else positions
-    gaps = [after - before for before, after in pairwise(places)]
-    return all(gap >= 0.09 * (places[-1] - places[0]) for gap in gaps)
+    widths = [_DIGIT * len(_round(position, None)) for position in positions]
+    return all(
+        after - before >= ((left + right) / 2 + _BETWEEN) * (places[-1] - places[0])
+        for (before, after), (left, right) in zip(pairwise(places), pairwise(widths), strict=True)
+    )
