@@ -135,6 +135,51 @@ def test_model_of_ones_own_learns_from_itself(tmp_path: Path) -> None:
     torch.testing.assert_close(again(x), removed.model(x))
 
 
+def test_layers_compute_in_bfloat16_while_they_are_trained_alone(tmp_path: Path) -> None:
+    """Weights and measurements stay float32, and the result is near that of float32."""
+    settings = [*SHORT, "training.steps=40", "optimizer.learning_rate=3e-3"]
+    errors, computed = dict[str, float | None](), set[tuple[bool, torch.dtype]]()
+    for precision in ("float32", "bfloat16"):
+        model, batches = stack().float(), [x.float() for x in data(12)]
+        watched = next(m for m in model.modules() if type(m) is nn.Linear)
+        if precision == "bfloat16":
+            watched.register_forward_hook(
+                # The original, which learns nothing, takes part in the loss.
+                lambda m, _, y: computed.add(
+                    (torch.is_grad_enabled() or not m.weight.requires_grad, y.dtype)
+                )
+            )
+        removed = powernorm.remove(
+            (model, batches),
+            tmp_path / precision,
+            settings=[*settings, f"training.precision={precision}"],
+            quiet=True,
+        )
+        errors[precision] = removed.metrics["valid_error"]
+        assert {p.dtype for p in removed.model.parameters()} == {torch.float32}
+    assert (True, torch.bfloat16) in computed
+    assert (False, torch.float32) in computed
+    assert (False, torch.bfloat16) not in computed
+    assert errors["bfloat16"] == pytest.approx(errors["float32"], rel=0.1)
+    assert errors["bfloat16"] != errors["float32"]
+
+
+@pytest.mark.parametrize("acts", [False, True])
+def test_dropout_acts_where_it_is_asked_for(acts: bool, tmp_path: Path) -> None:
+    model, batches = own()
+    dropout, modes = nn.Dropout(0.5), set[bool]()
+    model = nn.Sequential(dropout, model).eval()
+
+    def watch(module: nn.Module, *_: Any) -> None:
+        if torch.is_grad_enabled():
+            modes.add(module.training)
+
+    dropout.register_forward_hook(watch)
+    settings = [*SHORT, f"training.dropout={acts}"]
+    powernorm.remove((model, batches), tmp_path / "out", settings=settings, quiet=True)
+    assert modes == {acts}
+
+
 @pytest.mark.parametrize("head", ["BertModel", "BertForMaskedLM", "GPT2LMHeadModel"])
 def test_hugging_face_folder_becomes_one_that_load_reads(head: str, tmp_path: Path) -> None:
     folder, text = pretrained(tmp_path, head)

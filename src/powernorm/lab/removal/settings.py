@@ -92,6 +92,11 @@ class RemovalTrainingSettings:
     share: Fraction | None = None
     """Updates as a part of those of the original, of a run; none is 0.1 where there are no
     steps."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What the layers compute in while they are trained; the weights, and all measurements, are
+    float32."""
+    dropout: bool = False
+    """Whether the model's dropout acts. The original's outputs, which it learns, have none."""
     num_threads: Positive | None = None
     """CPU threads of torch; none leaves torch its choice. Small models are fastest with 1."""
     log_every: Positive = 10

@@ -21,6 +21,7 @@ from powernorm.lab.engine.watching import evaluating
 from powernorm.lab.removal.originals import Original
 from powernorm.lab.removal.settings import DistillationSettings, RemovalSettings
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
+from powernorm.norms import Norm
 from powernorm.surgery.folding import plan_fold
 from powernorm.surgery.removal import (
     Removal,
@@ -110,7 +111,7 @@ class RemovalTraining:
             self._begin()
         every = max(1, round(self._num_steps / settings.training.validations))
         run.evaluate_every(every, self._validate)
-        self.model.train()
+        self._go_to_training()
         for step, position in run.steps(range(self._num_steps), checkpoint_every=every):
             gone = self.removal.step(step - 1)
             if gone and step > 1:
@@ -177,6 +178,15 @@ class RemovalTraining:
                 "method.name=match fits every place of a norm"
             )
 
+    def _go_to_training(self) -> None:
+        """Put the model into training mode; without dropout, only what keeps statistics."""
+        self.model.train()
+        if self._settings.training.dropout:
+            return
+        for part in self.model.modules():
+            if not isinstance(part, Norm | nn.modules.batchnorm._NormBase):
+                part.training = False
+
     # One update
 
     def _update(
@@ -190,7 +200,8 @@ class RemovalTraining:
         optimizer.zero_grad()
         for part in range(config.accumulation):
             batch = self._batch(position * config.accumulation + part)
-            loss = self._loss(batch)
+            with self._autocast():
+                loss = self._loss(batch)
             (loss / config.accumulation).backward()
             losses.add(loss.detach())
         factor = rate_factor(self._settings.schedule, done, self._num_steps)
@@ -201,6 +212,13 @@ class RemovalTraining:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
         optimizer.step()
         return rate
+
+    def _autocast(self) -> torch.autocast:
+        is_low = self._settings.training.precision == "bfloat16"
+        # Weights change with every update: copies of them would be old.
+        return torch.autocast(
+            self._run.device.type, torch.bfloat16, enabled=is_low, cache_enabled=False
+        )
 
     def _loss(self, batch: Any) -> Tensor:
         original, settings = self._original, self._settings
