@@ -6,13 +6,16 @@
 Five LayerNorm models of about a million parameters learn the addresses (below the bigram model).
 Pilot: every arm on two of them for 3 % of the updates, at four learning rates; the anchor at the
 best one. Then the best published arm and the three best others on all five, for 1 to 30 %.
-What is reported is the loss over a control, the same model trained as long with its norms. The
-pilot looks at the valid split, the rest at the test split. After Ctrl-C the same command goes on.
+What is reported is the loss over a control, the same model trained as long with its norms, at the
+best of six rates for that length. Pilots look at the valid split, the result at the test split.
+Later, once that was known: the loss beside the distillation, half each, and the best published arm,
+both at the best of three rates for each length. After Ctrl-C the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 from collections.abc import Iterable, Iterator
@@ -40,8 +43,12 @@ PILOT_SEEDS = SEEDS[:2]
 PILOT_SHARE = 0.03
 SHARES = (0.01, 0.03, 0.1, 0.3)
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+CONTROL_RATES = (1.25e-4, 2.5e-4, *RATES)
+"""The control is best at lower ones: it has nothing to learn anew."""
 ANCHOR = 0.1
 NUM_FINALISTS = 3
+LATER_SHARES = (0.03, 0.1, 0.3)
+LATER_RATES = (1e-3, 2e-3, 4e-3)
 CHANGES = ("norms=[ln]", "model.num_layers=4", "training.monitor_every=0", "training.tid_batches=0")
 METHODS = ("match", "match-centered", "freeze", "freeze-in-turn", "taper", "prepbn")
 PUBLISHED = ("freeze", "freeze-in-turn", "taper", "prepbn")
@@ -53,23 +60,31 @@ class Arm:
     """A way to take the norms out; the control, which keeps them, has no method."""
 
     method: str | None
-    distills: bool = False
+    distillation: float = 0.0
+    """Its weight in the loss; the task's own loss has the rest."""
     anchors: bool = False
 
     @property
     def name(self) -> str:
         """What it is called in the tables."""
-        parts = [self.method or "control", *["distillation"] * self.distills]
+        weights = {0.0: [], 0.5: ["half-distillation"], 1.0: ["distillation"]}
+        parts = [self.method or "control", *weights[self.distillation]]
         return "+".join([*parts, *["anchor"] * self.anchors])
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """What its pilot tries."""
+        return RATES if self.method else CONTROL_RATES
 
     @property
     def is_published(self) -> bool:
         """Whether it is one of others."""
-        return self.method in PUBLISHED and not self.distills
+        return self.method in PUBLISHED and not self.distillation
 
 
 CONTROL = Arm(None)
-ARMS = tuple(Arm(method, distills) for method in METHODS for distills in (False, True))
+ARMS = tuple(Arm(method, weight) for method in METHODS for weight in (0.0, 1.0))
+LATER_ARMS = (Arm("freeze"), Arm("match", 0.5))
 
 
 @dataclass(frozen=True)
@@ -103,7 +118,8 @@ class Trial:
         changes = [
             f"seed={self.seed}",
             f"method.name={self.arm.method or 'match'}",
-            f"distillation.name={'logits' if self.arm.distills else 'none'}",
+            f"distillation.name={'logits' if self.arm.distillation else 'none'}",
+            f"distillation.share={self.arm.distillation or 1}",
             f"anchor.weight={ANCHOR if self.arm.anchors else 0}",
             f"optimizer.learning_rate={self.rate}",
             f"training.share={self.share}",
@@ -166,54 +182,83 @@ def keep_norms(source: Path, settings: RemovalSettings, folder: Path) -> None:
     (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
 
 
-def pilot(arms: Iterable[Arm], rates: Iterable[float]) -> list[Trial]:
-    """All of some arms in the pilot."""
-    return [
-        Trial(arm, seed, PILOT_SHARE, rate)
-        for rate in rates
-        for arm in arms
-        for seed in PILOT_SEEDS
-    ]
+def pilot(arm: Arm, rate: float, share: float = PILOT_SHARE) -> list[Trial]:
+    """An arm on the models of the pilot."""
+    return [Trial(arm, seed, share, rate) for seed in PILOT_SEEDS]
 
 
-def pilot_loss(arm: Arm, rate: float, out: Path) -> float:
+def pilot_loss(arm: Arm, rate: float, out: Path, share: float = PILOT_SHARE) -> float:
     """Mean valid loss of the pilot."""
-    return mean(trial.loss(out, "valid") for trial in pilot([arm], [rate]))
+    return mean(trial.loss(out, "valid") for trial in pilot(arm, rate, share))
 
 
 def chosen(arms: Iterable[Arm], out: Path) -> dict[Arm, float]:
     """The best rate of each arm, those with the lowest loss in the pilot first."""
-    best = [(*min((pilot_loss(arm, rate, out), rate) for rate in RATES), arm) for arm in arms]
+    best = [(*min((pilot_loss(arm, rate, out), rate) for rate in arm.rates), arm) for arm in arms]
     return {arm: rate for _, rate, arm in sorted(best, key=itemgetter(0))}
 
 
 def anchored(out: Path) -> list[Trial]:
     """The arms of the pilot with an anchor, each at the best rate of itself without one."""
     rates = chosen(ARMS, out)
-    return [trial for arm in ARMS for trial in pilot([replace(arm, anchors=True)], [rates[arm]])]
+    return [trial for arm in ARMS for trial in pilot(replace(arm, anchors=True), rates[arm])]
 
 
 def finalists(out: Path) -> dict[Arm, float]:
-    """The best published arm, the three best others, and the control, each with its rate."""
+    """The best published arm and the three best others, each with its rate."""
     rates = chosen(ARMS, out)
     rates |= {replace(arm, anchors=True): rate for arm, rate in rates.items()}
     order = sorted(rates, key=lambda arm: pilot_loss(arm, rates[arm], out))
     published = next(arm for arm in order if arm.is_published)
     others = [arm for arm in order if not arm.is_published][:NUM_FINALISTS]
-    return {arm: rates[arm] for arm in [published, *others]} | chosen([CONTROL], out)
+    return {arm: rates[arm] for arm in [published, *others]}
+
+
+def controls() -> list[Trial]:
+    """The control at all rates and lengths but the pilot's: its best rate depends on the length."""
+    lengths = [share for share in SHARES if share != PILOT_SHARE]
+    return [t for share in lengths for rate in CONTROL_RATES for t in pilot(CONTROL, rate, share)]
 
 
 def final(out: Path) -> list[Trial]:
     """What the result is of, the shortest first."""
     arms = finalists(out)
-    return [Trial(a, seed, share, arms[a]) for share in SHARES for a in arms for seed in SEEDS]
+    trials = []
+    for share in SHARES:
+        arms[CONTROL] = best_rate(CONTROL, CONTROL_RATES, share, out)
+        trials += [Trial(arm, seed, share, rate) for arm, rate in arms.items() for seed in SEEDS]
+    return trials
+
+
+def best_rate(arm: Arm, rates: Iterable[float], share: float, out: Path) -> float:
+    """The rate with the lowest loss on the models of the pilot, of those tried at a length."""
+    return min(rates, key=lambda rate: pilot_loss(arm, rate, out, share))
+
+
+def later_pilot() -> list[Trial]:
+    """Arms whose rate is chosen anew at each length, as the control's is."""
+    kinds = itertools.product(LATER_SHARES, LATER_ARMS, LATER_RATES)
+    return [trial for share, arm, rate in kinds for trial in pilot(arm, rate, share)]
+
+
+def later(out: Path) -> list[Trial]:
+    """Those arms at their best rates."""
+    return [
+        Trial(arm, seed, share, best_rate(arm, LATER_RATES, share, out))
+        for share, arm in itertools.product(LATER_SHARES, LATER_ARMS)
+        for seed in SEEDS
+    ]
 
 
 def stages(out: Path) -> Iterator[tuple[str, list[Trial]]]:
     """Name and trials of each stage; later ones depend on what earlier ones found."""
-    yield "pilot", pilot([CONTROL, *ARMS], RATES)
+    arms = (CONTROL, *ARMS)
+    yield "pilot", [trial for arm in arms for rate in arm.rates for trial in pilot(arm, rate)]
     yield "pilot, anchored", anchored(out)
+    yield "control", controls()
     yield "final", final(out)
+    yield "later, pilot", later_pilot()
+    yield "later", later(out)
 
 
 def train(out: Path, jobs: int) -> None:
@@ -247,7 +292,7 @@ def collect(out: Path) -> dict[str, Any]:
     }
     for stage, trials in stages(out):
         done = [trial for trial in trials if trial.result(out) is not None]
-        split = "test" if stage == "final" else "valid"
+        split = "test" if stage in ("final", "later") else "valid"
         found[stage] = [
             {
                 "arm": trial.arm.name,

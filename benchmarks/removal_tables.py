@@ -19,6 +19,10 @@ def tables(found: Mapping[str, Any]) -> str:
     parts = ["## Pilot", pilot([*found["pilot"], *found.get("pilot, anchored", [])])]
     if found.get("final"):
         parts += ["## Loss over the control", final(found["final"], found["published"])]
+    if found.get("later"):
+        controls = [row for row in found["final"] if row["arm"] == CONTROL]
+        rows = [*controls, *found["later"]]
+        parts += ["## Later: each at its rate of that length", final(rows, found["published"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -48,7 +52,7 @@ def final(rows: Sequence[Row], published: Iterable[str]) -> str:
     arms = [arm for arm in names(rows) if arm != CONTROL]
     best = next(arm for arm in arms if arm.removesuffix("+anchor") in published)
     lines = []
-    for share in sorted({row["share"] for row in rows}):
+    for share in sorted({row["share"] for row in rows if row["arm"] != CONTROL}):
         losses = {arm: by_seed(rows, arm, share) for arm in (CONTROL, *arms)}
         for arm in arms:
             over = differences(losses[arm], losses[CONTROL])
