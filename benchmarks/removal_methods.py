@@ -1,15 +1,18 @@
 """Norms out of language models that are trained here: all methods, then the best at four lengths.
 
-    python benchmarks/removal_methods.py --out runs/removal --jobs 2     # trains what is missing
+    python benchmarks/removal_methods.py --out runs/removal --jobs 2    # trains what is missing
     python benchmarks/removal_methods.py --out runs/removal --collect   # writes the tables
+    python benchmarks/removal_methods.py --size 5M --out runs/larger --jobs 2
 
-Five LayerNorm models of about a million parameters learn the addresses (below the bigram model).
-Pilot: every arm on two of them for 3 % of the updates, at four learning rates; the anchor at the
-best one. Then the best published arm and the three best others on all five, for 1 to 30 %.
-What is reported is the loss over a control, the same model trained as long with its norms, at the
-best of six rates for that length. Pilots look at the valid split, the result at the test split.
-Later, once that was known: the loss beside the distillation, half each, and the best published arm,
-both at the best of three rates for each length. After Ctrl-C the same command goes on.
+Five LayerNorm models learn the addresses (below the bigram model). Pilot: every arm on two of them
+for 3 % of the updates, at four learning rates; the anchor at the best one. Then the best published
+arm and the three best others on all five, for 1 to 30 %. What is reported is the loss over a
+control, the same model trained as long with its norms, at the best of six rates for that length.
+Pilots look at the valid split, the result at the test split.
+
+Later, as the result at 30 % asked for it: the task's loss beside the distillation, half each, and
+the best published arm, at the best of three rates for each length. The larger models get these, the
+distillation alone and the control, for 10 %. After Ctrl-C the same command goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import argparse
 import itertools
 import json
 import multiprocessing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -37,7 +40,7 @@ from powernorm.lab.training.optimization import build_optimizer, rate_factor
 from removal_tables import tables
 
 HERE = Path(__file__).parent
-MEASURED = HERE / "results" / "removal-methods.json"
+RESULTS = HERE / "results"
 SEEDS = (0, 1, 2, 3, 4)
 PILOT_SEEDS = SEEDS[:2]
 PILOT_SHARE = 0.03
@@ -49,7 +52,20 @@ ANCHOR = 0.1
 NUM_FINALISTS = 3
 LATER_SHARES = (0.03, 0.1, 0.3)
 LATER_RATES = (1e-3, 2e-3, 4e-3)
-CHANGES = ("norms=[ln]", "model.num_layers=4", "training.monitor_every=0", "training.tid_batches=0")
+CHANGES = ("norms=[ln]", "training.monitor_every=0", "training.tid_batches=0")
+SIZES = {
+    "1M": ("model.num_layers=4",),
+    "5M": (
+        "model.num_layers=6",
+        "model.num_features=256",
+        "model.num_heads=8",
+        "model.feedforward_features=1024",
+        "optimizer.learning_rate=2e-3",
+    ),
+}
+"""What the models change in the recipe, by their parameters."""
+LARGER_SHARE = 0.1
+STAGES = ("pilot", "pilot, anchored", "control", "final", "later, pilot", "later")
 METHODS = ("match", "match-centered", "freeze", "freeze-in-turn", "taper", "prepbn")
 PUBLISHED = ("freeze", "freeze-in-turn", "taper", "prepbn")
 """Methods that others have published; without distillation, with the anchor or not."""
@@ -235,39 +251,46 @@ def best_rate(arm: Arm, rates: Iterable[float], share: float, out: Path) -> floa
     return min(rates, key=lambda rate: pilot_loss(arm, rate, out, share))
 
 
-def later_pilot() -> list[Trial]:
+def later_pilot(rates: Mapping[Arm, Iterable[float]], shares: Iterable[float]) -> list[Trial]:
     """Arms whose rate is chosen anew at each length, as the control's is."""
-    kinds = itertools.product(LATER_SHARES, LATER_ARMS, LATER_RATES)
-    return [trial for share, arm, rate in kinds for trial in pilot(arm, rate, share)]
+    kinds = itertools.product(shares, rates)
+    return [t for share, arm in kinds for rate in rates[arm] for t in pilot(arm, rate, share)]
 
 
-def later(out: Path) -> list[Trial]:
+def later(rates: Mapping[Arm, Iterable[float]], shares: Iterable[float], out: Path) -> list[Trial]:
     """Those arms at their best rates."""
     return [
-        Trial(arm, seed, share, best_rate(arm, LATER_RATES, share, out))
-        for share, arm in itertools.product(LATER_SHARES, LATER_ARMS)
+        Trial(arm, seed, share, best_rate(arm, rates[arm], share, out))
+        for share, arm in itertools.product(shares, rates)
         for seed in SEEDS
     ]
 
 
-def stages(out: Path) -> Iterator[tuple[str, list[Trial]]]:
+def stages(out: Path, size: str) -> Iterator[tuple[str, list[Trial]]]:
     """Name and trials of each stage; later ones depend on what earlier ones found."""
+    rates: dict[Arm, Iterable[float]] = dict.fromkeys(LATER_ARMS, LATER_RATES)
+    if size != "1M":
+        rates |= {Arm("match", 1.0): LATER_RATES, CONTROL: CONTROL_RATES}
+        yield "later, pilot", later_pilot(rates, [LARGER_SHARE])
+        yield "later", later(rates, [LARGER_SHARE], out)
+        return
     arms = (CONTROL, *ARMS)
     yield "pilot", [trial for arm in arms for rate in arm.rates for trial in pilot(arm, rate)]
     yield "pilot, anchored", anchored(out)
     yield "control", controls()
     yield "final", final(out)
-    yield "later, pilot", later_pilot()
-    yield "later", later(out)
+    yield "later, pilot", later_pilot(rates, LATER_SHARES)
+    yield "later", later(rates, LATER_SHARES, out)
 
 
-def train(out: Path, jobs: int) -> None:
+def train(out: Path, size: str, jobs: int) -> None:
     """Train what is missing."""
-    config = lab.override(lab.recipe("lm", "addresses"), [*CHANGES, f"seeds={list(SEEDS)}"])
+    changes = [*CHANGES, *SIZES[size], f"seeds={list(SEEDS)}"]
+    config = lab.override(lab.recipe("lm", "addresses"), changes)
     resume = (out / "originals").exists()
     lab.compare(config, out / "originals", resume=resume, jobs=jobs)
     spawn = multiprocessing.get_context("spawn")
-    for name, trials in stages(out):
+    for name, trials in stages(out, size):
         missing = [trial for trial in trials if trial.result(out) is None]
         print(f"{name}: {len(missing)} of {len(trials)} are missing", flush=True)
         with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
@@ -280,7 +303,7 @@ def train(out: Path, jobs: int) -> None:
                 raise
 
 
-def collect(out: Path) -> dict[str, Any]:
+def collect(out: Path, size: str) -> dict[str, Any]:
     """Losses of all that is finished."""
     results = json.loads((out / "originals" / "results.json").read_text(encoding="utf-8"))
     found: dict[str, Any] = {
@@ -290,7 +313,7 @@ def collect(out: Path) -> dict[str, Any]:
         "originals": [one["metrics"]["test_loss"] for one in results["runs"]],
         "published": [arm.name for arm in ARMS if arm.is_published],
     }
-    for stage, trials in stages(out):
+    for stage, trials in stages(out, size):
         done = [trial for trial in trials if trial.result(out) is not None]
         split = "test" if stage in ("final", "later") else "valid"
         found[stage] = [
@@ -311,19 +334,22 @@ def collect(out: Path) -> dict[str, Any]:
 def main() -> None:
     """Train, or write what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/removal"))
+    parser.add_argument("--size", choices=SIZES, default="1M", help="parameters of the models")
+    parser.add_argument("--out", type=Path, required=True, help="folder of one size's runs")
     parser.add_argument("--jobs", type=int, default=1, help="processes, one thread each")
     parser.add_argument("--collect", action="store_true", help="train nothing")
     given = parser.parse_args()
     try:
         if not given.collect:
-            train(given.out, given.jobs)
+            train(given.out, given.size, given.jobs)
     except KeyboardInterrupt:
         raise SystemExit("interrupted; the same command goes on") from None
-    found = collect(given.out)
-    MEASURED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    MEASURED.with_suffix(".md").write_text(tables(found), encoding="utf-8")
-    print(f"{MEASURED}: {', '.join(f'{len(found.get(s, []))} of {s}' for s in ('pilot', 'final'))}")
+    found = collect(given.out, given.size)
+    measured = RESULTS / f"removal-methods-{given.size.lower()}.json"
+    measured.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    measured.with_suffix(".md").write_text(tables(found), encoding="utf-8")
+    counts = (f"{len(rows)} of {stage}" for stage, rows in found.items() if stage in STAGES)
+    print(f"{measured}: {', '.join(counts)}")
 
 
 if __name__ == "__main__":

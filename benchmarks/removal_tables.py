@@ -16,11 +16,13 @@ Row = Mapping[str, Any]
 
 def tables(found: Mapping[str, Any]) -> str:
     """The pilot, and the result as far as it is there."""
-    parts = ["## Pilot", pilot([*found["pilot"], *found.get("pilot, anchored", [])])]
+    parts = []
+    if found.get("pilot"):
+        parts += ["## Pilot", pilot([*found["pilot"], *found.get("pilot, anchored", [])])]
     if found.get("final"):
         parts += ["## Loss over the control", final(found["final"], found["published"])]
     if found.get("later"):
-        controls = [row for row in found["final"] if row["arm"] == CONTROL]
+        controls = [row for row in found.get("final", []) if row["arm"] == CONTROL]
         rows = [*controls, *found["later"]]
         parts += ["## Later: each at its rate of that length", final(rows, found["published"])]
     return "\n\n".join(parts) + "\n"

@@ -217,6 +217,7 @@ def test_embeddings_are_compared_on_this_text_and_another(tmp_path: Path) -> Non
             ours, theirs = (m(**inputs)[0].mean(1) for m in (removed.model, original))
         cosines.append(float(torch.cosine_similarity(ours, theirs)))
     assert removed.metrics["other_cosine"] == pytest.approx(sum(cosines) / 5, abs=1e-5)
+    assert removed.metrics["other_lowest_cosine"] == pytest.approx(min(cosines), abs=1e-5)
     assert removed.metrics["valid_cosine"] != removed.metrics["other_cosine"]
     assert "Cosine to the original" in (out / "report.html").read_text()
 

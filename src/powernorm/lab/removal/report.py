@@ -26,6 +26,7 @@ _WORDS: Final = {
     "divergence": "divergence from the original, nats per position",
     "error": "error relative to the variance of the original's outputs",
     "cosine": "cosine between embeddings (means over tokens) and the original's",
+    "lowest_cosine": "the lowest of them",
 }
 
 

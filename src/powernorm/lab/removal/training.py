@@ -138,10 +138,10 @@ class RemovalTraining:
             `loss` and `original_loss`, nats per target, where the task's loss is known;
             `divergence`, nats per position of KL(original ‖ model), where there are logits; else
             `error`, the squared error of the outputs relative to their variance, and of a text
-            encoder `cosine`, the mean over rows of that between the embeddings of both. Empty
-            without batches.
+            encoder `cosine` and `lowest_cosine`, mean and lowest over rows of that between the
+            embeddings of both. Empty without batches.
         """
-        original, sums = self._original, _Sums()
+        original, sums, lowest = self._original, _Sums(), list[float]()
         for batch in batches:
             moved = original.to(batch, self._run.device)
             outputs = original.run(model, moved)
@@ -156,7 +156,8 @@ class RemovalTraining:
             if vectors[0] is not None and vectors[1] is not None:
                 cosines = F.cosine_similarity(vectors[0], vectors[1], dim=-1)
                 sums.add("cosine", cosines.sum(), float(len(cosines)))
-        return sums.means()
+                lowest.append(float(cosines.min()))
+        return sums.means() | ({"lowest_cosine": min(lowest)} if lowest else {})
 
     def check_result(self) -> None:
         """Raise an InputError unless the layers, once they are static, all fold.
