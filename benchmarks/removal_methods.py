@@ -37,7 +37,7 @@ from powernorm import lab
 from powernorm.lab.removal.originals import open_original
 from powernorm.lab.removal.settings import RemovalSettings
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
-from removal_tables import tables
+from removal_tables import main as write_page
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -311,7 +311,6 @@ def collect(out: Path, size: str) -> dict[str, Any]:
         "updates": results["settings"]["training"]["max_steps"],
         "bigram": results["baselines"],
         "originals": [one["metrics"]["test_loss"] for one in results["runs"]],
-        "published": [arm.name for arm in ARMS if arm.is_published],
     }
     for stage, trials in stages(out, size):
         done = [trial for trial in trials if trial.result(out) is not None]
@@ -347,7 +346,7 @@ def main() -> None:
     found = collect(given.out, given.size)
     measured = RESULTS / f"removal-methods-{given.size.lower()}.json"
     measured.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    measured.with_suffix(".md").write_text(tables(found), encoding="utf-8")
+    write_page()
     counts = (f"{len(rows)} of {stage}" for stage, rows in found.items() if stage in STAGES)
     print(f"{measured}: {', '.join(counts)}")
 

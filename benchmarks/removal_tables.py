@@ -1,35 +1,49 @@
-"""Tables of what `removal_methods.py` measured, in Markdown."""
+"""Write the tables of docs/removal.md from what `removal_methods.py` measured.
+
+python benchmarks/removal_tables.py
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from cost_tables import table
+from cost_tables import NOTHING, RESULTS, page, table
 from powernorm.lab.report import numerals
 from powernorm.lab.report.paired import gap_of
 
+PAGE = Path(__file__).parents[1] / "docs" / "removal.md"
 CONTROL = "control"
 Row = Mapping[str, Any]
 
 
-def tables(found: Mapping[str, Any]) -> str:
-    """The pilot, and the result as far as it is there."""
-    parts = []
-    if found.get("pilot"):
-        parts += ["## Pilot", pilot([*found["pilot"], *found.get("pilot, anchored", [])])]
-    if found.get("final"):
-        parts += ["## Loss over the control", final(found["final"], found["published"])]
-    if found.get("later"):
-        controls = [row for row in found.get("final", []) if row["arm"] == CONTROL]
-        rows = [*controls, *found["later"]]
-        parts += ["## Later: each at its rate of that length", final(rows, found["published"])]
-    return "\n\n".join(parts) + "\n"
+def tables(results: Path = RESULTS) -> dict[str, str]:
+    """All tables by name."""
+    found, larger = (stored(results, size) for size in ("1m", "5m"))
+    controls = [row for row in found.get("final", []) if row["arm"] == CONTROL]
+    later = found.get("later", [])
+    return {
+        "pilot": pilot([*found.get("pilot", []), *found.get("pilot, anchored", [])]),
+        "final": final(found.get("final", []), found.get("originals", [])),
+        "later": final([*controls, *later] if later else []),
+        "larger": final(larger.get("later", []), larger.get("originals", [])),
+    }
+
+
+def stored(results: Path, size: str) -> Mapping[str, Any]:
+    """What was measured of models of a size; empty where nothing was."""
+    path = results / f"removal-methods-{size}.json"
+    found: Mapping[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found
 
 
 def pilot(rows: Sequence[Row]) -> str:
-    """Mean valid loss over the control at its better rate, by arm and rate."""
+    """Mean valid loss over the control at its best rate, by arm and rate."""
+    if not rows:
+        return NOTHING
     rates = sorted({row["rate"] for row in rows})
     losses = {
         (arm, rate): mean(row["valid_loss"] for row in those)
@@ -37,31 +51,41 @@ def pilot(rows: Sequence[Row]) -> str:
         for rate in rates
         if (those := [row for row in rows if (row["arm"], row["rate"]) == (arm, rate)])
     }
-    goal = min(losses[CONTROL, rate] for rate in rates)
+    goal = min(loss for (arm, _), loss in losses.items() if arm == CONTROL)
     lines = [
         (
-            arm,
+            arm if arm == CONTROL else f"`{arm}`",
             *(f"{losses[arm, r] - goal:+.3f}" if (arm, r) in losses else "" for r in rates),
         )
         for arm in names(rows)
     ]
     lines.sort(key=lambda line: min(float(cell) for cell in line[1:] if cell))
-    return table(("arm", *(f"rate {rate:g}" for rate in rates)), lines)
+    return table(("", *(f"rate {rate:g}" for rate in rates)), lines)
 
 
-def final(rows: Sequence[Row], published: Iterable[str]) -> str:
-    """Mean loss over the control with 95 % intervals, and beside the best published arm."""
+def final(rows: Sequence[Row], originals: Sequence[float] = ()) -> str:
+    """Mean test loss over the control, and beside the first arm, the best published one.
+
+    Args:
+        rows: of arms and control.
+        originals: losses by seed of what it all began with; none leaves the control's row out.
+    """
     arms = [arm for arm in names(rows) if arm != CONTROL]
-    best = next(arm for arm in arms if arm.removesuffix("+anchor") in published)
+    if not arms:
+        return NOTHING
+    shares = sorted({row["share"] for row in rows if row["arm"] != CONTROL})
     lines = []
-    for share in sorted({row["share"] for row in rows if row["arm"] != CONTROL}):
-        losses = {arm: by_seed(rows, arm, share) for arm in (CONTROL, *arms)}
-        for arm in arms:
-            over = differences(losses[arm], losses[CONTROL])
-            beside = differences(losses[arm], losses[best]) if arm != best else []
-            lines.append((f"{share:.0%}", arm, interval(over), interval(beside), str(len(over))))
-    head = ("length", "arm", "over the control", f"beside `{best}`", "seeds")
-    return table(head, lines, texts=2)
+    if originals:
+        before = dict(enumerate(originals))
+        gaps = [differences(by_seed(rows, CONTROL, share), before) for share in shares]
+        lines.append(("control, beside the original", *map(interval, gaps)))
+    for arm in arms:
+        others = (CONTROL,) if arm == arms[0] else (CONTROL, arms[0])
+        for other in others:
+            gaps = [differences(by_seed(rows, arm, s), by_seed(rows, other, s)) for s in shares]
+            label = f"`{arm}`" if other == CONTROL else f"… beside `{other}`"
+            lines.append((label, *map(interval, gaps)))
+    return table(("", *(f"{share:.0%}" for share in shares)), lines)
 
 
 def by_seed(rows: Iterable[Row], arm: str, share: float) -> dict[int, float]:
@@ -84,3 +108,12 @@ def interval(values: Sequence[float]) -> str:
 def names(rows: Iterable[Row]) -> list[str]:
     """Arms in the order of their first row."""
     return list(dict.fromkeys(row["arm"] for row in rows))
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

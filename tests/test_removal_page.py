@@ -1,0 +1,61 @@
+"""The tables of docs/removal.md are those of the stored losses, and say what the losses do."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script, which stands beside those that it imports."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield importlib.import_module("removal_tables")
+    for name in ("removal_tables", "cost_tables"):
+        sys.modules.pop(name, None)
+
+
+def test_the_page_is_made_of_the_losses(tables: Any) -> None:
+    text = tables.PAGE.read_text(encoding="utf-8")
+    assert tables.page(text, tables.tables()) == text, "python benchmarks/removal_tables.py"
+
+
+def test_losses_are_over_the_control_of_the_same_seed(tables: Any, tmp_path: Path) -> None:
+    def rows(arm: str, *losses: float) -> list[dict[str, Any]]:
+        return [
+            {"arm": arm, "seed": seed, "share": 0.1, "rate": 1e-3, "test_loss": loss}
+            for seed, loss in enumerate(losses)
+        ]
+
+    found = {
+        "originals": [3.0, 4.0],
+        "pilot": [
+            {"arm": arm, "seed": 0, "share": 0.03, "rate": rate, "valid_loss": loss}
+            for arm, rate, loss in (("control", 1e-3, 3.0), ("a", 1e-3, 3.5), ("a", 2e-3, 3.25))
+        ],
+        "final": [
+            *rows("freeze", 3.2, 4.3),
+            *rows("match", 3.1, 4.2),
+            *rows("control", 2.9, 3.9),
+        ],
+    }
+    (tmp_path / "removal-methods-1m.json").write_text(json.dumps(found))
+    made = tables.tables(tmp_path)
+    assert made["final"].splitlines()[2:] == [
+        "| control, beside the original | -0.100 |",
+        "| `freeze` | +0.350 |",
+        "| `match` | +0.250 |",
+        "| … beside `freeze` | -0.100 |",
+    ]
+    assert made["pilot"].splitlines()[2:] == [
+        "| control | +0.000 |  |",
+        "| `a` | +0.500 | +0.250 |",
+    ]
+    assert made["later"] == made["larger"] == "No rows are stored."
