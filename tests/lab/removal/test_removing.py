@@ -18,9 +18,10 @@ import powernorm
 from integrations.tiny_encoder import TEXTS, write_encoder
 from lab.training.tiny_training import Configure
 from powernorm.errors import InputError
-from powernorm.lab.engine.events import Event, StepsDone
+from powernorm.lab.engine.events import Event, Notice, StepsDone
 from powernorm.lab.engine.stopping import Stopped
 from powernorm.lab.removal.removing import Removed, check_agreement
+from powernorm.lab.settings.overrides import override
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_folded_run
 from surgery.removal.small_models import data, stack
@@ -37,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
 
     configure: Configure = partial(tiny_config, str(text))
     out = tmp_path_factory.mktemp("runs")
-    compare(configure(norms=["ln"]), out)
+    compare(override(configure(norms=["ln"]), ["training.max_steps=20"]), out)
     (found,) = (path for path in out.iterdir() if path.is_dir())
     return found
 
@@ -133,6 +134,33 @@ def test_model_of_ones_own_learns_from_itself(tmp_path: Path) -> None:
     again = powernorm.load(tmp_path / "out" / "model", own()[0])
     x = data(1)[0]
     torch.testing.assert_close(again(x), removed.model(x))
+
+
+@pytest.mark.parametrize(
+    ("settings", "goal"),
+    [
+        (["training.steps=1"], "the original's logits (1)"),
+        (["training.share=0.1"], "the original's logits (0.5) and the task's loss (0.5)"),
+        (
+            ["training.share=0.1", "distillation.share=0.75"],
+            "the original's logits (0.75) and the task's loss (0.25)",
+        ),
+        (["training.share=0.1", "distillation.name=none"], "the task's loss (1)"),
+    ],
+)
+def test_a_long_removal_of_a_run_learns_its_task_too(
+    run: Path, settings: list[str], goal: str, tmp_path: Path
+) -> None:
+    heard: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Notice):
+            heard.append(event.message)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        powernorm.remove(run, tmp_path / "out", settings=settings, on_event=listen)
+    assert heard[0].endswith(f"then it learns from {goal}")
 
 
 def test_layers_compute_in_bfloat16_while_they_are_trained_alone(tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ RATE_SHARE: Final = 0.5
 """Of the original's learning rate; a quarter of it was worse on the demo model, see docs."""
 DEFAULT_SHARE: Final = 0.1
 """Updates as a part of the original's, where that is known."""
+LONG_SHARE: Final = 0.1
+"""The same, from which on the task's loss helps beside the distillation: see docs/removal.md."""
+LONG_DISTILLATION: Final = 0.5
+"""Weight of the distillation from there on."""
 
 
 @section("method")
@@ -53,8 +57,9 @@ class DistillationSettings:
     """`logits`: the divergence of the outputs' distributions; `hidden`: the error of what follows
     each norm and of the output; `none`: the task's loss alone; `auto`: logits where the model has
     them, else hidden."""
-    share: Fraction = 1.0
-    """Weight of the distillation; the task's own loss, where there is one, has the rest."""
+    share: Fraction | None = None
+    """Weight of the distillation; the task's own loss, where there is one, has the rest. None is
+    0.5 in a removal of a tenth of the original's own updates or more, of a run, and else 1."""
     temperature: PositiveNumber = 1.0
     """Of `logits`: what both models' logits are divided by."""
 
@@ -169,7 +174,7 @@ class RemovalSettings:
     training: RemovalTrainingSettings = RemovalTrainingSettings()
 
     def __post_init__(self) -> None:
-        if self.distillation.name == "none" and self.distillation.share < 1:
+        if self.distillation.name == "none" and self.distillation.share is not None:
             raise refuse(
                 "distillation.share",
                 self.distillation.share,

@@ -19,7 +19,12 @@ from powernorm.lab.engine.events import Notice
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.watching import evaluating
 from powernorm.lab.removal.originals import Original
-from powernorm.lab.removal.settings import DistillationSettings, RemovalSettings
+from powernorm.lab.removal.settings import (
+    LONG_DISTILLATION,
+    LONG_SHARE,
+    DistillationSettings,
+    RemovalSettings,
+)
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
 from powernorm.norms import Norm
 from powernorm.surgery.folding import plan_fold
@@ -89,7 +94,11 @@ class RemovalTraining:
             site.norm.kind != "rms" for site in self.removal.sites if site.name == self._final
         )
         self._order = order
-        self._distillation = chosen_distillation(self._settings.distillation, original)
+        self._distillation, self._share = chosen_distillation(
+            self._settings.distillation,
+            original,
+            self._num_steps * self._optimizer.accumulation,
+        )
         self.model = student
 
     def train(self) -> None:
@@ -224,7 +233,7 @@ class RemovalTraining:
     def _loss(self, batch: Any) -> Tensor:
         original, settings = self._original, self._settings
         name = self._distillation
-        share = settings.distillation.share if name != "none" else 0.0
+        share = self._share
         seen = self._forward(self.model, batch, states=name == "hidden", last=True)
         valid = original.valid(batch)
         loss = torch.zeros((), device=self._run.device)
@@ -289,10 +298,19 @@ class RemovalTraining:
     def _fit(self) -> None:
         original, batches = self._original, self._first_batches()
         self._run.listener(
-            Notice(f"fitting {len(self._order)} norms of {original.name} on {len(batches)} batches")
+            Notice(
+                f"fitting {len(self._order)} norms of {original.name} on {len(batches)} batches; "
+                f"then it learns from {self._goal}"
+            )
         )
         self.removal.fit(self._teacher, batches, original.run)
         self.check_result()
+
+    @property
+    def _goal(self) -> str:
+        taught = {"logits": "the original's logits", "hidden": "the original's hidden states"}
+        parts = {taught.get(self._distillation): self._share, "the task's loss": 1 - self._share}
+        return " and ".join(f"{what} ({weight:g})" for what, weight in parts.items() if weight)
 
     def _begin(self) -> None:
         """Measure what was fitted and not yet trained, and save it."""
@@ -329,13 +347,20 @@ def on_split(values: Values, split: str) -> Values:
     return named
 
 
-def chosen_distillation(settings: DistillationSettings, original: Original) -> str:
-    """Return the kind of distillation that fits a model.
+def chosen_distillation(
+    settings: DistillationSettings, original: Original, num_batches: int
+) -> tuple[str, float]:
+    """Return the kind of distillation that fits a model, and its weight in the loss.
+
+    Args:
+        settings: what is asked for.
+        original: the model.
+        num_batches: of the removal.
 
     Raises:
         InputError: the one that is asked for does not, or there would be nothing to learn from.
     """
-    name = settings.name
+    name, share = settings.name, settings.share
     if name == "auto":
         name = "logits" if original.has_logits else "hidden"
     if name == "logits" and not original.has_logits:
@@ -343,13 +368,19 @@ def chosen_distillation(settings: DistillationSettings, original: Original) -> s
             f"distillation.name=logits does not fit {original.name}, whose outputs are no logits: "
             "distillation.name=hidden"
         )
-    if not original.has_loss and (name == "none" or settings.share < 1):
-        key = "name=none" if name == "none" else f"share={settings.share}"
+    if not original.has_loss and (name == "none" or (share is not None and share < 1)):
+        key = "name=none" if name == "none" else f"share={share}"
         raise InputError(
             f"distillation.{key}: the loss of {original.name} is not known, so that it can learn "
             "from the original alone: leave distillation.share and distillation.name out"
         )
-    return name
+    if name == "none":
+        return name, 0.0
+    if share is None:
+        known = original.num_steps if original.has_loss else None
+        is_long = known is not None and num_batches >= round(LONG_SHARE * known)
+        share = LONG_DISTILLATION if is_long else 1.0
+    return name, share
 
 
 class _Losses:
