@@ -65,7 +65,6 @@ SIZES = {
 }
 """What the models change in the recipe, by their parameters."""
 LARGER_SHARE = 0.1
-STAGES = ("pilot", "pilot, anchored", "control", "final", "later, pilot", "later")
 METHODS = ("match", "match-centered", "freeze", "freeze-in-turn", "taper", "prepbn")
 PUBLISHED = ("freeze", "freeze-in-turn", "taper", "prepbn")
 """Methods that others have published; without distillation, with the anchor or not."""
@@ -135,7 +134,7 @@ class Trial:
             f"seed={self.seed}",
             f"method.name={self.arm.method or 'match'}",
             f"distillation.name={'logits' if self.arm.distillation else 'none'}",
-            f"distillation.share={self.arm.distillation or 1}",
+            f"distillation.share={self.arm.distillation or 'none'}",
             f"anchor.weight={ANCHOR if self.arm.anchors else 0}",
             f"optimizer.learning_rate={self.rate}",
             f"training.share={self.share}",
@@ -347,8 +346,7 @@ def main() -> None:
     measured = RESULTS / f"removal-methods-{given.size.lower()}.json"
     measured.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     write_page()
-    counts = (f"{len(rows)} of {stage}" for stage, rows in found.items() if stage in STAGES)
-    print(f"{measured}: {', '.join(counts)}")
+    print(measured)
 
 
 if __name__ == "__main__":
