@@ -26,6 +26,7 @@ from powernorm.lab.removal.settings import (
     RemovalSettings,
 )
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
+from powernorm.lab.training.precision import autocast
 from powernorm.norms import Norm
 from powernorm.surgery.folding import plan_fold
 from powernorm.surgery.removal import (
@@ -210,7 +211,7 @@ class RemovalTraining:
         optimizer.zero_grad()
         for part in range(config.accumulation):
             batch = self._batch(position * config.accumulation + part)
-            with self._autocast():
+            with autocast(self._run.device, self._settings.training.precision):
                 loss = self._loss(batch)
             (loss / config.accumulation).backward()
             losses.add(loss.detach())
@@ -222,13 +223,6 @@ class RemovalTraining:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
         optimizer.step()
         return rate
-
-    def _autocast(self) -> torch.autocast:
-        is_low = self._settings.training.precision == "bfloat16"
-        # Weights change with every update: copies of them would be old.
-        return torch.autocast(
-            self._run.device.type, torch.bfloat16, enabled=is_low, cache_enabled=False
-        )
 
     def _loss(self, batch: Any) -> Tensor:
         original, settings = self._original, self._settings

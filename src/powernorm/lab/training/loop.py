@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +33,10 @@ from powernorm.lab.training.distribution import (
 from powernorm.lab.training.evaluation import gap_cells, summed_nll, word_perplexity
 from powernorm.lab.training.losses import Losses, TrainingLoss, batch_penalty
 from powernorm.lab.training.optimization import build_optimizer, learning_rate, optimized
+from powernorm.lab.training.precision import autocast
 from powernorm.lab.training.recording import Recorder
 from powernorm.norms import set_loss_scale
 from powernorm.norms.models import forget_penalties
-
-_DTYPES: Final[Mapping[str, torch.dtype]] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @runtime_checkable
@@ -88,8 +87,8 @@ class TrainingLoop:
         self.step = 0
         self._is_over = False
         training = self._config.training
-        self._dtype = _DTYPES.get(training.precision)
-        self._scaler = torch.amp.GradScaler(run.device.type, enabled=self._dtype is torch.float16)
+        is_scaled = training.precision == "float16"
+        self._scaler = torch.amp.GradScaler(run.device.type, enabled=is_scaled)
         # Before anything that takes the model's code as it is then, such as a compiler.
         self._monitoring = self._watched() if training.monitor_every else None
         self._diagnosing = (
@@ -250,10 +249,7 @@ class TrainingLoop:
         return rate
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self._dtype is None:
-            return nullcontext()
-        # Weights change with every update, and a penalty's graph would keep their copies.
-        return torch.autocast(self._device.type, self._dtype, cache_enabled=False)
+        return autocast(self._device, self._config.training.precision)
 
     def _diagnose(self) -> None:
         """Measure batch statistics at the norms, where that is due."""
