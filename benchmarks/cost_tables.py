@@ -73,36 +73,41 @@ def quantized(rows: Sequence[Row]) -> str:
 
 
 def proofs(rows: Sequence[Row]) -> str:
-    """Circuits, and what proving takes where it was measured."""
-    head = ["", "loss (nats)", "rows", "/ LayerNorm", "tables of"]
-    timed = any("prove_s" in row for row in rows)
-    if timed:
-        head += [
-            "error of the circuit",
-            "rows proven (2^k)",
-            "proving (s)",
-            "verifying (s)",
-            "key (MB)",
-        ]
+    """Circuits of trained models."""
     base = {row["placement"]: row["rows"] for row in rows if row["rival"] == RIVALS[0]}
-    lines = []
-    for row in rows:
-        line = [
+    lines = (
+        (
             f"{row['placement']}-norm, {name(row)}",
             f"{row['nats']:.3f}",
             f"{row['rows']:,}",
             f"{row['rows'] / base[row['placement']]:.3f}",
             ", ".join(row["lookups"]),
-        ]
-        if timed:
-            line += [
-                f"{row['error']:.1%}",
-                str(row["log_rows"]),
-                f"{row['prove_s']:.0f}",
-                f"{row['verify_s']:.2f}",
-            ]
-            line.append(f"{row['key_bytes'] / 1e6:.0f}")
-        lines.append(line)
+        )
+        for row in rows
+    )
+    return table(("", "loss (nats)", "rows", "/ LayerNorm", "tables of"), lines)
+
+
+def proven(rows: Sequence[Row]) -> str:
+    """Circuits whose proof was made and verified, and what that took."""
+    head = ["", "characters", "loss (nats)", "rows", "of which 2^k are proven", "setup (s)"]
+    head += ["proving (s)", "verifying (s)", "key (MB)", "proof (kB)", "error of the circuit"]
+    lines = (
+        (
+            f"{row['placement']}-norm, {name(row)}",
+            row["tokens"],
+            f"{row['nats']:.3f}",
+            f"{row['fitted_rows']:,}",
+            f"2^{row['log_rows']}",
+            f"{row['setup_s']:.0f}",
+            f"{row['prove_s']:.0f}",
+            f"{row['verify_s']:.2f}",
+            f"{row['key_bytes'] / 1e6:,.0f}",
+            f"{row['proof_bytes'] / 1e3:.0f}",
+            f"{row['error']:.1%}",
+        )
+        for row in rows
+    )
     return table(head, lines)
 
 
@@ -230,6 +235,7 @@ def tables(results: Path = RESULTS) -> dict[str, str]:
         "latency": (latency, costs),
         "errors": (errors, costs),
         "memory": (memory, costs),
+        "proven": (proven, read("proven.jsonl", results)),
         "trained": (trained, read("exports.jsonl", results)),
     }
     return {name: make(rows) if rows else NOTHING for name, (make, rows) in sources.items()}

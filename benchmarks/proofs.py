@@ -1,12 +1,13 @@
 """How large the circuit of a proof is, and how long proving takes, by what normalizes.
 
     pip install ezkl==23.0.5
-    python benchmarks/proofs.py --out benchmarks/results/proofs.jsonl            # circuits
-    python benchmarks/proofs.py --out benchmarks/results/proofs.jsonl --prove    # and proofs
+    python benchmarks/proofs.py --out benchmarks/results/proofs.jsonl       # circuits
+    python benchmarks/proofs.py --out benchmarks/results/proven.jsonl --prove \
+        --tokens 14 --placements pre --rivals LayerNorm folded              # and proofs
 
 A proof of zero knowledge shows that a model gave an output, without the input. EZKL makes a circuit
 of an ONNX file whose rows the proof pays for. Small encoders are trained here to tell the next
-character from the 16 before it; without norms is the one with LayerNorm after `powernorm.remove`.
+character from those before it; without norms is the one with LayerNorm after `powernorm.remove`.
 Rows do not depend on what else the machine does; times do.
 """
 
@@ -18,7 +19,6 @@ import inspect
 import json
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ from powernorm.lab.models.layers import TransformerLayer, final_norm
 from powernorm.lab.models.normed import NormFactory
 from powernorm.lab.models.placements import layer_places
 
-FEATURES, LAYERS, HEADS, HIDDEN, TOKENS = 32, 2, 2, 64, 16
+FEATURES, LAYERS, HEADS, HIDDEN = 32, 2, 2, 64
+TOKENS = 16
 STEPS, BATCH, RATE = 1500, 128, 3e-3
 REMOVAL_STEPS = 300
 NUM_HELD_OUT = 8192
@@ -46,13 +47,14 @@ NORMS: dict[str, NormFactory] = {
     "DyT": powernorm.DynamicTanh,
 }
 FOLDED = "folded"
+RIVALS = ("LayerNorm", FOLDED, "RMSNorm", "DyT")
 PLACEMENTS: tuple[Placement, ...] = ("pre", "post")
 
 
 class Reader(nn.Module):
     """Characters to the logits of the next one."""
 
-    def __init__(self, norm: NormFactory, placement: Placement) -> None:
+    def __init__(self, norm: NormFactory, placement: Placement, num_tokens: int) -> None:
         super().__init__()
         shape = TransformerShape(
             num_features=FEATURES,
@@ -63,7 +65,7 @@ class Reader(nn.Module):
             activation="relu",
         )
         self.characters = nn.Embedding(len(LETTERS), FEATURES)
-        self.positions = nn.Parameter(0.1 * torch.randn(TOKENS, FEATURES))
+        self.positions = nn.Parameter(0.1 * torch.randn(num_tokens, FEATURES))
         self.layers = nn.ModuleList(
             TransformerLayer(shape, norm, places=places) for places in layer_places(shape)
         )
@@ -84,12 +86,12 @@ class Reader(nn.Module):
         return self.encode(self.embed(ids))
 
 
-def windows(split: str) -> tuple[Tensor, Tensor]:
+def windows(split: str, num_tokens: int) -> tuple[Tensor, Tensor]:
     """All positions of a text: the characters before each, and itself."""
     text = " ".join(embedded_corpus().documents[split]).lower()
     known = {letter: number for number, letter in enumerate(LETTERS)}
     ids = torch.tensor([known.get(letter, 0) for letter in " ".join(text.split())])
-    cut = ids.unfold(0, TOKENS + 1, 1)
+    cut = ids.unfold(0, num_tokens + 1, 1)
     return cut[:, :-1], cut[:, -1]
 
 
@@ -103,7 +105,7 @@ def draw(data: tuple[Tensor, Tensor], number: int, seed: int) -> tuple[Tensor, T
 def trained(rival: str, placement: Placement, data: tuple[Tensor, Tensor]) -> nn.Module:
     """A model after its training; all see the same batches and begin with the same weights."""
     torch.manual_seed(0)
-    model = Reader(NORMS[rival], placement)
+    model = Reader(NORMS[rival], placement, data[0].shape[1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
     for step in range(STEPS):
@@ -238,13 +240,11 @@ def proof(run: Ezkl, wanted: Tensor) -> dict[str, Any]:
     return found | {"key_bytes": run.size("key.pk"), "proof_bytes": run.size("proof.json")}
 
 
-def rivals(placement: Placement, data: tuple[Tensor, Tensor]) -> Iterator[tuple[str, nn.Module]]:
-    """The trained models, and that without norms."""
-    for rival in NORMS:
-        model = trained(rival, placement, data)
-        yield rival, model
-        if rival == "LayerNorm":
-            yield FOLDED, removed(model, data)
+def build(rival: str, placement: Placement, data: tuple[Tensor, Tensor]) -> nn.Module:
+    """The trained model; without norms it is the one with LayerNorm, trained further."""
+    if rival == FOLDED:
+        return removed(trained("LayerNorm", placement, data), data)
+    return trained(rival, placement, data)
 
 
 def main() -> None:
@@ -252,14 +252,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines")
     parser.add_argument("--prove", action="store_true", help="prove and verify, too: minutes each")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="characters that are read")
+    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=RIVALS)
+    parser.add_argument("--placements", nargs="+", choices=PLACEMENTS, default=PLACEMENTS)
     given = parser.parse_args()
-    train, valid = windows("train"), windows("valid")
+    train, valid = (windows(split, given.tokens) for split in ("train", "valid"))
     found = []
-    for placement in PLACEMENTS:
-        for rival, model in rivals(placement, train):
+    for placement in given.placements:
+        for rival in given.rivals:
+            model = build(rival, placement, train)
             row = {
                 "placement": placement,
                 "rival": rival,
+                "tokens": given.tokens,
                 "nats": round(nats(model, valid), 4),
                 **circuit(model, valid, prove=given.prove),
             }

@@ -12,7 +12,7 @@ Pilots look at the valid split, the result at the test split.
 
 Later, as the result at 30 % asked for it: the task's loss beside the distillation, half each, and
 the best published arm, at the best of three rates for each length. The larger models get these, the
-distillation alone and the control, for 10 %. After Ctrl-C the same command goes on.
+distillation alone and the control, of five rates, for 10 %. After Ctrl-C the same command goes on.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from powernorm import lab
 from powernorm.lab.removal.originals import open_original
 from powernorm.lab.removal.settings import RemovalSettings
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
+from powernorm.lab.training.precision import autocast
 from removal_tables import main as write_page
 
 HERE = Path(__file__).parent
@@ -64,7 +65,11 @@ SIZES = {
     ),
 }
 """What the models change in the recipe, by their parameters."""
+PRECISIONS = {"1M": "float32", "5M": "bfloat16"}
+"""What originals, removals and controls compute in while they are trained."""
 LARGER_SHARE = 0.1
+LARGER_CONTROL_RATES = CONTROL_RATES[:5]
+"""Up to that of their originals. The small control was best at an eighth of its own, 5e-4."""
 METHODS = ("match", "match-centered", "freeze", "freeze-in-turn", "taper", "prepbn")
 PUBLISHED = ("freeze", "freeze-in-turn", "taper", "prepbn")
 """Methods that others have published; without distillation, with the anchor or not."""
@@ -128,7 +133,7 @@ class Trial:
             return float("inf")
         return float(found["metrics"][f"{split}_loss"])
 
-    def settings(self) -> RemovalSettings:
+    def settings(self, precision: str) -> RemovalSettings:
         """Of the removal; a control takes what is not about norms from it."""
         changes = [
             f"seed={self.seed}",
@@ -138,6 +143,7 @@ class Trial:
             f"anchor.weight={ANCHOR if self.arm.anchors else 0}",
             f"optimizer.learning_rate={self.rate}",
             f"training.share={self.share}",
+            f"training.precision={precision}",
             "training.num_threads=1",
             "training.validations=2",
         ]
@@ -149,15 +155,16 @@ def original(out: Path, seed: int) -> Path:
     return out / "originals" / f"ln-pre-seed{seed}"
 
 
-def run(trial: Trial, out: Path) -> str:
+def run(trial: Trial, out: Path, precision: str) -> str:
     """Train what is not trained yet; returns what it was."""
     folder, source = trial.folder(out), original(out, trial.seed)
+    settings = trial.settings(precision)
     if trial.arm.method is None:
-        keep_norms(source, trial.settings(), folder)
+        keep_norms(source, settings, folder)
         return folder.name
     resume = (folder / "removal.json").is_file()
     try:
-        powernorm.remove(source, folder, settings=trial.settings(), resume=resume, quiet=True)
+        powernorm.remove(source, folder, settings=settings, resume=resume, quiet=True)
     except powernorm.InputError as error:
         if "no longer finite" not in str(error):
             raise
@@ -181,7 +188,8 @@ def keep_norms(source: Path, settings: RemovalSettings, folder: Path) -> None:
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * rate_factor(settings.schedule, step, num_steps)
         optimizer.zero_grad()
-        total, num_targets = start.nll(model, start.run(model, batch), batch)
+        with autocast(torch.device("cpu"), settings.training.precision):
+            total, num_targets = start.nll(model, start.run(model, batch), batch)
         (total / num_targets).backward()
         assert config.clip_norm is not None
         nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
@@ -269,7 +277,7 @@ def stages(out: Path, size: str) -> Iterator[tuple[str, list[Trial]]]:
     """Name and trials of each stage; later ones depend on what earlier ones found."""
     rates: dict[Arm, Iterable[float]] = dict.fromkeys(LATER_ARMS, LATER_RATES)
     if size != "1M":
-        rates |= {Arm("match", 1.0): LATER_RATES, CONTROL: CONTROL_RATES}
+        rates |= {Arm("match", 1.0): LATER_RATES, CONTROL: LARGER_CONTROL_RATES}
         yield "later, pilot", later_pilot(rates, [LARGER_SHARE])
         yield "later", later(rates, [LARGER_SHARE], out)
         return
@@ -284,7 +292,8 @@ def stages(out: Path, size: str) -> Iterator[tuple[str, list[Trial]]]:
 
 def train(out: Path, size: str, jobs: int) -> None:
     """Train what is missing."""
-    changes = [*CHANGES, *SIZES[size], f"seeds={list(SEEDS)}"]
+    precision = PRECISIONS[size]
+    changes = [*CHANGES, *SIZES[size], f"training.precision={precision}", f"seeds={list(SEEDS)}"]
     config = lab.override(lab.recipe("lm", "addresses"), changes)
     resume = (out / "originals").exists()
     lab.compare(config, out / "originals", resume=resume, jobs=jobs)
@@ -293,7 +302,7 @@ def train(out: Path, size: str, jobs: int) -> None:
         missing = [trial for trial in trials if trial.result(out) is None]
         print(f"{name}: {len(missing)} of {len(trials)} are missing", flush=True)
         with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-            running = [pool.submit(run, trial, out) for trial in missing]
+            running = [pool.submit(run, trial, out, precision) for trial in missing]
             try:
                 for number, done in enumerate(as_completed(running), start=1):
                     print(f"  [{number}/{len(missing)}] {done.result()}", flush=True)

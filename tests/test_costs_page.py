@@ -53,7 +53,19 @@ def test_a_proof_is_compared_with_layer_norm(tmp_path: Path) -> None:
     (tmp_path / "proofs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     made = SCRIPT["tables"](tmp_path)["proofs"]
     assert made.splitlines()[-1] == "| pre-norm, **folded** | 2.000 | 700 | 0.700 | Exp |"
-    assert "proving" not in made
+
+
+def test_a_proven_circuit_has_its_times(tmp_path: Path) -> None:
+    row = {
+        "placement": "pre", "rival": "folded", "tokens": 14, "nats": 1.8, "fitted_rows": 250_000,
+        "log_rows": 18, "setup_s": 61.4, "prove_s": 99.6, "verify_s": 0.25, "key_bytes": 1_234e6,
+        "proof_bytes": 43_210, "error": 0.012,
+    }  # fmt: skip
+    (tmp_path / "proven.jsonl").write_text(json.dumps(row))
+    assert SCRIPT["tables"](tmp_path)["proven"].splitlines()[-1] == (
+        "| pre-norm, **folded** | 14 | 1.800 | 250,000 | 2^18 | 61 | 100 "
+        "| 0.25 | 1,234 | 43 | 1.2% |"
+    )
 
 
 def test_a_report_of_an_export_is_stored_once(tmp_path: Path) -> None:

@@ -47,10 +47,13 @@ SETTINGS: Mapping[str, Sequence[str]] = {
     "minilm": (
         "data.batch_size=32",
         "data.sequence_length=64",
-        "optimizer.learning_rate=2e-4",
+        "method.batches=8",
+        "optimizer.learning_rate=4e-4",
         "optimizer.beta2=0.99",
-        "training.steps=4000",
+        "schedule.final_fraction=0.02",
+        "training.steps=2500",
         "training.validation_tokens=20000",
+        "training.precision=bfloat16",
     ),
     "antiberty": (
         "data.batch_size=16",

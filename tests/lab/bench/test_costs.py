@@ -107,6 +107,18 @@ def test_other_engines(tmp_path: Path, engine: Any, precision: Precision) -> Non
     assert all((row.error > 1e-4) == (precision != "float32") for row in rows)
 
 
+@pytest.mark.slow
+def test_inductor_compiles_case_after_case(tmp_path: Path) -> None:
+    models: dict[Rival, torch.nn.Module] = build_rivals(SMALL)
+    models = {rival: models[rival] for rival in ("LayerNorm", "folded")}
+    # torch stops at a limit of variants, 8: the third case of four rivals was over it.
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for precision in ("float32", "bfloat16"):
+            case = replace(CASE, engine="inductor", precision=precision)
+            rows = measuring.measure_cost_case(models, OnnxFiles(models, tmp_path), case, 0.0)
+            assert [row.rival for row in rows] == ["LayerNorm", "folded"]
+
+
 def test_gate_stops_a_wrong_answer() -> None:
     models, tokens = build_rivals(SMALL), random_tokens(1, 6)
     steps = cost_runs(models, OnnxFiles(models, Path()), CASE, tokens)

@@ -163,6 +163,20 @@ def test_a_long_removal_of_a_run_learns_its_task_too(
     assert heard[0].endswith(f"then it learns from {goal}")
 
 
+def test_a_long_fit_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("powernorm.lab.removal.training.NOTICE_SECONDS", 0.0)
+    heard: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Notice):
+            heard.append(event.message)
+
+    powernorm.remove(own(), tmp_path / "out", settings=SHORT, on_event=listen)
+    told = [text for text in heard if "fitted" in text]
+    assert told == [f"fitted {done} of {1 + len(told)} norms" for done in range(1, 1 + len(told))]
+    assert len(told) > 1
+
+
 def test_layers_compute_in_bfloat16_while_they_are_trained_alone(tmp_path: Path) -> None:
     """Weights and measurements stay float32, and the result is near that of float32."""
     settings = [*SHORT, "training.steps=40", "optimizer.learning_rate=3e-3"]

@@ -14,6 +14,7 @@ from powernorm.errors import InputError
 from powernorm.integrations.pretrained import load_pretrained
 from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.data.corpus import EvaluatedSplit, Split
+from powernorm.lab.data.orders import Shuffled
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.removal.originals import Original
 from powernorm.lab.removal.settings import RemovalDataSettings
@@ -75,20 +76,18 @@ class PretrainedOriginal(Original):
         self._elsewhere: list[list[int]] = []
         if data.other is not None:
             self._elsewhere = self._cut(load_corpus(data.other).documents["test"], length)
-        if len(self._rows["train"]) < data.batch_size:
-            raise InputError(
-                f"the text makes {len(self._rows['train'])} rows of up to {length} tokens, fewer "
-                f"than a batch of {data.batch_size}: give more text, or a smaller data.batch_size"
-            )
+        # Not by length: what is saved in padding, the noise of such batches costs in updates.
+        self._order = Shuffled(
+            len(self._rows["train"]),
+            batch_size=data.batch_size,
+            seed=seed,
+            unit=f"rows of up to {length} tokens",
+        )
 
     def batch(self, position: int) -> Inputs:
         """Return a batch: rows in an order that seed and epoch determine."""
-        rows, size = self._rows["train"], self._batch_size
-        per_epoch = len(rows) // size
-        epoch, place = divmod(position, per_epoch)
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-        order = torch.randperm(len(rows), generator=generator)
-        chosen = order[place * size : (place + 1) * size].tolist()
+        rows = self._rows["train"]
+        chosen = self._order.at(position).tolist()
         return self._made([rows[index] for index in chosen], position + 1)
 
     def evaluation(self, split: EvaluatedSplit, max_tokens: int | None = None) -> Sequence[Inputs]:
@@ -105,8 +104,8 @@ class PretrainedOriginal(Original):
         return self._in_batches(self._elsewhere)
 
     def _in_batches(self, rows: Sequence[Sequence[int]]) -> list[Inputs]:
-        starts = range(0, len(rows), self._batch_size)
-        return [self._made(rows[at : at + self._batch_size], -1 - at) for at in starts]
+        starts, by_length = range(0, len(rows), self._batch_size), sorted(rows, key=len)
+        return [self._made(by_length[at : at + self._batch_size], -1 - at) for at in starts]
 
     def example_inputs(self) -> Inputs:
         """Return two rows of the text, as the model takes them."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,9 @@ from powernorm.surgery.removal import (
     hidden_state_error,
     logit_divergence,
 )
+
+NOTICE_SECONDS: Final = 20.0
+"""Of fitting, after which it says how far it is."""
 
 Values = dict[str, float | None]
 
@@ -297,7 +301,15 @@ class RemovalTraining:
                 f"then it learns from {self._goal}"
             )
         )
-        self.removal.fit(self._teacher, batches, original.run)
+        told = time.monotonic()
+
+        def tell(done: int, passes: int) -> None:
+            nonlocal told
+            if done < passes and time.monotonic() - told > NOTICE_SECONDS:
+                told = time.monotonic()
+                self._run.listener(Notice(f"fitted {done} of {passes} norms"))
+
+        self.removal.fit(self._teacher, batches, original.run, tell)
         self.check_result()
 
     @property

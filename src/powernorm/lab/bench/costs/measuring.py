@@ -58,8 +58,6 @@ def measure_costs(
                 found = measure_cost_case(models, files, case, seconds)
                 on_rows(found)
                 rows += found
-        # Compiled code of another size is of no use any more.
-        torch.compiler.reset()
     return rows
 
 
@@ -72,6 +70,8 @@ def measure_cost_case(
         InputError: a rival gives wrong answers or cannot run.
     """
     tokens = random_tokens(case.batch, case.tokens)
+    # No case uses what another compiled, and torch stops at the eighth variant of one function.
+    torch.compiler.reset()
     with threads(case.threads):
         steps = cost_runs(models, files, case, tokens)
         errors = check_outputs(steps, models, case, tokens)
