@@ -65,7 +65,27 @@ def removal_table(metrics: Mapping[str, float | None]) -> Table:
             old = "" if before is None else f"{before:.4f}"
             text = "another text:" if split == "other" else split
             lines.append([f"{text} {words}", old, f"{value:.4f}", change])
-    return Table(["", "original", "without norms", "change"], [False, True, True, True], lines)
+    return _filled(["", "original", "without norms", "change"], [False, True, True, True], lines)
+
+
+def _filled(
+    headings: Sequence[str],
+    numeric: Sequence[bool],
+    lines: Sequence[Sequence[str]],
+    wide: str = "",
+) -> Table:
+    """Return a table without the columns of numbers in which nothing stands."""
+    keep = [
+        index
+        for index, is_number in enumerate(numeric)
+        if not is_number or any(line[index] for line in lines)
+    ]
+    return Table(
+        [headings[index] for index in keep],
+        [numeric[index] for index in keep],
+        [[line[index] for index in keep] for line in lines],
+        wide=wide,
+    )
 
 
 def _lead(result: Mapping[str, Any]) -> str:
@@ -144,17 +164,7 @@ def _norm_table(result: Mapping[str, Any]) -> Table:
         )
     headings = ["norm", "kind", "role", "from step", "explained", "deviation", "folded into"]
     numeric = [False, False, False, True, True, True, False]
-    keep = [
-        index
-        for index in range(len(headings))
-        if any(line[index] for line in lines) or not numeric[index]
-    ]
-    return Table(
-        [headings[index] for index in keep],
-        [numeric[index] for index in keep],
-        [[line[index] for index in keep] for line in lines],
-        wide="folded into",
-    )
+    return _filled(headings, numeric, lines, wide="folded into")
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -208,7 +218,10 @@ def _errors(errors: Sequence[Mapping[str, Any]], caption: str) -> Markup:
 def _settings(settings: Mapping[str, Any]) -> list[Markup]:
     environment = {key: settings[key] for key in ("versions", "machine", "date")}
     return [
-        settings_table(settings["original"], "What was given"),
+        settings_table(
+            {key: value for key, value in settings["original"].items() if value is not None},
+            "What was given",
+        ),
         settings_table(settings["settings"], "Settings of the removal"),
         part("heading", "Environment"),
         settings_table(environment, "Versions and machine"),
