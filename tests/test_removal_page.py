@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from powernorm.lab.removal.settings import RemovalSettings, to_json
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -25,6 +27,25 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_page_is_made_of_the_losses(tables: Any) -> None:
     text = tables.PAGE.read_text(encoding="utf-8")
     assert tables.page(text, tables.tables()) == text, "python benchmarks/removal_tables.py"
+
+
+def test_the_page_names_all_settings_with_their_defaults() -> None:
+    text = (ROOT / "docs" / "removal.md").read_text(encoding="utf-8")
+    listed = text.partition("| setting | default | |\n")[2].partition("\n\n")[0].splitlines()
+    cells = [line.split("|")[1:3] for line in listed]
+    for section, values in to_json(RemovalSettings()).items():
+        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
+            if section == "schedule" and name != "name":  # the page of recipes has these
+                continue
+            default = "none" if value is None else str(value).replace("False", "false")
+            key, also = (f"`{section}.{name}`", f"`.{name}`") if name else (f"`{section}`",) * 2
+            found = [
+                shown
+                for names, shown in cells
+                if key in names or (f"`{section}." in names and also in names)
+            ]
+            assert len(found) == 1, (section, name)
+            assert default in found[0], (section, name, default)
 
 
 def test_losses_are_over_the_control_of_the_same_seed(tables: Any, tmp_path: Path) -> None:

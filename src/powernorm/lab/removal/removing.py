@@ -118,7 +118,7 @@ def remove(
     Static layers take the places of the norms, a copy of the model is trained on (from the original
     model, unless the settings say otherwise), and what is left of the norms is folded into the
     weights, so that the result has none. The fold is verified against the model that was trained,
-    and the saved model against both.
+    and the saved model against the fold.
 
     `out` receives `removal.json` (settings and what was given), `metrics.csv`, `checkpoints/`,
     `result.json`, `report.html` and `model/`, which `powernorm.load` reads.

@@ -331,7 +331,7 @@ class Tuning:
             num_trials=self._budget.num_trials,
             select_by=self._goal,
             seed=self._seed,
-            sampler=f"TPE of Optuna {optuna.__version__}, {NUM_RANDOM} trials at random first",
+            sampler=f"TPE of Optuna {optuna.__version__}, {NUM_RANDOM} trials without it first",
             pruner=PRUNER if self._budget.prunes else None,
             norms={study.norm: self._norm_record(study) for study in self._studies},
         )
