@@ -12,8 +12,8 @@ Pilots look at the valid split, the result at the test split.
 
 Later, as the result at 30 % asked for it: the task's loss beside the distillation, half each, and
 the best published arm, at the best of three rates for each length. Three larger models get these,
-the distillation alone and the control, of five rates, for 10 %; their rates are chosen on one. After
-Ctrl-C the same command goes on.
+the distillation alone and the control, of five rates, for 10 %; rates are chosen on one of them.
+After Ctrl-C the same command goes on.
 """
 
 from __future__ import annotations
