@@ -11,8 +11,8 @@ control, the same model trained as long with its norms, at the best of seven rat
 Pilots look at the valid split, the result at the test split.
 
 Later, as the result at 30 % asked for it: the task's loss beside the distillation, half each, and
-the best published arm, at the best of three rates for each length. Three larger models get these,
-the distillation alone and the control, of five rates, for 10 %; rates are chosen on one of them.
+the best published arm, at the best of three rates for each length. Three larger models get these
+two arms and the control, of five rates, for 10 %; rates are chosen on one of them.
 After Ctrl-C the same command goes on.
 """
 
@@ -286,7 +286,7 @@ def stages(out: Path, size: str) -> Iterator[tuple[str, list[Trial]]]:
     """Name and trials of each stage; later ones depend on what earlier ones found."""
     rates: dict[Arm, Iterable[float]] = dict.fromkeys(LATER_ARMS, LATER_RATES)
     if size != "1M":
-        rates |= {Arm("match", 1.0): LATER_RATES, CONTROL: LARGER_CONTROL_RATES}
+        rates[CONTROL] = LARGER_CONTROL_RATES
         yield "later, pilot", later_pilot(rates, [LARGER_SHARE], size)
         yield "later", later(rates, [LARGER_SHARE], out, size)
         return
