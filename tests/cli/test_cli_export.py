@@ -10,6 +10,7 @@ import pytest
 
 from commands import SMALL, Outcome, powernorm
 from integrations.tiny_encoder import TEXTS, write_encoder
+from powernorm.cli.export import USABLE_COSINE
 from powernorm.integrations.extras import EXTRAS
 
 for _package in EXTRAS["export"]:
@@ -31,6 +32,18 @@ def static():
     model, batches = build()
     powernorm.swap(model, to="bn")
     powernorm.calibrate(model, batches)
+    return model, batches
+
+def unlike():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    model = nn.Sequential(nn.Linear(16, 16), stack)
+    batches = [torch.randn(4, 5, 16) for _ in range(30)]
+    powernorm.swap(model, to="bn")
+    powernorm.calibrate(model, batches)
+    with torch.no_grad():
+        stack.layers[-1].norm2.weight[3] = 1e-9
     return model, batches
 
 class Branching(nn.Linear):
@@ -74,6 +87,7 @@ def test_static_norms_fold_and_everything_is_computed_in_integers(home: Path) ->
     assert (found["folded"], found["left"], found["fixed"]) == (2, {}, None)
     assert found["float_error"] < 1e-5
     assert found["agreement"]["error"] < 0.1
+    assert "warning" not in outcome.out
     assert found["agreement"]["inputs"] == "batches of my_models:static"
     assert found["agreement"]["vectors"] == 8 * 4 * 5
     assert found["exported"]["quantize"] > found["optimized"]["quantize"]
@@ -85,6 +99,14 @@ def test_static_norms_fold_and_everything_is_computed_in_integers(home: Path) ->
     assert outputs(home / "x.onnx", numpy.zeros((1, 9, 16), "float32")).shape == (1, 9, 3)
     assert {path.name for path in home.iterdir()} >= {"x.onnx", "x.json"}
     assert not [path for path in home.iterdir() if path.name.startswith(".x-")]
+
+
+def test_a_file_that_int8_has_ruined_is_warned_of(home: Path) -> None:
+    outcome = powernorm(home, "export", "my_models:unlike", "--int8", "--out", "x.onnx", fresh=True)
+    found = report(outcome, home / "x.onnx")
+    assert found["float_error"] < 1e-5
+    assert (found["agreement"]["cosine"] < USABLE_COSINE) == ("warning: int8" in outcome.out)
+    assert found["agreement"]["cosine"] < USABLE_COSINE
 
 
 def test_layer_norms_stay_or_are_matched(home: Path) -> None:

@@ -24,6 +24,12 @@ _ROWS = (
     ("integer", "in integers"),
     ("floating", "in floating point"),
 )
+USABLE_COSINE = 0.9
+"""Between outputs in int8 and in float32; below it there is a warning."""
+_BROKEN = (
+    "int8 has lost what the model computes. A post-norm model holds features of very unlike scale "
+    "once its norms are folded: docs/costs.md says what to do"
+)
 
 
 def export(
@@ -121,6 +127,8 @@ def _lines(found: "Exported") -> list[str]:
         lines.append(f"shapes are fixed: {found.fixed}")
     if found.agreement is not None:
         lines.append(f"int8 against float32: {_agreement(found.agreement)}")
+        if found.agreement.cosine < USABLE_COSINE:
+            lines.append(f"warning: {_BROKEN}")
     if found.with_original is not None:
         lines.append(f"matched model against the original: {_agreement(found.with_original)}")
     return [*lines, *_operators(found), f"report: {Path(found.file).with_suffix('.json')}"]
