@@ -27,8 +27,8 @@ _ROWS = (
 USABLE_COSINE = 0.9
 """Between outputs in int8 and in float32; below it there is a warning."""
 _BROKEN = (
-    "int8 has lost what the model computes. A post-norm model holds features of very unlike scale "
-    "once its norms are folded: docs/costs.md says what to do"
+    "int8 has lost what the model computes. Quantize less (--static matmul in place of all), "
+    "measure ranges on --data like what the model will see, or stay in float32"
 )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
+from powernorm.integrations.onnx_scales import even_scales
 from powernorm.surgery.tracing import tensors_in
 from powernorm.surgery.verification import as_call
 
@@ -132,7 +133,8 @@ def optimized_graph(path: Path, *, skip_fusion: bool = True) -> ModelProto:
 def quantize_dynamic(source: Path, out: Path) -> None:
     """Quantize weights to int8, and activations at run time, each tensor by its own range.
 
-    Weights of matrix products get a scale for each output feature, tables of embeddings one.
+    Weights of matrix products get a scale for each output feature, tables of embeddings one;
+    features of unlike scale are evened out first (`even_scales`).
 
     Args:
         source: an exported model.
@@ -142,7 +144,7 @@ def quantize_dynamic(source: Path, out: Path) -> None:
         InputError: onnxruntime does not take the model.
         ModuleNotFoundError: onnxruntime or onnx is missing.
     """
-    with _quantizer(source) as (quantization, prepared):
+    with _quantizer(source) as (quantization, prepared, _):
         quantization.quantize_dynamic(
             prepared, out, per_channel=True, weight_type=quantization.QuantType.QInt8
         )
@@ -152,6 +154,8 @@ def quantize_static(
     source: Path, out: Path, batches: Sequence[object], operators: StaticOperators = "matmul"
 ) -> None:
     """Quantize weights and activations to int8, activations by the ranges that batches show.
+
+    Features of unlike scale are evened out first (`even_scales`).
 
     Args:
         source: an exported model.
@@ -166,12 +170,13 @@ def quantize_static(
     """
     if not batches:
         raise InputError("there are no batches, whose values give the ranges: give some")
-    with _quantizer(source) as (quantization, prepared):
+    with _quantizer(source) as (quantization, prepared, excluded):
         quantization.quantize_static(
             prepared,
             out,
             _Reader(OnnxSession(prepared), batches),
             op_types_to_quantize=["MatMul", "Gemm"] if operators == "matmul" else None,
+            nodes_to_exclude=excluded,
             per_channel=True,
             # What processors with x86's instructions multiply fastest.
             activation_type=quantization.QuantType.QUInt8,
@@ -191,9 +196,13 @@ class _Reader:
 
 
 @contextmanager
-def _quantizer(source: Path) -> Iterator[tuple[Any, Path]]:
-    """Give onnxruntime's quantizer and a prepared copy of a model; raise readable errors."""
+def _quantizer(source: Path) -> Iterator[tuple[Any, Path, list[str]]]:
+    """Give onnxruntime's quantizer, a prepared copy of a model, and what it has to leave alone.
+
+    Errors are readable ones.
+    """
     with needed_for("the quantization of a model"):
+        import onnx
         from onnxruntime import quantization
         from onnxruntime.quantization.shape_inference import quant_pre_process
     before = logging.root.manager.disable
@@ -201,10 +210,15 @@ def _quantizer(source: Path) -> Iterator[tuple[Any, Path]]:
     logging.disable(logging.WARNING)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            prepared = Path(folder) / "prepared.onnx"
+            even, prepared = (Path(folder) / f"{name}.onnx" for name in ("even", "prepared"))
+            model = onnx.load(source)
+            # Before what follows fuses products with their biases, which hold no such scales.
+            excluded = even_scales(model)
+            _forget_shapes_of_weights(model)
+            onnx.save(model, even)
             # The exporter has written the shapes, and symbols of other kinds than it knows.
-            quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-            yield quantization, prepared
+            quant_pre_process(str(even), str(prepared), skip_symbolic_shape=True)
+            yield quantization, prepared, excluded
     except (InputError, ModuleNotFoundError):
         raise
     except Exception as error:  # the quantizer raises whatever it meets
@@ -213,6 +227,14 @@ def _quantizer(source: Path) -> Iterator[tuple[Any, Path]]:
         ) from error
     finally:
         logging.disable(before)
+
+
+def _forget_shapes_of_weights(model: ModelProto) -> None:
+    """Drop what the exporter notes beside a weight itself; the quantizer may transpose it."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.value_info if value.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
 
 
 def _first_line(error: Exception) -> str:
