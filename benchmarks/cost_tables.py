@@ -104,7 +104,7 @@ def proven(rows: Sequence[Row]) -> str:
             f"{row['verify_s']:.2f}",
             f"{row['key_bytes'] / 1e6:,.0f}",
             f"{row['proof_bytes'] / 1e3:.0f}",
-            f"{row['error']:.1%}",
+            f"{row['error']:.2%}",
         )
         for row in rows
     )
