@@ -64,7 +64,7 @@ def test_a_proven_circuit_has_its_times(tmp_path: Path) -> None:
     (tmp_path / "proven.jsonl").write_text(json.dumps(row))
     assert SCRIPT["tables"](tmp_path)["proven"].splitlines()[-1] == (
         "| pre-norm, **folded** | 14 | 1.800 | 250,000 | 2^18 | 61 | 100 "
-        "| 0.25 | 1,234 | 43 | 1.2% |"
+        "| 0.25 | 1,234 | 43 | 1.20% |"
     )
 
 
