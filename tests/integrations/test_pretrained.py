@@ -1,5 +1,6 @@
 """Models in folders of Hugging Face's layout."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from powernorm.integrations.pretrained import (
     diagnose_pretrained,
     is_pretrained,
     load_pretrained,
+    load_tokenizer,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -36,8 +38,23 @@ def test_what_cannot_be_diagnosed(encoder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="num_batches is 1"):
         diagnose_pretrained(encoder, TEXTS, num_batches=1)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(InputError, match="holds no model and tokenizer"):
+    with pytest.raises(InputError, match="holds no model that can be loaded"):
         diagnose_pretrained(tmp_path, TEXTS, batch_size=4)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "t5"])
+def test_a_folder_without_a_tokenizer(kind: str, tmp_path: Path) -> None:
+    """Transformers makes one that knows no word."""
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    with pytest.raises(InputError, match=r"holds no tokenizer: copy .* \(.*tokenizer.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_damaged_tokenizer(encoder: Path, tmp_path: Path) -> None:
+    shutil.copytree(encoder, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match="holds no tokenizer that can be loaded"):
+        load_pretrained(tmp_path / "model")
 
 
 def test_rows_end_where_the_models_positions_do(encoder: Path) -> None:

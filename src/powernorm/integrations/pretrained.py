@@ -125,23 +125,47 @@ def load_pretrained(path: Path, *, with_head: bool = False) -> Pretrained:
         ModuleNotFoundError: transformers is missing.
     """
     with needed_for(_WHAT):
-        from transformers import AutoModel, AutoTokenizer
+        from transformers import AutoModel
     kind: Any = (_class_with_head(path) if with_head else None) or AutoModel
     try:
         model, info = kind.from_pretrained(
             str(path), local_files_only=True, output_loading_info=True
         )
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # a damaged folder may raise anything
         raise InputError(
-            f"{path} holds no model and tokenizer that can be loaded: {type(error).__name__}: "
-            f"{error}"
+            f"{path} holds no model that can be loaded: {type(error).__name__}: {error}"
         ) from error
+    return Pretrained(model.eval(), load_tokenizer(path), tuple(sorted(info["missing_keys"])))
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Load the tokenizer in a folder, which then can pad; nothing is downloaded.
+
+    Raises:
+        InputError: there is none, or it cannot be loaded.
+        ModuleNotFoundError: transformers is missing.
+    """
+    with needed_for(_WHAT):
+        from transformers import AutoTokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        # Without its files transformers makes one that knows nothing but marks.
+        files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
+        words = tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens}
+    except Exception as error:  # a damaged folder may raise anything
+        raise InputError(
+            f"{path} holds no tokenizer that can be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if len(words) <= 1 and not any((path / name).exists() for name in files):
+        raise InputError(
+            f"{path} holds no tokenizer: copy that of the original model into it "
+            f"({', '.join(sorted(files))})"
+        )
     if tokenizer.pad_token is None:
         # GPT-2 and similar models have no padding token; any token does, as the mask hides it.
         anything = tokenizer.eos_token or tokenizer.unk_token
         tokenizer.pad_token = anything or tokenizer.convert_ids_to_tokens(0)
-    return Pretrained(model.eval(), tokenizer, tuple(sorted(info["missing_keys"])))
+    return tokenizer
 
 
 def _class_with_head(path: Path) -> Any:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.integrations.extras import needed_for
 from powernorm.integrations.folded_pretrained import example_inputs, load_whole
-from powernorm.integrations.pretrained import Pretrained, is_pretrained
+from powernorm.integrations.pretrained import Pretrained, is_pretrained, load_tokenizer
 from powernorm.lab.data.batch import MASK
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.own_models import ModelWithBatches, is_own_run, load_own_run, model_by_name
@@ -70,17 +69,7 @@ class ModelSource:
     def _texts(self, number: int, data: str | None) -> list[Any]:
         if data is None:
             raise InputError(f"{self.name} comes without a text: give one, --data TEXT")
-        with needed_for("a Hugging Face model"):
-            from transformers import AutoTokenizer
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(self.name, local_files_only=True)
-        except Exception as error:  # a damaged folder may raise anything
-            raise InputError(
-                f"{self.name} holds no tokenizer that can be loaded: {type(error).__name__}: "
-                f"{error}"
-            ) from error
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+        tokenizer = load_tokenizer(Path(self.name))
         texts = load_corpus(data).documents["train"][: number * _ROWS]
         batches = Pretrained(self.model, tokenizer, ()).batches(texts, _ROWS, _LENGTH)
         if not batches:

@@ -286,9 +286,7 @@ class _Job:
         folder = self._folder / STOCK_FOLDER
         with self._lease.writing():
             powernorm.save(trained, folder, stock=True)
-            if self._original.folder is not None:
-                copy_companions(self._original.folder, folder)
-            shutil.copyfile(self._folder / REMOVAL_FILE, folder / REMOVAL_FILE)
+            self._copy_others(folder)
         errors = compare_stock(trained, folder, self._original.example_inputs())
         return load_whole(folder), errors
 
@@ -309,10 +307,16 @@ class _Job:
         folder = self._folder / MODEL_FOLDER
         with self._lease.writing():
             powernorm.save(model, folder, config=self._original.saved_config())
-            shutil.copyfile(self._folder / REMOVAL_FILE, folder / REMOVAL_FILE)
+            self._copy_others(folder)
         example = self._original.example_inputs()
         blank = copy.deepcopy(self._original.model)
         check_agreement(model, powernorm.load(folder, blank), example, folder)
+
+    def _copy_others(self, folder: Path) -> None:
+        """Put the original's tokenizer beside a model, and what the removal was made of."""
+        if self._original.folder is not None:
+            copy_companions(self._original.folder, folder)
+        shutil.copyfile(self._folder / REMOVAL_FILE, folder / REMOVAL_FILE)
 
     def _write_result(
         self,
