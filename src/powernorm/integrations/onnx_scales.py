@@ -53,8 +53,8 @@ class _Graph:
     def __init__(self, model: ModelProto) -> None:
         self._graph = model.graph
         self._stored = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._before: dict[int, NodeProto] = {}
-        """Multiplications, by the place of the node that they stand in front of."""
+        self._before: dict[int, list[NodeProto]] = {}
+        """New nodes, by the place of the one that they stand in front of."""
         self._behind: dict[int, list[NodeProto]] = {}
         self._unlike: set[str] = set()
         """Names of values with features of unlike scale."""
@@ -83,7 +83,7 @@ class _Graph:
 
     def _is_product(self, node: NodeProto) -> bool:
         """Return whether a node is `x W`, or `x W + b`, with a matrix W."""
-        if node.op_type not in ("MatMul", "Gemm") or not self._is_matrix(node.input[1]):
+        if node.op_type not in _PRODUCTS or not self._is_matrix(node.input[1]):
             return False
         factors = [one.f for one in node.attribute if one.name in ("alpha", "beta")]
         turned = any(one.name == "transA" and one.i for one in node.attribute)
@@ -103,15 +103,16 @@ class _Graph:
     def _even_inputs(self, features: str, places: Sequence[int]) -> None:
         """Put one multiplication in front of all products that read the same features."""
         nodes = [self._graph.node[place] for place in places]
-        rows = torch.cat([self._weight(node) for node in nodes], 1)
-        scale = _scale(rows)
+        weights = [self._weight(node) for node in nodes]
+        scale = _scale(torch.cat(weights, 1))
         if scale is None:
             return
-        self._before[places[0]] = self._multiplication(features, f"{features}_to_read", scale)
+        even = f"{features}_to_read"
+        self._before[places[0]] = [self._multiplication(features, even, scale)]
         self._unlike.add(features)
-        for node in nodes:
-            self._set_weight(node, self._weight(node) / scale[:, None])
-            node.input[0] = f"{features}_to_read"
+        for node, weight in zip(nodes, weights, strict=True):
+            self._set_weight(node, weight / scale[:, None])
+            node.input[0] = even
 
     def _even_outputs(self, place: int, node: NodeProto) -> None:
         """Put a multiplication behind a product, or behind a table."""
@@ -164,8 +165,7 @@ class _Graph:
         """Write the nodes with the new ones in between, and the weights that are read now."""
         nodes = []
         for place, node in enumerate(self._graph.node):
-            before = self._before.get(place)
-            nodes += [*([] if before is None else [before]), node, *self._behind.get(place, [])]
+            nodes += [*self._before.get(place, []), node, *self._behind.get(place, [])]
         del self._graph.node[:]
         self._graph.node.extend(nodes)
         read = {*_read(nodes), *(value.name for value in self._graph.output)}
