@@ -1,4 +1,4 @@
-"""`powernorm results`, `fluctuation` and `curves` as subprocesses."""
+"""`powernorm results`, `fluctuation`, `curves` and `figures` as subprocesses."""
 
 from pathlib import Path
 
@@ -46,3 +46,14 @@ def test_curves(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "no run of x" in powernorm(tmp_path, "curves", "demo", "--norms", "x").refused()
     assert ".svg or a .png" in powernorm(tmp_path, "curves", "demo", "--out", "a.pdf").refused()
+
+
+def test_figures(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "demo", norms=("ln", "bn"), seeds=(0,))
+    assert powernorm(tmp_path, "report", "demo").code == 0
+    outcome = powernorm(tmp_path, "figures", "demo", "--out", "figures", fresh=True)
+    assert (outcome.code, outcome.err) == (0, "")
+    first = outcome.out.splitlines()[0]
+    assert first == "figures/curve-0.svg: Training loss against training tokens for ln, bn"
+    assert (tmp_path / "figures" / "curve-0.svg").is_file()
+    assert "none.html cannot be read" in powernorm(tmp_path, "figures", "none.html").refused()

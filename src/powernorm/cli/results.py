@@ -1,4 +1,4 @@
-"""`powernorm report`, `results`, `fluctuation`, `curves`: pages and pictures of measurements."""
+"""`powernorm report`, `results`, `fluctuation`, `curves`, `figures`: pages and pictures."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -113,6 +113,23 @@ def curves(
         [name.strip() for name in names.split(",") if name.strip()] for names in (norms, measure)
     )
     typer.echo(f"written: {draw_training_curves(folders, out, chosen, measures, x)}")
+
+
+def figures(
+    page: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PAGE",
+            help="report.html, diagnosis.html, overlay.html, or a folder with a report.html.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")] = Path("figures"),
+) -> None:
+    """Write the figures of a page as SVG files, for a paper or slides."""
+    from powernorm.lab.report.figure_files import save_figures
+
+    for file, what in save_figures(page, out).items():
+        typer.echo(f"{file}: {what}")
 
 
 def _check_suffix(out: Path) -> None:
