@@ -106,6 +106,52 @@ def test_int8_keeps_what_is_small(
     assert errors["unlike"] < 2 * errors["even"]
 
 
+def test_products_without_names_keep_their_own_weights() -> None:
+    """Names of nodes are optional in ONNX."""
+    helper, generator = onnx.helper, torch.Generator().manual_seed(0)
+    weights = [torch.randn(16, 16, generator=generator) for _ in range(2)]
+    scales = SCALES.log().div(8).exp()
+    tensors = [(weights[0] / scales).numpy(), (weights[1] * scales[:, None]).numpy()]
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "a"], ["h"]),
+            helper.make_node("MatMul", ["h", "b"], ["y"]),
+        ],
+        "two",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, 16])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 16])],
+        [
+            onnx.numpy_helper.from_array(value, name)
+            for value, name in zip(tensors, "ab", strict=True)
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    touched = even_scales(model)
+    assert touched
+    assert all(touched)
+    x = torch.randn(4, 16, generator=generator)
+    (found,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x.numpy()})
+    torch.testing.assert_close(
+        torch.from_numpy(found), x @ weights[0] @ weights[1], rtol=1e-3, atol=1e-3
+    )
+
+
+def test_table_with_infinities_stays() -> None:
+    helper = onnx.helper
+    table = torch.ones(4, 16) * SCALES
+    table[0, 0] = -torch.inf
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["t", "i"], ["y"])],
+        "table",
+        [helper.make_tensor_value_info("i", onnx.TensorProto.INT64, [2])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 16])],
+        [onnx.numpy_helper.from_array(table.numpy(), "t")],
+    )
+    model = helper.make_model(graph)
+    assert even_scales(model) == []
+    assert len(model.graph.node) == 1
+
+
 def test_like_scales_and_what_does_not_count_stay(tmp_path: Path) -> None:
     exported(torch.logspace(-0.8, 0.8, 16), tmp_path / "x.onnx", 8, 6)
     model = onnx.load(tmp_path / "x.onnx")

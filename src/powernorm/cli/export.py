@@ -127,7 +127,8 @@ def _lines(found: "Exported") -> list[str]:
         lines.append(f"shapes are fixed: {found.fixed}")
     if found.agreement is not None:
         lines.append(f"int8 against float32: {_agreement(found.agreement)}")
-        if found.agreement.cosine < USABLE_COSINE:
+        # Of NaN, too, which is not below anything.
+        if not found.agreement.cosine >= USABLE_COSINE:
             lines.append(f"warning: {_BROKEN}")
     if found.with_original is not None:
         lines.append(f"matched model against the original: {_agreement(found.with_original)}")

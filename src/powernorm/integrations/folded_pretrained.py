@@ -13,11 +13,15 @@ from powernorm.errors import InputError
 from powernorm.integrations.architectures import model_class
 from powernorm.integrations.extras import needed_for
 from powernorm.integrations.saved_models import load, save
+from powernorm.json_reading import read_json
 from powernorm.runs import MODEL_FILE
 from powernorm.surgery import FoldReport
 from powernorm.surgery.storage import read_config
 
-_WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf")
+_OF_TORCH: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_WEIGHTS: Final = (*_OF_TORCH, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".mlmodel")
+_PARTS: Final = "modules.json"
+"""Of sentence-transformers: what follows the model, such as a pooling, each in a folder."""
 _CONFIGS: Final = ("config.json", "generation_config.json")
 _LENGTH: Final = 8
 _IMAGE_SIZE: Final = 224
@@ -109,9 +113,28 @@ def write_folded(report: FoldReport, source: Path, out: Path) -> str:
 
 
 def copy_companions(source: Path, out: Path) -> None:
-    """Copy the tokenizer and other small files of a model's folder into another one."""
+    """Copy the tokenizer and other small files of a model's folder into another one.
+
+    The parts that sentence-transformers puts behind the model go along, too.
+
+    Raises:
+        InputError: the list of these parts cannot be read.
+    """
     for file in filter(_goes_along, source.iterdir()):
         shutil.copy2(file, out / file.name)
+    for name in _following_parts(source):
+        shutil.copytree(source / name, out / name, dirs_exist_ok=True)
+
+
+def _following_parts(source: Path) -> list[str]:
+    """Return the names of the folders that a list of parts has in a model's folder."""
+    if not (source / _PARTS).is_file():
+        return []
+    listed = read_json(source / _PARTS, "take it from the model's own folder")
+    entries = listed if isinstance(listed, list) else []
+    paths = [one.get("path") for one in entries if isinstance(one, dict)]
+    folders = {part.name for part in source.iterdir() if part.is_dir()}
+    return [path for path in paths if path in folders]
 
 
 def _goes_along(file: Path) -> bool:

@@ -140,7 +140,8 @@ class _Graph:
     def _set_weight(self, node: NodeProto, value: Tensor) -> None:
         """Give a node a weight of its own: others may read the one that it had."""
         value = value.T if _is_transposed(node) else value
-        node.input[_slot(node)] = self._store(f"{node.name}_even_weight", value)
+        # The name of an output, unlike that of a node, is there and is no other's.
+        node.input[_slot(node)] = self._store(f"{node.output[0]}_even_weight", value)
 
     def _values(self, name: str) -> Tensor:
         from onnx import numpy_helper
@@ -165,6 +166,7 @@ class _Graph:
         """Write the nodes with the new ones in between, and the weights that are read now."""
         nodes = []
         for place, node in enumerate(self._graph.node):
+            node.name = node.name or f"{node.output[0]}_{node.op_type}"
             nodes += [*self._before.get(place, []), node, *self._behind.get(place, [])]
         del self._graph.node[:]
         self._graph.node.extend(nodes)
@@ -195,8 +197,10 @@ def _is_transposed(node: NodeProto) -> bool:
 def _scale(weight: Tensor) -> Tensor | None:
     """Return the scale of each row where they are unlike, else None; the median is 1.
 
-    A row of zeros has none, and gets 1.
+    A row of zeros has none, and gets 1. A matrix with infinities stays as it is.
     """
+    if not bool(weight.isfinite().all()):
+        return None
     rows = _geometric_mean(weight)
     known = rows > 0
     if not bool(known.any()) or rows[known].max() < UNLIKE * rows[known].min():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from torch.utils import _pytree
 from powernorm.errors import InputError
 from powernorm.surgery.verification import Examples, as_call
 
+_SMALLEST: Final = 1e-300
+"""Instead of outputs that are all 0."""
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -21,7 +24,7 @@ class Agreement:
 
     Attributes:
         error: root mean square of the differences over that of the outputs.
-        cosine: mean over all vectors of outputs.
+        cosine: mean over all vectors of outputs; NaN where the quantized file puts out NaN.
         same_largest: part of the vectors whose largest entry is at the same place: for logits, how
             often the same is predicted.
         vectors: number of them, without padding.
@@ -70,8 +73,13 @@ class TensorCall(nn.Module):
         call = as_call(inputs, self.model)
         named = dict(call.kwargs)
         known = _pytree.tree_unflatten(self._leaves, self._spec)[1]
-        kwargs = {name: named[name] for name in known} if known.keys() <= named.keys() else named
-        leaves = _pytree.tree_leaves((call.args, kwargs))
+        ordered = {name: named.pop(name) for name in known if name in named} | named
+        leaves, spec = _pytree.tree_flatten((call.args, ordered))
+        if spec != self._spec:
+            raise InputError(
+                f"a batch has {_form(spec)}, where the first one has {_form(self._spec)}: all need "
+                "the same arguments"
+            )
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def runnable(
@@ -134,19 +142,32 @@ def agreement_of(
         padding = call.padding(tensors)
         if padding is not None and padding.shape == wanted.shape[:-1]:
             wanted, found = wanted[~padding], found[~padding]
-        wanted, found = wanted.flatten(0, -2), found.flatten(0, -2)
+        # What both rule out, as masked logits do, agrees.
+        same_infinite = wanted.isinf() & (wanted == found)
+        wanted, found = (_vectors(one.masked_fill(same_infinite, 0)) for one in (wanted, found))
         square += float((found - wanted).square().sum())
         wanted_square += float(wanted.square().sum())
         cosines += float(torch.cosine_similarity(found, wanted, dim=-1).sum())
         same += int((found.argmax(-1) == wanted.argmax(-1)).sum())
         vectors += len(wanted)
     return Agreement(
-        error=(square / wanted_square) ** 0.5,
-        cosine=cosines / vectors,
-        same_largest=same / vectors,
+        error=(square / max(wanted_square, _SMALLEST)) ** 0.5,
+        cosine=cosines / max(vectors, 1),
+        same_largest=same / max(vectors, 1),
         vectors=vectors,
         inputs=origin,
     )
+
+
+def _vectors(outputs: Tensor) -> Tensor:
+    """Return outputs as vectors, (number, C); of one number for each row these are one vector."""
+    return outputs.reshape(-1, outputs.shape[-1] if outputs.ndim > 1 else max(outputs.numel(), 1))
+
+
+def _form(spec: _pytree.TreeSpec) -> str:
+    """Return the arguments of a call in words."""
+    args, kwargs = _pytree.tree_unflatten(range(spec.num_leaves), spec)
+    return ", ".join([f"{len(args)} positional arguments"] * bool(args) + list(kwargs)) or "none"
 
 
 def _has_cache(model: nn.Module) -> bool:

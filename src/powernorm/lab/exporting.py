@@ -173,8 +173,10 @@ def export_model(
                 **{name: version(name) for name in ("torch", "onnx", "onnxruntime")},
             },
         )
+        # JSON has no NaN.
+        facts = json.loads(json.dumps(asdict(exported)), parse_constant=lambda _: None)
         report = file.with_suffix(".json")
-        report.write_text(json.dumps(asdict(exported), indent=2) + "\n", encoding="utf-8")
+        report.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return exported
 
 

@@ -21,7 +21,9 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, Notice, StepsDone
 from powernorm.lab.engine.stopping import Stopped
 from powernorm.lab.model_sources import open_model
+from powernorm.lab.removal.originals import open_original
 from powernorm.lab.removal.removing import Removed, check_agreement
+from powernorm.lab.removal.settings import RemovalSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_folded_run
@@ -223,7 +225,13 @@ def test_dropout_acts_where_it_is_asked_for(acts: bool, tmp_path: Path) -> None:
     assert modes == {acts}
 
 
-@pytest.mark.parametrize("head", ["BertModel", "BertForMaskedLM", "GPT2LMHeadModel"])
+HEADS = (
+    *("BertModel", "BertForMaskedLM", "GPT2LMHeadModel"),
+    *("BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering"),
+)
+
+
+@pytest.mark.parametrize("head", HEADS)
 def test_hugging_face_folder_becomes_one_that_load_reads(head: str, tmp_path: Path) -> None:
     folder, text = pretrained(tmp_path, head)
     small = ["data.batch_size=4", "data.sequence_length=8", "training.validation_tokens=64"]
@@ -235,7 +243,57 @@ def test_hugging_face_folder_becomes_one_that_load_reads(head: str, tmp_path: Pa
     ids = torch.arange(4).repeat(2, 2)
     ours, theirs = (model(input_ids=ids)[0] for model in (removed.model.eval(), loaded.eval()))
     torch.testing.assert_close(ours, theirs)
-    assert ("valid_loss" in removed.metrics) == (head != "BertModel")
+    assert ("valid_loss" in removed.metrics) == head.endswith(("MaskedLM", "LMHeadModel"))
+    assert ("valid_cosine" in removed.metrics) == (head == "BertModel")
+    classifies = head.endswith(("SequenceClassification", "TokenClassification"))
+    has_logits = classifies or "valid_loss" in removed.metrics
+    assert ("valid_divergence" in removed.metrics) == has_logits
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_folder_in_half_precision_is_trained_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    import transformers
+
+    folder, text = pretrained(tmp_path, "BertModel")
+    transformers.BertModel.from_pretrained(folder).to(dtype).save_pretrained(folder)
+    out = tmp_path / "out"
+    removed = powernorm.remove(folder, out, data=str(text), settings=SHORT, quiet=True)
+    loaded = powernorm.load(out / "model")
+    for model in (removed.model, loaded):
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_model_of_ones_own_in_half_precision_is_refused(tmp_path: Path) -> None:
+    model = stack().bfloat16()
+    message = refused((model, [x.bfloat16() for x in data(12)]), tmp_path / "out")
+    assert "weights in torch.bfloat16" in message
+    assert "model.float()" in message
+
+
+def test_divergence_is_a_mean_over_positions(tmp_path: Path) -> None:
+    """Batches of the last rows, and of the longest, are not like the others."""
+    folder, text = pretrained(tmp_path, "GPT2LMHeadModel")
+    small = ["data.batch_size=3", "data.sequence_length=8"]
+    out = tmp_path / "out"
+    removed = powernorm.remove(folder, out, data=str(text), settings=[*SHORT, *small], quiet=True)
+    import transformers
+
+    original = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    opened = open_original(
+        folder, override(RemovalSettings(), [f"data.path={text}", *small]).data, 0
+    )
+    batches = list(opened.evaluation("test"))
+    assert len({len(batch["input_ids"]) for batch in batches}) == 2
+    total = number = 0.0
+    with torch.no_grad():
+        for batch in batches:
+            ours, theirs = (
+                opened.run(model, batch).logits[:, :-1].log_softmax(-1)
+                for model in (removed.model, original)
+            )
+            each = (theirs.exp() * (theirs - ours)).sum(-1)
+            total, number = total + float(each.sum()), number + each.numel()
+    assert removed.metrics["test_divergence"] == pytest.approx(total / number, rel=1e-4)
 
 
 def test_embeddings_are_compared_on_this_text_and_another(tmp_path: Path) -> None:
@@ -275,9 +333,10 @@ def pretrained(tmp_path: Path, head: str) -> tuple[Path, Path]:
     text.write_text("\n\n".join(8 * TEXTS))
     import transformers
 
-    if head == "BertForMaskedLM":
+    if head.startswith("BertFor"):
         config = transformers.BertConfig.from_pretrained(folder)
-        transformers.BertForMaskedLM(config).save_pretrained(folder)
+        getattr(transformers, head)(config).save_pretrained(folder)
+    if head == "BertForMaskedLM":
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         tokenizer.mask_token = "[UNK]"
         tokenizer.save_pretrained(folder)

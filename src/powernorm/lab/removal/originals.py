@@ -30,6 +30,8 @@ from powernorm.lab.tasks.trained_models import (
 from powernorm.lab.training.losses import OwnLikelihood, outputs_nll
 from powernorm.surgery.records import KEY
 
+_COARSE: Final = (torch.float16, torch.bfloat16)
+
 HELD_OUT: Final = 10
 """Of batches of the user's own, one of so many is for validation."""
 
@@ -200,6 +202,12 @@ class OwnOriginal(Original):
 
     def __init__(self, name: str, found: ModelWithBatches) -> None:
         super().__init__(name, found.model)
+        coarse = {str(p.dtype) for p in self.model.parameters() if p.dtype in _COARSE}
+        if coarse:
+            raise InputError(
+                f"{name} has weights in {', '.join(sorted(coarse))}, in which small updates are "
+                "rounded away: give model.float(), with batches of that type"
+            )
         batches = list(found.batches)
         if len(batches) < 2:
             raise InputError(

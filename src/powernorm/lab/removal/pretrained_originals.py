@@ -49,7 +49,9 @@ class PretrainedOriginal(Original):
 
     def __init__(self, path: Path, data: RemovalDataSettings, seed: int) -> None:
         found = load_pretrained(path, with_head=True)
-        super().__init__(f"{type(found.model).__name__} in {path.resolve().name}", found.model)
+        name = f"{type(found.model).__name__} in {path.resolve().name}"
+        # Updates of weights that are stored in half precision would be rounded away.
+        super().__init__(name, found.model.float())
         if found.missing and _is_known(found.missing, self.model):
             raise InputError(
                 f"{path} has no weights for {found.missing[0]}, so that what the model says is "
@@ -62,7 +64,8 @@ class PretrainedOriginal(Original):
             )
         self.folder = path
         self.objective: Objective = _objective(type(found.model).__name__)
-        self.has_loss = self.has_logits = self.objective != "none"
+        self.has_loss = self.objective != "none"
+        self.has_logits = self.has_loss or _tells_classes(self.model)
         corpus = load_corpus(data.path or _EMBEDDED)
         self.data_fingerprint = corpus.fingerprint()
         self._tokenizer = found.tokenizer
@@ -135,11 +138,12 @@ class PretrainedOriginal(Original):
 
     def embeddings(self, outputs: Any, batch: Inputs) -> Tensor | None:
         """Return the mean of the hidden states of each row's tokens, of a model without a head."""
-        if self.has_logits:
+        states = getattr(outputs, "last_hidden_state", None)
+        if self.has_logits or states is None:
             return None
-        states = super().logits(outputs)
         keep = batch["attention_mask"].unsqueeze(-1).to(states.dtype)
-        return (states * keep).sum(1) / keep.sum(1)
+        mean: Tensor = (states * keep).sum(1) / keep.sum(1)
+        return mean
 
     def nll(self, model: nn.Module, outputs: Any, batch: Inputs) -> tuple[Tensor, float]:
         """Return the summed loss of a batch in nats, and the number of its targets."""
@@ -202,6 +206,14 @@ def _objective(name: str) -> Objective:
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return "causal"
     return "masked" if name.endswith("ForMaskedLM") else "none"
+
+
+def _tells_classes(model: Any) -> bool:
+    """Return whether a model puts out logits of classes of which one is right."""
+    heads = ("ForSequenceClassification", "ForTokenClassification")
+    one_is_right = model.config.problem_type in (None, "single_label_classification")
+    is_classifier: bool = type(model).__name__.endswith(heads) and model.config.num_labels > 1
+    return is_classifier and one_is_right
 
 
 def _is_known(missing: Sequence[str], model: nn.Module) -> bool:

@@ -164,8 +164,7 @@ class RemovalTraining:
                 sums.add("loss", *original.nll(model, outputs, moved))
                 if with_original:
                     sums.add("original_loss", *original.nll(self._teacher, expected, moved))
-            name, value = self._distance(outputs, expected, original.valid(moved))
-            sums.add(name, value, 1.0)
+            sums.add(*self._distance(outputs, expected, original.valid(moved)))
             vectors = [original.embeddings(one, moved) for one in (outputs, expected)]
             if vectors[0] is not None and vectors[1] is not None:
                 cosines = F.cosine_similarity(vectors[0], vectors[1], dim=-1)
@@ -199,7 +198,8 @@ class RemovalTraining:
         if self._settings.training.dropout:
             return
         for part in self.model.modules():
-            if not isinstance(part, Norm | nn.modules.batchnorm._NormBase):
+            # Of a recurrent layer cuDNN has no gradient outside of training.
+            if not isinstance(part, Norm | nn.RNNBase):
                 part.training = False
 
     # One update
@@ -244,23 +244,15 @@ class RemovalTraining:
             loss = loss + share * self._distilled(seen, taught, valid)
         if settings.anchor.weight and seen.last_input is not None:
             x = seen.last_input
-            fits = valid is not None and valid.shape == x.shape[:-1]
-            penalty, _ = deviation_anchor(
-                x, center=self._final_centers, valid=valid if fits else None
-            )
+            penalty, _ = deviation_anchor(x, center=self._final_centers, valid=_fitting(valid, x))
             loss = loss + settings.anchor.weight * penalty
         return loss
 
     def _distilled(self, seen: Seen, taught: Seen, valid: Tensor | None) -> Tensor:
         ours, theirs = (self._original.logits(one.outputs) for one in (seen, taught))
         if self._distillation == "logits":
-            fits = valid is not None and valid.shape == ours.shape[:-1]
-            return logit_divergence(
-                ours,
-                theirs,
-                valid if fits else None,
-                temperature=self._settings.distillation.temperature,
-            )
+            temperature = self._settings.distillation.temperature
+            return logit_divergence(ours, theirs, _fitting(valid, ours), temperature=temperature)
         names = [name for name in self._order if name in seen.states and name in taught.states]
         return hidden_state_error(
             [*(seen.states[name] for name in names), ours],
@@ -337,12 +329,21 @@ class RemovalTraining:
     def _batch(self, position: int) -> Any:
         return self._original.to(self._original.batch(position), self._run.device)
 
-    def _distance(self, outputs: Any, expected: Any, valid: Tensor | None) -> tuple[str, Tensor]:
+    def _distance(
+        self, outputs: Any, expected: Any, valid: Tensor | None
+    ) -> tuple[str, Tensor, float]:
+        """Return the name of a distance, its sum over positions, and their number."""
         ours, theirs = self._original.logits(outputs), self._original.logits(expected)
-        fits = valid is not None and valid.shape == ours.shape[:-1]
+        valid = _fitting(valid, ours)
+        number = ours[..., 0].numel() if valid is None else int(valid.sum())
         if self._original.has_logits:
-            return "divergence", logit_divergence(ours, theirs, valid if fits else None)
-        return "error", hidden_state_error([ours], [theirs], valid)
+            return "divergence", number * logit_divergence(ours, theirs, valid), number
+        return "error", number * hidden_state_error([ours], [theirs], valid), number
+
+
+def _fitting(valid: Tensor | None, x: Tensor) -> Tensor | None:
+    """Return which positions of (…, C) count, None where it is said of other positions."""
+    return valid if valid is not None and valid.shape == x.shape[:-1] else None
 
 
 def on_split(values: Values, split: str) -> Values:
@@ -368,7 +369,8 @@ def chosen_distillation(
     """
     name, share = settings.name, settings.share
     if name == "auto":
-        name = "logits" if original.has_logits else "hidden"
+        # A few classes say little about the states behind them.
+        name = "logits" if original.has_logits and original.has_loss else "hidden"
     if name == "logits" and not original.has_logits:
         raise InputError(
             f"distillation.name=logits does not fit {original.name}, whose outputs are no logits: "
