@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.integrations.architectures import model_class
-from powernorm.integrations.extras import needed_for
+from powernorm.integrations.pretrained import load_model, named_first
 from powernorm.integrations.saved_models import load, save
 from powernorm.json_reading import read_json
 from powernorm.runs import MODEL_FILE
 from powernorm.surgery import FoldReport
-from powernorm.surgery.storage import read_config
 
 _OF_TORCH: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _WEIGHTS: Final = (*_OF_TORCH, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".mlmodel")
@@ -42,26 +40,12 @@ def load_whole(path: Path) -> nn.Module:
     """
     if (path / MODEL_FILE).is_file():
         return load(path)
-    with needed_for("a Hugging Face model"):
-        from transformers import AutoModel
-    config = read_config(path)
-    (name, *_) = config.get("architectures") or [""]
-    kind: Any = model_class(name, config.get("model_type")) or AutoModel
-    try:
-        model, info = kind.from_pretrained(
-            str(path), local_files_only=True, trust_remote_code=False, output_loading_info=True
-        )
-    except Exception as error:  # a damaged folder may raise anything
-        raise InputError(
-            f"{path} holds no model that can be loaded: {type(error).__name__}: {error}"
-        ) from error
-    missing = sorted(info["missing_keys"])
+    model, missing = load_model(path, with_head=True)
     if missing:
         raise InputError(
-            f"{path} has no weights for {', '.join(missing[:3])}"
-            f"{' and others' if len(missing) > 3 else ''}: they would be random in the result"
+            f"{path} has no weights for {named_first(missing)}: they would be random in the result"
         )
-    return cast(nn.Module, model.eval())
+    return cast(nn.Module, model)
 
 
 def example_inputs(model: nn.Module) -> dict[str, Tensor]:

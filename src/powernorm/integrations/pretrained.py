@@ -124,18 +124,38 @@ def load_pretrained(path: Path, *, with_head: bool = False) -> Pretrained:
         InputError: model or tokenizer cannot be loaded.
         ModuleNotFoundError: transformers is missing.
     """
+    model, missing = load_model(path, with_head=with_head)
+    return Pretrained(model, load_tokenizer(path), missing)
+
+
+def load_model(path: Path, *, with_head: bool) -> tuple[Any, tuple[str, ...]]:
+    """Load a model as `load_pretrained`, without a tokenizer.
+
+    Returns:
+        The model in evaluation mode, its weights in the type that they were stored in, and the
+        names of those that the folder does not have.
+
+    Raises:
+        InputError: it cannot be loaded.
+        ModuleNotFoundError: transformers is missing.
+    """
     with needed_for(_WHAT):
         from transformers import AutoModel
     kind: Any = (_class_with_head(path) if with_head else None) or AutoModel
     try:
         model, info = kind.from_pretrained(
-            str(path), local_files_only=True, output_loading_info=True
+            str(path), local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:  # a damaged folder may raise anything
         raise InputError(
             f"{path} holds no model that can be loaded: {type(error).__name__}: {error}"
         ) from error
-    return Pretrained(model.eval(), load_tokenizer(path), tuple(sorted(info["missing_keys"])))
+    return model.eval(), tuple(sorted(info["missing_keys"]))
+
+
+def named_first(missing: Sequence[str]) -> str:
+    """Return the first names of weights that are missing."""
+    return f"{', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}"
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -174,7 +194,7 @@ def _class_with_head(path: Path) -> Any:
     if not isinstance(described, dict):
         return None
     names = described.get("architectures")
-    if not isinstance(names, list) or len(names) != 1:
+    if not isinstance(names, list) or not names:
         return None
     return model_class(names[0], described.get(_TYPE))
 
@@ -218,8 +238,7 @@ def diagnose_pretrained(
     notes = list(report.notes)
     if found.missing:
         notes.append(
-            f"the folder has no weights for {', '.join(found.missing[:3])}"
-            f"{' and others' if len(found.missing) > 3 else ''}: random ones stand there"
+            f"the folder has no weights for {named_first(found.missing)}: random ones stand there"
         )
     name = f"{type(found.model).__name__} in {path.resolve().name}"
     return replace(report, model=name, notes=tuple(notes))
