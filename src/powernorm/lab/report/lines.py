@@ -325,7 +325,8 @@ def scale_x(axes: Axes, panels: Sequence[Panel], *, logarithmic: bool = False) -
 
 
 def _round(value: float, _: int | None) -> str:
-    return f"{value:.5g}" if abs(value) < 1e5 else str(EngFormatter(sep="")(value))
+    # Many tokens are counted exactly, and read in thousands or millions.
+    return f"{value:.5g}" if abs(value) < 1e5 else EngFormatter(sep="")(float(f"{value:.3g}"))
 
 
 def _have_room(positions: Sequence[float], *, logarithmic: bool) -> bool:
