@@ -357,7 +357,7 @@ class _FreeRuns:
         except LeaseHeldError as error:
             if self._waits and name not in self._waited_for:
                 self._waited_for.add(name)
-                self._listener(Notice(f"{str(error).partition(':')[0]}; waits for it"))
+                self._listener(Notice(f"{str(error).rpartition(': ')[0]}; waits for it"))
         except LeaseLostError as error:
             if not self._is_worker:
                 raise
