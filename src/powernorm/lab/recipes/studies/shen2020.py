@@ -45,8 +45,10 @@ def _batch(size: StudySize, config: ComparisonSettings) -> _Batch:
 def micro_batches(size: StudySize, config: ComparisonSettings) -> Variants:
     """Return each norm with its statistics from 1/8 of an update to all of it.
 
-    LayerNorm does not depend on the division, so it is one run. TID is measured on the same number
-    of tokens in all, and warm-ups, which count micro-batches, last as many updates.
+    LayerNorm does not depend on the division, so it is one run; but where a micro-batch is a number
+    of tokens, its sentences are of like length, and an update of several has unlike ones: there
+    LayerNorm is divided, too. TID is measured on the same number of tokens in all, and warm-ups,
+    which count micro-batches, last as many updates.
 
     Raises:
         InputError: the batch cannot be divided.
@@ -62,8 +64,11 @@ def micro_batches(size: StudySize, config: ComparisonSettings) -> Variants:
             f"{batch.key}={batch.size} cannot be divided, for the study micro-batches: choose an "
             f"even number, best a multiple of {DIVISIONS[0]}"
         )
+    whole = Variant("ln", "ln", x=float(batch.size * batch.factor) if batch.is_budget else None)
+    smaller = [parts for parts in divisions if parts > 1] if batch.is_budget else []
     return (
-        Variant("ln", "ln"),
+        whole,
+        *(_divided(config, "ln", batch, parts) for parts in smaller),
         *(
             _divided(config, norm, batch, parts)
             for norm in MICRO_BATCH_NORMS
