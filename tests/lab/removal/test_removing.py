@@ -139,6 +139,25 @@ def test_model_of_ones_own_learns_from_itself(tmp_path: Path) -> None:
     torch.testing.assert_close(again(x), removed.model(x))
 
 
+def test_model_of_transformers_with_batches_of_ones_own_is_loaded_by_its_folder(
+    tmp_path: Path,
+) -> None:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=8,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+    )
+    batches = [{"input_ids": torch.randint(1, 8, (2, 5))} for _ in range(4)]
+    model = transformers.BertModel(config).eval()
+    removed = powernorm.remove((model, batches), tmp_path / "out", settings=SHORT, quiet=True)
+    loaded = powernorm.load(tmp_path / "out" / "model")
+    torch.testing.assert_close(loaded(**batches[0])[0], removed.model(**batches[0])[0])
+
+
 @pytest.mark.parametrize(
     ("settings", "goal"),
     [

@@ -113,8 +113,8 @@ class Original(ABC):
         """
 
     def saved_config(self) -> Mapping[str, Any] | None:
-        """Return entries of the saved model's config.json; None is the model's own."""
-        return {}
+        """Return entries of the saved config.json; None is the model's own, if it has one."""
+        return None
 
     def facts(self) -> dict[str, Any]:
         """Return what the files say of it."""

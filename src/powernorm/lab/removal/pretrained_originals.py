@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -69,7 +69,6 @@ class PretrainedOriginal(Original):
         corpus = load_corpus(data.path or _EMBEDDED)
         self.data_fingerprint = corpus.fingerprint()
         self._tokenizer = found.tokenizer
-        self._own_config: Mapping[str, Any] | None = None
         self._seed = seed
         self._batch_size = data.batch_size
         length = min(data.sequence_length, found.longest())
@@ -153,10 +152,6 @@ class PretrainedOriginal(Original):
             logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         )
         return loss, float((targets != IGNORED).sum())
-
-    def saved_config(self) -> Mapping[str, Any] | None:
-        """Return None: a Hugging Face model has its own configuration."""
-        return self._own_config
 
     def _cut(self, documents: Sequence[str], length: int) -> list[list[int]]:
         """Return the rows of token ids of a split."""
