@@ -195,11 +195,24 @@ def test_unknown_task(tmp_path: Path) -> None:
     assert "no task 'mt': choose one of lm" in powernorm(tmp_path, "compare", "mt").refused()
 
 
-def test_wrong_option(tmp_path: Path) -> None:
-    outcome = powernorm(tmp_path, "compare", "lm", "--norm", "ln")
-    assert outcome.code == 2
-    assert "--norms" in outcome.err
-    assert "Traceback" not in outcome.err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("compare", "lm", "--norm", "ln"), "no such option: --norm.*--norms.*compare --help"),
+        (("compare", "lm", "--jobs", "0"), "--jobs 0: .*greater than or equal to 1"),
+        (("compare", "lm", "--jobs=many"), "--jobs=many: .*valid integer"),
+        (("export", "model"), "missing option '--out'; see `powernorm export --help`"),
+        (("frobnicate",), "no such command 'frobnicate'; see `powernorm --help`"),
+    ],
+)
+def test_wrong_command_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    assert re.search(said, powernorm(tmp_path, *arguments).refused())
+
+
+def test_no_command_is_the_help(tmp_path: Path) -> None:
+    found = powernorm(tmp_path)
+    assert found.code == 2
+    assert "Commands:" in found.out + found.err
 
 
 def test_bad_input_of_report(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_run_and_what_fold_made_of_it(home: Path, text_file: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        (("nothing", "--out", "x.onnx"), "nothing is no run of `powernorm compare`"),
+        (("nothing", "--out", "x.onnx"), "nothing does not exist: give the folder"),
         (("my_models:build", "--out", "x.pt"), "x.pt is no name of an ONNX file"),
         (("my_models:build", "--static", "all", "--out", "x.onnx"), "add --int8"),
         (

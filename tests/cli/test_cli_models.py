@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 import typer
+from torch import nn
 
 from commands import SMALL, Outcome, powernorm
 from integrations.tiny_encoder import TEXTS, write_encoder
 from powernorm.cli.diagnose import diagnose
 from powernorm.errors import InputError
+from powernorm.integrations.saved_models import save
 from powernorm.lab import diagnosed_runs
 from powernorm.lab.tasks.trained_models import load_folded_run, load_trained
-from powernorm.norms import Norm
+from powernorm.norms import Norm, build_norm
 
 MODELS = """
 from torch import nn
@@ -120,6 +122,7 @@ def test_bad_input_of_fold(runs: Path, tmp_path: Path) -> None:
     refused = powernorm(tmp_path, "fold", runs / "ln-pre-seed0").refused()
     assert "no static norm to fold" in refused
     assert "is no run of" in powernorm(tmp_path, "fold", tmp_path).refused()
+    assert "does not exist" in powernorm(tmp_path, "fold", tmp_path / "nowhere").refused()
     broken = runs / "ln-pre-seed0" / "checkpoints" / "best.ckpt"
     kept = broken.read_bytes()
     try:
@@ -136,6 +139,17 @@ def test_a_place_for_a_folded_model_is_checked_before_any_work(tmp_path: Path) -
     # There is no such run, which only a command that began to work would find.
     refused = powernorm(tmp_path, "fold", tmp_path / "no-run", "--out", "file").refused()
     assert "file is a file: give the name of a folder" in refused
+
+
+def test_the_folder_of_a_run_is_no_place_for_a_folded_model(runs: Path, tmp_path: Path) -> None:
+    run = runs / "bn-pre-seed0"
+    before = (run / "config.json").read_bytes()
+    for folder, name in ((run, "config.json"), (runs, "comparison.json")):
+        refused = powernorm(tmp_path, "fold", run, "--out", folder).refused()
+        assert f"{folder} holds something else ({name})" in refused
+    assert (run / "config.json").read_bytes() == before
+    with pytest.raises(InputError, match="give a folder of its own"):
+        save(nn.Sequential(build_norm("bn", 4)), run)
 
 
 def test_a_folder_of_another_kind(tmp_path: Path) -> None:
@@ -173,7 +187,7 @@ def test_a_checkpoint_leaves_the_runs_folder_alone(runs: Path) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"sources": ["missing"]}, "is no run of `powernorm compare`"),
+    ({"sources": ["missing"]}, "does not exist: give the folder"),
     ({"sources": ["one", "two"]}, "2 models are given: add --overlay"),
     ({"sources": [".."]}, "add --overlay for one page of all, or give one, such as"),
     ({"device": "cuda:93"}, "device is 'cuda:93', which this machine does not have"),
@@ -329,8 +343,8 @@ def test_fold_keeps_the_statistics_of_a_run(runs: Path, tmp_path: Path) -> None:
     ("arguments", "match"),
     [
         (("--keep", "all"), "keep is 'all', expected 'nothing' or 'statistics'"),
-        (("--centering", "weights"), "give keep='statistics', too"),
-        (("--approximate",), "give keep='statistics', too"),
+        (("--centering", "weights"), "give keep=statistics, too"),
+        (("--approximate",), "give keep=statistics, too"),
     ],
 )
 def test_bad_options_of_fold(tmp_path: Path, arguments: tuple[str, ...], match: str) -> None:

@@ -64,6 +64,12 @@ def named():
     return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), [x[:32], x[32:]]
 
 
+def failing(run):
+    if run.norm != "ln":
+        raise RuntimeError("boom")
+    return {"accuracy": 1.0}
+
+
 def broken():
     raise RuntimeError("no such weights")
 """
@@ -159,6 +165,23 @@ def test_bad_input_is_one_line(
     found = powernorm(tmp_path, "compare", *changes, "--out", "runs", "--quiet")
     assert message in found.refused()
     assert not list(tmp_path.glob("runs/*/result.json"))
+
+
+def test_a_failed_run_fails_the_command(home: Path, tmp_path: Path) -> None:
+    shutil.copy(home / "mine.py", tmp_path)
+    command = ("compare", "mine:failing", "--goal", "accuracy:max", "--norms", "ln,bn")
+    found = powernorm(tmp_path, *command, "--out", "runs", "--quiet")
+    assert found.code == 1
+    assert found.err.splitlines()[-1] == (
+        "error: 1 of 2 runs failed, the first by RuntimeError: boom (runs/bn-seed0); the same "
+        "command with --resume tries them again"
+    )
+    assert (tmp_path / "runs" / "report.html").exists()
+    assert powernorm(tmp_path, *command, "--out", "planned", "--plan").code == 0
+    worked = powernorm(tmp_path, "work", "planned", "--quiet")
+    assert (worked.code, "1 failed" in worked.out) == (1, True)
+    alone = powernorm(tmp_path, *command[:-1], "ln", "--out", "alone", "--quiet")
+    assert alone.code == 0, alone.err
 
 
 def ended(process: subprocess.Popen[str]) -> Outcome:

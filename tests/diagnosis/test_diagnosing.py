@@ -15,7 +15,7 @@ from diagnosis.models import batches
 from powernorm.diagnosis import DiagnosisRow, training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.norms import LayerNorm, build_norm
-from surgery.foreign_models import FAMILIES, PADDED
+from surgery.foreign_models import FAMILIES, PADDED, SPECIAL, VOCABULARY
 
 
 class Plain(nn.Module):
@@ -132,10 +132,10 @@ def test_permuted_tokens_and_scale_change_nothing() -> None:
         assert other.kappa_50 == pytest.approx(plain.kappa_50, rel=1e-9)
 
 
-def test_identical_batches_have_no_discrepancy(model: Plain) -> None:
-    batch = batches(1)[0]
-    layer = powernorm.diagnose(model, [batch] * 3).rows[0]
-    assert layer.total_tid == pytest.approx(0, abs=1e-9)
+def test_batches_of_nearly_the_same_statistics_have_no_discrepancy(model: Plain) -> None:
+    tokens, mask = batches(1)[0]
+    layer = powernorm.diagnose(model, [(tokens, mask), (tokens + 1e-7, mask)]).rows[0]
+    assert layer.total_tid == pytest.approx(0, abs=1e-5)
     assert layer.verdict == "bn"
 
 
@@ -187,6 +187,16 @@ def test_leaves_no_trace(norm: str, fails: bool) -> None:
     assert hooks == [len(module._forward_pre_hooks) for module in model.modules()]
 
 
+def another(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Other tokens or vectors in the same places."""
+    return {
+        name: value * 1.5
+        if value.is_floating_point()
+        else value.where(value < SPECIAL, VOCABULARY - 1 + SPECIAL - 1 * value).to(value.dtype)
+        for name, value in inputs.items()
+    }
+
+
 @pytest.mark.parametrize("name", sorted(PADDED))
 def test_padding_of_foreign_models_does_not_count(name: str) -> None:
     """Three more padded positions change no number, but the share of padding."""
@@ -195,7 +205,8 @@ def test_padding_of_foreign_models_does_not_count(name: str) -> None:
     for extra in (0, 3):
         inputs = PADDED[name](extra)
         inputs = inputs[0] if isinstance(inputs, tuple) else inputs
-        found.append(powernorm.diagnose(model, [inputs, inputs], batch_sizes=()))
+        data = [inputs, another(inputs)]
+        found.append(powernorm.diagnose(model, data, batch_sizes=()))
     short, long = found
     assert short.padding > 0
     assert not short.notes
@@ -209,7 +220,7 @@ def test_padding_of_foreign_models_does_not_count(name: str) -> None:
 
 def test_of_an_encoder_decoder_the_encoder_is_judged() -> None:
     model, inputs = FAMILIES["bart"]()
-    report = powernorm.diagnose(model, [inputs] * 2)
+    report = powernorm.diagnose(model, [inputs, another(inputs)])
     assert any(".decoder." in f".{layer.name}" for layer in report.rows)
     assert "encoder" in report.verdict["reasons"][0]
 
@@ -262,7 +273,7 @@ class OnceLonger:
 
     def __iter__(self) -> Iterator[Tensor]:
         self.passes += 1
-        return iter([torch.randn(4, 4)] * (4 - self.passes))
+        return iter(torch.randn(4 - self.passes, 4, 4))
 
 
 def test_a_short_last_batch_does_not_rule() -> None:
@@ -393,6 +404,9 @@ BAD: list[tuple[Any, Any, str]] = [
     (nn.LayerNorm(4), [torch.rand(2, 4), torch.full((2, 4), torch.inf)], "in batch 1"),
     (nn.LayerNorm(4), OnceLonger(), "3 batches at first and 2"),
     (nn.LayerNorm(4), [torch.rand(8, 4)], "its own population"),
+    (nn.LayerNorm(4), [torch.rand(8, 4)] * 3, "the 3 batches have the same statistics"),
+    (nn.LayerNorm(4), list(torch.rand(3, 1, 4)), "every batch holds a single token"),
+    (nn.LayerNorm(4), torch.rand(3, 8, 4), r"a tensor of shape \(3, 8, 4\)"),
     (nn.LayerNorm(4, device="meta"), [torch.rand(8, 4)] * 2, "meta device"),
     (LayerNorm(4), [(torch.rand(2, 3, 4), torch.ones(2, 3).long())] * 2, "1 = keep"),
     (LayerNorm(4), [(torch.rand(2, 3, 4), torch.ones(3).bool())] * 2, r"expected \(2, 3\)"),

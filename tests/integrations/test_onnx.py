@@ -10,6 +10,7 @@ import powernorm
 from powernorm.errors import InputError
 from powernorm.integrations.onnx import export, largest_error
 from powernorm.norms import NORMS, Norm
+from surgery.foreign_models import FAMILIES, tokens
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -74,6 +75,16 @@ def test_sizes_that_vary_have_the_names_that_are_asked_for(tmp_path: Path) -> No
     program.save(tmp_path / "sum.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "sum.onnx")
     assert [given.shape for given in session.get_inputs()] == [["batch", "length"]] * 2
+
+
+def test_a_language_model_is_written_without_its_cache() -> None:
+    model = FAMILIES["llama"]()[0].eval()
+    ids = tokens()
+    assert model.config.use_cache
+    assert model(ids).past_key_values is not None
+    program = export(model, {"input_ids": ids})
+    assert largest_error(program, model, {"input_ids": ids}) < 1e-5
+    assert model.config.use_cache
 
 
 class Each(nn.Module):

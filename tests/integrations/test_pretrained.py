@@ -14,6 +14,7 @@ from powernorm.integrations.pretrained import (
     load_pretrained,
     load_tokenizer,
 )
+from surgery.models_of_other_lengths import CONVOLUTIONS, SPEECH
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -48,6 +49,23 @@ def test_a_folder_without_a_tokenizer(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     with pytest.raises(InputError, match=r"holds no tokenizer: copy .* \(.*tokenizer.json"):
         load_tokenizer(tmp_path)
+
+
+def test_a_model_of_sounds_is_asked_for_batches(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Wav2Vec2Config(**SPEECH, **CONVOLUTIONS)
+    transformers.Wav2Vec2Model(config).save_pretrained(tmp_path)
+    said = "holds a Wav2Vec2Model, which takes input_values, no text: give module:name"
+    with pytest.raises(InputError, match=said):
+        load_pretrained(tmp_path)
+
+
+def test_loading_prints_nothing(encoder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logging = pytest.importorskip("transformers").utils.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load_pretrained(encoder)
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
 def test_a_damaged_tokenizer(encoder: Path, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 Inputs = dict[str, Any]
 
 VOCABULARY = 40
+SPECIAL = 5
+"""The first tokens, which no text has."""
 PAD = 1
 WIDTH = 8
 LENGTHS = (5, 3)
@@ -54,7 +56,7 @@ def padding(extra: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Tensor:
 
 
 def tokens(extra: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Tensor:
-    ids = torch.randint(5, VOCABULARY, (2, max(lengths)), generator=generator())
+    ids = torch.randint(SPECIAL, VOCABULARY, (2, max(lengths)), generator=generator())
     ids = torch.cat([ids, ids.new_zeros(2, extra)], dim=1)
     return ids.masked_fill(padding(extra, lengths), PAD)
 
@@ -68,7 +70,7 @@ def vectors(extra: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Tensor:
 
 
 def plain_tokens() -> Tensor:
-    return torch.randint(5, VOCABULARY, (2, max(LENGTHS)), generator=generator())
+    return torch.randint(SPECIAL, VOCABULARY, (2, max(LENGTHS)), generator=generator())
 
 
 def plain_vectors(width: int = WIDTH) -> Tensor:

@@ -317,7 +317,7 @@ def test_a_norm_that_changed_since_the_plan() -> None:
     [
         ({"keep": "all"}, "keep is 'all', expected 'nothing' or 'statistics'"),
         ({"keep": "statistics", "tied": "both"}, "tied is 'both', expected 'untie' or 'keep'"),
-        ({"centering": "weights"}, "give keep='statistics', too"),
+        ({"centering": "weights"}, "give keep=statistics, too"),
         ({"keep": "nothing"}, "keep='statistics' folds the weights of LayerNorm and RMSNorm"),
     ],
 )

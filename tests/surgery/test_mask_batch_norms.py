@@ -176,7 +176,7 @@ def test_the_plan_of_a_swap_says_so() -> None:
     rows = {row.name: row for row in powernorm.plan_swap(conformer()).rows}
     name = "conformer_layers.0.conv_module.sequential.3"
     assert "powernorm.mask_batch_norms" in rows[name].reason
-    assert rows["conformer_layers.0.final_layer_norm"].mask == "lengths"
+    assert rows["conformer_layers.0.final_layer_norm"].mask == "conformer_layers.0.key_padding_mask"
 
 
 def test_wav2vec2_conformer() -> None:

@@ -35,7 +35,7 @@ FORWARDS = {
     for name in (
         "mask", "src_mask", "pad_mask", "padding_mask", "src_padding_mask", "key_mask",
         "key_padding_mask", "input_mask", "valid_mask", "attention_mask", "lengths",
-        "input_lengths", "m",
+        "input_lengths", "x_lens", "ilens", "target_lengths", "m",
     )
 }  # fmt: skip
 
@@ -74,7 +74,7 @@ def mean_of_valid(model: nn.Module, x: Tensor, mask: Tensor) -> bool:
         *((name, ~FULL) for name in ("input_mask", "valid_mask", "attention_mask")),
         *((name, (~FULL).long()) for name in ("input_mask", "valid_mask", "mask")),
         *((name, value) for name in ("mask", "src_mask", "key_mask") for value in (FULL, ~FULL)),
-        *((name, torch.tensor([5, 3])) for name in ("lengths", "input_lengths")),
+        *((name, torch.tensor([5, 3])) for name in ("lengths", "x_lens", "ilens")),
         ("mask", (~FULL)[:, None, :]),
         ("src_mask", (~FULL)[:, None, None, :]),
         ("mask", torch.zeros(2, 5).masked_fill(FULL, float("-inf"))),
@@ -85,7 +85,7 @@ def test_each_name_is_recognized(name: str, value: Tensor, side: str) -> None:
     model = own(name)
     assert plan_swap(type(model)(), "bn").rows[0].mask == name
     x, mask = vectors(), FULL
-    if side == "left" and "lengths" not in name:
+    if side == "left" and "len" not in name:
         x, mask, value = x.flip(1), mask.flip(1), value.flip(-1)
     model(x, value)
     assert mean_of_valid(model, x, mask)
@@ -176,6 +176,59 @@ def test_an_inverted_mask_is_noticed_from_the_data(name: str) -> None:
 def test_a_missing_mask_of_ones_own_is_warned_of() -> None:
     with pytest.warns(MaskWarning, match="called without lengths"):
         own("lengths", embeds=True)(tokens(2))
+
+
+@pytest.mark.parametrize("name", ["m", "target_lengths"])
+def test_padding_in_a_model_that_takes_no_mask_is_warned_of(name: str) -> None:
+    model = own(name, embeds=True)
+    with pytest.warns(MaskWarning, match="takes no argument that is known .* 2 of 10 positions"):
+        model(tokens())
+    model(tokens())  # once; warnings are errors
+    silent = vectors().masked_fill(FULL.unsqueeze(-1), 0.0)
+    with pytest.warns(MaskWarning, match=r"powernorm\.declare_mask"):
+        copy.deepcopy(own(name))(x=silent)
+
+
+def test_where_a_model_without_a_mask_gives_no_warning() -> None:
+    model = own("m")
+    model(vectors())  # no rows of zeros at the end
+    silent = vectors().masked_fill(FULL.unsqueeze(-1), 0.0)
+    with powernorm.padding_mask(FULL):
+        model(silent)
+    model.eval()(silent)
+    assert mean_of_valid(model, vectors(), FULL)
+    undone = Own()
+    swap(undone, "bn").undo()
+    assert not undone._forward_pre_hooks
+    folded = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    swap(folded, "bn")
+    folded(vectors())
+    powernorm.fold(folded.eval(), vectors()[0])
+    assert not folded._forward_pre_hooks
+
+
+def test_the_mask_that_is_nearest_is_in_the_plan_and_used() -> None:
+    class Speech(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.subsample = nn.Conv1d(WIDTH, WIDTH, 2, stride=2)
+            self.encoder = torch_encoder()
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            x = self.subsample(x.transpose(1, 2)).transpose(1, 2)
+            mask = torch.arange(x.shape[1]) >= lengths[:, None] // 2
+            return self.encoder(x, src_key_padding_mask=mask)
+
+    model = Speech().train()
+    rows = plan_swap(model, "bn").rows
+    assert {row.mask for row in rows} == {"encoder.src_key_padding_mask"}
+    swap(model, "bn", momentum=1.0)
+    short = vectors()[:, :4]
+    model(short, torch.tensor([4, 2]))
+    before = model.encoder.layers[0].norm1.running_mean.clone()
+    padded = torch.cat([short, torch.randn(2, 4, WIDTH)], dim=1)
+    model(padded, torch.tensor([4, 2]))
+    assert torch.allclose(model.encoder.layers[0].norm1.running_mean, before, atol=1e-5)
 
 
 def test_masks_of_attention_are_no_padding() -> None:

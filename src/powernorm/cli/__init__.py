@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 from powernorm.errors import InputError
 
@@ -33,7 +33,8 @@ def main() -> NoReturn:
     try:
         from powernorm.cli.commands import app
 
-        _run_and_flush(app)
+        code = _run(app)
+        sys.stdout.flush()  # while errors of that can still be told
     except InputError as error:
         _fail(str(error))
     except BrokenPipeError:
@@ -45,7 +46,7 @@ def main() -> NoReturn:
         _fail(f"the output cannot be written ({error.strerror}): make room, or give another place")
     except ModuleNotFoundError as error:
         _without_package(error)
-    sys.exit(0)
+    sys.exit(code)
 
 
 def _without_package(error: ModuleNotFoundError) -> NoReturn:
@@ -81,22 +82,6 @@ def _open_closed_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
-def _run_and_flush(app: Callable[..., object]) -> None:
-    """Run the command, and write what it printed while errors of that can still be told.
-
-    Raises:
-        OSError: the output cannot be written.
-    """
-    try:
-        _run(app)
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):
-            # The library of the command line ends silently, but as if the command had failed.
-            raise error.__context__ from None
-        sys.stdout.flush()
-        raise
-
-
 def _drop_output() -> None:
     """Throw away what could not be written, or Python would try again in the end and say so."""
     try:
@@ -105,15 +90,14 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(app: Callable[..., object]) -> None:
-    """Run the command; one of several processes ends without Python's own end."""
+def _run(app: Callable[..., Any]) -> int:
+    """Run the command and return its exit code; one of several processes ends here, and at once."""
     from powernorm.cli.launching import LOST_ANOTHER, is_launched, is_main, leave
 
     if not is_launched():
-        app(prog_name="powernorm")
-        return
+        return _called(app)
     try:
-        app(prog_name="powernorm")
+        leave(_called(app))
     except SystemExit as error:
         leave(error.code if isinstance(error.code, int) else 1)
     except InputError as error:
@@ -130,7 +114,46 @@ def _run(app: Callable[..., object]) -> None:
             leave(LOST_ANOTHER)
         traceback.print_exc()
         leave(1)
-    leave(0)
+
+
+def _called(app: Callable[..., Any]) -> int:
+    """Return the exit code of the command.
+
+    Raises:
+        InputError: the command line cannot be read; its library would say so in several lines.
+        BrokenPipeError: nobody reads the output any more.
+    """
+    import typer
+
+    # By a public name: the package with the class is private or public by the version of typer.
+    usage_error = cast("type[Any]", typer.BadParameter.__base__)
+    try:
+        return int(app(prog_name="powernorm", standalone_mode=False) or 0)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            # The library of the command line ends silently, but as if the command had failed.
+            raise error.__context__ from None
+        raise
+    except usage_error as error:
+        message = error.format_message().rstrip(".")
+        if "\n" in message:  # the help, of a command without arguments
+            error.show()
+            return BAD_INPUT
+        for option in getattr(getattr(error, "param", None), "opts", ()):
+            message = message.replace(f"'{option}':", f"{_as_given(option)}:")
+        command = "powernorm" if error.ctx is None else error.ctx.command_path
+        message = f"{message[:1].lower()}{message[1:]}"
+        raise InputError(f"{message}; see `{command} --help`") from None
+
+
+def _as_given(option: str) -> str:
+    """Return an option with its value, as the command line has it."""
+    for place, part in enumerate(sys.argv):
+        if part == option:
+            return " ".join(sys.argv[place : place + 2])
+        if part.startswith(f"{option}="):
+            return part
+    return option
 
 
 def _is_lost_connection(error: BaseException) -> bool:

@@ -125,8 +125,8 @@ def compare(
 ) -> None:
     """Train the same model with each norm, or with the variants of a study, and compare them.
 
-    Ends in a table and in DIR/report.html. SIGTERM and SIGUSR1 end it after the step at hand with
-    exit code 75; the same command with --resume goes on.
+    Ends in a table and in DIR/report.html, with exit code 1 where runs failed. SIGTERM and SIGUSR1
+    end it after the step at hand with exit code 75; the same command with --resume goes on.
     """
     from powernorm.lab.engine.executors.choice import Workers
     from powernorm.lab.working import with_threads
@@ -160,8 +160,13 @@ def compare(
             _plan(what, folder, recipe, race, resume=resume, force=force)
             return
         if devices > 1 and not workers.are_used:
-            raise typer.Exit(_train_in_processes(what, devices))
-        _train(what, folder, shown, recipe, workers, race, resume=resume, force=force)
+            code = _train_in_processes(what, devices)
+            if code:
+                raise typer.Exit(code)
+        else:
+            _train(what, folder, shown, recipe, workers, race, resume=resume, force=force)
+    if not launching.is_launched():  # else who started this process looks
+        _end_with_failures(folder)
 
 
 def named_settings(
@@ -382,6 +387,24 @@ def _train(
         )
     if shown.as_json and launching.is_main():
         typer.echo((folder / RESULTS_FILE).read_text(encoding="utf-8"), nl=False)
+
+
+def _end_with_failures(folder: Path) -> None:
+    """Leave with an exit code of its own where runs failed, after the table that says so, too."""
+    from powernorm.lab.engine.folders import read_json
+
+    runs = read_json(folder / RESULTS_FILE)["runs"]
+    failed = [run for run in runs if run["status"] == "failed"]
+    if not failed:
+        return
+    first = failed[0]
+    typer.echo(
+        f"error: {len(failed)} of {len(runs)} runs failed, the first by "
+        f"{first.get('message', 'an error')} ({folder / first['folder']}); the same command with "
+        "--resume tries them again",
+        err=True,
+    )
+    raise typer.Exit(launching.FAILED)
 
 
 def _train_in_processes(what: "Grid | ComparisonSettings", devices: int) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _ROWS = (
     ("operators", "all"),
-    ("norms", "norms"),
+    ("norms", "norm operators"),
     ("reductions", "reductions"),
     ("square_roots", "square roots"),
     ("divisions", "divisions"),

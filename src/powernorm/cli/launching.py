@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 OPTION: Final = "--devices"
 FAILED: Final = 1
-"""Exit code after a process was lost."""
+"""Exit code after a process was lost, or where runs failed."""
 BAD_INPUT: Final = 2
 """Exit code of a process that has said what is wrong."""
 LOST_ANOTHER: Final = 3
@@ -142,7 +142,7 @@ def _silence(package: str) -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End one of several processes at once.
 
     Python's own end stops C++ threads that wait for its lock, such as those of the exchange of

@@ -173,11 +173,11 @@ def fold(
     from powernorm.lab.model_sources import open_model
     from powernorm.surgery import plan_fold
     from powernorm.surgery.folding import check_options
-    from powernorm.surgery.storage import check_folder
+    from powernorm.surgery.storage import check_target
 
     check_options(keep, centering, tied, approximate)
     if out is not None:
-        check_folder(out)
+        check_target(out)
     source = open_model(str(checkpoint))
     plan = plan_fold(
         source.model,

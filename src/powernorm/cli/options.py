@@ -52,7 +52,10 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs that
 
 Device = Annotated[
     str,
-    typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …"),
+    typer.Option(
+        metavar="NAME",
+        help="auto (a GPU where there is one), cpu, cuda; of a function of your own also cuda:1, …",
+    ),
 ]
 
 Jobs = Annotated[

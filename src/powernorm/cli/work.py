@@ -70,6 +70,8 @@ def work(
     if worker is None and launching.is_main():
         failed = f" ({num_failed} failed: `compare … --resume` tries them again)" * bool(num_failed)
         typer.echo(f"no run is left{failed}; the table: powernorm report {folder}")
+        if num_failed and not launching.is_launched():
+            raise typer.Exit(launching.FAILED)
 
 
 def _say(message: str) -> None:

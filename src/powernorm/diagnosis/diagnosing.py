@@ -84,9 +84,10 @@ def diagnose(
         A report; `to_rows()`, `write_csv`, `write_json`, `print`.
 
     Raises:
-        InputError: a model without such norms; batches that can be read only once, that are empty
-            or that differ in structure; a norm's input that is not finite (the message names layer
-            and batch); no valid token; batch sizes that cannot be made; a device that is not there.
+        InputError: a model without such norms; batches that can be read only once, that are empty,
+            of one token, all the same or different in structure; a norm's input that is not finite
+            (the message names layer and batch); no valid token; batch sizes that cannot be made; a
+            device that is not there.
 
     Numerics:
         Statistics are sums in float64 on the model's device; where that has none (MPS), each input

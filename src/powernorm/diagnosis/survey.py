@@ -36,6 +36,9 @@ _LEAST: Final = 0.25
 """Share of the average tokens below which a batch, such as the last of a loader, is left out of the
 expectation: its own deviation, perhaps 0, is in the denominator and would dominate the mean."""
 
+_ROUNDING: Final = 1e-9
+"""Largest discrepancy of batches that are all the same, whose sums are of float64."""
+
 _CHUNK: Final = 1 << 20
 """Numbers of an input that are processed at a time, which limits the memory of their terms."""
 
@@ -97,6 +100,11 @@ class Observed:
     def has_padding(self) -> bool:
         """Whether any position was padding."""
         return self.count < self.num_positions
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no call was further from the population than rounding."""
+        return all((value or 0.0) < _ROUNDING for value in self.discrepancy.values)
 
     def pool(self, x: Tensor, padding_mask: Tensor | None) -> bool:
         """Add a call to the population (first pass); return whether all its values are finite."""
@@ -236,8 +244,9 @@ class Survey:
         """Run both passes.
 
         Raises:
-            InputError: fewer than two batches, batches of different structure, a value that is not
-                finite, no norm that was called, no valid token.
+            InputError: fewer than two batches, batches of one token, of the same statistics or of
+                different structure, a value that is not finite, no norm that was called, no valid
+                token.
         """
         self.num_batches = self._go_through(self._pool)
         self._check_called()
@@ -246,7 +255,17 @@ class Survey:
                 "batches holds a single batch, which is its own population: give at least two, "
                 "better dozens"
             )
+        if all(seen.count <= seen.num_calls for seen in self.observed.values()):
+            raise InputError(
+                "every batch holds a single token, whose variance is 0: give batches of the size "
+                "of the training, on which TID depends"
+            )
         second = self._go_through(self._compare)
+        if all(seen.is_constant for seen in self.observed.values()):
+            raise InputError(
+                f"the {self.num_batches} batches have the same statistics at every norm, as if one "
+                "were repeated: give different batches of the training data"
+            )
         left_out = max(seen.num_left_out for seen in self.observed.values())
         if left_out:
             self.notes[

@@ -37,10 +37,15 @@ def check_batches(batches: object) -> None:
     """Raise an InputError unless the argument can be iterated over batch by batch.
 
     Raises:
-        InputError: it cannot be iterated over, or looks like a single batch or a path.
+        InputError: it cannot be iterated over, or is a single batch or a path.
     """
     # Not by `iter(batches)`: that starts a DataLoader's workers and draws random numbers.
     repeats = any(hasattr(type(batches), name) for name in ("__iter__", "__getitem__"))
+    if isinstance(batches, Tensor):
+        raise InputError(
+            f"batches is a tensor of shape {tuple(batches.shape)}, whose rows would be taken for "
+            "batches: put a single batch into a list, [batch]; give list(batches) if they are"
+        )
     if not repeats or isinstance(batches, str | bytes | Mapping):
         raise InputError(
             f"batches is {shown(batches)}, expected a DataLoader or a list of batches; put a "

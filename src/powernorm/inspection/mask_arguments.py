@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -31,15 +32,16 @@ _OWN_MEANINGS: Final[Mapping[str, Meaning | None]] = {
     "input_mask": "keep",
     "valid_mask": "keep",
     "lengths": "lengths",
-    "input_lengths": "lengths",
-    "src_lengths": "lengths",
-    "seq_lengths": "lengths",
     "src_mask": None,
     "tgt_mask": None,
     "key_mask": None,
     "mask": None,
 }
 """Names in models of one's own and of further libraries; None may be either way round."""
+_LENGTHS: Final = re.compile(
+    r"(?!tgt|target|label|text|out|dec|y|o|max|min|num)[a-z_]*(lengths|lens)"
+)
+"""Names of the lengths of a model's inputs, such as `x_lens`, `feat_lengths` or `ilens`."""
 
 _SOURCE: Final = "src_key_padding_mask"
 _TARGET: Final = "tgt_key_padding_mask"
@@ -235,6 +237,7 @@ def _meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning |
         known["mask"] = "keep"
     elif library not in HANDS_ON:
         known.update(_OWN_MEANINGS)
+        known.update({name: "lengths" for name in names if _LENGTHS.fullmatch(name)})
     said = {name: declared_meaning(module, name) for name in names}
     declared = {name: meaning for name, meaning in said.items() if meaning is not None}
     return {

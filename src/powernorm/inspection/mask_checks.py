@@ -84,7 +84,11 @@ class MaskChecks:
             pads = self.padding_in(data, taker.side)
             if mask is None:
                 if self.only_pads:
-                    self._look_at_missing(taker, pads)
+                    self._look_at_missing(
+                        pads,
+                        f"{type(taker.module).__name__} was called without {taker.argument}",
+                        f"Pass {taker.argument}",
+                    )
                 return
             fitting = pads if pads is not None and pads.shape == mask.shape else None
             self._look_at_rows(taker.argument, mask, fitting)
@@ -92,6 +96,22 @@ class MaskChecks:
             if fitting is not None and bool(fitting.any()) and bool(mask.any()):
                 _look_at_direction(taker.argument, fitting, mask)
                 self._judged.add(taker.key)
+
+    def look_without_argument(self, module: nn.Module, data: Tensor) -> None:
+        """Check one call of a model that takes no argument that is known to say what is padding."""
+        taker = Taker(module, "", None)
+        looks = self._looks.get(taker.key, 0)
+        if looks >= _LOOKS or data.is_meta or not self.only_pads:
+            return
+        self._looks[taker.key] = looks + 1
+        with torch.no_grad():
+            pads = self.padding_in(data, None)
+            self._look_at_missing(
+                pads,
+                f"{type(module).__name__} takes no argument that is known to say what is padding",
+                "Declare the one that does (powernorm.declare_mask) before the swap, or give the "
+                "mask by hand: `with powernorm.padding_mask(mask):`",
+            )
 
     def unreadable(self, taker: Taker, given: object) -> None:
         """Warn of a mask that was given and cannot be read."""
@@ -115,14 +135,13 @@ class MaskChecks:
             pads[:, :1] = False
         return _run_from_the_end(pads) | _run_from_the_end(pads.flip(1)).flip(1)
 
-    def _look_at_missing(self, taker: Taker, pads: Tensor | None) -> None:
+    def _look_at_missing(self, pads: Tensor | None, what: str, advice: str) -> None:
         if pads is None or not bool(pads.any()) or bool(pads.all()):
             return
         self.warn(
             "missing",
-            f"{type(taker.module).__name__} was called without {taker.argument}, but "
-            f"{int(pads.sum())} of {pads.numel()} positions look like padding: they count in the "
-            f"statistics of the swapped norms. Pass {taker.argument}",
+            f"{what}, but {int(pads.sum())} of {pads.numel()} positions look like padding: they "
+            f"count in the statistics of the swapped norms. {advice}",
         )
 
     def _look_at_rows(self, argument: str, mask: Tensor, pads: Tensor | None) -> None:

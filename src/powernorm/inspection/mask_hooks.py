@@ -10,7 +10,7 @@ the model, and a copy's hooks ask the copy's norms.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,9 +20,11 @@ from torch.utils.hooks import RemovableHandle
 from powernorm.errors import InputError
 from powernorm.inspection.mask_arguments import (
     HANDS_ON,
+    NO_MASK,
     MaskArgument,
     is_tower,
     library_of,
+    parameters_of,
     takes_length_first,
     turns_round,
 )
@@ -39,7 +41,7 @@ from powernorm.ops.operators import in_backward
 class MaskUse:
     """One swap or observer that needs an owner; the owner stays as long as it has uses."""
 
-    owner: MaskOwner
+    owner: MaskOwner | Lookout
     side: Side | None
     """Stack that the norms are in."""
     parents: tuple[nn.Module, ...]
@@ -328,6 +330,45 @@ class MaskOwner:
         """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
+
+
+class Lookout:
+    """Hook on a model that takes no mask: warns of inputs that look padded, and gives no mask.
+
+    Args:
+        module: the model.
+        checks: gives the warnings.
+    """
+
+    def __init__(self, module: nn.Module, checks: MaskChecks) -> None:
+        self.module = module
+        self.checks = checks
+        self.uses: list[MaskUse] = []
+        self.argument = replace(NO_MASK, data_name=next(iter(parameters_of(module)), ""))
+        self.handle = module.register_forward_pre_hook(self.look, with_kwargs=True)
+
+    def look(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at a call; runs before the forward."""
+        del module
+        is_observed = any(use.observed for use in self.uses)
+        # With a scope around, the user or a larger model has given the mask.
+        scope = innermost_scope(observing=is_observed)
+        if torch.compiler.is_compiling() or in_backward() or scope is not None:
+            return
+        data = self.argument.data(args, kwargs)
+        if data is not None and (
+            is_observed or any(norm.wants_mask for norm in batch_norms(self.module))
+        ):
+            self.checks.look_without_argument(self.module, data)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is a norm to which a mask would matter."""
+        return any(batch_norms(self.module))
+
+    def remove(self) -> None:
+        """Remove the hook."""
+        self.handle.remove()
 
 
 def batch_norms(module: nn.Module) -> Iterable[Norm]:

@@ -24,7 +24,7 @@ from powernorm.inspection.mask_arguments import (
     two_sided_argument,
 )
 from powernorm.inspection.mask_checks import MaskChecks
-from powernorm.inspection.mask_hooks import MaskOwner, MaskUse
+from powernorm.inspection.mask_hooks import Lookout, MaskOwner, MaskUse
 from powernorm.inspection.mask_rules import REDUCES, gives_all_masks
 from powernorm.inspection.selection import Side
 from powernorm.norms import Norm
@@ -88,10 +88,10 @@ def masked_norms(model: nn.Module) -> dict[str, list[str]]:
     return found
 
 
-def _owners_on(module: nn.Module) -> list[MaskOwner]:
+def _owners_on(module: nn.Module) -> list[MaskOwner | Lookout]:
     hooks = module._forward_pre_hooks.values()
     owners = (getattr(hook, "__self__", None) for hook in hooks)
-    return [owner for owner in owners if isinstance(owner, MaskOwner)]
+    return [owner for owner in owners if isinstance(owner, MaskOwner | Lookout)]
 
 
 def _hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
@@ -135,13 +135,20 @@ def attach_mask_owners(
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     needs: dict[str, _Need] = {}
+    has_unmasked = False
     for norm_name in norm_names:
         owners, side = _owners_of(modules, norm_name, sides)
-        for name, argument in owners or _two_sided_owners(modules, norm_name):
+        takers = owners or _two_sided_owners(modules, norm_name)
+        for name, argument in takers:
             need = needs.setdefault(name, _Need(argument, side, [], not owners))
             need.norms.append(norm_name)
+        has_unmasked |= not takers and not _takes_images(modules, norm_name)
     checks = MaskChecks.of(model)
     uses: list[MaskUse] = []
+    if has_unmasked:
+        lookout = _lookout(model, checks)
+        uses.append(MaskUse(lookout, None, (), observed, evaluated, model))
+        lookout.uses.append(uses[-1])
     for name, need in needs.items():
         parents = tuple({modules[norm.rpartition(".")[0]]: None for norm in need.norms})
         for module, argument, reach in (
@@ -163,9 +170,17 @@ def _owner(
 ) -> MaskOwner:
     """Return the owner on a module: an existing one, or a new one."""
     for owner in _owners_on(module):
+        if isinstance(owner, Lookout):
+            continue
         if owner.argument == argument and owner.reach is reach:
             return owner
     return MaskOwner(module, argument, checks, reach, only_warns)
+
+
+def _lookout(model: nn.Module, checks: MaskChecks) -> Lookout:
+    """Return the lookout on a model: an existing one, or a new one."""
+    found = next((one for one in _owners_on(model) if isinstance(one, Lookout)), None)
+    return found or Lookout(model, checks)
 
 
 def _two_sided_owners(modules: Mapping[str, nn.Module], norm_name: str) -> list[_Owner]:
@@ -214,7 +229,7 @@ def mask_sources(
             if not _takes_images(modules, name):
                 sources[name] = None
         elif owners[0][1] is not NO_MASK:
-            owner, argument = owners[0]
+            owner, argument = owners[-1]  # the nearest that is given and fits
             sources[name] = f"{owner}.{argument.name}" if owner else argument.name
     return sources
 

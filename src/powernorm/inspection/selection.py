@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, cast, get_args
 
@@ -28,7 +28,7 @@ _EMBEDDING: Final = re.compile(r"emb|(^|[._])pre(_|norm|layer)|_pre$")
 _LAYER_CLASS: Final = re.compile(r"(layer|block)$", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Where:
     """A selection of norms; each condition that is given must hold.
 
@@ -66,6 +66,12 @@ class Where:
             raise InputError(f"side is {self.side!r}, expected 'encoder' or 'decoder'")
         if self.lowest is not None and (type(self.lowest) is not int or self.lowest < 1):
             raise InputError(f"lowest is {self.lowest!r}, expected a whole number of layers ≥ 1")
+
+    def __repr__(self) -> str:
+        """Return the conditions that are given."""
+        given = ((item.name, getattr(self, item.name)) for item in fields(self))
+        shown = ", ".join(f"{name}={value!r}" for name, value in given if value is not None)
+        return f"Where({shown})"
 
     def selects(self, site: Site) -> bool:
         """Return whether all conditions hold for a norm."""

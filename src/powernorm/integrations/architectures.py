@@ -1,6 +1,8 @@
 """Classes of transformers by their names in a `config.json` that anyone may have written."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, cast
 
@@ -67,3 +69,20 @@ def _family(model_type: object) -> Any:
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         return None
     return import_module(CONFIG_MAPPING[model_type].__module__.rpartition(".")[0])
+
+
+@contextmanager
+def loading_quietly() -> Iterator[None]:
+    """In the block, let transformers show no bars and no reports: we say what is missing."""
+    from transformers.utils import logging as untyped
+
+    logging: Any = untyped
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()

@@ -31,7 +31,8 @@ def export(
     """Return a model as ONNX: `export(model, x).save("model.onnx")`.
 
     Fold the model first if it has static norms (`powernorm.fold`): then none of them is left. Other
-    norms of this library become the operators of ONNX that they consist of.
+    norms of this library become the operators of ONNX that they consist of. A Hugging Face model
+    is written without its cache of keys and values.
 
     Args:
         model: in evaluation mode.
@@ -53,7 +54,7 @@ def export(
     if model.training:
         raise InputError(f"{type(model).__name__} is in training mode: call model.eval() first")
     call = as_call(example_inputs)
-    with _quiet(), torch.no_grad():
+    with _quiet(), torch.no_grad(), _without_caches(model):
         try:
             free = _pytree.tree_map_only(str, lambda _: torch.export.Dim.AUTO, dynamic_shapes)
             traced = torch.export.export(model, call.args, dict(call.kwargs), dynamic_shapes=free)
@@ -102,7 +103,9 @@ def largest_error(program: ONNXProgram, model: nn.Module, example_inputs: object
         import onnxruntime  # noqa: F401
     call = as_call(example_inputs)
     found = program(*call.args, **call.kwargs)
-    wanted = [leaf for leaf in _pytree.tree_leaves(call.call(model)) if isinstance(leaf, Tensor)]
+    with _without_caches(model):
+        leaves = _pytree.tree_leaves(call.call(model))
+    wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return largest_difference(found, wanted)
 
 
@@ -143,6 +146,20 @@ def _check_operators(traced: torch.export.ExportedProgram) -> None:
 def _module_of(node: torch.fx.Node) -> str:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]) if stack else str(node.target)
+
+
+@contextmanager
+def _without_caches(model: nn.Module) -> Iterator[None]:
+    """Let the models of transformers in it put out no cache, which is no tensor."""
+    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    caching = [config for config in found if getattr(config, "use_cache", None) is True]
+    try:
+        for config in caching:
+            config.use_cache = False
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.errors import InputError
 from powernorm.inspection.devices import Device
-from powernorm.integrations.architectures import model_class
+from powernorm.integrations.architectures import loading_quietly, model_class
 from powernorm.integrations.extras import needed_for
 from powernorm.json_reading import read_json
 
@@ -125,6 +125,7 @@ def load_pretrained(path: Path, *, with_head: bool = False) -> Pretrained:
         ModuleNotFoundError: transformers is missing.
     """
     model, missing = load_model(path, with_head=with_head)
+    check_reads_text(model, path)
     return Pretrained(model, load_tokenizer(path), missing)
 
 
@@ -143,14 +144,29 @@ def load_model(path: Path, *, with_head: bool) -> tuple[Any, tuple[str, ...]]:
         from transformers import AutoModel
     kind: Any = (_class_with_head(path) if with_head else None) or AutoModel
     try:
-        model, info = kind.from_pretrained(
-            str(path), local_files_only=True, trust_remote_code=False, output_loading_info=True
-        )
+        with loading_quietly():
+            model, info = kind.from_pretrained(
+                str(path), local_files_only=True, trust_remote_code=False, output_loading_info=True
+            )
     except Exception as error:  # a damaged folder may raise anything
         raise InputError(
             f"{path} holds no model that can be loaded: {type(error).__name__}: {error}"
         ) from error
     return model.eval(), tuple(sorted(info["missing_keys"]))
+
+
+def check_reads_text(model: Any, path: Path) -> None:
+    """Raise an InputError unless a model's batches can be made of a text.
+
+    Raises:
+        InputError: it takes sounds, images or series.
+    """
+    takes = getattr(model, "main_input_name", "input_ids")
+    if takes != "input_ids":
+        raise InputError(
+            f"{path} holds a {type(model).__name__}, which takes {takes}, no text: give "
+            "module:name of (model, batches), with batches such as it was trained on"
+        )
 
 
 def named_first(missing: Sequence[str]) -> str:

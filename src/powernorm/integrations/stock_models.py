@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.integrations.architectures import config_of
+from powernorm.integrations.architectures import config_of, loading_quietly
 from powernorm.surgery.marking import is_pretrained
 from powernorm.surgery.records import KEY
 from powernorm.surgery.stock import CONSTANT_EPS, constant_norms, stock_state, verify_stock
@@ -54,7 +54,8 @@ def save_stock(model: nn.Module, path: Path) -> None:
         stock.save_pretrained(str(path))
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from error
-    loaded = cast(Any, type(model)).from_pretrained(str(path), local_files_only=True)
+    with loading_quietly():
+        loaded = cast(Any, type(model)).from_pretrained(str(path), local_files_only=True)
     verify_stock(model, loaded, original)
 
 
@@ -73,7 +74,8 @@ def compare_stock(model: nn.Module, path: Path, example_inputs: object) -> tuple
 
     def loaded(like: nn.Module) -> nn.Module:
         dtype = cast(Any, like).dtype
-        stock = kind.from_pretrained(str(path), local_files_only=True, dtype=dtype)
+        with loading_quietly():
+            stock = kind.from_pretrained(str(path), local_files_only=True, dtype=dtype)
         return cast(nn.Module, stock.eval())
 
     errors = differences(model, loaded, [as_call(example_inputs, model)])

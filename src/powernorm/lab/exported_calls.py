@@ -44,15 +44,13 @@ class TensorCall(nn.Module):
     Args:
         model: in evaluation mode.
         inputs: an example: a tensor, a tuple of positional arguments or a dict of keyword ones.
-        answer_only: of a Hugging Face model, give its logits or last hidden states alone, and let
-            it keep no cache of keys and values.
+        answer_only: of a Hugging Face model, give its logits or last hidden states alone.
     """
 
     def __init__(self, model: nn.Module, inputs: object, *, answer_only: bool = False) -> None:
         super().__init__()
         self.model = model
         self._answer_only = answer_only
-        self._more = {"use_cache": False} if answer_only and _has_cache(model) else {}
         call = as_call(inputs, model)
         self._leaves, self._spec = _pytree.tree_flatten((call.args, dict(call.kwargs)))
         # A view would bring its base into what torch.export asserts of the inputs.
@@ -65,7 +63,7 @@ class TensorCall(nn.Module):
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         args, kwargs = _pytree.tree_unflatten(leaves, self._spec)
-        outputs = self.model(*args, **kwargs, **self._more)
+        outputs = self.model(*args, **kwargs)
         return _answer(outputs) if self._answer_only else outputs
 
     def tensors_of(self, inputs: object) -> list[Tensor]:
@@ -168,10 +166,6 @@ def _form(spec: _pytree.TreeSpec) -> str:
     """Return the arguments of a call in words."""
     args, kwargs = _pytree.tree_unflatten(range(spec.num_leaves), spec)
     return ", ".join([f"{len(args)} positional arguments"] * bool(args) + list(kwargs)) or "none"
-
-
-def _has_cache(model: nn.Module) -> bool:
-    return getattr(getattr(model, "config", None), "use_cache", None) is not None
 
 
 def _answer(outputs: Any) -> Tensor:

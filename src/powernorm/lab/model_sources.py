@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.integrations.folded_pretrained import example_inputs, load_whole
-from powernorm.integrations.pretrained import Pretrained, is_pretrained, load_tokenizer
+from powernorm.integrations.pretrained import (
+    Pretrained,
+    check_reads_text,
+    is_pretrained,
+    load_tokenizer,
+)
 from powernorm.lab.data.batch import MASK
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.own_models import ModelWithBatches, is_own_run, load_own_run, model_by_name
@@ -67,6 +72,7 @@ class ModelSource:
         return self._texts(number, data)
 
     def _texts(self, number: int, data: str | None) -> list[Any]:
+        check_reads_text(self.model, Path(self.name))
         if data is None:
             raise InputError(f"{self.name} comes without a text: give one, --data TEXT")
         tokenizer = load_tokenizer(Path(self.name))

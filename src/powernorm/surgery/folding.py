@@ -444,11 +444,11 @@ def check_options(keep: str, centering: str, tied: str | None, approximate: bool
             expected = " or ".join(repr(one) for one in known if one is not None)
             raise InputError(f"{what} is {value!r}, expected {expected}")
     for option, given in (
-        ("centering='weights'", centering == "weights"),
-        ("approximate=True", approximate),
+        ("centering=weights", centering == "weights"),
+        ("approximate", approximate),
     ):
         if given and keep != "statistics":
-            raise InputError(f"{option} is about norms that stay: give keep='statistics', too")
+            raise InputError(f"{option} is about norms that stay: give keep=statistics, too")
 
 
 def _examples(model: nn.Module, first: object, others: Sequence[object]) -> tuple[Examples, ...]:

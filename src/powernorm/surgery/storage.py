@@ -24,7 +24,7 @@ from powernorm.checksums import check_seal, save_sealed_tensors
 from powernorm.errors import InputError
 from powernorm.json_reading import parse_json
 from powernorm.norms import Norm
-from powernorm.runs import CONFIG_FILE, MODEL_FILE
+from powernorm.runs import COMPARISON_FILE, CONFIG_FILE, MODEL_FILE, RESULTS_FILE
 from powernorm.surgery.records import KEY, Record
 from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 
@@ -38,6 +38,10 @@ _FOREIGN: Final = (
     "pytorch_model.bin.index.json",
 )
 """Weights that other libraries would load beside ours."""
+
+
+_TAKEN: Final = (CONFIG_FILE, COMPARISON_FILE, RESULTS_FILE)
+"""Of a run, a comparison or another model."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def write_model(
             be saved, or safetensors is missing.
     """
     record = _record_of(model).to_dict()
-    check_folder(folder)
+    check_target(folder)
     state = _state_of(model)
     _check_overlaps(model)
     floats, others = passing_buffers(model)
@@ -268,6 +272,23 @@ def check_folder(folder: Path) -> None:
         raise InputError(
             f"{folder} holds {foreign}, which other libraries would load instead of this model: "
             "give a folder of its own"
+        )
+
+
+def check_target(folder: Path) -> None:
+    """Raise an InputError where a model cannot be written, such as into the folder of a run.
+
+    Raises:
+        InputError: says what is there.
+    """
+    check_folder(folder)
+    if (folder / MODEL_FILE).exists():
+        return  # an older model, which is replaced
+    taken = next((name for name in _TAKEN if (folder / name).exists()), None)
+    if taken is not None:
+        raise InputError(
+            f"{folder} holds something else ({taken}), which the model's files would replace or "
+            "hide: give a folder of its own"
         )
 
 

@@ -223,8 +223,13 @@ def _unknown_key(owner: Any, key: str) -> InputError:
     if near:
         offered = ", ".join(dict.fromkeys(near))
         advice = f"did you mean {offered}?"
+    elif section:
+        advice = f"known are {', '.join(section)}"
     else:
-        advice = f"known are {', '.join(section or keys)}"
+        plain = [known for known in keys if "." not in known]
+        sections = dict.fromkeys(known.split(".")[0] for known in keys if "." in known)
+        known = ", ".join(plain + [f"{name}.…" for name in sections])
+        advice = f"known are {known}: name one of a section to see all that it has"
     return InputError(f"{key!r} is not a setting of the task {owner.task}; {advice}")
 
 

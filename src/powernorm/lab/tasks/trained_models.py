@@ -62,6 +62,11 @@ def load_trained(path: Path) -> TrainedModel:
     Raises:
         InputError: there is no such run, or a file of it is damaged.
     """
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist: give the folder of a trained model, such as "
+            "runs/lm-demo/bn-pre-seed0"
+        )
     checkpoint = _scored(path / CHECKPOINTS_FOLDER) if path.is_dir() else path
     config = checkpoint.parent.parent / CONFIG_FILE
     if config.is_file() and "function" in (own := read_json(config)):
