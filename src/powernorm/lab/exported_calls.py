@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from powernorm.errors import InputError
+from powernorm.lab.model_outputs import answer_in
 from powernorm.surgery.verification import Examples, as_call
 
 _SMALLEST: Final = 1e-300
@@ -64,7 +65,8 @@ class TensorCall(nn.Module):
         leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         args, kwargs = _pytree.tree_unflatten(leaves, self._spec)
         outputs = self.model(*args, **kwargs)
-        return _answer(outputs) if self._answer_only else outputs
+        answer = answer_in(outputs) if self._answer_only else None
+        return outputs if answer is None else answer
 
     def tensors_of(self, inputs: object) -> list[Tensor]:
         """Return the tensors in inputs of the example's form, in its order."""
@@ -166,14 +168,6 @@ def _form(spec: _pytree.TreeSpec) -> str:
     """Return the arguments of a call in words."""
     args, kwargs = _pytree.tree_unflatten(range(spec.num_leaves), spec)
     return ", ".join([f"{len(args)} positional arguments"] * bool(args) + list(kwargs)) or "none"
-
-
-def _answer(outputs: Any) -> Tensor:
-    """Return the logits, the last hidden states or the first tensor of a Hugging Face output."""
-    for name in ("logits", "last_hidden_state"):
-        if isinstance(value := getattr(outputs, name, None), Tensor):
-            return value
-    return next(leaf for leaf in _pytree.tree_leaves(outputs) if isinstance(leaf, Tensor))
 
 
 def _names(model: nn.Module, call: Examples) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from powernorm.inspection.batches import call_model
 from powernorm.integrations.pretrained import is_pretrained
 from powernorm.lab.data.batch import IGNORED, MASK, Batch
 from powernorm.lab.data.corpus import EvaluatedSplit
+from powernorm.lab.model_outputs import answer_in
 from powernorm.lab.own_models import ModelWithBatches, is_own_run, load_own_run, model_by_name
 from powernorm.lab.removal.settings import RemovalDataSettings
 from powernorm.lab.report.loading import is_run_folder
@@ -87,7 +88,7 @@ class Original(ABC):
 
     def logits(self, outputs: Any) -> Tensor:
         """Return the logits, or what else a model puts out first."""
-        found = _tensor_in(outputs)
+        found = answer_in(outputs)
         if found is None:
             raise InputError(
                 f"the model puts out a {type(outputs).__name__}, expected a tensor, or a tuple or "
@@ -317,28 +318,6 @@ def _checked_pair(source: tuple[Any, ...]) -> tuple[nn.Module, list[Any]]:
     if len(source) != 2 or not isinstance(source[0], nn.Module):
         raise InputError("expected (model, batches): the module, and a list of batches")
     return source[0], list(source[1])
-
-
-def _tensor_in(outputs: Any) -> Tensor | None:
-    """Return the logits of an output of any kind, else its first floating-point tensor."""
-    for name in ("logits", "last_hidden_state"):
-        value = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
-        if isinstance(value, Tensor):
-            return value
-    return next(tensors_in(outputs), None)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the floating-point tensors of an output, whatever it is."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -36,7 +36,8 @@ from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.state import seed_everything
 from powernorm.lab.engine.stopping import Stop, Stopped
-from powernorm.lab.removal.originals import Original, open_original, tensors_in
+from powernorm.lab.model_outputs import floats_in
+from powernorm.lab.removal.originals import Original, open_original
 from powernorm.lab.removal.report import write_removal_page
 from powernorm.lab.removal.settings import (
     DEFAULT_SHARE,
@@ -380,7 +381,7 @@ def check_agreement(model: nn.Module, loaded: nn.Module, example: Any, folder: P
 
 
 def _flat(outputs: Any) -> Tensor:
-    return torch.cat([tensor.flatten().double() for tensor in tensors_in(outputs)])
+    return torch.cat([tensor.flatten().double() for tensor in floats_in(outputs)])
 
 
 # The folder
