@@ -146,6 +146,7 @@ def test_json_and_quiet(home: Path, tmp_path: Path) -> None:
         (("mine:train", "--goal", "loss:min", "--preset", "demo"), "leave it out"),
         (("mine:train", "--goal", "loss:min", "--set", "learningrate=1"), "did you mean"),
         (("mine:train", "--goal", "loss:min", "--set", "steps=many"), "steps=many"),
+        (("mine:train", "--goal", "loss:min", "--set", "steps=-3"), "steps=-3: expected at least"),
         (("mine:train", "--goal", "loss:min", "--norms", "layernorm"), "layernorm"),
         (("mine:train", "--goal", "loss:min", "--norms", "ln,ln"), "different short names"),
         (("mine:train", "--goal", "loss:min", "--seeds", "a"), "--seeds a"),

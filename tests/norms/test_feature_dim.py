@@ -265,9 +265,13 @@ def test_a_layer_from_before_there_was_a_choice_has_its_features_last() -> None:
         (torch.ones(2, 8, 3, 4, dtype=torch.long), None, "expected a floating point type"),
         (torch.ones(SHAPE), torch.zeros(2, 8, 3, dtype=torch.bool), r"expected \(2, 3, 4\)"),
         (torch.ones(SHAPE), torch.zeros(2, 3, 4), "1 = keep|torch.bool"),
+        (torch.ones(SHAPE).numpy(), None, "got a ndarray, expected a tensor"),
+        (torch.ones(SHAPE).tolist(), None, "got a list, expected a tensor"),
+        (torch.ones(SHAPE), torch.zeros(2, 3, 4).bool().numpy(), "padding_mask is a ndarray"),
+        (torch.ones(SHAPE), [[[False] * 4] * 3] * 2, "padding_mask is a list, expected a tensor"),
     ],
 )
-def test_bad_calls(name: str, x: Tensor, mask: Tensor | None, message: str) -> None:
+def test_bad_calls(name: str, x: Any, mask: Any, message: str) -> None:
     norm = powernorm.build_norm(name, 8, feature_dim=1)
     with pytest.raises(powernorm.InputError, match=message):
         norm(x, mask)
@@ -275,6 +279,12 @@ def test_bad_calls(name: str, x: Tensor, mask: Tensor | None, message: str) -> N
 
 def test_bad_scopes_and_residuals_name_the_shape_that_was_given() -> None:
     norm = powernorm.BatchNorm(8, feature_dim=1)
+    bad: Any = [[False]]
+    with (
+        pytest.raises(powernorm.InputError, match="padding_mask is a list"),
+        powernorm.padding_mask(bad),
+    ):
+        pass
     with (
         powernorm.padding_mask(torch.zeros(2, 3, dtype=torch.bool)),
         pytest.raises(powernorm.InputError, match=r"\(2, 3, 4\): .*input of shape \(2, 8, 3, 4\)"),

@@ -231,6 +231,30 @@ def test_the_mask_that_is_nearest_is_in_the_plan_and_used() -> None:
     assert torch.allclose(model.encoder.layers[0].norm1.running_mean, before, atol=1e-5)
 
 
+def test_lengths_that_count_something_else_are_warned_of_and_not_used() -> None:
+    model = own("lengths")
+    with pytest.warns(MaskWarning, match="go up to 1600, and the input has 5 positions"):
+        model(vectors(), torch.tensor([1600, 960]))
+    assert mean_of_valid(model, vectors(), torch.zeros_like(FULL))
+    for _ in range(30):  # beyond the number of looks
+        model(vectors(), torch.tensor([1600, 960]))
+    assert mean_of_valid(model, vectors(), torch.zeros_like(FULL))
+
+
+def test_a_mask_longer_than_the_input_of_a_model_that_trains_is_an_error() -> None:
+    model = own("padding_mask")
+    with pytest.raises(
+        InputError, match=r"shape \(2, 3, 8\).* \(2, 5\), does not fit: .*declare_mask"
+    ):
+        model(vectors()[:, :3], FULL)
+
+
+def test_padding_beside_a_mask_of_attention_is_warned_of() -> None:
+    silent = vectors().masked_fill(FULL.unsqueeze(-1), 0.0)
+    with pytest.warns(MaskWarning, match="given mask for its attention alone, but 2 of 10"):
+        own("mask")(silent, torch.ones(5, 5).tril().bool())
+
+
 def test_masks_of_attention_are_no_padding() -> None:
     model = own("mask")
     model(vectors(), torch.ones(5, 5).tril())

@@ -100,6 +100,62 @@ def test_one_file_and_an_index_of_older_ones(tmp_path: Path) -> None:
 # A given model -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation": "gelu"}, "activation=relu.* there and .*activation=gelu"),
+        ({"activation": nn.GELU()}, r"layers\.0 is TransformerEncoderLayer\(activation=relu"),
+        ({"norm_first": True}, "norm_first=False.* there and .*norm_first=True"),
+        ({"batch_first": False}, "batch_first=True.* there and .*batch_first=False"),
+        ({"nhead": 4}, "num_heads=2.* there and .*num_heads=4"),
+        ({"dropout": 0.5}, r"dropout=0\.1.* there and .*dropout=0\.5"),
+    ],
+)
+def test_torchs_layers_with_other_arguments(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    def build(**options: Any) -> nn.Module:
+        arguments = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "batch_first": True}
+        layer = nn.TransformerEncoderLayer(**{**arguments, **options})
+        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    model = build()
+    powernorm.swap(model, "bn")
+    model(torch.randn(2, 3, 8))
+    powernorm.save(model, tmp_path)
+    assert powernorm.load(tmp_path, build()) is not None
+    with pytest.raises(InputError, match=message):
+        powernorm.load(tmp_path, build(**options))
+
+
+def test_a_module_without_tensors_more_or_less(tmp_path: Path) -> None:
+    def build(*more: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), *more)
+
+    model = build(nn.ReLU())
+    powernorm.swap(model, "bn")
+    powernorm.save(model, tmp_path)
+    powernorm.load(tmp_path, build(nn.ReLU()))
+    with pytest.raises(InputError, match=r"2 is ReLU\(\) there and nothing here"):
+        powernorm.load(tmp_path, build())
+    with pytest.raises(InputError, match=r"3 is nothing there and GELU.* here"):
+        powernorm.load(tmp_path, build(nn.ReLU(), nn.GELU()))
+
+
+def test_a_folded_model_is_loaded_into_a_swapped_one(tmp_path: Path) -> None:
+    model = torch_encoder()
+    powernorm.swap(model, "bn")
+    x = torch.randn(2, 5, model.layers[0].linear1.in_features)
+    model.train()(x)
+    powernorm.fold(model.eval(), x)
+    powernorm.save(model, tmp_path)
+    given = torch_encoder()
+    powernorm.swap(given, "bn")
+    loaded = powernorm.load(tmp_path, given)
+    assert torch.equal(loaded(x), model(x))
+    assert not [part for part in loaded.modules() if part._forward_pre_hooks]
+
+
 def test_a_given_model_of_another_configuration(tmp_path: Path) -> None:
     powernorm.save(swapped_bert(), tmp_path)
     given, _ = FAMILIES["bert"]()

@@ -303,8 +303,12 @@ def _check_config(path: Path) -> None:
 
 def _check_result(path: Path) -> None:
     from powernorm.lab.engine.folders import read_result
+    from powernorm.lab.removal.removing import REMOVAL_FILE
 
-    read_result(path.parent)
+    if (path.parent / REMOVAL_FILE).is_file():
+        _check_json(path)  # what a removal came to, which is no run
+    else:
+        read_result(path.parent)
 
 
 def _check_subwords(path: Path) -> None:

@@ -97,8 +97,8 @@ class MaskChecks:
                 _look_at_direction(taker.argument, fitting, mask)
                 self._judged.add(taker.key)
 
-    def look_without_argument(self, module: nn.Module, data: Tensor) -> None:
-        """Check one call of a model that takes no argument that is known to say what is padding."""
+    def look_without_mask(self, module: nn.Module, data: Tensor, why: str) -> None:
+        """Check one call of a module that has no mask of its own, for the reason that is given."""
         taker = Taker(module, "", None)
         looks = self._looks.get(taker.key, 0)
         if looks >= _LOOKS or data.is_meta or not self.only_pads:
@@ -108,20 +108,21 @@ class MaskChecks:
             pads = self.padding_in(data, None)
             self._look_at_missing(
                 pads,
-                f"{type(module).__name__} takes no argument that is known to say what is padding",
-                "Declare the one that does (powernorm.declare_mask) before the swap, or give the "
-                "mask by hand: `with powernorm.padding_mask(mask):`",
+                f"{type(module).__name__} {why}",
+                "Declare the argument that says what is padding (powernorm.declare_mask) before "
+                "the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
             )
 
-    def unreadable(self, taker: Taker, given: object) -> None:
+    def unreadable(self, taker: Taker, given: object, reason: str = "") -> None:
         """Warn of a mask that was given and cannot be read."""
         shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
+        because = f", for {reason}" if reason else ""
         self.warn(
             f"unreadable {taker.key}",
             f"{type(taker.module).__name__} was given {taker.argument} as a "
             f"{type(given).__name__}{shape}, which cannot be read as a padding mask (batch, "
-            "length): padding counts in the statistics of the swapped norms, unless they are given "
-            "a mask by hand: `with powernorm.padding_mask(mask):`",
+            f"length){because}: padding counts in the statistics of the swapped norms, unless they "
+            "are given a mask by hand: `with powernorm.padding_mask(mask):`",
         )
 
     def padding_in(self, data: Tensor, side: Side | None) -> Tensor | None:

@@ -186,7 +186,10 @@ class MaskOwner:
             return mask
         # With a cache the mask also covers the positions before the input.
         length = data.shape[1 - batch_dim]
-        if self.is_own and tuple(mask.shape) == (data.shape[1], data.shape[0]):
+        if self.is_own and (
+            tuple(mask.shape) == (data.shape[1], data.shape[0])
+            or any(norm.training for norm in batch_norms(self.reach))  # nobody trains with a cache
+        ):
             return mask
         return mask[:, -length:] if mask.shape[1] > length else mask
 
@@ -310,9 +313,12 @@ class MaskOwner:
         if mask is None and (outer or not self.argument.name):
             return
         if mask is None and given is not None:
-            reader = self.reader
-            if reader is None or (data is not None and not reader.is_attention(given, data)):
-                self.checks.unreadable(taker, given)
+            if data is not None and self.reader is not None and self._is_attention(given, data):
+                self.checks.look_without_mask(
+                    self.module, data, f"was given {self.argument.name} for its attention alone"
+                )
+            elif data is not None or self.reader is None:
+                self.checks.unreadable(taker, given, self.reader.misfit if self.reader else "")
         # Vectors of another length than the mask may have it in another place.
         elif data is not None and not (self.parts and data.ndim == 3):
             if mask is not None and mask.ndim == 1:
@@ -320,6 +326,9 @@ class MaskOwner:
             elif self._is_length_first(data, mask):
                 data = data.transpose(0, 1)
             self.checks.look(taker, data, mask)
+
+    def _is_attention(self, given: object, data: Tensor) -> bool:
+        return self.reader is not None and self.reader.is_attention(given, data)
 
     def _is_length_first(self, data: Tensor, mask: Tensor | None) -> bool:
         if self.is_own and mask is not None and data.ndim == 3 and mask.shape[0] != mask.shape[1]:
@@ -359,7 +368,9 @@ class Lookout:
         if data is not None and (
             is_observed or any(norm.wants_mask for norm in batch_norms(self.module))
         ):
-            self.checks.look_without_argument(self.module, data)
+            self.checks.look_without_mask(
+                self.module, data, "takes no argument that is known to say what is padding"
+            )
 
     @property
     def is_needed(self) -> bool:

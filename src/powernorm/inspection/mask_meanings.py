@@ -51,6 +51,8 @@ class MaskReader:
         self.meaning = argument.meaning
         self._is_mask = False  # whether a value had the shape of the data and no other
         self._looks = 0
+        self.misfit = ""
+        """Why lengths were found to count something else than positions."""
 
     def read(self, value: object, data: Tensor | None, around: Sequence[Tensor]) -> Tensor | None:
         """Return a value as a mask (batch, length), True = padding.
@@ -71,7 +73,7 @@ class MaskReader:
         if not isinstance(value, Tensor) or data is None:
             return None
         if self.argument.meaning == "lengths":
-            return _of_lengths(value, data)
+            return self._of_lengths(value, data)
         value = without_heads(value)
         shape = self._shape(value, data)
         if shape == "either":
@@ -79,6 +81,20 @@ class MaskReader:
         if shape != "mask":
             return None
         return self._read_as(self._settled(value, data, around), value)
+
+    def _of_lengths(self, value: Tensor, data: Tensor) -> Tensor | None:
+        mask = _of_lengths(value, data)
+        if mask is None or torch.compiler.is_compiling() or mask.is_meta:
+            return mask
+        if self._looks < _LOOKS and value.numel():
+            self._looks += 1
+            longest = int(value.max())
+            if longest > mask.shape[1]:
+                # Of samples, say, where the input is of frames.
+                self.misfit = (
+                    f"they go up to {longest}, and the input has {mask.shape[1]} positions"
+                )
+        return None if self.misfit else mask
 
     def is_attention(self, value: object, data: Tensor | None) -> bool:
         """Return whether a value says which positions see which, and not which are padding."""

@@ -98,6 +98,11 @@ class Norm(nn.Module):
     ) -> Normalized:
         """Normalize over `feature_dim`; see the class."""
         if type(x) is not Tensor or x.is_nested:
+            if not isinstance(x, Tensor):
+                raise InputError(
+                    f"{self.class_name} got a {type(x).__name__}, expected a tensor: convert with "
+                    "torch.as_tensor(x)"
+                )
             if x.is_nested:
                 return self._normalize_nested(x, padding_mask, residual)
             if self.takes_local and is_sharded(x):

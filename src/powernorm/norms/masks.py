@@ -175,6 +175,21 @@ def _is_open(frame: _Frame) -> bool:
     return running is not None
 
 
+def check_is_mask(mask: object) -> None:
+    """Raise an InputError unless a padding mask is a tensor, or None.
+
+    Raises:
+        InputError: says how to convert it.
+    """
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor):
+        raise InputError(
+            f"padding_mask is a {type(mask).__name__}, expected a tensor: convert with "
+            "torch.as_tensor(mask)"
+        )
+
+
 @contextmanager
 def padding_mask(mask: Tensor | None) -> Iterator[None]:
     """Give every norm called inside the scope this padding mask.
@@ -193,6 +208,7 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     >>> with powernorm.padding_mask(torch.tensor([[False, False, True]])):
     ...     y = norm(torch.randn(1, 3, 4))
     """
+    check_is_mask(mask)
     opened = _compiled_frames()
     frame = _Frame(() if mask is None else (ScopedMask(mask),), None)
     _push(frame)
@@ -290,12 +306,19 @@ def _fitting(
     return None, False
 
 
+_NEARER: Final = (
+    "if a module around it takes a mask that fits, name that by powernorm.declare_mask before the "
+    "swap; else "
+)
+
+
 def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:
     assert offered.source is not None
     shape = tuple(features_back(x, getattr(norm, "feature_dim", LAST)).shape)
     return InputError(
         f"{offered.source.name_of(norm)} got an input of shape {shape}, to which the mask from "
-        f"{offered.source.label}, of shape {tuple(offered.mask.shape)}, does not fit: leave this "
+        f"{offered.source.label}, of shape {tuple(offered.mask.shape)}, does not fit: "
+        f"{_NEARER if getattr(offered.source, 'is_own', False) else ''}leave this "
         "norm out of the swap by `where=`, or hand the norms masks of their inputs by their "
         "argument padding_mask or by `with powernorm.padding_mask(mask):` inside the model"
     )
@@ -353,6 +376,7 @@ def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None
     Raises:
         InputError: wrong type, shape or device.
     """
+    check_is_mask(mask)
     if mask.dtype != torch.bool:
         fix = (
             "a float mask is usually added to attention scores, with -inf or a large negative "

@@ -12,7 +12,7 @@ from powernorm.errors import InputError
 from powernorm.norms import Norm
 from powernorm.norms.buffers import is_optional_key
 from powernorm.surgery.changes import Changes, empty_bias, slot_of
-from powernorm.surgery.marking import mark
+from powernorm.surgery.marking import is_pretrained, mark
 from powernorm.surgery.storage import SavedModel, checksum_of, passing_buffers, traits_of
 from powernorm.surgery.structure import stop_tying
 
@@ -98,11 +98,14 @@ def _other_buffer(model: nn.Module, saved: SavedModel) -> str:
 def _other_trait(model: nn.Module, saved: SavedModel) -> str:
     """Compare modules of torch without tensors; those of other libraries may change their names."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    for name, here in traits_of(model).items():
-        there = saved.traits.get(name, here)
+    traits = traits_of(model)
+    is_own = not is_pretrained(model)
+    for name, here in traits.items():
+        there = saved.traits.get(name, "nothing" if is_own else here)
         if there != here and type(modules[name]).__module__.startswith("torch.nn"):
-            return f"{name} is {there} there and {here} here"
-    return ""
+            return f"{name or 'the model'} is {there} there and {here} here"
+    gone = next((name for name in saved.traits if is_own and name not in traits), None)
+    return "" if gone is None else f"{gone} is {saved.traits[gone]} there and nothing here"
 
 
 def _assign(model: nn.Module, saved: SavedModel, changes: Changes) -> None:

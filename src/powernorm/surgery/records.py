@@ -296,8 +296,11 @@ class Record:
                         f"the given {type(model).__name__} has {what} at {name!r}, where the saved "
                         f"model had none of this library: {_FIX}"
                     )
+        folded = {
+            name for part in self.parts if not part.norm for names in part.names for name in names
+        }
         for root, names in masked_norms(model).items():
-            masked = sorted(set(names) - set(self.masks.get(root, ())))
+            masked = sorted(set(names) - set(self.masks.get(root, ())) - folded)
             if masked:
                 raise InputError(
                     f"{masked[0]!r} of the given {type(model).__name__} gets a padding mask that "

@@ -40,6 +40,13 @@ _FOREIGN: Final = (
 """Weights that other libraries would load beside ours."""
 
 
+_FAST_PATH: Final = (
+    "activation_relu_or_gelu",
+    "enable_nested_tensor",
+    "mask_check",
+    "use_nested_tensor",
+)
+"""What chooses between ways to compute the same; a swap changes it."""
 _TAKEN: Final = (CONFIG_FILE, COMPARISON_FILE, RESULTS_FILE)
 """Of a run, a comparison or another model."""
 
@@ -376,12 +383,30 @@ def checksum_of(tensor: Tensor) -> str:
 
 
 def traits_of(model: nn.Module) -> dict[str, str]:
-    """Return classes and settings of the modules without parts, such as activations and dropout.
+    """Return classes and settings that no tensor tells, by name.
 
-    No tensor says what they are.
+    They are those of the modules without parts, such as activations and dropout, and of torch's own
+    layers with parts, such as their number of heads.
     """
-    return {
-        name: f"{type(module).__name__}({_ZEROS.sub('', module.extra_repr())})"
-        for name, module in model.named_modules(remove_duplicate=False)
-        if not module._modules and not isinstance(module, Norm | FoldedNorm | FeatureAffine)
-    }
+    traits = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Norm | FoldedNorm | FeatureAffine):
+            continue
+        if not module._modules:
+            traits[name] = f"{type(module).__name__}({_ZEROS.sub('', module.extra_repr())})"
+        elif type(module).__module__.startswith("torch.nn.modules"):
+            traits[name] = f"{type(module).__name__}({', '.join(_settings_of(module))})"
+    return traits
+
+
+def _settings_of(module: nn.Module) -> list[str]:
+    """Return what the layer was built with, as far as it keeps that as it was given."""
+    found = []
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("_") or name in _FAST_PATH or name == "training":
+            continue
+        if isinstance(value, bool | int | float | str):
+            found.append(f"{name}={_ZEROS.sub('', str(value))}")
+        elif callable(value):
+            found.append(f"{name}={getattr(value, '__name__', type(value).__name__)}")
+    return found

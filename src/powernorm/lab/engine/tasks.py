@@ -109,10 +109,14 @@ class Task:
             hint = f", did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
             hint = hint if known else ", which has none"
             raise InputError(f"{unknown!r} is not a setting of {self.name}{hint}")
-        return {
+        values = {
             name: setting.checked(given[name]) if name in given else setting.default
             for name, setting in known.items()
         }
+        steps = self.num_steps(values)
+        if steps is not None and steps < 1:
+            raise InputError(f"{STEPS}={steps}: expected at least 1, the number of steps of a run")
+        return values
 
     def to_json(self, settings: Any) -> dict[str, Any]:
         """Return the settings as JSON has them, for the files."""

@@ -152,7 +152,8 @@ class Prepared:
             and (
                 mask is None
                 or (
-                    mask.dtype is torch.bool
+                    isinstance(mask, Tensor)
+                    and mask.dtype is torch.bool
                     and mask.is_cpu
                     and mask.is_contiguous()
                     and mask.shape == x.shape[:-1]
