@@ -101,7 +101,9 @@ def _other_trait(model: nn.Module, saved: SavedModel) -> str:
     traits = traits_of(model)
     is_own = not is_pretrained(model)
     for name, here in traits.items():
-        there = saved.traits.get(name, "nothing" if is_own else here)
+        # Of layers with parts the first files do not say it.
+        is_missed = is_own and not modules[name]._modules
+        there = saved.traits.get(name, "nothing" if is_missed else here)
         if there != here and type(modules[name]).__module__.startswith("torch.nn"):
             return f"{name or 'the model'} is {there} there and {here} here"
     gone = next((name for name in saved.traits if is_own and name not in traits), None)

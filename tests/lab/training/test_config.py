@@ -88,7 +88,7 @@ def test_override_of_lists_and_norm_options() -> None:
         ("learning_rate=1", "did you mean optimizer.learning_rate"),
         ("optimizer.learning_rte=1", "did you mean optimizer.learning_rate"),
         ("model.zzz=1", "known are model.num_features, model.num_layers"),
-        ("zzz=1", "known are norms, seeds, data.path"),
+        ("zzz=1", "known are norms, seeds, data.…, model"),
         ("preset=full", "'preset' is not a setting"),
         ("model=3", "'model' is not a setting of the task lm; .*model.num_features"),
         ("training.max_steps=1.5", "training.max_steps=1.5 has the wrong type: .* whole number"),
