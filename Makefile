@@ -74,11 +74,12 @@ bench-removal: $(INSTALLED)  ## measure what norms cost in each engine and preci
 bench-gpu: $(INSTALLED)  ## the same for the Triton kernels, on a CUDA device
 	$(BIN)/powernorm bench --preset gpu --device cuda --compiled --out $(RESULTS)/gpu.jsonl --plot $(RESULTS)/gpu.svg
 
-check: $(INSTALLED)  ## lint, types, import contracts
+check: $(INSTALLED)  ## lint, types, import contracts, sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/budget.py
 
 format: $(INSTALLED)  ## format and mend what can be mended
 	$(BIN)/ruff format .
