@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 
-.PHONY: help install demo test test-slow test-models test-gpu bench results bench-inference bench-removal bench-gpu check format docs dist clean
+.PHONY: help install demo test test-slow test-models test-gpu bench results bench-inference bench-removal bench-gpu check mutants format docs dist clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -80,6 +80,9 @@ check: $(INSTALLED)  ## lint, types, import contracts, sizes
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/budget.py
+
+mutants: $(INSTALLED)  ## which small mistakes the tests of PACKAGE=norms notice, in an hour at most
+	$(BIN)/python tools/mutants.py $(PACKAGE) --out build/mutants.jsonl
 
 format: $(INSTALLED)  ## format and mend what can be mended
 	$(BIN)/ruff format .
