@@ -34,7 +34,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def interpreted_kernels() -> ModuleType:
     pytest.importorskip("triton")
-    from ops.triton_cases import DEVICE, kernels
+    from gpu.kernel_cases import DEVICE, kernels
 
     if DEVICE != "cpu":
         pytest.skip("the kernels of this process are compiled for the GPU")

@@ -30,7 +30,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             yield
         return
     pytest.importorskip("triton")
-    from ops.triton_cases import DEVICE, kernels
+    from gpu.kernel_cases import DEVICE, kernels
 
     if DEVICE != "cpu":
         pytest.skip("the kernels of this process are compiled for the GPU")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covering import some_default
-from ops.triton_cases import (
+from gpu.kernel_cases import (
     CHECKS,
     DEVICE,
     FLOATS,
@@ -27,26 +27,6 @@ from powernorm.ops import eager
 from powernorm.ops.batch_norm import BatchNormArgs
 from powernorm.ops.power_norm import PowerNormArgs
 from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, UncenteredUpdate, Update
-
-
-@pytest.fixture(autouse=True)
-def interpret_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU: the interpreter, which cuts float32 to bfloat16 off where a GPU rounds."""
-    if DEVICE == "cuda":
-        return
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    cast = InterpreterBuilder.cast_impl
-
-    def rounding_cast(builder: Any, source: Any, target: Any) -> Any:
-        if (source.dtype.scalar, target.scalar) != (tl.float32, tl.bfloat16):
-            return cast(builder, source, target)
-        values = torch.from_numpy(np.ascontiguousarray(source.data))
-        return TensorHandle(values.bfloat16().view(torch.uint16).numpy(), target.scalar)
-
-    monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounding_cast)
 
 
 @pytest.mark.parametrize("seed", some_default(range(60), *range(12)))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import powernorm
-from ops.triton_cases import DEVICE, kernels
+from gpu.kernel_cases import DEVICE, kernels
 from powernorm.ops import dispatch, eager, explain, inspection, use_backend
 from powernorm.ops.kernels.errors import KernelError
 from powernorm.ops.kernels.triton import launch as launching
@@ -28,7 +28,7 @@ power, running, static = (
 )
 pytestmark = pytest.mark.usefixtures("triton_by_nature")
 from triton.compiler.errors import CompilationError  # noqa: E402
-from triton.runtime.build import _find_compiler  # noqa: E402
+from triton.runtime import build as building  # noqa: E402
 from triton.runtime.errors import OutOfResources, PTXASError  # noqa: E402
 
 CACHES = ("_triton_functions", "_triton_absence", "_module", "_or_eager", "_warn_of_eager")
@@ -65,14 +65,19 @@ class FailingKernel:
 
 
 def no_c_compiler(monkeypatch: pytest.MonkeyPatch) -> Exception:
-    """What Triton itself raises."""
+    """What Triton itself raises, in versions that have a function for it."""
+    find_compiler = getattr(building, "_find_compiler", None)
+    if find_compiler is None:
+        return RuntimeError(
+            "Failed to find C compiler. Please specify via CC environment variable."
+        )
     with monkeypatch.context() as context:
         context.setenv("PATH", "")
         context.delenv("CC", raising=False)
-        _find_compiler.cache_clear()
+        find_compiler.cache_clear()
         with pytest.raises(RuntimeError) as raised:
-            _find_compiler("c")
-        _find_compiler.cache_clear()
+            find_compiler("c")
+        find_compiler.cache_clear()
     return raised.value
 
 
@@ -102,6 +107,11 @@ def train(norm: torch.nn.Module, steps: int = 2) -> list[Tensor]:
     return found
 
 
+def warnings_of(caught: pytest.WarningsRecorder) -> list[str]:
+    """Those of this library; an interpreter of Triton before 3.8 gives others with numpy 2."""
+    return [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+
+
 def check_like_eager(build: Callable[[], torch.nn.Module], norm: torch.nn.Module) -> None:
     """Trains as eager torch does, and its buffers move as often."""
     expected = build().to(DEVICE)
@@ -119,9 +129,9 @@ def test_a_general_failure_is_said_once(cause: str, monkeypatch: pytest.MonkeyPa
     norm = powernorm.PowerNorm(8, warmup_steps=1).to(DEVICE)
     with pytest.warns(UserWarning, match="eager torch serves the norms") as caught:
         check_like_eager(lambda: powernorm.PowerNorm(8, warmup_steps=1), norm)
-    (warning,) = caught
-    assert said in str(warning.message)
-    assert "\n" not in str(warning.message)
+    (warning,) = warnings_of(caught)
+    assert said in warning
+    assert "\n" not in warning
     assert failing.launches == 1
     # Nothing is tried again, at no width, and all can be seen.
     powernorm.AdaNorm(7).to(DEVICE)(torch.randn(2, 7, device=DEVICE))
@@ -145,7 +155,7 @@ def test_out_of_resources_concerns_one_op_type_and_width(monkeypatch: pytest.Mon
     norm = powernorm.BatchNorm(8).to(DEVICE).eval()
     with pytest.warns(UserWarning, match=r"static_norm of float32 with 8 features.*101376") as one:
         check_like_eager(lambda: powernorm.BatchNorm(8).eval(), norm)
-    assert len(one) == 1
+    assert len(warnings_of(one)) == 1
     assert failing.launches == 1
     x = torch.randn(2, 8, device=DEVICE)
     static_choice, token_choice = explain(x, "static_norm")[0], explain(x, "token_norm")[0]
@@ -193,7 +203,7 @@ def test_an_update_that_failed_is_made_once(
     monkeypatch.setattr(running, kernel, failing)
     with pytest.warns(UserWarning, match="eager torch serves") as caught:
         check_like_eager(build, build().to(DEVICE))
-    assert len(caught) == 1
+    assert len(warnings_of(caught)) == 1
     assert failing.launches == 1
 
 

@@ -40,7 +40,7 @@ def compiled(rows: Any, cache: Path) -> list[dict[str, Any]]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
     command = [
-        sys.executable, "-W", "error", str(Path(__file__).with_name("compile_triton.py"))
+        sys.executable, "-W", "error", str(Path(__file__).with_name("compile_programs.py"))
     ]  # fmt: skip
     result = subprocess.run(
         command,

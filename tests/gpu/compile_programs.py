@@ -1,6 +1,6 @@
 """Compiles Triton's programs for GPUs that need not be there, without running any.
 
-Started by test_triton_compiles.py in a process without Triton's interpreter. Tensors on torch's
+Started by test_programs.py in a process without Triton's interpreter. Tensors on torch's
 meta device stand for those of a GPU. Reads rows (JSON, a list of `Row`) from its input and writes
 what each program takes, one JSON a line.
 """
