@@ -284,6 +284,56 @@ def test_plans_leave_no_processor_idle(monkeypatch: pytest.MonkeyPatch) -> None:
         launching.plan(x.double(), 4096, 3, 3, 4)
 
 
+class CountingKernel:
+    """A kernel that Triton has compiled: remembers what it and its program were started with."""
+
+    def __init__(self) -> None:
+        self.compiled: list[dict[str, Any]] = []
+        self.started: list[tuple[Any, ...]] = []
+
+    @staticmethod
+    def fn(x: Any, rows: Any, wide: Any, size: Any) -> None:
+        """The signature of the kernel."""
+
+    def __getitem__(self, _: tuple[int, int, int]) -> Callable[..., Any]:
+        def start(*_: Any, **constants: Any) -> Any:
+            self.compiled.append(constants)
+            return self.Program(self)
+
+        return start
+
+    class Program:
+        def __init__(self, kernel: CountingKernel) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+            return lambda *args: self.kernel.started.append((grid, *args))
+
+
+def test_a_compiled_program_is_started_again_for_the_same_specialization_only() -> None:
+    kernel, x = CountingKernel(), torch.zeros(64)
+    device = torch.device("cpu")
+
+    def launch(tensor: Tensor, rows: int, size: int = 8, wide: bool = True) -> None:
+        plan = launching.make_plan((2, 3), {"size": size, "num_warps": 4})
+        launching.launch(kernel, plan, device, tensor, rows, wide=wide)
+
+    launch(x, 32)
+    launch(x[16:], 48)  # the same type, alignment, divisibility and constants
+    assert kernel.compiled == [{"wide": True, "size": 8, "num_warps": 4}]
+    ((grid, started, rows, *constants),) = kernel.started
+    assert (grid, rows, constants) == ((2, 3, 1), 48, [True, 8])
+    assert started.data_ptr() == x[16:].data_ptr()
+    others: tuple[tuple[Any, ...], ...] = (
+        (x.double(), 32), (x[1:], 32), (None, 32), (x, 33), (x, 1), (x, 2**40), (x, 32, 16),
+        (x, 32, 8, False),
+    )  # fmt: skip
+    for number, other in enumerate(others, 2):
+        launch(*other)
+        assert len(kernel.compiled) == number, other
+    assert len(kernel.started) == 1
+
+
 COUNTED = {
     "PowerNorm": lambda: powernorm.PowerNorm(8, warmup_steps=10),
     "released": lambda: powernorm.PowerNorm(8, warmup_steps=10, variant="released"),

@@ -1,17 +1,21 @@
 """How tensors are cut into tiles and programs: all sizes are chosen here, none is tuned.
 
 What a device can hold is asked of the device, never told from its name or generation.
+
+The host is what a small norm waits for. Plans are kept, and so are the programs that Triton has
+compiled: Triton's own launch finds out at every call what a program is specialized on, which takes
+four times as long as the start itself.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
@@ -54,6 +58,15 @@ class Limits:
     """Whether tiles can be on their way to shared memory while another one is computed on."""
 
 
+_KEYS: Final[dict[tuple[tuple[str, Any], ...], int]] = {}
+
+
+def make_plan(grid: tuple[int, int], constants: dict[str, Any]) -> Plan:
+    """Return the plan of a grid of programs with these constants."""
+    key = _KEYS.setdefault(tuple(constants.items()), len(_KEYS))
+    return Plan((*grid, 1), constants, key)
+
+
 class Rows(NamedTuple):
     """A tensor as (tokens, C), features next to each other."""
 
@@ -64,9 +77,11 @@ class Rows(NamedTuple):
 class Plan(NamedTuple):
     """The grid of programs, and what they are compiled for."""
 
-    grid: tuple[int, int]
+    grid: tuple[int, int, int]
     constants: dict[str, Any]
     """Sizes that every program over tiles takes, with the launch options."""
+    key: int
+    """The same for equal constants, which take longer to compare."""
 
     @property
     def programs(self) -> int:
@@ -151,34 +166,51 @@ def plan(x: Tensor, tokens: int, groups: int, streams: int, per_processor: int) 
     Raises:
         KernelError: rows that no program on this device can own.
     """
-    device, features = limits(x.device), x.shape[-1]
+    features, dtype = x.shape[-1], x.dtype
+    is_interpreted = x.device.type == "cpu"
+    return _plan(
+        limits(x.device), is_interpreted, dtype, features, tokens, groups, streams, per_processor
+    )
+
+
+@lru_cache(4096)
+def _plan(
+    device: Limits,
+    is_interpreted: bool,
+    dtype: torch.dtype,
+    features: int,
+    tokens: int,
+    groups: int,
+    streams: int,
+    per_processor: int,
+) -> Plan:
     size = features // max(groups, 1)
-    block_g = triton.next_power_of_2(max(groups, 1))
-    block_s = triton.next_power_of_2(size)
+    block_g = _power_of_2(max(groups, 1))
+    block_s = _power_of_2(size)
     if not groups:
         block_s = min(block_s, COLUMNS)
     width = block_g * block_s
-    held_bytes = accumulation_dtype(x).itemsize
+    held_bytes = 8 if dtype == torch.float64 else 4
     if width * held_bytes > MOST_BYTES * device.max_threads:
-        raise KernelError(_too_wide(x, groups, device), is_general=False)
+        raise KernelError(_too_wide(dtype, features, groups, device), is_general=False)
     # The interpreter's cost is per tile, not per element: few rows only to have several tiles.
-    block_r = 8 if x.device.type == "cpu" else max(TILE // width, 1)
+    block_r = 8 if is_interpreted else max(TILE // width, 1)
     elements = block_r * width
     threads = min(max(elements * held_bytes // BYTES, THREADS), device.max_threads)
     fitting = max(per_processor * THREADS / threads, 1)
-    stages, fitting = _stages(device, elements * x.element_size() * streams, threads, fitting)
-    columns = triton.cdiv(size, block_s)
-    tiles = triton.cdiv(tokens, block_r)
+    stages, fitting = _stages(device, elements * dtype.itemsize * streams, threads, fitting)
+    columns = _ceil_divide(size, block_s)
+    tiles = _ceil_divide(tokens, block_r)
     most = max(int(device.processors * fitting) // columns, 1)
     # Programs with equally many tiles: none walks alone at the end.
-    programs = triton.cdiv(tiles, triton.cdiv(tiles, most)) if tiles else 1
-    return Plan(
+    programs = _ceil_divide(tiles, _ceil_divide(tiles, most)) if tiles else 1
+    return make_plan(
         (programs, columns),
         {
             "GROUPS": groups,
             "FEATURES": features,
             "SIZE": size,
-            "ACC": tl.float64 if x.dtype == torch.float64 else tl.float32,
+            "ACC": tl.float64 if dtype == torch.float64 else tl.float32,
             "BLOCK_R": block_r,
             "BLOCK_G": block_g,
             "BLOCK_S": block_s,
@@ -189,13 +221,22 @@ def plan(x: Tensor, tokens: int, groups: int, streams: int, per_processor: int) 
     )
 
 
-def _too_wide(x: Tensor, groups: int, device: Limits) -> str:
-    most = MOST_BYTES * device.max_threads // accumulation_dtype(x).itemsize
+def _power_of_2(number: int) -> int:
+    """Return the smallest power of 2 that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _ceil_divide(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _too_wide(dtype: torch.dtype, features: int, groups: int, device: Limits) -> str:
+    most = MOST_BYTES * device.max_threads // (8 if dtype == torch.float64 else 4)
     parts = "1 group" if groups == 1 else f"{groups} groups"
     return (
-        f"a row of {x.shape[-1]} features in {parts} is more than the registers of one program "
+        f"a row of {features} features in {parts} is more than the registers of one program "
         f"hold on this device (at most {most}, group size and number rounded up to powers of 2, "
-        f"of {str(x.dtype).removeprefix('torch.')}), so use narrower rows"
+        f"of {str(dtype).removeprefix('torch.')}), so use narrower rows"
     )
 
 
@@ -220,10 +261,11 @@ def _stages(device: Limits, tile_bytes: int, threads: int, fitting: float) -> tu
     return (2, min(fitting, ahead)) if ahead else (1, fitting)
 
 
+@lru_cache(4096)
 def finishing_plan(features: int, programs: int) -> Plan:
     """Programs that add the parts of a sum: 8 features (a sector) each, all parts at once."""
     block_f = 8
-    block_p = triton.next_power_of_2(programs)
+    block_p = _power_of_2(programs)
     constants = {
         "FEATURES": features,
         "BLOCK_P": block_p,
@@ -231,11 +273,35 @@ def finishing_plan(features: int, programs: int) -> Plan:
         "num_warps": min(max(block_p * block_f // 512, 4), 16),
         "enable_fp_fusion": True,
     }
-    return Plan((triton.cdiv(features, block_f), 1), constants)
+    return make_plan((_ceil_divide(features, block_f), 1), constants)
+
+
+@lru_cache
+def vector_plan(features: int) -> Plan:
+    """One program over the features of a few vectors."""
+    block = min(_power_of_2(features), 2048)
+    constants = {
+        "FEATURES": features,
+        "BLOCK_F": block,
+        "num_warps": min(max(block // 256, 4), 8),
+        "enable_fp_fusion": True,
+    }
+    return make_plan((1, 1), constants)
+
+
+_compiled: Final[dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]] = {}
+"""(program, values of its constants in order) by all that Triton specializes a program on."""
 
 
 def launch(kernel: Any, plan: Plan, device: torch.device, *args: Any, **constants: Any) -> None:
     """Start a kernel on the tensors' device, which need not be the current one.
+
+    Args:
+        kernel: takes the arguments, then constants.
+        plan: gives the grid, constants and options.
+        device: of the tensors.
+        args: tensors, numbers and None.
+        constants: further ones.
 
     Raises:
         KernelError: it could not be compiled or started.
@@ -244,9 +310,9 @@ def launch(kernel: Any, plan: Plan, device: torch.device, *args: Any, **constant
     try:
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
-                kernel[plan.grid](*args, **constants, **plan.constants)
+                _start(kernel, plan, device, args, constants)
         else:
-            kernel[plan.grid](*args, **constants, **plan.constants)
+            _start(kernel, plan, device, args, constants)
     except Exception as error:
         if "out of memory" in str(error):
             raise  # which eager torch would need more of
@@ -254,6 +320,34 @@ def launch(kernel: Any, plan: Plan, device: torch.device, *args: Any, **constant
         # to AssertionError.
         reason = _reason(kernel, error)
         raise KernelError(reason, not isinstance(error, OutOfResources)) from error
+
+
+def _start(
+    kernel: Any, plan: Plan, device: torch.device, args: tuple[Any, ...], constants: dict[str, Any]
+) -> None:
+    key = (id(kernel), device.index, plan.key, *constants.values(), *map(_specialization, args))
+    found = _compiled.get(key)
+    if found is not None:
+        program, values = found
+        program[plan.grid](*args, *values)
+        return
+    # None from the interpreter, which compiles nothing.
+    program = kernel[plan.grid](*args, **constants, **plan.constants)
+    if program is not None:
+        given = {**constants, **plan.constants}
+        names = list(inspect.signature(kernel.fn).parameters)[len(args) :]
+        _compiled[key] = program, tuple(given[name] for name in names)
+
+
+def _specialization(value: Any) -> Any:
+    """Return what Triton tells apart in an argument, or more."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16
+    if isinstance(value, int):
+        return value == 1, value % 16, value >> 31
+    return float
 
 
 def _reason(kernel: Any, error: Exception) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from powernorm.ops.kernels.triton.device.running import (
@@ -13,7 +12,7 @@ from powernorm.ops.kernels.triton.device.running import (
     power_kernel,
     uncentered_kernel,
 )
-from powernorm.ops.kernels.triton.launch import Plan, launch
+from powernorm.ops.kernels.triton.launch import launch, vector_plan
 from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, Update
 
 
@@ -36,14 +35,5 @@ def update_running_stats(update: Update, sums: Tensor) -> None:
 def _launch(
     kernel: Any, sums: Tensor, state: tuple[Tensor, ...], *momenta: float, **constants: bool
 ) -> None:
-    features = sums.shape[1]
-    block = min(triton.next_power_of_2(features), 2048)
-    sizes = {
-        "FEATURES": features,
-        "BLOCK_F": block,
-        "num_warps": min(max(block // 256, 4), 8),
-        "enable_fp_fusion": True,
-    }
-    launch(
-        kernel, Plan((1, 1), sizes), sums.device, *state, sums.contiguous(), *momenta, **constants
-    )
+    plan = vector_plan(sums.shape[1])
+    launch(kernel, plan, sums.device, *state, sums.contiguous(), *momenta, **constants)
