@@ -49,11 +49,12 @@ in_parts() {  # NAME LIMIT COMMAND…, with K/N for each part
 }
 
 tests() {  # NAME LIMIT FILES…
-    local name=$1 limit=$2
+    local name=$1 limit=$2 early=
     shift 2
     in_parts "$name" "$limit" "$python" -m pytest -p no:cacheprovider -q -m "$marks" \
-        -W default -W 'error:eager torch serves' "$@"
-    "$python" - "$out/$name.jsonl" "$name" <<'PYTHON'
+        -W default -W 'error:eager torch serves' "$@" ||
+        early=$(grep -L ' in [0-9.]*s' "$out/$name"-*.log | tr '\n' ' ')
+    "$python" - "$out/$name.jsonl" "$name" "$early" <<'PYTHON'
 import json
 import sys
 from pathlib import Path
@@ -65,7 +66,10 @@ passed = sum(row["outcome"] == "passed" for row in rows)
 print(f"{sys.argv[2]}: {passed} passed, {len(failed)} failed")
 for row in failed:
     print(f"  {row['test']}: {row['message'].strip().splitlines()[-1][:200]}")
-sys.exit(bool(failed) or not passed)
+early = sys.argv[3].split()
+if early:
+    print(f"  {len(early)} processes did not end within the limit: see {early[0]}")
+sys.exit(bool(failed or early) or not passed)
 PYTHON
 }
 
