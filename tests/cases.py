@@ -122,7 +122,7 @@ def step(norm: nn.Module, x: torch.Tensor, mask: torch.Tensor | None, seed: int 
     x = x.detach().clone().requires_grad_()
     y = norm(x, mask)
     generator = torch.Generator().manual_seed(seed)
-    cotangent = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype)
+    cotangent = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)
     if mask is not None:
         cotangent = cotangent.masked_fill(mask.unsqueeze(-1), 0.0)
     (y * cotangent).sum().backward()

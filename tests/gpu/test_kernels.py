@@ -165,7 +165,9 @@ def test_update(kind: str, width: int, dtype: torch.dtype, update: Any) -> None:
     eager.update_running_stats(make_update(*expected), sums.to(DEVICE))
     for mine, theirs in zip(state, expected, strict=True):
         tolerance = 4 * torch.finfo(dtype).eps
-        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+        # Sums are in float64, up to 50, and a GPU multiplies and adds in one operation.
+        floor = max(tolerance, 200 * torch.finfo(torch.float64).eps)
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=floor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -197,6 +199,7 @@ def test_more_than_2_to_31_elements() -> None:
     state = second_moment, second_moment, None
     args = PowerNormArgs(x, None, None, None, None, *state, 0, 1e-5, False, 0.0, False, "")
     output = kernels.power_norm(args)
-    torch.testing.assert_close(output.y, x)
+    assert output.y[-1].eq(3).all()
+    assert output.y[:-1].eq(1).all()
     expected = torch.full((1024,), 2.0**21 + 2 + 9, dtype=torch.float64, device="cuda")
     torch.testing.assert_close(output.sums[1], expected)

@@ -156,6 +156,7 @@ def test_loss_scaling(name: str) -> None:
 def test_no_synchronization_with_the_host() -> None:
     """After the warm-up a step launches kernels and waits for nothing, mask or not."""
     x, mask, _ = batches()[0]
+    x.requires_grad_()
     nets = [Net(name).to(DEVICE) for name in NORMS]
     for net in nets:
         train(net, net)
