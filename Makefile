@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 
-.PHONY: help install demo test test-slow test-models test-gpu bench results bench-inference bench-removal bench-gpu check mutants format docs dist clean
+.PHONY: help install demo test test-slow test-models bench results bench-inference bench-removal gpu check mutants format docs dist clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -51,9 +51,6 @@ test-slow: $(INSTALLED)  ## run what the default suite leaves out, without the m
 test-models: $(INSTALLED)  ## run all architectures, store their rows and the table of docs/models.md
 	$(BIN)/python -m pytest tests/architectures -n auto --maxprocesses 8 --dist worksteal -m models --rewrite-models
 
-test-gpu: $(INSTALLED)  ## run what needs a CUDA device
-	$(BIN)/python -m pytest -m gpu
-
 RESULTS := benchmarks/results
 
 bench: $(INSTALLED)  ## measure the CPU kernels and a whole training step: tables, rows, pictures
@@ -71,8 +68,8 @@ bench-removal: $(INSTALLED)  ## measure what norms cost in each engine and preci
 	$(BIN)/powernorm bench --preset removal --seconds 3 --resume --out $(RESULTS)/removal.jsonl --plot $(RESULTS)/removal.svg
 	$(BIN)/python benchmarks/cost_tables.py
 
-bench-gpu: $(INSTALLED)  ## the same for the Triton kernels, on a CUDA device
-	$(BIN)/powernorm bench --preset gpu --device cuda --compiled --out $(RESULTS)/gpu.jsonl --plot $(RESULTS)/gpu.svg
+gpu:  ## check and measure the Triton kernels on a CUDA device in 8 minutes, by the torch of PYTHON: runs/gpu
+	PYTHON=$(PYTHON) tools/gpu.sh runs/gpu
 
 check: $(INSTALLED)  ## lint, types, import contracts, sizes
 	$(BIN)/ruff check .

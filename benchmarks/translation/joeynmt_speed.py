@@ -279,7 +279,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[Row]:
 
 def write(path: Path, rows: Sequence[Row]) -> None:
     """The machine in the first line, as in the other files of results."""
-    machine = describe_machine(torch.device("cpu"))
+    machine = describe_machine()
     # Threads differ from row to row.
     del machine["threads"]
     lines = [{"machine": machine}, *(asdict(row) for row in rows)]

@@ -86,7 +86,7 @@ def bench(
         str,
         typer.Option(
             metavar="NAME",
-            help="What to measure: quick, targets, rivals, grid, gpu, step (a training step), "
+            help="What to measure: quick, targets, rivals, grid, step (a training step), "
             "inference (folded encoders), or removal (what norms cost in each engine and "
             "precision; removal-quick: a part of it).",
         ),
@@ -94,7 +94,6 @@ def bench(
     norms: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="Only these norms; else all with kernels.")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to run.")] = "cpu",
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Threads; else torch's default.")
     ] = None,
@@ -135,7 +134,6 @@ def bench(
     settings = {
         "preset": preset,
         "norms": norms.split(",") if norms else None,
-        "device": device,
         "threads": threads,
         "seconds": seconds,
         "rounds": rounds,
@@ -165,7 +163,7 @@ def _check_benchmark(settings: dict[str, Any]) -> None:
     """Raise before anything is run.
 
     Raises:
-        InputError: an unknown preset, norm or device.
+        InputError: an unknown preset or norm.
     """
     from powernorm.lab.bench.cases import GRIDS
     from powernorm.lab.bench.costs.cases import COST_PRESETS
@@ -187,10 +185,7 @@ def _check_benchmark(settings: dict[str, Any]) -> None:
 
 
 def _check_norms(settings: dict[str, Any]) -> None:
-    import torch
-
     from powernorm.lab.bench.providers import NORMS as BENCHMARKED
-    from powernorm.lab.bench.steps import STEP_NORMS
     from powernorm.norms import NORMS
 
     preset, norms = settings["preset"], settings["norms"] or []
@@ -198,12 +193,6 @@ def _check_norms(settings: dict[str, Any]) -> None:
     for norm in norms:
         if norm not in known:
             raise InputError(f"norm {norm!r} has no benchmark; those that have: {', '.join(known)}")
-    if preset == "step" and settings["device"] != "cpu":
-        raise InputError(f"the preset 'step' ({', '.join(STEP_NORMS)}) runs on the CPU only")
-    if settings["device"] == "cuda" and not torch.cuda.is_available():
-        raise InputError("device is 'cuda', but torch sees no CUDA device: use --device cpu")
-    if settings["device"] not in ("cpu", "cuda"):
-        raise InputError(f"device is {settings['device']!r}, expected cpu or cuda")
 
 
 def _check_encoders(settings: dict[str, Any]) -> None:
@@ -221,6 +210,4 @@ def _check_encoders(settings: dict[str, Any]) -> None:
             f"the preset {preset!r} compares {', '.join(compared)}: drop --{given[0]}, which it "
             "does not take"
         )
-    if settings["device"] != "cpu":
-        raise InputError(f"the preset {preset!r} runs on the CPU only: drop --device")
     check_extra("export", f"the preset {preset!r}")

@@ -136,7 +136,7 @@ def test_preset_measures_resumes_and_shows(
     monkeypatch.setattr(cases, "WAYS", (("torch", "float32"), ("torch", "bfloat16")))
     monkeypatch.setattr(cases, "THREADS", (1,))
     settings: dict[str, Any] = {
-        "preset": "removal", "norms": None, "device": "cpu", "threads": None, "seconds": 0.0,
+        "preset": "removal", "norms": None, "threads": None, "seconds": 0.0,
         "rounds": 2, "eager": False, "compiled": False, "show": None, "resume": True,
         "out": str(tmp_path / "rows.jsonl"), "plot": str(tmp_path / "rows.svg"),
     }  # fmt: skip

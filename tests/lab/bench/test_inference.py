@@ -232,7 +232,7 @@ def test_preset_measures_writes_and_shows(
     monkeypatch.setattr(cases, "INPUTS", ((1, 6), (2, 4)))
     monkeypatch.setattr(cases, "WAYS", (("torch", "float32"),))
     settings: dict[str, Any] = {
-        "preset": "inference", "norms": None, "device": "cpu", "threads": None, "seconds": 0.0,
+        "preset": "inference", "norms": None, "threads": None, "seconds": 0.0,
         "rounds": 2, "eager": False, "compiled": False, "show": None,
         "out": str(tmp_path / "rows.jsonl"), "plot": str(tmp_path / "rows.svg"),
     }  # fmt: skip

@@ -21,11 +21,9 @@ from powernorm.norms import build_norm
 from powernorm.ops import eager
 from powernorm.ops.dispatch import use_functions
 
-CPU = torch.device("cpu")
-
 
 def test_who_competes() -> None:
-    found = providers(CPU, ("pn", "bn"), with_eager=True, with_compiled=True)
+    found = providers(("pn", "bn"), with_eager=True, with_compiled=True)
     names = [provider.name for provider in found]
     assert names[:3] == [BASELINE, "torch RMSNorm", "torch BatchNorm1d"]
     ours = [
@@ -33,15 +31,15 @@ def test_who_competes() -> None:
     ]
     assert names[3:] == [*ours, "compiled LayerNorm"]
     with pytest.raises(powernorm.InputError, match=r"norm 'softmax' has no benchmark.*pn-only"):
-        providers(CPU, ("softmax",), with_eager=False, with_compiled=False)
+        providers(("softmax",), with_eager=False, with_compiled=False)
 
 
 @pytest.mark.parametrize("direction", ["forward", "forward+backward", "evaluation"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_gate_lets_right_ones_pass(dtype: str, direction: Direction) -> None:
-    found = providers(CPU, tuple(NORMS), with_eager=True, with_compiled=False)
+    found = providers(tuple(NORMS), with_eager=True, with_compiled=False)
     for padding in (0.0, 0.25):
-        check_providers(found, Case(130, 68, dtype, padding, direction), CPU)
+        check_providers(found, Case(130, 68, dtype, padding, direction))
 
 
 WRONG = {
@@ -68,20 +66,20 @@ def test_gate_stops_a_wrong_one(name: str) -> None:
     provider = Provider("pn (wrong)", "pn", "cpu", build, True, partial(use_functions, broken))
     message = rf"pn \(wrong\) is wrong on 130×68 .*: {WRONG[name]} is off by"
     with pytest.raises(powernorm.InputError, match=message):
-        check_providers([provider], Case(130, 68), CPU)
+        check_providers([provider], Case(130, 68))
 
 
 def test_gate_looks_at_other_libraries_too() -> None:
     provider = Provider(BASELINE, "ln", "torch", partial(nn.LayerNorm, eps=1e-2))
     with pytest.raises(powernorm.InputError, match="torch LayerNorm is wrong"):
-        check_providers([provider], Case(130, 68), CPU)
+        check_providers([provider], Case(130, 68))
 
 
 @pytest.mark.parametrize("direction", ["forward", "forward+backward", "evaluation"])
 def test_every_competitor_gets_a_row(direction: Direction) -> None:
     case = Case(16, 8, padding=0.25, direction=direction)
-    found = providers(CPU, ("pn", "rms"), with_eager=False, with_compiled=False)
-    rows = measure(case, found, CPU, seconds=0.0)
+    found = providers(("pn", "rms"), with_eager=False, with_compiled=False)
+    rows = measure(case, found, seconds=0.0)
     assert [row.provider for row in rows] == [COPY, *(p.name for p in found)]
     assert all(row.num_samples == 10 and row.median_us > 0 for row in rows)
     assert next(row.ratio for row in rows if row.provider == BASELINE) == 1.0
@@ -124,7 +122,7 @@ def test_slower_code_is_seen_to_be_slower() -> None:
         Provider(BASELINE, "ln", "torch", nn.LayerNorm),
         Provider("slow", "slow", "torch", Slow),
     ]
-    rows = measure(Case(16, 8), found, CPU, seconds=0.0)
+    rows = measure(Case(16, 8), found, seconds=0.0)
     assert rows[2].median_us >= 2000
     assert rows[2].ratio > 5
 

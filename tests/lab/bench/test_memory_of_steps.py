@@ -20,7 +20,6 @@ from powernorm.lab.bench.printing import print_case, print_steps
 from powernorm.lab.bench.providers import COPY, NORMS, Provider, providers
 from powernorm.lab.bench.rows import Row, make_row, read_any_rows, read_rows, write_rows
 
-CPU = torch.device("cpu")
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 TOKENS, FEATURES = 256, 24
 MATRIX, BY_TOKEN, BY_FEATURE = TOKENS * FEATURES * 4, TOKENS * 4, FEATURES * 4
@@ -46,13 +45,11 @@ class WastefulNorm(nn.LayerNorm):
         return y
 
 
-def memory_of(provider: Provider, case: Case = CASE, device: torch.device = CPU) -> Memory:
+def memory_of(provider: Provider, case: Case = CASE) -> Memory:
     generator = torch.Generator().manual_seed(0)
-    step = make_step(
-        provider, case, torch.randn(case.tokens, case.features, device=device), generator
-    )
+    step = make_step(provider, case, torch.randn(case.tokens, case.features), generator)
     step()
-    return measure_memory({"it": step}, device)["it"]
+    return measure_memory({"it": step})["it"]
 
 
 def torch_norm(build: type[nn.Module]) -> Provider:
@@ -88,11 +85,11 @@ def test_a_matrix_in_the_backward_alone_is_seen() -> None:
 @pytest.mark.parametrize("padding", [0.0, 0.25])
 def test_every_run_gives_the_same_bytes(padding: float) -> None:
     """Rows of two runs can be compared to the byte, so that a change of memory is seen."""
-    found = providers(CPU, tuple(NORMS), with_eager=True, with_compiled=False)
+    found = providers(tuple(NORMS), with_eager=True, with_compiled=False)
     first, again = (
         [
             (row.provider, row.peak_bytes, row.kept_bytes)
-            for row in measure(replace(CASE, padding=padding), found, CPU, seconds=0.0)
+            for row in measure(replace(CASE, padding=padding), found, seconds=0.0)
         ]
         for _ in range(2)
     )
@@ -116,8 +113,8 @@ def test_what_was_left_over_before_is_not_subtracted() -> None:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        measure_memory({"leaving": leaving}, CPU)
-        found = measure_memory({"collecting": collecting}, CPU)
+        measure_memory({"leaving": leaving})
+        found = measure_memory({"collecting": collecting})
         assert not gc.isenabled()
     finally:
         if was_enabled:
@@ -134,23 +131,10 @@ def test_nothing_is_profiled_while_it_is_timed() -> None:
             profiled.append(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
             return super().forward(x)
 
-    measure(CASE, [torch_norm(nn.LayerNorm), torch_norm(Spy)], CPU, seconds=0.0)
+    measure(CASE, [torch_norm(nn.LayerNorm), torch_norm(Spy)], seconds=0.0)
     assert profiled[-1]
     assert not any(profiled[:-1])
     assert len(profiled) > 10
-
-
-@pytest.mark.gpu
-def test_memory_on_a_gpu() -> None:
-    device = torch.device("cuda")
-    case = Case(4096, 512)
-    plain, hoarding = (
-        memory_of(torch_norm(norm), case, device) for norm in (nn.LayerNorm, HoardingNorm)
-    )
-    matrix = 4096 * 512 * 4
-    assert plain.kept == matrix + 2 * 4096 * 4
-    assert 2 * matrix < plain.peak < 2.2 * matrix
-    assert hoarding == Memory(plain.peak + matrix, plain.kept + matrix)
 
 
 # ---- rows and tables ---------------------------------------------------------------------------
@@ -237,7 +221,7 @@ def test_a_copy_in_each_norm_of_a_training_step_is_seen(batch: steps.Batch) -> N
     }
     for step in training.values():
         step()
-    found = measure_memory(training, CPU)
+    found = measure_memory(training)
     plain, hoarding = found["plain"].kept, found["hoarding"].kept
     assert plain is not None
     assert hoarding == plain + 13 * 3 * 8 * 512 * 4
@@ -248,7 +232,7 @@ def test_gradients_are_memory_of_the_step(batch: steps.Batch) -> None:
     step = steps.make_training_step(None, batch)
     step()
     weights = sum(p.numel() * 4 for p in steps.TranslationModel(None).parameters())
-    first, again = (measure_memory({"it": step}, CPU)["it"] for _ in range(2))
+    first, again = (measure_memory({"it": step})["it"] for _ in range(2))
     assert first == again
     assert first.peak > weights
 

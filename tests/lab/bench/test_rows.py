@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from powernorm import InputError
 from powernorm.lab.bench.cases import GRIDS, Case
@@ -51,7 +50,7 @@ def test_unavoidable_traffic() -> None:
 
 
 def test_rows_come_back_as_written(tmp_path: Path) -> None:
-    machine = describe_machine(torch.device("cpu"))
+    machine = describe_machine()
     rows = [row("ln", 1.0), row("pn", 0.7)]
     path = tmp_path / "new" / "rows.jsonl"
     write_rows(path, machine, rows)
@@ -102,7 +101,7 @@ def test_cost_of_a_mask() -> None:
 
 @pytest.mark.parametrize("name", ["rows.svg", "rows.png"])
 def test_picture(tmp_path: Path, name: str) -> None:
-    machine = describe_machine(torch.device("cpu"))
+    machine = describe_machine()
     padded = replace(CASE, padding=0.25)
     rows = [row("ln", 1.0), row("pn", 0.8), row("slow", 9.0), row("pn", 0.88, padded)]
     draw_rows(tmp_path / name, machine, rows)

@@ -52,7 +52,7 @@ def run(settings: dict[str, Any]) -> None:
     """One benchmark.
 
     Args:
-        settings: of `powernorm bench`: preset, norms, device, threads, seconds, rounds, eager,
+        settings: of `powernorm bench`: preset, norms, threads, seconds, rounds, eager,
             compiled, out, plot, show, resume.
     """
     console, notes = Console(), Console(stderr=True)
@@ -66,7 +66,7 @@ def run(settings: dict[str, Any]) -> None:
     else:
         if settings["threads"]:
             torch.set_num_threads(settings["threads"])
-        machine = describe_machine(torch.device(settings["device"]))
+        machine = describe_machine()
         _introduce(notes, machine)
         rows = _measure(settings, machine, console, notes)
     norms, encoders, costs = _parted(rows)
@@ -151,10 +151,8 @@ def _measure(
 
 
 def _grid(settings: dict[str, Any], console: Console, notes: Console, keep: Keep) -> list[Row]:
-    device = torch.device(settings["device"])
     cases = GRIDS[settings["preset"]]
     competitors = providers(
-        device,
         tuple(settings["norms"] or NORMS),
         with_eager=settings["eager"],
         with_compiled=settings["compiled"],
@@ -163,10 +161,10 @@ def _grid(settings: dict[str, Any], console: Console, notes: Console, keep: Keep
     # Plain lines: a moving progress bar is a thread of its own that would be measured too.
     notes.print(f"comparing everyone with float64 on {len(cases)} cases", highlight=False)
     for case in cases:
-        check_providers(competitors, case, device)
+        check_providers(competitors, case)
     for number, case in enumerate(cases, 1):
         notes.print(f"case {number} of {len(cases)}: {case.label}", highlight=False)
-        found = measure(case, competitors, device, seconds=settings["seconds"])
+        found = measure(case, competitors, seconds=settings["seconds"])
         print_case(console, found)
         rows += found
         keep(rows)

@@ -79,15 +79,5 @@ GRIDS: Final[dict[str, tuple[Case, ...]]] = {
         )
         if tokens * features <= 2**24
     ),
-    "gpu": tuple(
-        Case(tokens, features, dtype, padding, direction)
-        for (tokens, features), dtype, padding, direction in product(
-            ((32768, 1024), (32768, 512), (131072, 1024), (4096, 512)),
-            ("bfloat16", "float32"),
-            (0.0, 0.25),
-            _TRAINING,
-        )
-        if not (padding and tokens == 131072)
-    ),
 }
 """Named sets of cases; `targets` are those that the project promises figures for."""

@@ -16,7 +16,6 @@ _COLORS: Final = {
     "compiled": "#a9cfa4",
     "eager": "#ccd4da",
     "torch": "#e3ab84",
-    "liger": "#e3ab84",
 }
 _LEGEND: Final = {
     "powernorm's kernels": "cpu",
@@ -54,7 +53,7 @@ def draw_rows(path: Path, machine: dict[str, Any], rows: Sequence[Row]) -> None:
         _draw_case(axis, case)
     for axis in list(grid.flat)[len(cases) :]:
         axis.set_visible(False)
-    kernels = machine.get("gpu", f"{machine['processor']}, {machine['threads']} threads")
+    kernels = f"{machine['processor']}, {machine['threads']} threads"
     title = f"time over torch's LayerNorm\n{kernels}, torch {machine['torch']}"
     figure.suptitle(title, y=1.0, fontsize=10)
     present = {_COLORS[row.backend] for row in rows}

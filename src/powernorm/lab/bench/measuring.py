@@ -23,7 +23,6 @@ CALLS_A_TURN = 2
 def measure(
     case: Case,
     providers: Sequence[Provider],
-    device: torch.device,
     *,
     seconds: float = 3.0,
     seed: int = 0,
@@ -33,7 +32,6 @@ def measure(
     Args:
         case: what to run.
         providers: who runs it; the first is what the ratios are to.
-        device: where.
         seconds: time for all of them together, without warm-up; at least 5 rounds are run.
         seed: of the inputs and of the order.
 
@@ -42,12 +40,11 @@ def measure(
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(case.tokens, case.features, generator=generator)
-    x = x.to(device, DTYPES[case.dtype])
+    x = x.to(DTYPES[case.dtype])
     steps = {provider.name: make_step(provider, case, x, generator) for provider in providers}
     steps[COPY] = _copy_step(x)
-    clock = _cuda_clock if device.type == "cuda" else _clock
-    samples = interleave(steps, seconds=seconds, seed=seed, clock=clock)
-    memory = measure_memory(steps, device)
+    samples = interleave(steps, seconds=seconds, seed=seed)
+    memory = measure_memory(steps)
     baseline = BASELINE if BASELINE in steps else providers[0].name
     labels = [(COPY, "copy", "torch"), *((p.name, p.norm, p.backend) for p in providers)]
     return [
@@ -71,7 +68,6 @@ def interleave(
     *,
     seconds: float,
     seed: int = 0,
-    clock: Callable[[Call], float] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds a call of each step, all in turn in every round, in an order that changes.
 
@@ -79,9 +75,7 @@ def interleave(
         steps: what is timed, by name.
         seconds: time for all of them together, without warm-up; at least 5 rounds are run.
         seed: of the order.
-        clock: times one call; None takes the host's time.
     """
-    clock = clock or _clock
     samples: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(WARMUP_CALLS):
@@ -92,7 +86,7 @@ def interleave(
         for name in order:
             # The first call of a turn meets the caches as another provider left them.
             steps[name]()
-            samples[name] += [clock(steps[name]) for _ in range(CALLS_A_TURN)]
+            samples[name] += [_clock(steps[name]) for _ in range(CALLS_A_TURN)]
     return samples
 
 
@@ -105,12 +99,12 @@ def _rounds(seconds: float) -> Iterator[int]:
 
 def make_step(provider: Provider, case: Case, x: Tensor, generator: torch.Generator) -> Step:
     """What is timed: one call of a provider on a case."""
-    module = provider.build(case.features).to(x.device, x.dtype)
+    module = provider.build(case.features).to(x.dtype)
     module.train(case.direction != "evaluation")
     arguments: tuple[Tensor, ...] = ()
     if case.padding and provider.takes_mask:
         mask = torch.rand(case.tokens, generator=generator) < case.padding
-        arguments = (mask.to(x.device),)
+        arguments = (mask,)
     if case.direction != "forward+backward":
 
         def forward(_: Callable[[], None] = nothing) -> None:
@@ -146,15 +140,3 @@ def _clock(step: Call) -> float:
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
-
-
-def _cuda_clock(step: Call) -> float:
-    # Events and not the host's clock: launches run ahead of the device. What is cold in a model
-    # is cold here: the other providers' data has gone through the cache in between.
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    step()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
-import torch
 from torch.autograd.profiler import profile
 
 
@@ -36,31 +35,29 @@ def nothing() -> None:
     """Do nothing between forward and backward, as while a step is timed."""
 
 
-def measure_memory(steps: Mapping[str, Step], device: torch.device) -> dict[str, Memory]:
+def measure_memory(steps: Mapping[str, Step]) -> dict[str, Memory]:
     """Return the memory of one call of each step, exact and the same in every run.
 
-    On the CPU every block that torch's allocator hands out to the calling thread is counted by the
-    size that was asked for; memory that libraries take by themselves is not seen. On a GPU these
-    are the figures of torch's caching allocator, in its blocks of 512 bytes.
+    Every block that torch's allocator hands out to the calling thread is counted by the
+    size that was asked for; memory that libraries take by themselves is not seen.
 
     Args:
         steps: by name. All have run before: what a first call makes for good, as the optimizer's
             state, is no memory of a step. Blocks from before that a step frees do not count.
-        device: where they run.
     """
     # A cycle of an earlier pass that is collected within a step would be counted as freed by it.
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return {name: _measure_step(step, device) for name, step in steps.items()}
+        return {name: _measure_step(step) for name, step in steps.items()}
     finally:
         if was_enabled:
             gc.enable()
 
 
-def _measure_step(step: Step, device: torch.device) -> Memory:
-    meter = _CudaMeter(device) if device.type == "cuda" else _CpuMeter()
+def _measure_step(step: Step) -> Memory:
+    meter = _CpuMeter()
     kept: list[int] = []
     step(lambda: kept.append(meter.read_current()))
     return Memory(meter.read_peak(), kept[0] if kept else None)
@@ -95,20 +92,3 @@ class _CpuMeter:
         results: Any = self._run.kineto_results
         events = [event for event in results.events() if event.name() == "[memory]"]
         self._changes += [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
-
-
-class _CudaMeter:
-    """The statistics of torch's caching allocator, from here on."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-
-    def read_current(self) -> int:
-        """Return the bytes that are there now."""
-        return torch.cuda.memory_allocated(self._device) - self._before
-
-    def read_peak(self) -> int:
-        """Return the most bytes that were there."""
-        return torch.cuda.max_memory_allocated(self._device) - self._before

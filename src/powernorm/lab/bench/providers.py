@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
@@ -18,7 +17,7 @@ from powernorm.norms import build_norm
 from powernorm.ops import eager, explain, use_backend
 from powernorm.ops.batch_norm import BatchNormArgs, BatchNormOutput
 from powernorm.ops.batch_norm import reference as batch_norm_reference
-from powernorm.ops.dispatch import Backend, missing_reason, use_functions
+from powernorm.ops.dispatch import missing_reason, use_functions
 from powernorm.ops.running_stats import Update
 
 BASELINE: Final = "torch LayerNorm"
@@ -60,13 +59,10 @@ class Provider:
     scope: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-def providers(
-    device: torch.device, norms: tuple[str, ...], *, with_eager: bool, with_compiled: bool
-) -> list[Provider]:
+def providers(norms: tuple[str, ...], *, with_eager: bool, with_compiled: bool) -> list[Provider]:
     """All competitors that can run here, torch's LayerNorm first.
 
     Args:
-        device: where they run.
         norms: names of `NORMS`.
         with_eager: this library's eager reference too.
         with_compiled: the reference and LayerNorm through torch.compile too.
@@ -84,20 +80,17 @@ def providers(
         Provider("torch RMSNorm", "rms", "torch", partial(nn.RMSNorm, eps=1e-5)),
         Provider("torch BatchNorm1d", "bn", "torch", nn.BatchNorm1d),
     ]
-    kernels: Backend = "cpu" if device.type == "cpu" else "triton"
-    if not missing_reason(kernels):
+    if not missing_reason("cpu"):
         # As users have them: without a scope, whose cost shows in a small norm.
-        natural = explain(torch.empty(1, 1, device=device), "static_norm")[0].backend == kernels
-        scope = nullcontext if natural else partial(use_backend, kernels)
-        found += _ours(norms, kernels, scope)
+        natural = explain(torch.empty(1, 1), "static_norm")[0].backend == "cpu"
+        scope = nullcontext if natural else partial(use_backend, "cpu")
+        found += _ours(norms, "cpu", scope)
     if with_eager:
         found += _ours(norms, "eager", partial(use_backend, "eager"))
     if with_compiled:
         found += _ours(norms, "compiled", partial(use_functions, _compiled()))
         compiled = Provider("compiled LayerNorm", "ln", "compiled", _compiled_layer_norm)
         found.append(compiled)
-    if device.type == "cuda" and find_spec("liger_kernel") is not None:
-        found.append(Provider("Liger LayerNorm", "ln", "liger", _liger))
     return found
 
 
@@ -140,12 +133,6 @@ def _compiled() -> Any:
 
 def _compiled_layer_norm(features: int) -> nn.Module:
     return cast(nn.Module, torch.compile(nn.LayerNorm(features), dynamic=False))
-
-
-def _liger(features: int) -> nn.Module:
-    from liger_kernel.transformers.layer_norm import LigerLayerNorm
-
-    return cast(nn.Module, LigerLayerNorm(features, eps=1e-5))
 
 
 class CopyMatrix(nn.Module):

@@ -114,12 +114,12 @@ def make_row(
     )
 
 
-def describe_machine(device: torch.device) -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """What a reader needs to place the figures."""
     from powernorm.ops.kernels.cpu.loading import load_library
 
     library = load_library()
-    described = {
+    return {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -129,9 +129,6 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "powernorm": powernorm.__version__,
         "cpu_kernels": library.instruction_set if library.functions else library.reason,
     }
-    if device.type == "cuda":
-        described["gpu"] = torch.cuda.get_device_name(device)
-    return described
 
 
 def count_preemptions() -> int:

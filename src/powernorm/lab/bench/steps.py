@@ -153,7 +153,7 @@ def measure_steps(
         on_round(number + 1)
     case = Case(SENTENCES * LENGTH, 512, padding=PADDING)
     base = samples[BASELINE]
-    memory = measure_memory(steps, torch.device("cpu"))
+    memory = measure_memory(steps)
     return [
         make_row(
             case,

@@ -82,7 +82,7 @@ def mask_costs(rows: Sequence[Row]) -> list[tuple[Row, float]]:
     """What a padding mask costs: (row with the mask, its ratio over that without)."""
     found = []
     for row in rows:
-        if row.padding and row.backend not in ("torch", "liger"):
+        if row.padding and row.backend != "torch":
             for other in rows:
                 same = (other.provider, other.tokens, other.features, other.dtype, other.direction)
                 own = (row.provider, row.tokens, row.features, row.dtype, row.direction)

@@ -24,7 +24,6 @@ from powernorm.lab.engine.isolation import threads
 TOLERANCE: Final = {"float32": 2e-5, "bfloat16": 0.1}
 """Largest error that passes, as `CostRow.error`; what is quantized may be off by half."""
 _QUANTIZED: Final = 0.5
-_CPU: Final = torch.device("cpu")
 
 
 def measure_costs(
@@ -111,7 +110,7 @@ def _peaks(steps: Mapping[Key, Run], files: OnnxFiles, case: CostCase) -> dict[K
         # Its buffers are made by code that torch's profiler does not see.
         return {}
     if case.engine == "torch":
-        memory = measure_memory({"/".join(key): _as_step(run) for key, run in steps.items()}, _CPU)
+        memory = measure_memory({"/".join(key): _as_step(run) for key, run in steps.items()})
         return {key: memory["/".join(key)].peak for key in steps}
     return {
         (rival, setting): fresh_peak(files.path(rival, case), case, setting)
