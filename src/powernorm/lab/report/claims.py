@@ -13,8 +13,8 @@ from powernorm.runs import PaperRecord
 Outcome = Literal["shown", "opposite", "undecided", "no sign", "few seeds", "unmeasured"]
 
 WORDS: Final[dict[Outcome, str]] = {
-    "shown": "shown",
-    "opposite": "the opposite",
+    "shown": "the same (p alone)",
+    "opposite": "the opposite (p alone)",
     "undecided": "not decided by these seeds",
     "no sign": "none: it prints no difference",
     "few seeds": f"fewer than {LEAST_SEEDS} seeds",
