@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 
-.PHONY: help install demo test test-slow test-models bench results bench-inference bench-removal gpu check mutants format docs dist clean
+.PHONY: help install demo test test-slow test-models bench results bench-inference bench-removal test-newest gpu check mutants format docs dist clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -67,6 +67,14 @@ bench-inference: $(INSTALLED)  ## measure encoders with their norms folded, in t
 bench-removal: $(INSTALLED)  ## measure what norms cost in each engine and precision, and write the tables of docs/costs.md
 	$(BIN)/powernorm bench --preset removal --seconds 3 --resume --out $(RESULTS)/removal.jsonl --plot $(RESULTS)/removal.svg
 	$(BIN)/python benchmarks/cost_tables.py
+
+NEWEST := build/newest
+
+test-newest:  ## run the core's tests with the newest torch (gigabytes), or TORCH_VERSION='==2.11.0'; a row in docs/versions.md
+	rm -rf $(NEWEST) && $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch$(TORCH_VERSION)' '.[train,hf,lightning,export]' triton pytest pytest-xdist hypothesis syrupy sentencepiece x-transformers peft
+	-$(NEWEST)/bin/python -m pytest tests/ops tests/norms tests/gpu tests/inspection tests/surgery tests/diagnosis -n auto --maxprocesses 8 --dist worksteal --junit-xml $(NEWEST)/results.xml
+	$(NEWEST)/bin/python tools/versions.py $(NEWEST)/results.xml docs/versions.md
 
 gpu:  ## check and measure the Triton kernels on a CUDA device in 8 minutes, by the torch of PYTHON: runs/gpu
 	PYTHON=$(PYTHON) tools/gpu.sh runs/gpu

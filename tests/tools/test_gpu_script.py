@@ -72,7 +72,8 @@ def test_the_tests_of_a_gpu_need_nothing_else(python: Path) -> None:
     assert "No module named 'typer'" in done.stderr
     done = run(
         python, str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu",
-        "-m", "not gpu and not slow", "-k", "float64_gives and (pnv or adanorm) or checkpointed and rms",
+        "-m", "not gpu and not slow",
+        "-k", "float64_gives and (pnv or adanorm) or checkpointed and rms",
         TRITON_INTERPRET="1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
