@@ -66,7 +66,7 @@ class NoKernels(build_py):
         if not self.editable_mode:
             folder = Path(self.build_lib).joinpath(*PACKAGE.split("."))
             (folder / _building().NOTE_NAME).write_text(
-                "the wheel for all platforms has none (pip install --no-binary powernorm powernorm "
+                "the wheel for all platforms has none (`pip install .` in powernorm's source tree "
                 "compiles them)\n",
                 encoding="utf-8",
             )

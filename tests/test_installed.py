@@ -7,12 +7,15 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from collections.abc import Sequence
 from email.parser import Parser
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import powernorm
 from powernorm.integrations.extras import EXTRAS
@@ -21,6 +24,7 @@ from powernorm.ops.kernels.cpu.building import LIBRARY_NAME, NOTE_NAME
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).with_name("installed")
 KERNELS = "powernorm/ops/kernels/cpu"
+README_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LARGEST = 4_000_000
 """Bytes of a wheel, with kernels or without."""
 
@@ -106,7 +110,8 @@ def test_its_metadata(wheel: Path) -> None:
     found = metadata_of(wheel)
     assert found["License-Expression"] == ["Apache-2.0"]
     assert found["License-File"] == ["LICENSE"]
-    assert [line for line in found["Requires-Dist"] if "extra" not in line] == ["torch>=2.11"]
+    needed = [line for line in found["Requires-Dist"] if "extra" not in line]
+    assert needed == ["safetensors[torch]>=0.5", "torch>=2.11", "typer>=0.15"]
     assert set(EXTRAS) <= set(found["Provides-Extra"])
     # Not before it is on the index.
     assert not [line for line in found["Requires-Dist"] if "powernorm" in line]
@@ -136,22 +141,61 @@ def test_kernels_that_are_required_and_cannot_be_built_stop_the_build(tmp_path: 
     assert built.name.endswith("-py3-none-any.whl")
 
 
-def with_torch_alone(installed: Path, folder: Path) -> str:
-    """A PYTHONPATH where the packages of all extras are out of reach, but for torch's own."""
-    brought = {"filelock", "jinja2", "markupsafe"}
-    missing = sorted({name for names in EXTRAS.values() for name in names} - brought)
-    (folder / "sitecustomize.py").write_text(
-        f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n"
+def plain_environment(installed: Path, folder: Path) -> Path:
+    """Make an environment with what the package requires, as links, and nothing else.
+
+    Returns:
+        Its Python.
+    """
+    venv.create(folder, symlinks=True, with_pip=False)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (metadata,) = installed.glob("*.dist-info/METADATA")
+    wanted = Parser().parsestr(metadata.read_text(encoding="utf-8")).get_all("Requires-Dist", [])
+    wanted = [(line, "") for line in wanted]
+    seen: set[tuple[str, str]] = set()
+    while wanted:
+        line, extra = wanted.pop()
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        found = distribution(requirement.name)
+        for extra in {"", *requirement.extras} - {one for name, one in seen if name == found.name}:
+            seen.add((found.name, extra))
+            wanted += [(line, extra) for line in found.requires or []]
+        for top in {file.parts[0] for file in found.files or []} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(found.locate_file(top))))
+    for path in installed.iterdir():
+        (site / path.name).symlink_to(path)
+    return folder / "bin" / "python"
+
+
+def in_plain_environment(python: Path, folder: Path, *command: str | Path) -> str:
+    """Run a command as somebody who has set nothing, in an empty folder."""
+    (folder / "home").mkdir(parents=True)
+    done = subprocess.run(
+        [python, *command],
+        cwd=folder,
+        env={"HOME": str(folder / "home"), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    return os.pathsep.join([str(folder), str(installed)])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
-def test_it_works_with_torch_alone(installed: Path, tmp_path: Path) -> None:
-    path = with_torch_alone(installed, tmp_path)
-    said = run("-W", "ignore", SCRIPTS / "with_torch_alone.py", cwd=tmp_path, PYTHONPATH=path)
-    assert str(installed) in said
-    doctor = run("-W", "ignore", "-m", "powernorm", "doctor", cwd=tmp_path, PYTHONPATH=path)
-    assert "the wheel for all platforms has none" in doctor
+def test_a_plain_install_is_usable(installed: Path, tmp_path: Path) -> None:
+    """Layers, surgery, diagnosis, saved models and the commands for them need no extra."""
+    python = plain_environment(installed, tmp_path / "plain")
+    said = in_plain_environment(python, tmp_path / "empty", SCRIPTS / "plain_install.py")
+    assert str(tmp_path) in said
+    assert "the wheel for all platforms has none" in said
+    snippet = README_BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert snippet is not None
+    shown = in_plain_environment(python, tmp_path / "snippet", "-c", snippet[1])
+    assert "verdict: " in shown
+    assert (tmp_path / "snippet" / "folded" / "powernorm.safetensors").is_file()
 
 
 @pytest.mark.slow
@@ -176,10 +220,9 @@ def test_the_wheel_with_kernels(tmp_path: Path) -> None:
     with zipfile.ZipFile(built) as archive:
         archive.extractall(tmp_path / "site")
     assert (tmp_path / "site" / KERNELS / LIBRARY_NAME).exists()
-    said = run(
-        *("-W", "ignore", SCRIPTS / "with_torch_alone.py", "--kernels"),
-        cwd=tmp_path,
-        PYTHONPATH=with_torch_alone(tmp_path / "site", tmp_path),
+    python = plain_environment(tmp_path / "site", tmp_path / "plain")
+    said = in_plain_environment(
+        python, tmp_path / "empty", SCRIPTS / "plain_install.py", "--kernels"
     )
     assert "all is well" in said
 

@@ -17,8 +17,8 @@ from powernorm.lab.bench.rows import read_any_rows
 from powernorm.lab.data.cache import cache_folder
 from powernorm.lab.engine.folders import read_json as read_run_json
 from powernorm.lab.report.diagnoses import read_diagnosis
-from powernorm.lab.settings.overrides import parse_options
 from powernorm.lab.tasks.translation.store import MANIFEST, found_or_made
+from powernorm.option_values import parse_options
 
 HOSTILE = {
     "empty": (b"", r"line 1: not JSON \(Expecting value\)"),

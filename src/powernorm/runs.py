@@ -48,6 +48,20 @@ Placement = Literal[
 """Where the norms of a Transformer stand; `lab.models.placements` says where that is."""
 PLACEMENTS: Final[tuple[Placement, ...]] = get_args(Placement)
 
+TASKS: Final = ("lm", "mlm", "tag", "translation", "classify", "ner", "parse", "image", "lm-char")
+"""Names of the built-in tasks, in the order in which they are listed; the help needs no more."""
+
+STUDIES: Final = (
+    "micro-batches",
+    "lowest-layers",
+    "penalties",
+    "alphas",
+    "scales",
+    "layernorm-parts",
+    "future",
+)
+"""Names of the studies of variants of a norm."""
+
 COMPARISON_FILE: Final = "comparison.json"
 RESULTS_FILE: Final = "results.json"
 WORK_FILE: Final = "work.json"

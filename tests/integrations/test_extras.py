@@ -51,10 +51,10 @@ def test_missing_package(package: str, extra: str, code: str) -> None:
 def test_the_way_to_install_works_from_here(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """From a checkout its path is installed, elsewhere what pip knows by name."""
+    """No index has the package, so that its name alone would install another one."""
     assert install_extra("hf") == f"pip install -e {shlex.quote(f'{ROOT}[hf]')}"
     monkeypatch.setattr(extras, "checkout", lambda: None)
-    assert install_extra("hf") == "pip install 'powernorm[hf]'"
+    assert install_extra("hf") == "`pip install '.[hf]'` in powernorm's source tree"
     assert "`pip install ./packages/data`" in install_corpora()
     monkeypatch.setattr(extras, "checkout", lambda: tmp_path)
     assert install_extra("hf").endswith(f"{tmp_path}[hf]'")
@@ -90,5 +90,4 @@ def test_extras_are_those_of_the_package() -> None:
             for line in project["optional-dependencies"][extra]
             for name in re.findall(r"^[\w-]+", line)
         }
-        # safetensors comes with two, of which one is named.
-        assert set(packages) == brought - (set() if extra == "train" else {"safetensors"})
+        assert set(packages) == brought

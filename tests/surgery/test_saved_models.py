@@ -387,12 +387,6 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         powernorm.load(tmp_path / "b", small().to("meta"))
 
 
-def test_safetensors_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(InputError, match="pip install safetensors"):
-        powernorm.save(small(), tmp_path)
-
-
 class TestStock:
     """Checkpoints of the original architecture."""
 

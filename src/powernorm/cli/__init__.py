@@ -45,31 +45,13 @@ def main() -> NoReturn:
             raise
         _fail(f"the output cannot be written ({error.strerror}): make room, or give another place")
     except ModuleNotFoundError as error:
-        _without_package(error)
+        from powernorm.integrations.extras import explained
+
+        named = explained(error, "this command")
+        if named is None:
+            raise
+        _fail(str(named))
     sys.exit(code)
-
-
-def _without_package(error: ModuleNotFoundError) -> NoReturn:
-    """Do what needs torch alone, or say what to install.
-
-    Raises:
-        ModuleNotFoundError: no extra brings the package.
-    """
-    from powernorm.integrations.extras import explained
-
-    if error.name == "typer" and sys.argv[1:] == ["--version"]:
-        from powernorm.version import __version__
-
-        print(f"powernorm {__version__}")  # noqa: T201
-        sys.exit(0)
-    if error.name == "typer" and sys.argv[1:] == ["doctor"]:
-        from powernorm.cli.health import print_health
-
-        sys.exit(0 if print_health() else 1)
-    named = explained(error, "this command")
-    if named is None:
-        raise error
-    _fail(f"{named} (`powernorm doctor` works without)" if error.name == "typer" else str(named))
 
 
 def _open_closed_streams() -> None:

@@ -13,8 +13,7 @@ from typer.core import TyperCommand
 
 from powernorm.cli import completion, launching, options
 from powernorm.errors import InputError
-from powernorm.lab.tasks import STUDIES, TASKS
-from powernorm.runs import RESULTS_FILE
+from powernorm.runs import RESULTS_FILE, STUDIES, TASKS
 
 if TYPE_CHECKING:
     from powernorm.lab.engine.executors.choice import Workers

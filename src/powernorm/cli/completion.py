@@ -5,7 +5,7 @@ from typing import Final
 
 import typer
 
-from powernorm.lab.tasks import STUDIES, TASKS
+from powernorm.runs import STUDIES, TASKS
 
 GIVEN: Final = "powernorm.given"
 """In the context of a command, the words after it."""

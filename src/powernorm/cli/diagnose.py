@@ -1,7 +1,8 @@
 """`powernorm diagnose`: whether batch statistics work in a model, or in several side by side."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, cast
 
@@ -13,8 +14,11 @@ from powernorm.cli.scores import check_split, scored_folder, scoring_bar
 from powernorm.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from powernorm.diagnosis import Diagnosis
-    from powernorm.inspection.batches import Progress
+    from powernorm.inspection.batches import Progress as OnProgress
+    from powernorm.inspection.devices import Device
     from powernorm.lab.data.corpus import EvaluatedSplit
     from powernorm.lab.diagnosing import Look, Overlay
 
@@ -90,13 +94,23 @@ def diagnose(
     In Python, for any model: powernorm.diagnose(model, batches).
     """
     from powernorm.inspection.devices import checked_device
-    from powernorm.lab.diagnosing import Look, is_run
+    from powernorm.integrations.model_sources import check_folder, check_own, is_named
     from powernorm.runs import DIAGNOSIS_PAGE
 
     if batches < _PASSES:
         raise InputError(f"num_batches is {batches}, expected at least 2: TID compares batches")
+    place = checked_device(device)
+    if len(sources) == 1 and is_named(sources[0]) and not overlay:
+        given = {"--data": data, "--sequences": sequences, "--length": length, "--scores": scores}
+        check_own(sources[0], given)
+        _diagnose_one(partial(_diagnosed_own, sources[0], batches, place), None, out, csv)
+        return
+    for source in sources:
+        check_folder(Path(source))
+    from powernorm.lab.diagnosing import Look, is_run
+
     split = cast("EvaluatedSplit | None", check_split(scores))
-    look = Look(batches, data, sequences, length, checked_device(device), split)
+    look = Look(batches, data, sequences, length, place, split)
     if overlay:
         _diagnose_together(sources, look, out or _overlay_page(sources), csv)
         return
@@ -106,7 +120,8 @@ def diagnose(
     keeps_it = is_run(Path(source)) and data is None
     if keeps_it:
         out = out or Path(source) / DIAGNOSIS_PAGE
-    _diagnose_one(source, look, Path(source) if keeps_it else None, out, csv)
+    diagnosed = partial(_diagnosed_source, source, look)
+    _diagnose_one(diagnosed, Path(source) if keeps_it else None, out, csv)
 
 
 def _only(sources: Sequence[str]) -> str:
@@ -135,25 +150,43 @@ def _only(sources: Sequence[str]) -> str:
 
 
 def _diagnose_one(
-    source: str, look: "Look", run: Path | None, out: Path | None, csv: Path | None
+    diagnosed: "Callable[[Progress], Diagnosis]",
+    run: Path | None,
+    out: Path | None,
+    csv: Path | None,
 ) -> None:
-    from powernorm.lab.diagnosing import diagnose_source
-
     for target in (out, csv):
         _check_target(target)
     try:
         with progress_bar() as progress:
-            task = progress.add_task("diagnosing", total=_PASSES * look.num_batches)
-            report = diagnose_source(
-                source,
-                look,
-                lambda done, _: progress.update(task, completed=done),
-                scoring_bar(progress, look.scores),
-            )
+            report = diagnosed(progress)
     except KeyboardInterrupt:
         typer.echo("interrupted: nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
     _print_diagnosis(report, run, out, csv)
+
+
+def _diagnosed_own(
+    source: str, batches: int, device: "Device", progress: "Progress"
+) -> "Diagnosis":
+    """Diagnose a model by name, which takes torch alone."""
+    from powernorm.integrations.model_sources import diagnose_own, model_by_name
+
+    moved = _bar_of(progress, batches)
+    return diagnose_own(model_by_name(source), source, batches, device=device, on_progress=moved)
+
+
+def _diagnosed_source(source: str, look: "Look", progress: "Progress") -> "Diagnosis":
+    from powernorm.lab.diagnosing import diagnose_source
+
+    moved = _bar_of(progress, look.num_batches)
+    return diagnose_source(source, look, moved, scoring_bar(progress, look.scores))
+
+
+def _bar_of(progress: "Progress", batches: int) -> "OnProgress":
+    """Add a line for the batches; return what moves it."""
+    task = progress.add_task("diagnosing", total=_PASSES * batches)
+    return lambda done, _: progress.update(task, completed=done)
 
 
 def _print_diagnosis(
@@ -167,18 +200,12 @@ def _print_diagnosis(
         out: the page.
         csv: the table of layers.
     """
-    from rich.console import Console
-
-    from powernorm.lab.report import print_evaluation
-    from powernorm.lab.report.diagnosis_page import write_diagnosis_page
-    from powernorm.lab.report.diagnosis_words import evaluation_words
+    from powernorm.integrations.extras import check_extra
     from powernorm.runs import DIAGNOSIS_FILE
 
     typer.echo(str(report))
-    words = evaluation_words(report.to_json()["evaluation"])
-    if words:
-        typer.echo(words)
-    print_evaluation(Console(), report.to_json())
+    if report.evaluation or report.paper:
+        _print_evaluation(report)
     if run is not None:
         report.write_json(run / DIAGNOSIS_FILE)
         typer.echo(f"written: {run / DIAGNOSIS_FILE}")
@@ -186,7 +213,23 @@ def _print_diagnosis(
         report.write_csv(csv)
         typer.echo(f"written: {csv}")
     if out is not None:
+        check_extra("train", f"the page {out}")
+        from powernorm.lab.report.diagnosis_page import write_diagnosis_page
+
         typer.echo(f"report: {write_diagnosis_page(report.to_json(), out)}")
+
+
+def _print_evaluation(report: "Diagnosis") -> None:
+    """Print the losses, and the scores, by each kind of statistics."""
+    from rich.console import Console
+
+    from powernorm.lab.report import print_evaluation
+    from powernorm.lab.report.diagnosis_words import evaluation_words
+
+    words = evaluation_words(report.to_json()["evaluation"])
+    if words:
+        typer.echo(words)
+    print_evaluation(Console(), report.to_json())
 
 
 # Several -----------------------------------------------------------------------------------------
@@ -205,7 +248,7 @@ def _diagnose_together(sources: Sequence[str], look: "Look", out: Path, csv: Pat
         with progress_bar() as progress:
             task = progress.add_task("diagnosing", total=None)
 
-            def start(name: str, number: int, total: int) -> "Progress":
+            def start(name: str, number: int, total: int) -> "OnProgress":
                 words = f"diagnosing {name} ({number + 1} of {total})"
                 progress.reset(task, description=words, total=_PASSES * look.num_batches)
                 return lambda done, _: progress.update(task, completed=done)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from powernorm.inspection.selection import Role, Side
-    from powernorm.lab.model_sources import ModelSource
+    from powernorm.integrations.model_sources import ModelSource
     from powernorm.surgery import FoldReport, Where
     from powernorm.surgery.fold_solver import Centering, Tied
     from powernorm.surgery.folding import Keep
@@ -56,7 +56,7 @@ def swap(
 
     Nothing is changed; in Python: powernorm.swap(model, to=…).
     """
-    from powernorm.lab.settings.overrides import parse_options
+    from powernorm.option_values import parse_options
     from powernorm.surgery import plan_swap
 
     where = _selection(names, role, side, lowest)
@@ -117,8 +117,8 @@ def fold(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="A run's folder (the weights that were scored), one of its checkpoints, or a "
-            "Hugging Face model's folder."
+            help="A run's folder (the weights that were scored), one of its checkpoints, a Hugging "
+            "Face model's folder, or module:name of (model, batches)."
         ),
     ],
     out: Annotated[
@@ -170,7 +170,7 @@ def fold(
     With --keep statistics the weights and biases of LayerNorm and RMSNorm go, and the model keeps
     its class: a Hugging Face folder gives one that from_pretrained loads.
     """
-    from powernorm.lab.model_sources import open_model
+    from powernorm.integrations.model_sources import open_source
     from powernorm.surgery import plan_fold
     from powernorm.surgery.folding import check_options
     from powernorm.surgery.storage import check_target
@@ -178,7 +178,11 @@ def fold(
     check_options(keep, centering, tied, approximate)
     if out is not None:
         check_target(out)
-    source = open_model(str(checkpoint))
+    source = open_source(str(checkpoint))
+    if source is None:  # a run of the laboratory, which has packages of its own
+        from powernorm.lab.model_sources import open_model
+
+        source = open_model(str(checkpoint))
     plan = plan_fold(
         source.model,
         source.example_inputs,

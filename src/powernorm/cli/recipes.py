@@ -8,7 +8,7 @@ import typer
 
 from powernorm.cli import completion
 from powernorm.errors import InputError
-from powernorm.lab.tasks import TASKS
+from powernorm.runs import TASKS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,8 +17,7 @@ from powernorm.cli.compare import (
     refuse,
 )
 from powernorm.errors import InputError
-from powernorm.lab.tasks import TASKS
-from powernorm.runs import RESULTS_FILE
+from powernorm.runs import RESULTS_FILE, TASKS
 
 if TYPE_CHECKING:
     from powernorm.lab.engine.executors.choice import Workers

@@ -288,8 +288,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _check_config(path: Path) -> None:
     from powernorm.json_reading import read_json_object
-    from powernorm.lab.tasks import TASKS
     from powernorm.lab.tasks.trained_models import run_config
+    from powernorm.runs import TASKS
 
     settings = read_json_object(path, _RESTORE)
     if settings.get("task") in TASKS:

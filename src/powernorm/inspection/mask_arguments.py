@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.selection import Side
+from powernorm.ops.graphs import same_sizes, shape_of
 
 Meaning = Literal["keep", "padding", "lengths"]
 """What a mask marks with 1 or True; or that it is the number of valid positions of each row."""
@@ -155,8 +156,9 @@ class MaskArgument:
             return None
         if value.ndim == 4 and self.meaning == "keep":
             padding = _never_seen(value)
-            fixed = batch_size is None or padding.shape[0] == batch_size
-            return padding if fixed else _repeated(padding, batch_size)
+            if batch_size is None or same_sizes(shape_of(padding)[:1], (batch_size,)) is not False:
+                return padding
+            return _repeated(padding, batch_size)
         value = without_heads(value)
         return self._padding(value) if value.ndim in (1, 2) else None
 
@@ -171,7 +173,7 @@ class MaskArgument:
 
 def without_heads(value: Tensor) -> Tensor:
     """Return (batch, length) for a mask (batch, 1, length) or (batch, 1, 1, length)."""
-    while value.ndim > 2 and value.shape[1] == 1:
+    while value.ndim > 2 and same_sizes(shape_of(value)[1:2], (1,)):
         value = value.squeeze(1)
     return value
 
@@ -197,8 +199,8 @@ def _never_seen(allowed: Tensor) -> Tensor:
     return ~(allowed != 0).flatten(1, 2).any(dim=1)
 
 
-def _repeated(padding: Tensor, batch_size: int | None) -> Tensor | None:
-    if batch_size is None or padding.shape[0] != 1:
+def _repeated(padding: Tensor, batch_size: int) -> Tensor | None:
+    if not same_sizes(shape_of(padding)[:1], (1,)):
         return None  # its first dimension counts windows or similar, not sequences
     return padding.expand(batch_size, -1)
 

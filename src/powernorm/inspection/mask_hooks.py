@@ -34,6 +34,7 @@ from powernorm.inspection.mask_rules import mask_after, parts_with_rules
 from powernorm.inspection.selection import Side
 from powernorm.norms import Norm
 from powernorm.norms.masks import MaskSource, ScopedMask, close_scope, innermost_scope, open_scope
+from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
 from powernorm.ops.operators import in_backward
 
 
@@ -94,7 +95,9 @@ class MaskOwner:
         is_open = bool(argument.name) and argument.meaning in (None, "lengths")
         self.reader = MaskReader(module, argument, checks) if is_open else None
         self.undecided = ""  # the error of a norm that would need this call's mask
-        # Norms whose inputs were seen to be (length, batch, features), or not.
+        # What eager calls have shown of the order of dimensions, for those where sizes do not show
+        # it: of the data, and of the norms' inputs.
+        self._data_length_first: bool | None = None
         self._length_first_at: dict[object, bool] = {}
         # Pickled handles, unlike their numbers, keep later hooks of another process from
         # replacing these.
@@ -128,7 +131,7 @@ class MaskOwner:
             mask = self._read(given, data)
         outer, around = self._outer(given is not None and mask is None)
         warns = given is not None and (self.only_warns or self.undecided)
-        if not torch.compiler.is_compiling() and not warns:
+        if not is_traced() and not warns:
             self._check(given, mask, data, outer)
         if mask is not None:
             # A user's scope is for a model that is called without a mask.
@@ -174,24 +177,26 @@ class MaskOwner:
             return None
         if self.reader is not None:
             around, _ = self._outer(True)
+            batch_dim = int(data is not None and self._is_length_first(data, given))
             try:
-                return self.reader.read(given, data, [one.mask for one in around])
+                return self.reader.read(given, data, batch_dim, [one.mask for one in around])
             except UndecidedError as error:
                 # The modules inside may be given masks that say it.
                 self.undecided = str(error)
                 return None
         batch_dim = 1 if data is not None and self._transposed(data) else 0
-        mask = self.argument.read(given, None if data is None else data.shape[batch_dim])
+        mask = self.argument.read(given, None if data is None else shape_of(data)[batch_dim])
         if mask is None or mask.ndim == 1 or data is None or self.parts:
             return mask
         # With a cache the mask also covers the positions before the input.
-        length = data.shape[1 - batch_dim]
+        sizes, shape = shape_of(mask), shape_of(data)
         if self.is_own and (
-            tuple(mask.shape) == (data.shape[1], data.shape[0])
+            same_sizes(sizes, shape[1::-1])
             or any(norm.training for norm in batch_norms(self.reach))  # nobody trains with a cache
         ):
             return mask
-        return mask[:, -length:] if mask.shape[1] > length else mask
+        longer = is_known(sizes[1] > shape[1 - batch_dim])
+        return mask[:, -data.shape[1 - batch_dim] :] if longer else mask
 
     def _transposed(self, data: Tensor) -> bool:
         return self.length_first and data.ndim == 3
@@ -209,14 +214,17 @@ class MaskOwner:
         self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object, strict: bool
     ) -> Tensor | None:
         """Return the mask for an input of that shape (without the features), or None."""
-        fits = mask.shape == shape
-        if fits and norm in self._length_first_at and not self.parts and shape[0] != shape[-1]:
+        fits = same_sizes(shape_of(mask), shape)
+        is_seen = norm in self._length_first_at and not self.parts
+        if fits and is_seen and not same_sizes(shape[:1], shape[-1:]):
             return mask
+        # Where a tracer leaves it open, the graph will hold for the sizes that fit.
+        may_fit = fits if self.parts else fits is not False
         if mask.ndim != 2 or len(shape) != 2:
-            return mask if fits else None
+            return mask if may_fit else None
         for part in self.parts:
             plain = mask.transpose(0, 1) if batch_dim else mask
-            if shape[batch_dim] != plain.shape[0]:
+            if same_sizes(shape[batch_dim : batch_dim + 1], shape_of(plain)[:1]) is False:
                 break
             try:
                 derived = mask_after(part, plain, shape[1 - batch_dim], norm)
@@ -227,24 +235,25 @@ class MaskOwner:
             if derived is not None:
                 return derived.transpose(0, 1) if batch_dim else derived
         if not self.is_own:
-            return mask if fits else None
+            return mask if may_fit else None
         return self._turned(mask, batch_dim, shape, norm)
 
     def _turned(
         self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object
     ) -> Tensor | None:
         """Return the mask in the order of an input's dimensions, in a model of one's own."""
-        if tuple(shape) not in (tuple(mask.shape), tuple(mask.shape[::-1])):
+        sizes, traced = shape_of(mask), is_traced()
+        straight, crossed = same_sizes(sizes, shape), same_sizes(sizes[::-1], shape)
+        if straight is False and crossed is False:
             return None
-        compiled = torch.compiler.is_compiling()
-        if shape[0] != shape[1]:
-            turned = mask.shape != shape
-            if norm is not None and not compiled:
+        if straight is not crossed:
+            turned = crossed is True or straight is False
+            if norm is not None and not traced:
                 self._length_first_at[norm] = turned != bool(batch_dim)
             return mask.transpose(0, 1) if turned else mask
         if norm is None:
             return mask
-        if norm not in self._length_first_at and not compiled:
+        if norm not in self._length_first_at and not traced:
             self.checks.warn(
                 f"square {self.name_of(norm)}",
                 f"{self.name_of(norm)} got as many positions as sequences, {shape[0]}, and has not "
@@ -330,10 +339,22 @@ class MaskOwner:
     def _is_attention(self, given: object, data: Tensor) -> bool:
         return self.reader is not None and self.reader.is_attention(given, data)
 
-    def _is_length_first(self, data: Tensor, mask: Tensor | None) -> bool:
-        if self.is_own and mask is not None and data.ndim == 3 and mask.shape[0] != mask.shape[1]:
-            return tuple(data.shape[:2]) == tuple(mask.shape[::-1])
-        return self._transposed(data)
+    def _is_length_first(self, data: Tensor, value: object) -> bool:
+        """Return whether data are (length, batch, …), by lengths (batch,) or a mask of theirs."""
+        if not isinstance(value, Tensor) or not (
+            value.ndim == 1 or (self.is_own and value.ndim == 2)
+        ):
+            return self._transposed(data)
+        sizes, (first, second) = shape_of(value), shape_of(data)[:2]
+        straight = same_sizes(sizes, (first, second)[: len(sizes)])
+        crossed = same_sizes(sizes, (second, first)[: len(sizes)])
+        if straight is crossed:
+            seen = self._data_length_first
+            return self._transposed(data) if seen is None else seen
+        turned = crossed is True or straight is False
+        if not is_traced():
+            self._data_length_first = turned
+        return turned
 
     def remove(self) -> None:
         """Remove the hooks."""

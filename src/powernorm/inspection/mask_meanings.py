@@ -23,6 +23,7 @@ from powernorm.inspection.mask_arguments import (
     without_heads,
 )
 from powernorm.inspection.mask_checks import MaskChecks
+from powernorm.ops.graphs import is_traced, same_sizes, shape_of
 
 _LOOKS: Final = 20
 """Number of batches in which a meaning that was found is compared with what they show."""
@@ -54,13 +55,16 @@ class MaskReader:
         self.misfit = ""
         """Why lengths were found to count something else than positions."""
 
-    def read(self, value: object, data: Tensor | None, around: Sequence[Tensor]) -> Tensor | None:
+    def read(
+        self, value: object, data: Tensor | None, batch_dim: int, around: Sequence[Tensor]
+    ) -> Tensor | None:
         """Return a value as a mask (batch, length), True = padding.
 
         Args:
             value: of the argument in a call.
             data: tokens (batch, length), or vectors whose first two dimensions are these in either
                 order.
+            batch_dim: the dimension of the data that counts the sequences.
             around: masks of the model around.
 
         Returns:
@@ -73,7 +77,7 @@ class MaskReader:
         if not isinstance(value, Tensor) or data is None:
             return None
         if self.argument.meaning == "lengths":
-            return self._of_lengths(value, data)
+            return self._of_lengths(value, data, batch_dim)
         value = without_heads(value)
         shape = self._shape(value, data)
         if shape == "either":
@@ -82,9 +86,9 @@ class MaskReader:
             return None
         return self._read_as(self._settled(value, data, around), value)
 
-    def _of_lengths(self, value: Tensor, data: Tensor) -> Tensor | None:
-        mask = _of_lengths(value, data)
-        if mask is None or torch.compiler.is_compiling() or mask.is_meta:
+    def _of_lengths(self, value: Tensor, data: Tensor, batch_dim: int) -> Tensor | None:
+        mask = _of_lengths(value, data, batch_dim)
+        if mask is None or is_traced() or mask.is_meta:
             return mask
         if self._looks < _LOOKS and value.numel():
             self._looks += 1
@@ -106,17 +110,21 @@ class MaskReader:
         """Return what a value's shape shows, and remember it."""
         if value.ndim != 2:
             return "other"
-        sizes = tuple(data.shape[:2])
-        if sizes[0] != sizes[1]:
-            is_mask = tuple(value.shape) in (sizes, sizes[::-1] if data.ndim == 3 else sizes)
-            self._is_mask |= is_mask and not torch.compiler.is_compiling()
-            is_pairs = value.shape[0] == value.shape[1] and value.shape[0] in sizes
-            return "mask" if is_mask else "attention" if is_pairs else "other"
-        if tuple(value.shape) != sizes:
+        shape, sizes = shape_of(value), shape_of(data)[:2]
+        may_fit = same_sizes(shape, sizes) is not False
+        if not same_sizes(sizes[:1], sizes[1:]):
+            if same_sizes(shape[:1], shape[1:]):
+                side = shape[:1]
+                is_of_data = any(same_sizes(side, (size,)) is not False for size in sizes)
+                return "attention" if is_of_data else "other"
+            may_fit |= data.ndim == 3 and same_sizes(shape, sizes[::-1]) is not False
+            self._is_mask |= may_fit and not is_traced()
+            return "mask" if may_fit else "other"
+        if not may_fit:
             return "other"
         if self._is_mask or self.meaning is not None:
             return "mask"
-        if torch.compiler.is_compiling():
+        if is_traced():
             return "either"
         triangles = (torch.tril, torch.triu)
         if any(torch.equal(triangle(value), value) for triangle in triangles):
@@ -125,12 +133,12 @@ class MaskReader:
 
     def _settled(self, value: Tensor, data: Tensor, around: Sequence[Tensor]) -> Meaning | None:
         """Return the meaning, found from this call if need be."""
-        if torch.compiler.is_compiling():
+        if is_traced():
             if self.meaning is None:
                 raise UndecidedError(
                     f"which way round {self._label} is has not been seen, and compiled code "
                     f"cannot look: {self._declare}, or train on a batch with padding before "
-                    "torch.compile"
+                    "torch.compile or an export"
                 )
             return self.meaning
         said = declared_meaning(self.module, self.argument.name)
@@ -194,7 +202,7 @@ class MaskReader:
         return known.read(value, None)
 
     def _warn_of_square(self) -> None:
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             self.checks.warn(
                 f"square {self.argument.name}",
                 f"{self._label} has as many rows as columns and may say what is padding or what "
@@ -225,10 +233,9 @@ def _is_on_one_side(padding: Tensor) -> bool:
     return not (bool(falls) and bool(rises))
 
 
-def _of_lengths(lengths: Tensor, data: Tensor) -> Tensor | None:
+def _of_lengths(lengths: Tensor, data: Tensor, batch_dim: int) -> Tensor | None:
     if lengths.ndim != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
         return None
-    batch_dims = [dim for dim in range(data.ndim) if data.shape[dim] == lengths.shape[0]]
-    if not batch_dims or batch_dims[0] > 1:
+    if same_sizes(shape_of(lengths), (shape_of(data)[batch_dim],)) is False:
         return None
-    return padding_after(lengths.to(data.device), data.shape[1 - batch_dims[0]])
+    return padding_after(lengths.to(data.device), data.shape[1 - batch_dim])

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from powernorm.errors import InputError
 from powernorm.inspection.mask_arguments import padding_after
+from powernorm.ops.graphs import is_known, is_traced
 
 MaskRule = Callable[[Any, Tensor, int, object], "Tensor | None"]
 """(part, padding (batch, length), number of positions of an input, norm) to its mask."""
@@ -71,7 +72,7 @@ def _after(steps: Iterable[_Step], padding: Tensor, length: int) -> Tensor | Non
     size, lengths = padding.shape[1], (~padding).sum(1)
     for step in steps:
         size, lengths = step(size), step(lengths)
-        if size == length:
+        if is_known(size == length):
             return padding_after(lengths, length)
     return None
 
@@ -101,7 +102,8 @@ def _moonshine(part: Any, padding: Tensor, length: int, norm: object) -> Tensor 
     del norm
     sizes = [(one.kernel_size[0], one.stride[0]) for one in (part.conv1, part.conv2, part.conv3)]
     mask = _after((_convolution(kernel, stride) for kernel, stride in sizes), padding, length)
-    if mask is None or length != part._get_feat_extract_output_lengths(padding.shape[1]):
+    positions = part._get_feat_extract_output_lengths(padding.shape[1])
+    if mask is None or not is_known(length == positions):
         return mask
     # Its attention counts a window as valid if its first sample is.
     return padding[:, :: math.prod(stride for _, stride in sizes)][:, :length]
@@ -109,7 +111,10 @@ def _moonshine(part: Any, padding: Tensor, length: int, norm: object) -> Tensor 
 
 def _subsampled(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
     del norm
-    if length != int(part._get_subsampling_output_length(torch.tensor(padding.shape[1]))):
+    if is_traced():  # the part computes with tensors, whose values are not known
+        if is_known(length == padding.shape[1]):
+            return None
+    elif length != int(part._get_subsampling_output_length(torch.tensor(padding.shape[1]))):
         return None
     keep: Tensor = part._get_output_attention_mask((~padding).long(), length)
     return keep == 0
@@ -117,7 +122,8 @@ def _subsampled(part: Any, padding: Tensor, length: int, norm: object) -> Tensor
 
 def _every_other(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
     del part, norm
-    fits = length < padding.shape[1] and length == (padding.shape[1] + 1) // 2
+    size = padding.shape[1]
+    fits = is_known(length == (size + 1) // 2) and not is_known(length == size)
     return padding[:, ::2] if fits else None
 
 
@@ -127,7 +133,7 @@ def _pooled(factor: Callable[[Any], int]) -> MaskRule:
     def rule(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
         del norm
         size = factor(part.config)
-        if size == 1 or length != padding.shape[1] // size:
+        if size == 1 or not is_known(length == padding.shape[1] // size):
             return None
         windows: Tensor = padding[:, : length * size].unflatten(1, (length, size))
         return windows.all(dim=2)
@@ -140,7 +146,7 @@ def _funnel(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | N
     keep: Tensor = (~padding).float()
     for _ in part.config.block_sizes[1:]:
         keep = part.attention_structure.pool_tensor(keep, mode="min")
-        if keep.shape[1] == length and length < padding.shape[1]:
+        if is_known(keep.shape[1] == length) and not is_known(length == padding.shape[1]):
             return keep == 0
     return None
 
@@ -150,8 +156,9 @@ def _padded_to(window: Callable[[Any], int]) -> MaskRule:
 
     def rule(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
         del norm
-        missing = -padding.shape[1] % window(part.config)
-        if not missing or length != padding.shape[1] + missing:
+        size = padding.shape[1]
+        missing = -size % window(part.config)
+        if is_known(length == size) or not is_known(length == size + missing):
             return None
         return functional.pad(padding, (0, missing), value=True)
 
@@ -169,20 +176,21 @@ def _patches_behind(part: Any, padding: Tensor, length: int, norm: object) -> Te
     if norm is part.norm:  # of the patches alone, of which there may be as many as tokens
         return padding.new_zeros(padding.shape[0], length)
     patches = (part.config.input_size // part.config.patch_size) ** 2 + 1
-    if length != padding.shape[1] + patches:
+    if not is_known(length == padding.shape[1] + patches):
         return None
     return functional.pad(padding, (0, patches), value=False)
 
 
 def _three_a_step(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
     del part, norm
-    return padding.repeat_interleave(3, dim=1) if length == 3 * padding.shape[1] else None
+    fits = is_known(length == 3 * padding.shape[1])
+    return padding.repeat_interleave(3, dim=1) if fits else None
 
 
 def _streams(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
     del norm
     count = 1 + part.config.ngram
-    return padding.repeat(1, count) if length == count * padding.shape[1] else None
+    return padding.repeat(1, count) if is_known(length == count * padding.shape[1]) else None
 
 
 def _global_tokens(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
@@ -190,7 +198,7 @@ def _global_tokens(part: Any, padding: Tensor, length: int, norm: object) -> Ten
         return None
     make_blocks = sys.modules[type(part).__module__].__dict__["_make_global_fixed_block_ids"]
     _, used = make_blocks((~padding).float(), part.global_block_size)
-    return used == 0 if used.shape[1] == length else None
+    return used == 0 if is_known(used.shape[1] == length) else None
 
 
 def _reversible(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:

@@ -20,10 +20,9 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
             "rich",
             "sacrebleu",
             "sacremoses",
-            "safetensors",
             "scipy",
         ),
-        *("seqeval", "tensorboard", "tokenizers", "torchcrf", "torchmetrics", "typer"),
+        *("seqeval", "tensorboard", "tokenizers", "torchcrf", "torchmetrics"),
     ),
     "hf": ("accelerate", "datasets", "transformers"),
     "lightning": ("lightning",),
@@ -36,6 +35,8 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
 """Packages of each extra, by their import names."""
 CORPORA: Final = "packages/data"
 """In a checkout, the folder of the distribution `powernorm-data`."""
+_NAMED: Final = 3
+"""So many missing packages are named; the extra brings them all."""
 
 
 def checkout() -> Path | None:
@@ -49,8 +50,8 @@ def install_extra(extra: str) -> str:
     """Return the command that installs an extra, for a checkout or for an installed package."""
     root = checkout()
     if root is None:
-        # Of what is installed already, pip takes the extras without asking an index for it again.
-        return f"pip install 'powernorm[{extra}]'"
+        # No index has the package, and what has its name there is another one.
+        return f"`pip install '.[{extra}]'` in powernorm's source tree"
     return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
 
 
@@ -102,8 +103,10 @@ def explained(error: ModuleNotFoundError, what: str) -> MissingPackageError | No
 
 def _missing(what: str, packages: Sequence[str], extra: str) -> MissingPackageError:
     several = "s" if len(packages) > 1 else ""
+    more = f" and {len(packages) - _NAMED} more" if len(packages) > _NAMED else ""
+    named = ", ".join(packages[:_NAMED]) + more
     return MissingPackageError(
-        f"{what} needs the package{several} {', '.join(packages)}: {install_extra(extra)}",
+        f"{what} needs the package{several} {named}: {install_extra(extra)}",
         name=packages[0],
     )
 

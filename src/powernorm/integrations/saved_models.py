@@ -24,7 +24,6 @@ from powernorm.surgery.records import KEY, Record
 from powernorm.surgery.storage import (
     SavedModel,
     first_difference,
-    needed_for_files,
     read_config,
     read_model,
     write_model,
@@ -329,8 +328,8 @@ def _place_of(record: Record, model: nn.Module, path: Path) -> str:
 
 
 def _stock_tensors(path: Path) -> Mapping[str, Tensor]:
-    with needed_for_files():
-        from safetensors.torch import load_file
+    from safetensors.torch import load_file
+
     files = [_STOCK]
     # In the order of transformers, which leaves an old index where it wrote one file.
     if not (path / _STOCK).is_file() and (path / _INDEX).is_file():

@@ -12,7 +12,7 @@ or one of the built-in tasks:
     config = lab.override(lab.recipe("lm", "smoke"), ["norms=ln,rbn", "seeds=0,1"])
     lab.compare(config, "runs/lm")
 
-It needs `powernorm[train]`, which is looked for when this is imported, so that no module in here
+It needs the extra `train`, which is looked for when this is imported, so that no module in here
 fails by the name of a package alone. The names below are loaded when they are first used, so that
 `import powernorm.lab` costs nothing.
 """

@@ -10,11 +10,18 @@ from powernorm.diagnosis import Diagnosis
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Progress
 from powernorm.inspection.devices import Device
+from powernorm.integrations.model_sources import (
+    check_folder,
+    check_own,
+    diagnose_own,
+    is_named,
+    model_by_name,
+)
 from powernorm.integrations.pretrained import diagnose_pretrained, is_pretrained
 from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.diagnosed_runs import with_paper
-from powernorm.lab.own_models import diagnose_own, is_own_run, load_own_run, model_by_name
+from powernorm.lab.own_models import is_own_run, load_own_run
 from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.loading import is_run_folder, read_comparison
 from powernorm.lab.report.overlays import Line, lines_of
@@ -48,6 +55,15 @@ class Look:
     device: Device = "cpu"
     scores: EvaluatedSplit | None = None
 
+    def given(self) -> dict[str, object]:
+        """Return the options that a model with batches of its own does not take, as given."""
+        return {
+            "--data": self.data,
+            "--sequences": self.sequences,
+            "--length": self.length,
+            "--scores": self.scores,
+        }
+
 
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run of `compare`, so that it can keep its diagnosis."""
@@ -80,19 +96,15 @@ def diagnose_source(
         InputError: there is no such model, an option does not fit it, or it cannot be diagnosed.
     """
     path = Path(source)
-    is_named = ":" in source and not path.exists()
-    if look.scores is not None and (is_named or is_own_run(path) or is_pretrained(path)):
-        raise InputError(
-            f"{source} is no run of a built-in task, which has scores: leave out --scores"
-        )
-    if is_named or is_own_run(path):
-        given = {"--data": look.data, "--sequences": look.sequences, "--length": look.length}
-        for option, value in given.items():
-            if value is not None:
-                raise InputError(f"{path} has batches of its own: leave out {option}")
-        own = model_by_name(source) if is_named else load_own_run(path)
+    if is_named(source) or is_own_run(path):
+        check_own(source, look.given())
+        own = model_by_name(source) if is_named(source) else load_own_run(path)
         return diagnose_own(
             own, path.name, look.num_batches, device=look.device, on_progress=on_progress
+        )
+    if look.scores is not None and is_pretrained(path):
+        raise InputError(
+            f"{source} is no run of a built-in task, which has scores: leave out --scores"
         )
     if is_pretrained(path):
         return diagnose_pretrained(
@@ -104,6 +116,7 @@ def diagnose_source(
             device=look.device,
             on_progress=on_progress,
         )
+    check_folder(path)
     if look.sequences is not None or look.length is not None:
         raise InputError(
             f"{path} is a run, which has batches of its own: leave out --sequences and --length, "

@@ -20,6 +20,7 @@ from powernorm.errors import InputError
 from powernorm.inspection import find_norms
 from powernorm.inspection.finder import FoundNorm
 from powernorm.integrations.extras import check_extra
+from powernorm.integrations.model_sources import ModelSource
 from powernorm.integrations.onnx import export, largest_difference
 from powernorm.integrations.onnx_operators import OperatorCounts, count_operators
 from powernorm.integrations.onnx_runtime import (
@@ -30,7 +31,7 @@ from powernorm.integrations.onnx_runtime import (
     read_graph,
 )
 from powernorm.lab.exported_calls import Agreement, TensorCall, agreement_of
-from powernorm.lab.model_sources import ModelSource, open_model
+from powernorm.lab.model_sources import batches_of, open_model
 from powernorm.surgery import fold, match_teacher, plan_swap
 from powernorm.surgery.fold_solver import static_of
 from powernorm.surgery.structure import FoldedNorm
@@ -190,7 +191,7 @@ def _check_file(out: Path) -> None:
 def _batches(opened: ModelSource, data: str | None, *, is_needed: bool) -> list[Any]:
     """Return batches to measure ranges on and to compare on; none where there is no text."""
     try:
-        return opened.batches(NUM_CALIBRATION + NUM_COMPARED, data)
+        return batches_of(opened, NUM_CALIBRATION + NUM_COMPARED, data)
     except InputError:
         if is_needed or data is not None:
             raise

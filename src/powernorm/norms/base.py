@@ -32,6 +32,7 @@ from powernorm.norms.sharded import (
     sharded_like,
 )
 from powernorm.ops.arrays import accumulation_dtype
+from powernorm.ops.graphs import same_sizes, shape_of
 from powernorm.ops.operators import PLAIN_TYPES
 from powernorm.ops.pointwise import scale_and_shift
 
@@ -211,7 +212,7 @@ class Norm(nn.Module):
         """Raise an InputError unless a forward's input, mask and residual fit the layer."""
         dim = self.feature_dim
         ndim = x.ndim
-        if not -ndim <= dim < ndim or x.shape[dim] != self.num_features:
+        if not -ndim <= dim < ndim or shape_of(x)[dim] != self.num_features:
             where = "the last dimension" if dim == LAST else f"dimension {dim} (feature_dim)"
             raise InputError(
                 f"{self.class_name} was built for {self.num_features} features in {where}, "
@@ -226,7 +227,7 @@ class Norm(nn.Module):
             check_padding_mask(padding_mask, x, dim)
         if residual is None:
             return
-        if residual.shape != x.shape or not residual.is_floating_point():
+        if same_sizes(shape_of(residual), shape_of(x)) is False or not residual.is_floating_point():
             raise InputError(
                 f"residual has shape {tuple(residual.shape)} and dtype {residual.dtype}, expected "
                 f"the input's shape {tuple(x.shape)} and a floating point type"

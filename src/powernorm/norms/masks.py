@@ -15,6 +15,7 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.feature_dims import LAST, features_back, shape_without
+from powernorm.ops.graphs import same_sizes, shape_of
 
 _MODULE_CALLS: Final = ("inner", "_call_impl")
 """Functions of `torch.nn.Module` that call hooks and stay on the stack during the forward."""
@@ -257,7 +258,7 @@ def current_padding_mask(
         return None
     if x is None:
         return masks[0].mask
-    mask, fits = _fitting(masks, x.shape[:-1], norm, strict)
+    mask, fits = _fitting(masks, shape_of(x)[:-1], norm, strict)
     if not fits and strict:
         raise _misfit(masks[0], x, norm)
     return mask
@@ -283,9 +284,9 @@ def offered_padding_mask(x: Tensor, norm: object, *, observing: bool) -> tuple[T
     """
     frame = _innermost(observing=observing)
     masks = frame.masks if frame is not None else ()
-    mask, fits = _fitting(masks, x.shape[:-1], norm, False) if masks else (None, True)
+    mask, fits = _fitting(masks, shape_of(x)[:-1], norm, False) if masks else (None, True)
     # A user's mask is for all norms inside, but the inputs of some may not be tokens.
-    return mask, fits and (mask is None or mask.shape == x.shape[:-1])
+    return mask, fits and (mask is None or same_sizes(mask.shape, x.shape[:-1]) is True)
 
 
 def _fitting(
@@ -293,12 +294,13 @@ def _fitting(
 ) -> tuple[Tensor | None, bool]:
     """Return the mask for an input's tokens, and whether one fits."""
     for mask, source, batch_dim in masks:
-        if source is None or (source.is_exact and mask.shape == shape):
+        sizes = shape_of(mask)
+        if source is None or (source.is_exact and same_sizes(sizes, shape)):
             return mask, True
         if len(shape) == 1 and mask.ndim == 2:
-            if mask.numel() == shape[0]:
+            if same_sizes((sizes[0] * sizes[1],), shape):
                 return mask.reshape(-1), True
-            if mask.shape[batch_dim] == shape[0]:
+            if same_sizes((sizes[batch_dim],), shape):
                 return None, True  # one vector per sequence: padding has been pooled away
         fitted = source.fit(mask, batch_dim, shape, norm, strict)
         if fitted is not None:
@@ -388,8 +390,9 @@ def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None
         raise InputError(
             f"padding_mask has dtype {mask.dtype}, expected torch.bool with True = padding; {fix}"
         )
-    expected = x.shape[:-1] if feature_dim == LAST else shape_without(x.shape, feature_dim)
-    if mask.shape != expected:
+    shape = shape_of(x)
+    expected = shape[:-1] if feature_dim == LAST else shape_without(shape, feature_dim)
+    if same_sizes(shape_of(mask), expected) is False:
         what = "token" if feature_dim == LAST else "position"
         raise InputError(
             f"padding_mask has shape {tuple(mask.shape)}, expected {tuple(expected)}: one value "

@@ -22,6 +22,7 @@ from powernorm.norms.checkpointing import CallRecords, Seen
 from powernorm.norms.feature_dims import features_back
 from powernorm.norms.masks import current_padding_mask, users_padding_mask
 from powernorm.norms.sharded import check_group, local_state
+from powernorm.ops.graphs import num_features_of
 from powernorm.ops.operators import may_be_repeated
 from powernorm.ops.processes import group_name_of
 from powernorm.ops.running_stats import Move, merge_sums, move_buffers, reduce_sums
@@ -135,7 +136,7 @@ class StatefulNorm(AffineNorm):
             seen = self._records.replay(self.class_name, x, seen)
             mask = seen.padding_mask
         plain = mask is None and residual is None and x.ndim and x.is_floating_point()
-        if not plain or x.shape[-1] != self.num_features:
+        if not plain or num_features_of(x) != self.num_features:
             dim = self.feature_dim
             others = None if residual is None else features_back(residual, dim)
             self.check_input(features_back(x, dim), mask, others)

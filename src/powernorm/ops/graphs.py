@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -16,19 +18,54 @@ def is_exported() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-def num_features_of(x: Tensor) -> int:
-    """Return the size of the last dimension, for TorchScript's tracer too a number.
+def is_traced() -> bool:
+    """Return whether a graph is being made of the call, which will run on other values."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def shape_of(x: Tensor) -> torch.Size:
+    """Return the shape, for TorchScript's tracer too numbers.
 
     To that tracer sizes are operators of the graph, and what takes a number cannot take those.
     """
     state = None if torch.compiler.is_compiling() else torch._C._get_tracing_state()
     if state is None:
-        return x.shape[-1]
+        return x.shape
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
-        return x.shape[-1]
+        return x.shape
     finally:
         torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
+
+
+def num_features_of(x: Tensor) -> int:
+    """Return the size of the last dimension, see `shape_of`."""
+    return shape_of(x)[-1]
+
+
+def is_known(condition: bool | torch.SymBool) -> bool:
+    """Return whether a condition on sizes holds for all sizes that the graph is made for.
+
+    Compilers and torch.export have symbols for sizes. Python's own comparison would make the graph
+    valid only where it comes out as for the example: `batch != 80` forbids a batch of 80.
+    """
+    if not torch.compiler.is_compiling():
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
+
+
+def same_sizes(one: Sequence[int], other: Sequence[int]) -> bool | None:
+    """Compare sizes; None where they are symbols of a graph that may or may not be equal."""
+    if not torch.compiler.is_compiling():
+        return tuple(one) == tuple(other)
+    if len(one) != len(other):
+        return False
+    pairs = list(zip(one, other, strict=True))
+    if all(is_known(size == wanted) for size, wanted in pairs):
+        return True
+    return False if any(is_known(size != wanted) for size, wanted in pairs) else None
 
 
 def is_transformed() -> bool:

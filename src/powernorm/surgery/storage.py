@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -90,7 +90,7 @@ def write_model(
 
     Raises:
         InputError: the folder holds other weights or cannot be written, the model has what cannot
-            be saved, or safetensors is missing.
+            be saved.
     """
     record = _record_of(model).to_dict()
     check_target(folder)
@@ -117,8 +117,7 @@ def write_model(
         folder.mkdir(parents=True, exist_ok=True)
         # First, so that a full disk leaves the folder as it is.
         temporary.write_text(page, encoding="utf-8")
-        with needed_for_files():
-            save_sealed_tensors(tensors, folder / MODEL_FILE, {KEY: text, "format": "pt"})
+        save_sealed_tensors(tensors, folder / MODEL_FILE, {KEY: text, "format": "pt"})
         temporary.replace(folder / CONFIG_FILE)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror}") from error
@@ -144,8 +143,8 @@ def read_model(folder: Path) -> SavedModel:
     check_folder(folder)
     if check_seal(file, _FIX) == "unsealed":
         raise InputError(f"{file} is damaged, it has lost its checksum: {_FIX}")
-    with needed_for_files():
-        from safetensors import safe_open
+    from safetensors import safe_open
+
     try:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
@@ -233,23 +232,6 @@ def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
         kept[name] = kept[name].contiguous()
         memory.add(whole)
     return kept, shared
-
-
-@contextmanager
-def needed_for_files() -> Iterator[None]:
-    """In the block, say how to get safetensors where it is missing.
-
-    Raises:
-        InputError: it is missing.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name != "safetensors":
-            raise
-        raise InputError(
-            "saved models need the package safetensors: pip install safetensors"
-        ) from error
 
 
 def _record_of(model: nn.Module) -> Record:

@@ -20,7 +20,7 @@ from lab.training.tiny_training import Configure
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, Notice, StepsDone
 from powernorm.lab.engine.stopping import Stopped
-from powernorm.lab.model_sources import open_model
+from powernorm.lab.model_sources import batches_of, open_model
 from powernorm.lab.removal.originals import open_original
 from powernorm.lab.removal.removing import Removed, check_agreement
 from powernorm.lab.removal.settings import RemovalSettings
@@ -339,8 +339,8 @@ def test_embeddings_are_compared_on_this_text_and_another(tmp_path: Path) -> Non
     assert removed.metrics["other_cosine"] == pytest.approx(sum(cosines) / 5, abs=1e-5)
     assert removed.metrics["other_lowest_cosine"] == pytest.approx(min(cosines), abs=1e-5)
     # The folded model comes with its words.
-    ids = open_model(str(out / "model")).batches(1, str(text))[0]["input_ids"]
-    assert torch.equal(ids, open_model(str(folder)).batches(1, str(text))[0]["input_ids"])
+    ids = batches_of(open_model(str(out / "model")), 1, str(text))[0]["input_ids"]
+    assert torch.equal(ids, batches_of(open_model(str(folder)), 1, str(text))[0]["input_ids"])
     assert len(ids.unique()) == len(WORDS)
     assert removed.metrics["valid_cosine"] != removed.metrics["other_cosine"]
     assert "Cosine to the original" in (out / "report.html").read_text()

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.batches import call_model
+from powernorm.integrations.model_sources import ModelWithBatches, is_named, model_by_name
 from powernorm.integrations.pretrained import is_pretrained
 from powernorm.lab.data.batch import IGNORED, MASK, Batch
 from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.model_outputs import answer_in
-from powernorm.lab.own_models import ModelWithBatches, is_own_run, load_own_run, model_by_name
+from powernorm.lab.own_models import is_own_run, load_own_run
 from powernorm.lab.removal.settings import RemovalDataSettings
 from powernorm.lab.report.loading import is_run_folder
 from powernorm.lab.tasks.registry import task_of
@@ -265,7 +266,7 @@ def open_original(
     if isinstance(source, tuple):
         return _own("model", ModelWithBatches(*_checked_pair(source)), data)
     text, path = str(source), Path(source)
-    if ":" in text and not path.exists():
+    if is_named(text):
         return _own(text, model_by_name(text), data)
     _check_no_other(text, path, data)
     if is_folded(path):

@@ -16,9 +16,8 @@ from powernorm.lab.settings.training import (
     ScheduleSettings,
     TrainingSettings,
 )
+from powernorm.option_values import OptionValue
 from powernorm.runs import Goal
-
-OptionValue = int | float | bool | str | None
 
 LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """What the label of a variant may be: it becomes part of a folder's name."""

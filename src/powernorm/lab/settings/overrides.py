@@ -1,18 +1,15 @@
 """Changing settings by dotted keys, as `--set section.key=value` does, and building them."""
 
 import difflib
-import math
-import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from powernorm.errors import InputError
-from powernorm.lab.settings.comparison import OptionValue
 from powernorm.lab.settings.section import descriptions, shown
+from powernorm.option_values import NONE_WORDS, OptionValue, option_value, toml_value
 
-NONE_WORDS: Final = ("none", "null")
 FREE_SECTION: Final = "norm_options"
 FIXED_KEYS: Final = ("preset", "study", "variants")
 """Chosen by the recipe; changing them would only mislabel the results."""
@@ -130,7 +127,7 @@ class _Changes:
 def _assign(owner: Any, changes: _Changes, key: str, text: str) -> None:
     if key.split(".")[0] == FREE_SECTION and hasattr(owner, "norms"):
         norm, option = _norm_and_option(key)
-        changes.norm_options.setdefault(norm, {})[option] = _scalar(text)
+        changes.norm_options.setdefault(norm, {})[option] = option_value(text)
         return
     if key not in known_keys(owner):
         raise _unknown_key(owner, key)
@@ -167,25 +164,10 @@ def split_settings(
         key, text = _key_and_text(assignment, "steps=500")
         if key.split(".")[0] == FREE_SECTION:
             norm, option = _norm_and_option(key)
-            options.setdefault(norm, {})[option] = _scalar(text)
+            options.setdefault(norm, {})[option] = option_value(text)
         else:
             settings[key] = text
     return settings, options
-
-
-def parse_options(assignments: Iterable[str]) -> dict[str, OptionValue]:
-    """Return options of a norm, each written as `key=value`.
-
-    Raises:
-        InputError: one without a `=`.
-    """
-    options = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not key or not equals:
-            raise InputError(f"{assignment!r} is no option: write key=value, e.g. eps=1e-5")
-        options[key] = _scalar(text)
-    return options
 
 
 def _key_and_text(assignment: str, example: str) -> tuple[str, str]:
@@ -193,25 +175,6 @@ def _key_and_text(assignment: str, example: str) -> tuple[str, str]:
     if not key or not equals:
         raise InputError(f"{assignment!r} is not of the form key=value, e.g. {example}")
     return key, text
-
-
-def _toml(text: str) -> Any:
-    """Return a text as TOML reads it; the text itself where that cannot."""
-    try:
-        read = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or deep lists
-        return text
-    return read["value"] if len(read) == 1 else text
-
-
-def _scalar(text: str) -> OptionValue:
-    if text.lower() in NONE_WORDS:
-        return None
-    value = _toml(text)
-    # A float that is not finite has no place in the JSON files of the runs: leave it a text, which
-    # no norm takes for a number.
-    is_usable = isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
-    return value if is_usable else text
 
 
 def _unknown_key(owner: Any, key: str) -> InputError:
@@ -246,7 +209,7 @@ def _parse(text: str, hint: Any) -> Any:
         inside = "" if is_none else text.strip("()[]")
         return tuple(_parse(part.strip(), item) for part in inside.split(",") if part.strip())
     is_text = hint is str or get_origin(hint) is Literal
-    value = _toml(text.lower() if hint is bool else text)
+    value = toml_value(text.lower() if hint is bool else text)
     return value if not is_text or isinstance(value, str) else text
 
 

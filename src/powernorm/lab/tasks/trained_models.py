@@ -9,6 +9,7 @@ from torch import Tensor
 
 import powernorm
 from powernorm.errors import InputError
+from powernorm.integrations.model_sources import check_folder
 from powernorm.lab.data.sets.catalog import check_known_set
 from powernorm.lab.engine.averaging import AVERAGE, read_weights, step_of
 from powernorm.lab.engine.folders import LAST, find_runs, read_json
@@ -129,11 +130,8 @@ def load_folded_run(path: Path) -> TrainedModel:
     Raises:
         InputError: a file is damaged, or it holds no model of a run.
     """
+    check_folder(path)
     settings = read_json(path / CONFIG_FILE)
-    if "vocabulary_size" not in settings:
-        raise InputError(
-            f"{path} does not say how its model was built: build it and use powernorm.load"
-        )
     model = _build(settings)
     powernorm.load(path, model)
     return TrainedModel(model, settings)

@@ -13,9 +13,9 @@ from optuna.distributions import (
 )
 
 from powernorm.errors import InputError
-from powernorm.lab.settings.comparison import OptionValue
-from powernorm.lab.settings.overrides import parse_options, split_settings
+from powernorm.lab.settings.overrides import split_settings
 from powernorm.lab.settings.section import shown
+from powernorm.option_values import OptionValue, parse_options
 
 Kind = Literal["log", "linear", "int", "choice"]
 FIXED: Final = "fixed"
