@@ -224,7 +224,7 @@ def test_bad_input_of_report(tmp_path: Path) -> None:
     assert "metrics.csv, line 102: 1 cells, expected " in refusal
 
 
-@pytest.mark.parametrize("package", ["typer", "pydantic", "matplotlib", "rich"])
+@pytest.mark.parametrize("package", ["pydantic", "matplotlib", "rich"])
 def test_missing_extra_is_named(tmp_path: Path, package: str) -> None:
     code = (
         "import sys\n"

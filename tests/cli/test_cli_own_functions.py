@@ -42,6 +42,22 @@ def train(run, *, learning_rate: float = 1e-2, steps: int = 6, seconds: float = 
     return {"accuracy": (model(x).argmax(-1) == y).double().mean(), "loss": loss}
 
 
+def shared(run, *, steps: int = 6, wrap: bool = True, shard: bool = True, rows: int = 16):
+    model = build(run.build_norm(8)).to(run.device)
+    called = run.wrap(model) if wrap else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run.track(model=model, optimizer=optimizer)
+    batches = [{"x": x[i : i + rows], "y": y[i : i + rows]} for i in range(0, 64, rows)]
+    for step, batch in run.steps(batches, shard=shard):
+        loss = nn.functional.cross_entropy(called(batch["x"]), batch["y"])
+        (loss + run.penalty(num_tokens=len(batch["x"]))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.log(step, train_loss=loss)
+    loss = nn.functional.cross_entropy(model.eval()(x), y)
+    return {"loss": loss, "rows": torch.tensor(float(len(batch["x"])))}
+
+
 def talking(run, *, steps: int = 2):
     print("the function says something")
     return train(run, steps=steps)
@@ -258,11 +274,41 @@ def test_diagnose_takes_a_model_by_name(home: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.distributed
-def test_several_processes_call_the_function(home: Path, tmp_path: Path) -> None:
-    shutil.copy(home / "mine.py", tmp_path)
-    found = powernorm(tmp_path, *COMMAND, "--norms", "bn", "--devices", "2", fresh=True)
+SHARED = ("compare", "mine:shared", "--seeds", "1", "--norms", "rbn", "--goal", "loss:min")
+
+
+def metrics_of(found: Outcome, runs: Path) -> dict[str, float]:
     assert found.code == 0, found.err
-    (run,) = json.loads((tmp_path / "runs" / "results.json").read_text())["runs"]
+    (run,) = json.loads((runs / "results.json").read_text())["runs"]
     assert run["status"] == "finished"
-    assert len((tmp_path / "runs/bn-seed0/metrics.csv").read_text().splitlines()) == 7
+    return run["metrics"]
+
+
+@pytest.mark.distributed
+def test_several_processes_train_as_one(home: Path, tmp_path: Path) -> None:
+    """Each on its part of every batch, by the mean of their gradients."""
+    shutil.copy(home / "mine.py", tmp_path)
+    one = powernorm(tmp_path, *SHARED, "--out", "one", fresh=True)
+    two = powernorm(tmp_path, *SHARED, "--out", "two", "--devices", "2", fresh=True)
+    alone, together = (metrics_of(one, tmp_path / "one"), metrics_of(two, tmp_path / "two"))
+    assert (alone["rows"], together["rows"]) == (16, 8)
+    assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert len((tmp_path / "two/rbn-seed0/metrics.csv").read_text().splitlines()) == 7
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("wrap=false",), "differs between the 2 processes.*call run.wrap"),
+        (("rows=1",), "batch of 1 rows cannot be divided among 2 processes"),
+    ],
+)
+def test_several_processes_that_would_not_train_as_one(
+    home: Path, tmp_path: Path, settings: tuple[str, ...], said: str
+) -> None:
+    shutil.copy(home / "mine.py", tmp_path)
+    options = [part for one in settings for part in ("--set", one)]
+    options += ["--out", "two", "--devices", "2", "--quiet"]
+    found = powernorm(tmp_path, *SHARED, *options, fresh=True)
+    assert re.search(said, found.refused())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
+import powernorm
 from powernorm.integrations.huggingface import NormCallback as TrainerNormCallback
 from powernorm.integrations.lightning import NormCallback
 from powernorm.norms import BatchNorm
@@ -112,19 +113,30 @@ class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"x": torch.arange(4.0) * (index + 1)}
 
 
-def trainer_of(folder: Path, **model: Any) -> Trainer:
+def trainer_of(folder: Path, save_strategy: str = "no", **model: Any) -> Trainer:
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=8,
         num_train_epochs=1,
         logging_steps=1,
         report_to=[],
-        save_strategy="no",
+        save_strategy=save_strategy,
         use_cpu=True,
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
     return Trainer(args=arguments, train_dataset=Rows(), **model)
+
+
+def test_a_checkpoint_says_which_norms_the_model_has(tmp_path: Path) -> None:
+    """The Trainer writes the weights of a model that is not Hugging Face's, and nothing else."""
+    model = Network()
+    trainer = trainer_of(tmp_path, model=model, save_strategy="epoch")
+    trainer.add_callback(TrainerNormCallback(trainer))
+    trainer.train()
+    loaded = powernorm.load(tmp_path / "checkpoint-2", Network())
+    state = model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in loaded.state_dict().items())
 
 
 def observed_steps(trainer: Trainer) -> list[int]:

@@ -2,11 +2,15 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tiny_encoder import TEXTS, write_encoder
 
+import powernorm
 from powernorm.errors import InputError
+from powernorm.integrations.folded_pretrained import copy_companions, load_whole
 from powernorm.integrations.pretrained import (
     build_from_config,
     diagnose_pretrained,
@@ -31,6 +35,34 @@ def test_a_pretrained_model_is_diagnosed(encoder: Path, tmp_path: Path) -> None:
     report = diagnose_pretrained(encoder, TEXTS, num_batches=3, batch_size=4, length=6)
     assert (report.num_batches, report.num_tokens) == (3, 3 * 4 * 6)
     assert report.model.startswith("BertModel in encoder")
+
+
+def swapped(encoder: Path) -> Any:
+    model = load_pretrained(encoder).model
+    powernorm.swap(model, "bn")
+    powernorm.calibrate(model, load_pretrained(encoder).batches(TEXTS, 4, 6))
+    return model
+
+
+@pytest.mark.parametrize("library", ["transformers", "powernorm"])
+def test_a_swapped_model_is_read_as_it_was_written(
+    encoder: Path, tmp_path: Path, library: str
+) -> None:
+    """By the key in its config.json, whichever library has written the folder."""
+    model, folder = swapped(encoder), tmp_path / "swapped"
+    if library == "transformers":
+        model.save_pretrained(folder)
+    else:
+        powernorm.save(model, folder)
+    copy_companions(encoder, folder)
+    report = diagnose_pretrained(folder, TEXTS, num_batches=3, batch_size=4, length=6)
+    assert {row.kind for row in report.rows} == {"bn"}
+    batch = load_pretrained(folder).batches(TEXTS, 4, 6)[0]
+    expected = model.eval()(**batch).last_hidden_state
+    for loaded in (load_pretrained(folder).model, load_whole(folder)):
+        assert torch.equal(loaded(**batch).last_hidden_state, expected)
+    built = build_from_config(folder)
+    assert {row.kind for row in powernorm.plan_swap(built, to="rbn").rows} == {"bn"}
 
 
 def test_what_cannot_be_diagnosed(encoder: Path, tmp_path: Path) -> None:

@@ -163,6 +163,25 @@ def test_checkpoints_of_the_trainer(tmp_path: Path) -> None:
         powernorm.load(checkpoint)
 
 
+def test_a_checkpoint_of_the_trainer_without_its_head(tmp_path: Path) -> None:
+    """What AutoModel builds of it, LayerNorms and all, becomes the model that was trained."""
+    hf = transformers()
+    trainer(tmp_path, 2).train()
+    folder = tmp_path / "checkpoint-2"
+    whole = powernorm.load(folder)
+    base = hf.AutoModel.from_pretrained(folder, add_pooling_layer=False)
+    assert not isinstance(base.embeddings.LayerNorm, BatchNorm)
+    loaded = powernorm.load(folder, base)
+    assert loaded is base
+    batch = {name: value[None] for name, value in Sentences()[1].items() if name != "labels"}
+    expected = whole.bert(**batch).last_hidden_state
+    assert torch.equal(loaded(**batch).last_hidden_state, expected)
+    head = hf.AutoModelForMaskedLM.from_pretrained(folder)
+    assert torch.equal(powernorm.load(folder, head)(**batch).logits, whole(**batch).logits)
+    with pytest.raises(InputError, match=r"lacks pooler.*such as add_pooling_layer=False"):
+        powernorm.load(folder, hf.AutoModel.from_pretrained(folder))
+
+
 def test_lightning(tmp_path: Path) -> None:
     """A module that swaps while it is built comes back; another one is an error, not LayerNorms."""
     lightning = pytest.importorskip("lightning.pytorch")

@@ -105,8 +105,14 @@ def diagnose(
         check_own(sources[0], given)
         _diagnose_one(partial(_diagnosed_own, sources[0], batches, place), None, out, csv)
         return
+    if len(sources) > 1 and not overlay:
+        raise InputError(
+            f"{len(sources)} models are given: add --overlay for one page of all, or give them "
+            "one at a time"
+        )
     for source in sources:
-        check_folder(Path(source))
+        if not is_named(source):
+            check_folder(Path(source))
     from powernorm.lab.diagnosing import Look, is_run
 
     split = cast("EvaluatedSplit | None", check_split(scores))
@@ -114,9 +120,10 @@ def diagnose(
     if overlay:
         _diagnose_together(sources, look, out or _overlay_page(sources), csv)
         return
-    if split and len(sources) == 1 and scored_folder(Path(sources[0]), look, (out, csv)):
+    (source,) = sources
+    if split and scored_folder(Path(source), look, (out, csv)):
         return
-    source = _only(sources)
+    _check_one_run(source)
     keeps_it = is_run(Path(source)) and data is None
     if keeps_it:
         out = out or Path(source) / DIAGNOSIS_PAGE
@@ -124,26 +131,20 @@ def diagnose(
     _diagnose_one(diagnosed, Path(source) if keeps_it else None, out, csv)
 
 
-def _only(sources: Sequence[str]) -> str:
-    """Return the one model that is given.
+def _check_one_run(source: str) -> None:
+    """Raise an InputError where a folder holds the runs of a comparison.
 
     Raises:
-        InputError: several are, or the runs of a comparison.
+        InputError: it does.
     """
     from powernorm.lab.diagnosing import runs_in
 
-    if len(sources) > 1:
-        raise InputError(
-            f"{len(sources)} models are given: add --overlay for one page of all, or give them "
-            "one at a time"
-        )
-    runs = runs_in(Path(sources[0]))
+    runs = runs_in(Path(source))
     if runs:
         raise InputError(
-            f"{sources[0]} is no run of `powernorm compare` but holds {len(runs)}: add --overlay "
+            f"{source} is no run of `powernorm compare` but holds {len(runs)}: add --overlay "
             f"for one page of all, or give one, such as {runs[0]}"
         )
-    return sources[0]
 
 
 # One ---------------------------------------------------------------------------------------------

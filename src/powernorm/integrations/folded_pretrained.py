@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.integrations.pretrained import load_model, named_first
-from powernorm.integrations.saved_models import load, save
+from powernorm.integrations.saved_models import save
 from powernorm.json_reading import read_json
-from powernorm.runs import MODEL_FILE
 from powernorm.surgery import FoldReport
 
 _OF_TORCH: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
@@ -38,8 +37,6 @@ def load_whole(path: Path) -> nn.Module:
         InputError: it cannot be loaded, or weights of it are missing.
         ModuleNotFoundError: transformers is missing.
     """
-    if (path / MODEL_FILE).is_file():
-        return load(path)
     model, missing = load_model(path, with_head=True)
     if missing:
         raise InputError(

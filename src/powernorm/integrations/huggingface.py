@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from powernorm.diagnosis import NormMonitor, Schedule
 from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
+from powernorm.integrations.saved_models import note_modules
 from powernorm.integrations.trainers import (
     count_labels,
     log_entries,
@@ -211,6 +212,9 @@ class NormCallback(TrainerCallback):
     then; `detach()` removes them. From a model that the Trainer creates when training begins they
     are removed when training ends.
 
+    Each checkpoint of a model with norms of this library, of Hugging Face or any other, is a folder
+    that `powernorm.load` reads.
+
     The Trainer does not notify callbacks of an exception in `train()`: if the failed step was to be
     logged, the hooks keep measuring until the next `train()` or `detach()`. In float16 training
     PowerNorm and MABN follow the Trainer's GradScaler from its start on
@@ -302,6 +306,15 @@ class NormCallback(TrainerCallback):
         entries, self._entries = self._entries, {}
         if entries:
             self._trainer.log(entries)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Note in the checkpoint which norms the model has, where the Trainer wrote none of it."""
+        del control, kwargs
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and isinstance(self._trainer.model, nn.Module):
+            note_modules(self._trainer.model, folder)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -15,7 +15,11 @@ from powernorm.errors import InputError
 from powernorm.inspection.devices import Device
 from powernorm.integrations.architectures import loading_quietly, model_class
 from powernorm.integrations.extras import needed_for
+from powernorm.integrations.saved_models import load, place_modules
 from powernorm.json_reading import read_json
+from powernorm.runs import MODEL_FILE
+from powernorm.surgery.records import KEY
+from powernorm.surgery.storage import read_config
 
 _CONFIG: Final = "config.json"
 _TYPE: Final = "model_type"
@@ -78,6 +82,11 @@ def is_pretrained(path: Path) -> bool:
     return isinstance(found, dict) and _TYPE in found
 
 
+def is_changed(path: Path) -> bool:
+    """Return whether a folder holds a model whose norms powernorm has changed."""
+    return (path / MODEL_FILE).is_file() or bool(read_config(path).get(KEY))
+
+
 def is_configuration(path: Path) -> bool:
     """Return whether a path is meant as a Hugging Face configuration, or as a folder with one."""
     return path.name == _CONFIG or (path / _CONFIG).is_file()
@@ -85,6 +94,8 @@ def is_configuration(path: Path) -> bool:
 
 def build_from_config(path: Path) -> nn.Module:
     """Build the architecture of a configuration on the meta device, without memory for weights.
+
+    What powernorm has changed in the model, by the key `powernorm`, is changed in it too.
 
     Args:
         path: a config.json, or the folder that holds it.
@@ -97,7 +108,10 @@ def build_from_config(path: Path) -> nn.Module:
     file = folder / _CONFIG
     described = read_json(file, "give the config.json of a Hugging Face model")
     if not isinstance(described, dict) or _TYPE not in described:
-        raise InputError(f"{file} has no model_type: it is no Hugging Face configuration")
+        raise InputError(
+            f"{file} has no model_type, so it is no Hugging Face configuration: give "
+            "module:name of the model"
+        )
     with needed_for(_WHAT):
         import transformers
     try:
@@ -109,6 +123,7 @@ def build_from_config(path: Path) -> nn.Module:
     except Exception as error:  # a damaged configuration may raise anything
         raise InputError(f"{file} gives no model: {type(error).__name__}: {error}") from error
     assert isinstance(built, nn.Module)
+    place_modules(built, folder, described)
     return built
 
 
@@ -132,6 +147,9 @@ def load_pretrained(path: Path, *, with_head: bool = False) -> Pretrained:
 def load_model(path: Path, *, with_head: bool) -> tuple[Any, tuple[str, ...]]:
     """Load a model as `load_pretrained`, without a tokenizer.
 
+    Of a folder whose configuration has the key `powernorm` it is the model that was swapped or
+    folded, always with its head: the padding mask may reach the norms through it.
+
     Returns:
         The model in evaluation mode, its weights in the type that they were stored in, and the
         names of those that the folder does not have.
@@ -142,6 +160,8 @@ def load_model(path: Path, *, with_head: bool) -> tuple[Any, tuple[str, ...]]:
     """
     with needed_for(_WHAT):
         from transformers import AutoModel
+    if is_changed(path):
+        return load(path), ()
     kind: Any = (_class_with_head(path) if with_head else None) or AutoModel
     try:
         with loading_quietly():

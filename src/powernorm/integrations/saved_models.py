@@ -17,7 +17,7 @@ from powernorm.integrations.architectures import config_of, model_class
 from powernorm.integrations.stock_models import save_stock
 from powernorm.json_reading import read_json
 from powernorm.norms.arguments import check_model
-from powernorm.runs import MODEL_FILE
+from powernorm.runs import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.loading import REBUILD, fill_model
 from powernorm.surgery.marking import is_pretrained
 from powernorm.surgery.records import KEY, Record
@@ -26,11 +26,16 @@ from powernorm.surgery.storage import (
     first_difference,
     read_config,
     read_model,
+    traits_of,
     write_model,
 )
 
 _RENAMED: Final = (
     "transformers may have renamed or left out what it wrote: save the model by powernorm.save"
+)
+_HEADLESS: Final = (
+    "the model was saved with a head: build the given one without what that has not, such as "
+    "add_pooling_layer=False, or leave it out"
 )
 _OF_THE_WAY: Final = (KEY, "architectures", "dtype", "transformers_version", "_name_or_path")
 """Keys of a configuration that say how it came here, not what is computed."""
@@ -42,6 +47,8 @@ _ATTENTION: Final = (
     "flex_attention",
 )
 _GENERATION: Final = "generation_config"
+_TRAITS: Final = "traits"
+"""Beside the record: settings of torch's modules in a model without a configuration."""
 _STOCK: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 
@@ -109,7 +116,8 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     """Load a model that `powernorm.save` wrote, its norms, what was folded and its masks included.
 
     Also reads what the Trainer or `save_pretrained` of Hugging Face wrote of a swapped model: its
-    `config.json` has the key `powernorm` too, which `from_pretrained` does not look at.
+    `config.json` has the key `powernorm` too, which `from_pretrained` does not look at. Of such a
+    folder the model below the head, which `AutoModel` builds, can be given as well.
 
     Args:
         folder: the folder.
@@ -153,7 +161,44 @@ def _load(path: Path, model: nn.Module | None) -> nn.Module:
     if model is None:
         generation = path / "generation_config.json"
         model = _built(path, config, read_json(generation, "") if generation.is_file() else None)
-    return fill_model(model, _read_stock(path, config, model), path, _RENAMED)
+    fix = _HEADLESS if _base_in(config, model) else _RENAMED
+    return fill_model(model, _read_stock(path, config, model), path, fix)
+
+
+def note_modules(model: nn.Module, folder: Path) -> None:
+    """Write the key `powernorm` into `config.json` beside weights that another library wrote.
+
+    Args:
+        model: whose weights the folder holds.
+        folder: nothing is written where it is missing or has the key.
+
+    Raises:
+        InputError: `config.json` is damaged, or the model has a norm that cannot be built again.
+    """
+    record = Record.of(_unwrapped(model))
+    if not folder.is_dir() or not record.parts:
+        return
+    file = folder / CONFIG_FILE
+    config = read_config(folder) if file.exists() else {}
+    if not config.get(KEY):
+        noted = {**record.to_dict(), _TRAITS: traits_of(_unwrapped(model))}
+        text = json.dumps({**config, KEY: noted}, indent=2, sort_keys=True) + "\n"
+        file.write_text(text, encoding="utf-8")
+
+
+def place_modules(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:
+    """Put what was swapped or folded into a model of the architecture, without values.
+
+    Args:
+        model: built by the configuration, on any device, the meta device too.
+        folder: of the configuration.
+        config: `config.json`; without the key `powernorm` nothing changes.
+
+    Raises:
+        InputError: the record is damaged, or of another model.
+    """
+    if config.get(KEY):
+        _stock_record(folder, config, model, "").apply(model, {})
 
 
 def _path_of(folder: object) -> Path:
@@ -272,8 +317,15 @@ def _attention_of(config: Mapping[str, Any]) -> Any:
 
 def _read_stock(path: Path, config: Mapping[str, Any], model: nn.Module) -> SavedModel:
     """Read weights under their stock names, as Hugging Face's libraries write them."""
-    record = _stock_record(path, config, model)
     state = dict(_stock_tensors(path))
+    base = _base_in(config, model)
+    if base:
+        state = {
+            name.removeprefix(f"{base}."): value
+            for name, value in state.items()
+            if name.startswith(f"{base}.")
+        }
+    record = _stock_record(path, config, model, base)
     shared: dict[str, str] = {}
     named: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -288,18 +340,39 @@ def _read_stock(path: Path, config: Mapping[str, Any], model: nn.Module) -> Save
     # Tables that are computed when the model is built, such as sines of positions, are in no file.
     computed = set(getattr(model, "_keys_to_ignore_on_save", None) or ()) - state.keys()
     state |= {name: value for name, value in model.state_dict().items() if name in computed}
-    return SavedModel(record, state, shared=shared, config=config)
+    traits = config[KEY].get(_TRAITS, {})
+    return SavedModel(record, state, shared=shared, traits=traits, config=config)
 
 
-def _stock_record(path: Path, config: Mapping[str, Any], model: nn.Module) -> Record:
-    """Return what was changed in a model, which may be several of its parts."""
+def _base_in(config: Mapping[str, Any], model: nn.Module) -> str:
+    """Return the name that a given model has in the one that was saved, where that has a head."""
+    record = config[KEY]
+    root = record.get("root") if isinstance(record, dict) else None
+    base = str(getattr(model, "base_model_prefix", "")) if is_pretrained(model) else ""
+    # A model with a head of its own has the part under that name.
+    is_base = bool(base) and base not in model._modules and root != type(model).__name__
+    return base if is_base and root in config.get("architectures", ()) else ""
+
+
+def _stock_record(path: Path, config: Mapping[str, Any], model: nn.Module, base: str) -> Record:
+    """Return what was changed in a model, which may be several of its parts.
+
+    Args:
+        path: the folder.
+        config: its configuration.
+        model: to load into.
+        base: name of the model in the one that was saved; "" where it is that one.
+    """
     values = config[KEY]
     others = values.get("others", []) if isinstance(values, dict) else []
     try:
         found = [Record.from_dict(one) for one in (values, *others)]
     except (TypeError, ValueError) as error:
         raise InputError(f"the key {KEY!r} of {path / 'config.json'}: {error}") from error
-    placed = [record.below(_place_of(record, model, path)) for record in found]
+    placed = [
+        record.inside(base) if base else record.below(_place_of(record, model, path))
+        for record in found
+    ]
     masks: dict[str, list[str]] = {}
     for record in placed:
         for root, names in record.masks.items():

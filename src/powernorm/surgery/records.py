@@ -206,6 +206,29 @@ class Record:
         inserted = tuple(f"{prefix}.{name}" for name in self.inserted)
         return replace(self, parts=parts, masks=masks, erased=erased, inserted=inserted)
 
+    def inside(self, prefix: str) -> Record:
+        """Return the record of a part of the model.
+
+        Args:
+            prefix: dotted name of the part.
+        """
+        parts = [
+            (part, tuple(kept for names in part.names if (kept := _inside(names, prefix))))
+            for part in self.parts
+        ]
+        masks = {
+            "" if root in ("", prefix) else root.removeprefix(f"{prefix}."): _inside(names, prefix)
+            for root, names in self.masks.items()
+            if root in ("", prefix) or root.startswith(f"{prefix}.")
+        }
+        return replace(
+            self,
+            parts=tuple(replace(part, names=names) for part, names in parts if names),
+            masks=masks,
+            erased=_inside(self.erased, prefix),
+            inserted=_inside(self.inserted, prefix),
+        )
+
     def apply(self, model: nn.Module, state: Mapping[str, Tensor]) -> Changes:
         """Put the modules into a model of the same architecture, without their values.
 
@@ -306,6 +329,12 @@ class Record:
                     f"{masked[0]!r} of the given {type(model).__name__} gets a padding mask that "
                     f"that of the saved model did not: {_FIX}"
                 )
+
+
+def _inside(names: Sequence[str], prefix: str) -> tuple[str, ...]:
+    """Return the names below a prefix, without it."""
+    start = f"{prefix}."
+    return tuple(name.removeprefix(start) for name in names if name.startswith(start))
 
 
 def _attention_of(config: Any) -> Any:

@@ -5,13 +5,16 @@ every one runs the same comparison, and the first one writes the files.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from powernorm.errors import InputError
 
@@ -66,6 +69,29 @@ def process_group(device_type: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def refuse(message: str) -> NoReturn:
+    """End all processes by what all of them have found; the first one says it.
+
+    Raises:
+        InputError: always.
+    """
+    raise InputError(message) if is_main() else RepeatedInputError(message)
+
+
+def replicated(module: nn.Module) -> nn.Module:
+    """Return a module whose backward gives every process the mean of the gradients of all.
+
+    The module itself where the process is alone.
+    """
+    if num_processes() == 1:
+        return module
+    with warnings.catch_warnings():
+        # The successor of `broadcast_buffers` copies the first process's buffers at the beginning.
+        # Statistics that processes share are equal in all; those of one alone stay its own.
+        warnings.filterwarnings("ignore", message=r".*`broadcast_buffers` is deprecated.*")
+        return DistributedDataParallel(module, broadcast_buffers=False)
+
+
 def barrier() -> None:
     """Wait until all processes are here."""
     if num_processes() > 1:
@@ -97,7 +123,7 @@ def on_main(function: Callable[[], _T]) -> _T:
             outcome = [None, str(error)]
     dist.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
-        raise InputError(outcome[1]) if is_main() else RepeatedInputError(outcome[1])
+        refuse(outcome[1])
     result: _T = outcome[0]
     return result
 

@@ -15,13 +15,21 @@ import powernorm
 from powernorm.diagnosis import NormMonitor
 from powernorm.errors import InputError
 from powernorm.inspection import Where
-from powernorm.integrations.trainers import loss_scale
+from powernorm.integrations.trainers import loss_scale, process_penalty
 from powernorm.lab.engine.averaging import Snapshots
 from powernorm.lab.engine.events import Listener, Measured, Notice, RunStarted, StepsDone
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.position import Position
-from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
+from powernorm.lab.engine.processes import (
+    gather,
+    is_main,
+    num_processes,
+    on_main,
+    rank,
+    replicated,
+)
 from powernorm.lab.engine.run_logs import RunLogs, number_of
+from powernorm.lab.engine.sharding import check_equal_weights, is_sharded, shards
 from powernorm.lab.engine.state import (
     random_states,
     set_random_states,
@@ -184,14 +192,26 @@ class Run:
         self._built.append(norm)
         return norm
 
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return what to call in the training in place of the model.
+
+        In several processes (`--devices`, `torchrun`) it is torch's DistributedDataParallel, whose
+        backward gives every process the mean of the gradients of all; in one the model itself. The
+        optimizer, `track` and evaluations keep the model.
+
+        Args:
+            model: on its device, after `swap`.
+        """
+        return replicated(model)
+
     def penalty(
         self, num_tokens: int | Tensor | None = None, reduction: Reduction = "mean"
     ) -> Tensor:
         """Return the penalty of Regularized BatchNorm to add to the loss; 0 for other norms.
 
         Args:
-            num_tokens: number of tokens (of all processes) that the loss is the mean of; needed for
-                `mean`.
+            num_tokens: number of tokens that the loss is the mean of, in several processes that of
+                this one; needed for `mean`.
             reduction: how the loss is reduced: `mean` over tokens, or `token_sum`.
 
         Raises:
@@ -201,7 +221,9 @@ class Run:
             raise InputError(
                 "run.penalty was called before run.swap or run.build_norm: build the model first"
             )
-        return powernorm.penalty(nn.ModuleList(self._built), reduction, num_tokens)
+        model = nn.ModuleList(self._built)
+        added = process_penalty(model, reduction, num_tokens) if num_processes() > 1 else None
+        return powernorm.penalty(model, reduction, num_tokens) if added is None else added
 
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
@@ -303,7 +325,11 @@ class Run:
         return self._tracked.checkpoint is not None
 
     def steps(
-        self, batches: Iterable[_Batch], *, checkpoint_every: int | None = None
+        self,
+        batches: Iterable[_Batch],
+        *,
+        checkpoint_every: int | None = None,
+        shard: bool = True,
     ) -> Iterator[tuple[int, _Batch]]:
         """Yield (step, batch), the step from 1, until the run has its `num_steps`.
 
@@ -314,14 +340,21 @@ class Run:
         one (torchdata's StatefulDataLoader), else by skipping those that were seen. Batches draw
         their random numbers from a stream of their own, beside the training's.
 
+        In several processes each one gets its part of the rows of every batch, unless the loader
+        has a DistributedSampler; together with `wrap` they train as one process does where all
+        parts are equally large. Weights that differ between the processes after a step end the run.
+
         Args:
             batches: a DataLoader, or anything that can be iterated.
             checkpoint_every: steps between two checkpoints; None is a tenth of the run, or five
                 minutes, whichever comes first.
+            shard: whether batches are divided among several processes; False where each process
+                has batches of its own, or the loop makes them.
 
         Raises:
             InputError: called twice; nothing built or tracked where it has to be; what is given
-                cannot be iterated; the batches end before `num_steps` and cannot be begun anew.
+                cannot be iterated; the batches end before `num_steps` and cannot be begun anew; a
+                batch cannot be divided, or the processes have learned different weights.
         """
         if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
             raise InputError(
@@ -336,7 +369,9 @@ class Run:
         # A signal waits for the end of its step.
         self.stop.defer(until_asked=True)
         try:
-            for batch in self._batches(batches):
+            found = self._batches(batches)
+            is_divided = shard and num_processes() > 1 and not is_sharded(batches)
+            for batch in shards(found) if is_divided else found:
                 for monitoring in self._monitors:
                     monitoring.start(self.step + 1)
                 self._is_in_step = True
@@ -611,6 +646,9 @@ class Run:
                 return
 
     def _after_step(self, every: int, *, by_time: bool) -> None:
+        # Again at 2, 4, 8, …: the first steps of a warm-up, or of an accumulation, change nothing.
+        if num_processes() > 1 and self.step & (self.step - 1) == 0:
+            check_equal_weights((*self._tracked.modules().values(), *self._built))
         for monitoring in self._monitors:
             monitoring.finish(self.step)
         self._evaluate(is_last=self.step == self.num_steps)

@@ -269,7 +269,7 @@ def open_original(
     if is_named(text):
         return _own(text, model_by_name(text), data)
     _check_no_other(text, path, data)
-    if is_folded(path):
+    if is_folded(path) and not is_pretrained(path):
         raise InputError(f"{path} holds a model whose norms are folded already: give the original")
     if is_own_run(path):
         return _own(text, load_own_run(path), data)

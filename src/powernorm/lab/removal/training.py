@@ -126,7 +126,9 @@ class RemovalTraining:
         every = max(1, round(self._num_steps / settings.training.validations))
         run.evaluate_every(every, self._validate)
         self._go_to_training()
-        for step, position in run.steps(range(self._num_steps), checkpoint_every=every):
+        for step, position in run.steps(
+            range(self._num_steps), checkpoint_every=every, shard=False
+        ):
             gone = self.removal.step(step - 1)
             if gone and step > 1:
                 run.listener(Notice(f"{', '.join(gone)}: a constant from step {step} on"))

@@ -1,6 +1,5 @@
 """One model in several processes: replicated, or with its weights divided among them."""
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -18,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from powernorm.lab.engine.processes import num_processes
+from powernorm.lab.engine.processes import num_processes, replicated
 from powernorm.lab.training.optimization import optimized
 
 
@@ -41,13 +40,7 @@ def synchronized(module: nn.Module) -> nn.Module:
     The module itself where the process is alone, or where the weights are divided, which do that
     themselves.
     """
-    if num_processes() == 1 or _is_divided(module):
-        return module
-    with warnings.catch_warnings():
-        # The successor of `broadcast_buffers` copies the first process's buffers at the beginning.
-        # Statistics that processes share are equal in all; those of one alone shall stay its own.
-        warnings.filterwarnings("ignore", message=r".*`broadcast_buffers` is deprecated.*")
-        return DistributedDataParallel(module, broadcast_buffers=False)
+    return module if _is_divided(module) else replicated(module)
 
 
 def accumulating(module: nn.Module) -> AbstractContextManager[None]:
