@@ -215,9 +215,6 @@ class MaskOwner:
     ) -> Tensor | None:
         """Return the mask for an input of that shape (without the features), or None."""
         fits = same_sizes(shape_of(mask), shape)
-        is_seen = norm in self._length_first_at and not self.parts
-        if fits and is_seen and not same_sizes(shape[:1], shape[-1:]):
-            return mask
         # Where a tracer leaves it open, the graph will hold for the sizes that fit.
         may_fit = fits if self.parts else fits is not False
         if mask.ndim != 2 or len(shape) != 2:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -15,6 +14,7 @@ from torch.utils import _pytree
 
 from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
+from powernorm.surgery.tracing import quiet_export, reason_of
 from powernorm.surgery.verification import as_call
 
 _LOGGERS: Final = ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
@@ -59,10 +59,9 @@ def export(
             free = _pytree.tree_map_only(str, lambda _: torch.export.Dim.AUTO, dynamic_shapes)
             traced = torch.export.export(model, call.args, dict(call.kwargs), dynamic_shapes=free)
         except Exception as error:  # whatever the model or the tracer raises
-            reason = str(error).strip().partition("\n")[0]
             raise InputError(
                 f"torch.export cannot trace {type(model).__name__} on the example inputs: "
-                f"{type(error).__name__}: {reason}"
+                f"{reason_of(error)}"
             ) from error
         _check_operators(traced)
         try:
@@ -75,10 +74,9 @@ def export(
                 dynamic_shapes=dynamic_shapes,
             )
         except Exception as error:  # the exporter's own, and whatever it meets
-            reason = str(error.__cause__ or error).strip().partition("\n")[0]
             raise InputError(
-                f"torch cannot turn {type(model).__name__} into ONNX: {type(error).__name__}: "
-                f"{reason}"
+                f"torch cannot turn {type(model).__name__} into ONNX: "
+                f"{reason_of(error.__cause__ or error)}"
             ) from error
     assert program is not None
     return program
@@ -170,8 +168,7 @@ def _quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet_export():
             yield
     finally:
         for logger, level in zip(loggers, before, strict=True):

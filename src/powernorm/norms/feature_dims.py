@@ -46,12 +46,17 @@ def has_dim(x: Tensor, dim: int) -> bool:
 
 def features_last(x: Tensor, dim: int) -> Tensor:
     """Return a view of x with the features in the last dimension."""
-    return x if dim == LAST else x.movedim(dim, LAST)
+    return x if dim == LAST else x.movedim(_from_the_start(dim, x), x.ndim - 1)
 
 
 def features_back(x: Tensor, dim: int) -> Tensor:
     """Return a view of a tensor with the features last that has them in dimension `dim`."""
-    return x if dim == LAST else x.movedim(LAST, dim)
+    return x if dim == LAST else x.movedim(x.ndim - 1, _from_the_start(dim, x))
+
+
+def _from_the_start(dim: int, x: Tensor) -> int:
+    # TorchScript's exporter to ONNX writes negative dimensions into its transposition.
+    return dim if dim >= 0 else dim + x.ndim
 
 
 def shape_without(shape: torch.Size, dim: int) -> tuple[int, ...]:

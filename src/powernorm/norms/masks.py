@@ -93,6 +93,8 @@ _read: Final = _Context()
 # subclass with a default). `frames` is a tuple, the innermost last: an immutable value traces as
 # well, and is restored by setting the former value.
 _compiled = threading.local()
+# Had the main thread none, the first compiled call would set it and be compiled again for that.
+_compiled.frames = ()
 
 
 def _context_frames() -> tuple[_Frame, ...]:

@@ -10,12 +10,14 @@ and vice versa.
 
 from __future__ import annotations
 
+import io
 import operator
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, Final
 
 import torch
@@ -161,8 +163,7 @@ def _run(
     kwargs: Mapping[str, Any],
 ) -> Trace:
     recorder = _Recorder(model)
-    with _marked(marks), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _marked(marks), torch.no_grad(), quiet_export():
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
@@ -173,7 +174,7 @@ def _run(
         except Exception as error:
             raise InputError(
                 f"{type(model).__name__} cannot be planned: torch.export cannot trace it on the "
-                f"example inputs: {_first_line(error)}; fold the parts that it can trace, each on "
+                f"example inputs: {reason_of(error)}; fold the parts that it can trace, each on "
                 "inputs of its own (powernorm.fold(model.encoder, …))"
             ) from error
         finally:
@@ -193,9 +194,21 @@ def _run(
     return Trace((program.graph,), tensors, inplace_neighbors)
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Silence torch.export, which warns and, before some errors, prints its graph to stderr."""
+    printed = io.StringIO()
+    with warnings.catch_warnings(), redirect_stderr(printed):
+        warnings.simplefilter("ignore")
+        yield
+    sys.stderr.write(printed.getvalue())  # the model's own
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the kind of an error of torch.export, its first line and those on sizes below it."""
+    first, *more = str(error).strip().splitlines() or [""]
+    sizes = takewhile(lambda line: line.startswith(("  ", "Suggested fixes:")), more)
+    return "\n".join([f"{type(error).__name__}: {first}".removesuffix(": "), *sizes])
 
 
 def _strip(name: str) -> str:
