@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import powernorm
 
@@ -197,7 +198,7 @@ def test_an_evaluation_that_tells_little_does_not_warn() -> None:
         model(x)
     model = far_model(start="torch", momentum=0.05)
     torch.func.vmap(model, randomness="error")(x[:, None])
-    torch.jit.trace(model, x)
+    make_fx(model)(x)
     torch.compile(model, backend="eager")(x)
     frozen = far_model(start="torch", momentum=0.05)
     for layer in frozen:

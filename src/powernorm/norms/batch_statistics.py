@@ -51,7 +51,7 @@ from powernorm.ops.static_norm import StaticNormArgs, static_norm
 
 AVERAGE: Final = Average()
 _FAR: Final = 2.0
-"""Factor between variances of a batch and running ones from which on an evaluation is called off."""
+"""Factor between variances of a batch and running ones beyond which an evaluation is far off."""
 _ENOUGH, _MOST = 32, 4096
 """Numbers of tokens between which a batch's variance is compared."""
 _COUNTERS: Final = ("num_batches_tracked", OPTIONAL_BUFFER)
