@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 import powernorm
 from powernorm.lab.data.embedded import addresses, english_chapters
+from powernorm.ops.running_stats import Average, Momentum
 
 CONTEXT, WIDTH, BLOCKS, HEADS, BATCH, RATE = 48, 64, 4, 4, 24, 2e-3
 
@@ -34,8 +35,8 @@ class Capped(powernorm.PowerNorm):
     """Tried: the batch's own statistics throughout the warm-up, an average that forgets."""
 
     @property
-    def update_momentum(self) -> float | None:
-        return None if self.stage == 0 and (self._steps + 1) * 0.1 < 1 else 0.1
+    def update_momentum(self) -> Momentum:
+        return Average() if self.stage == 0 and (self._steps + 1) * 0.1 < 1 else 0.1
 
 
 class Block(nn.Module):

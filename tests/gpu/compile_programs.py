@@ -29,7 +29,7 @@ from powernorm.ops.batch_norm import BatchNormArgs, BatchNormBackwardArgs
 from powernorm.ops.kernels import triton as kernels
 from powernorm.ops.kernels.triton.launch import Limits
 from powernorm.ops.power_norm import PowerNormArgs, PowerNormBackwardArgs
-from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, UncenteredUpdate
+from powernorm.ops.running_stats import Average, CenteredUpdate, PowerUpdate, UncenteredUpdate
 from powernorm.ops.static_norm import StaticNormArgs, StaticNormBackwardArgs
 from powernorm.ops.token_norm import TokenNormArgs, TokenNormBackwardArgs
 
@@ -195,9 +195,9 @@ def compile_updates(row: Row) -> None:
     v = vectors(row.width, dtype=getattr(torch, row.dtype))
     counter = torch.empty((), dtype=torch.int64, device="meta")
     sums = vectors(row.width, 5, dtype=torch.float64)
-    counters, average = (counter, counter), None if row.extras else 0.1
+    counters, average = (counter, counter), Average() if row.extras else 0.1
     kernels.update_running_stats(CenteredUpdate((v, v, *counters), 0.1, row.extras), sums[:4])
-    kernels.update_running_stats(UncenteredUpdate((v, *counters), None), sums[:2])
+    kernels.update_running_stats(UncenteredUpdate((v, *counters), Average()), sums[:2])
     kernels.update_running_stats(PowerUpdate((v, v, *counters), average, 0.1, row.extras), sums)
 
 

@@ -26,7 +26,13 @@ from gpu.kernel_cases import (
 from powernorm.ops import eager
 from powernorm.ops.batch_norm import BatchNormArgs
 from powernorm.ops.power_norm import PowerNormArgs
-from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, UncenteredUpdate, Update
+from powernorm.ops.running_stats import (
+    Average,
+    CenteredUpdate,
+    PowerUpdate,
+    UncenteredUpdate,
+    Update,
+)
 
 
 @pytest.mark.parametrize("seed", some_default(range(60), *range(12)))
@@ -134,11 +140,11 @@ def test_several_processes(
 UPDATES: tuple[tuple[Callable[..., Update], int, int], ...] = (
     (lambda *buffers: CenteredUpdate(buffers, 0.1, False), 2, 4),
     (lambda *buffers: CenteredUpdate(buffers, 0.1, True), 2, 4),
-    (lambda *buffers: CenteredUpdate(buffers, None, True), 2, 4),
+    (lambda *buffers: CenteredUpdate(buffers, Average(0.05), True), 2, 4),
     (lambda *buffers: UncenteredUpdate(buffers, 0.3), 1, 2),
-    (lambda *buffers: UncenteredUpdate(buffers, None), 1, 2),
+    (lambda *buffers: UncenteredUpdate(buffers, Average(0.1, 3)), 1, 2),
     (lambda *buffers: PowerUpdate(buffers, 0.1, 0.2, False), 2, 5),
-    (lambda *buffers: PowerUpdate(buffers, None, 0.2, True), 2, 5),
+    (lambda *buffers: PowerUpdate(buffers, Average(), 0.2, True), 2, 5),
 )
 
 

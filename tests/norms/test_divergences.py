@@ -67,7 +67,13 @@ def test_value_and_gradient_are_those_of_the_formula(
     kind: Divergence, variant: str, masked: bool
 ) -> None:
     norm = powernorm.RegularizedBatchNorm(
-        6, penalty=kind, variant=variant, momentum=0.1, dtype=torch.float64, **WEIGHTS
+        6,
+        penalty=kind,
+        variant=variant,
+        momentum=0.1,
+        start="torch",
+        dtype=torch.float64,
+        **WEIGHTS,
     )
     for t in range(4):
         x = (tokens(3, 5, 6, seed=t) * (1 + t)).requires_grad_()

@@ -127,7 +127,8 @@ def test_layer_norm_is_over_the_channels_of_each_position() -> None:
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
 def test_batch_norm_is_torchs_over_images(memory_format: str) -> None:
-    ours, theirs = powernorm.BatchNorm(8, feature_dim=1), nn.BatchNorm2d(8)
+    ours = powernorm.BatchNorm(8, feature_dim=1, start="torch")
+    theirs = nn.BatchNorm2d(8)
     for seed in range(3):
         x = laid_out(draw(SHAPE, seed), memory_format)
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)

@@ -21,7 +21,13 @@ def batch(seed: int) -> torch.Tensor:
 def test_batch_renorm(warmup: int) -> None:
     """Ioffe 2017, Algorithm 1, with bounds that grow after the warm-up."""
     norm = powernorm.BatchRenorm(
-        8, max_r=3.0, max_d=5.0, warmup_steps=warmup, ramp_steps=4, dtype=torch.float64
+        8,
+        max_r=3.0,
+        max_d=5.0,
+        warmup_steps=warmup,
+        ramp_steps=4,
+        start="torch",
+        dtype=torch.float64,
     )
     mean, var = torch.zeros(8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
     for t in range(8):
@@ -47,7 +53,7 @@ def test_batch_renorm(warmup: int) -> None:
 def test_mabn_with_its_ratio() -> None:
     """Yan et al. 2020 beyond the golden run: windows full and r active."""
     norm = powernorm.MovingAverageBatchNorm(
-        8, window=2, warmup_steps=0, ratio_start=3, dtype=torch.float64
+        8, window=2, warmup_steps=0, ratio_start=3, start="torch", dtype=torch.float64
     )
     running = torch.ones(8, dtype=torch.float64)
     squares: list[torch.Tensor] = []
@@ -199,7 +205,9 @@ def test_a_progressive_rep_batch_norm_in_its_warm_up_does_not_fold() -> None:
 
 def test_unified_norm_by_hand() -> None:
     """One feature, two batches in the window, no warm-up."""
-    norm = powernorm.UnifiedNorm(1, eps=1e-12, window=2, warmup_steps=0, dtype=torch.float64)
+    norm = powernorm.UnifiedNorm(
+        1, eps=1e-12, window=2, warmup_steps=0, start="torch", dtype=torch.float64
+    )
     moments = []
     for value in (2.0, 4.0, 2.0):
         y = norm(torch.tensor([[value]], dtype=torch.float64))

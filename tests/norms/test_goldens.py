@@ -225,6 +225,7 @@ def test_mabn() -> None:
         window=golden.meta["buffer_size"],
         momentum=1 - golden.meta["momentum"],
         warmup_steps=golden.meta["warmup_iters"],
+        start="torch",
         eps=golden.meta["eps"],
         dtype=torch.float64,
     )
@@ -324,6 +325,7 @@ def test_rep_batch_norm(name: str, variant: Any) -> None:
         6,
         eps=golden.meta["eps"],
         momentum=golden.meta["momentum"],
+        start="torch",
         variant=variant,
         dtype=torch.float64,
     )
@@ -348,6 +350,7 @@ def test_progressive_rep_batch_norm(name: str) -> None:
         decay_steps=meta["step"],
         start_ratio=meta["r0"],
         accumulation=meta["micro_batches_per_count"],
+        start="torch",
         dtype=torch.float64,
     )
     golden.load_affine(norm)

@@ -94,6 +94,7 @@ def test_penalty_of_a_plain_average_has_the_buffers_after_the_step() -> None:
         ("bn", "variant", "released"),
         ("rbn", "variant", "released"),
         ("pnv", "momentum", None),
+        ("pnv", "start", "average"),
         ("pn", "momentum", 0.9),
         ("pn", "backward_momentum", 0.9),
         ("pn-only", "decay", "floored"),
@@ -104,7 +105,7 @@ def test_settings_may_change_between_steps(
     name: str, setting: str, value: Any, backend: Any
 ) -> None:
     """A schedule that sets them would be ignored without a word."""
-    options = {"warmup_steps": 0} if name in ("pn", "pn-only") else {}
+    options = {"warmup_steps": 0} if name in ("pn", "pn-only") else {"start": "torch"}
     norm = powernorm.build_norm(name, 4, **options)
     x = batches()[0].float()
     with powernorm.ops.use_backend(backend):

@@ -15,6 +15,7 @@ from powernorm.ops.batch_norm import BatchNormArgs
 from powernorm.ops.kernels import cpu
 from powernorm.ops.kernels.cpu.loading import load_library
 from powernorm.ops.running_stats import (
+    Average,
     CenteredUpdate,
     PowerUpdate,
     UncenteredUpdate,
@@ -211,10 +212,10 @@ def test_running_statistics(wide: bool, seed: int) -> None:
         power[1, 3] = float("nan")
     for make_update, num_buffers, given in (
         (lambda *b: CenteredUpdate(b, 0.1, bool(seed % 2)), 2, sums),
-        (lambda *b: CenteredUpdate(b, None, True), 2, sums),
+        (lambda *b: CenteredUpdate(b, Average(), True), 2, sums),
         (lambda *b: UncenteredUpdate(b, 0.3), 1, squares),
-        (lambda *b: UncenteredUpdate(b, None), 1, squares),
-        (lambda *b: PowerUpdate(b, (0.1, None)[seed % 2], 0.2, bool(seed // 2)), 2, power),
+        (lambda *b: UncenteredUpdate(b, Average(0.1, 3)), 1, squares),
+        (lambda *b: PowerUpdate(b, (0.1, Average())[seed % 2], 0.2, bool(seed // 2)), 2, power),
     ):
         start = [noise(9).to(dtype).abs() for _ in range(num_buffers)]
         buffers = [*start, torch.tensor(7), torch.tensor(2)]

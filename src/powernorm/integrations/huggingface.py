@@ -1,14 +1,18 @@
-"""Extensions of Hugging Face's Trainer: RBN's penalty, TID in the log, a run of a comparison."""
+"""Extensions of Hugging Face's Trainer: RBN's penalty, TID in the log, calibration, runs."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from powernorm.diagnosis import NormMonitor, Schedule
 from powernorm.errors import InputError
+from powernorm.inspection.batches import Forward, call_model
+from powernorm.inspection.modules import choose_layers
 from powernorm.integrations.extras import needed_for
 from powernorm.integrations.saved_models import note_modules
 from powernorm.integrations.trainers import (
@@ -18,8 +22,10 @@ from powernorm.integrations.trainers import (
     penalized_layers,
     process_penalty,
 )
+from powernorm.norms.arguments import check_count, check_function
 from powernorm.norms.models import check_num_tokens, forget_penalties, set_loss_scale
 from powernorm.norms.preserved_state import preserved_state
+from powernorm.surgery.calibration import Way, calibrate
 
 with needed_for("powernorm.integrations.huggingface"):
     from transformers import (
@@ -232,12 +238,7 @@ class NormCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: Trainer, every: Schedule | int | str | None = None) -> None:
-        given: object = trainer
-        if not isinstance(given, Trainer):
-            raise InputError(
-                f"trainer is {trainer!r}, expected the transformers.Trainer that it is added to: "
-                "trainer.add_callback(NormCallback(trainer))"
-            )
+        _check_trainer(trainer, "NormCallback")
         self._trainer = trainer
         self._schedule = None if every is None else Schedule.of(every)
         self._model: nn.Module | None = None
@@ -343,6 +344,108 @@ class NormCallback(TrainerCallback):
             self._monitor.detach()
         self._monitor = self._model = None
         self._entries = {}
+
+
+class CalibrateCallback(TrainerCallback):
+    """Callback that re-estimates running statistics before each evaluation and each save.
+
+    `trainer.add_callback(CalibrateCallback(trainer))` measures them on training batches
+    (`powernorm.calibrate`) at every step at which the Trainer evaluates or saves, before it does,
+    and at the end of the training, unless the best checkpoint is loaded then. So a checkpoint is
+    chosen by what it evaluates to with its own statistics, and has them. Norms whose running
+    statistics are part of the trained function are left as they are.
+
+    The batches are the same every time: the first of the Trainer's loader, drawn when they are
+    first needed, without moving torch's random numbers, and kept on the CPU.
+
+    Args:
+        trainer: the Trainer whose model is calibrated.
+        num_batches: training batches of each process; a few dozen suffice.
+        forward: runs the model on a batch, as of `calibrate`; None calls `model(**batch)`.
+        way: as of `calibrate`; `one_pass` is cheaper for deep models.
+
+    Raises:
+        InputError: no Trainer, no such number or function; a model without batch statistics
+            (raised when training begins).
+
+    Distributed:
+        Add it in every process.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        num_batches: int = 32,
+        *,
+        forward: Forward | None = None,
+        way: Way = "layer_by_layer",
+    ) -> None:
+        _check_trainer(trainer, "CalibrateCallback")
+        check_function("forward", forward)
+        self._trainer = trainer
+        self._num_batches = check_count("num_batches", num_batches, 1)
+        self._forward = forward or call_model
+        self._way = way
+        self._batches: list[Any] = []
+        self._done_at = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Check the model."""
+        del args, control, kwargs
+        choose_layers(self._model, None, "to calibrate")
+        self._done_at = state.global_step
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Calibrate if the Trainer is about to evaluate or save."""
+        del args, kwargs
+        if control.should_evaluate or control.should_save:
+            self._calibrate(state)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Calibrate if the Trainer is about to evaluate or save."""
+        self.on_step_end(args, state, control, **kwargs)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Calibrate, unless the model is that of a checkpoint by now."""
+        del control, kwargs
+        if not (args.load_best_model_at_end and state.best_model_checkpoint):
+            self._calibrate(state)
+
+    @property
+    def _model(self) -> nn.Module:
+        return cast(nn.Module, self._trainer.model)
+
+    def _calibrate(self, state: TrainerState) -> None:
+        if self._done_at == state.global_step:
+            return
+        self._done_at = state.global_step
+        if not self._batches:
+            with torch.random.fork_rng(devices=[]):
+                loader = self._trainer.get_train_dataloader()
+                # Past accelerate's own iterator, which would count it as the training's.
+                is_torchs = isinstance(loader, DataLoader)
+                iterator = DataLoader.__iter__(loader) if is_torchs else iter(loader)
+                self._batches = list(itertools.islice(iterator, self._num_batches))
+        calibrate(self._model, self._batches, self._run, way=self._way)
+
+    def _run(self, model: nn.Module, batch: Any) -> object:
+        return self._forward(model, self._trainer._prepare_inputs(batch))
+
+
+def _check_trainer(trainer: object, name: str) -> None:
+    if not isinstance(trainer, Trainer):
+        raise InputError(
+            f"trainer is {trainer!r}, expected the transformers.Trainer that it is added to: "
+            f"trainer.add_callback({name}(trainer))"
+        )
 
 
 class ReportingRun(Protocol):

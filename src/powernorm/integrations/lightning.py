@@ -1,4 +1,4 @@
-"""Callbacks for any LightningModule: the penalty of RBN, TID in the log, ν in float16.
+"""Callbacks for any LightningModule: the penalty of RBN, TID in the log, calibration, ν in float16.
 
 In float16 the gradients are multiplied by a loss scale, in whose units ν of PowerNorm and MABN is.
 `LossScaleFollower(model, scaler)` makes them follow it in any LightningModule. Create the scaler
@@ -11,6 +11,7 @@ yourself, so that Lightning and the callback share it:
     )
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from powernorm.diagnosis import NormMonitor, NormRow, Schedule
 from powernorm.errors import InputError
+from powernorm.inspection.batches import Forward
+from powernorm.inspection.modules import choose_layers
 from powernorm.integrations.extras import needed_for
 from powernorm.integrations.trainers import (
     count_labels,
@@ -27,13 +30,14 @@ from powernorm.integrations.trainers import (
     process_penalty,
 )
 from powernorm.norms import set_loss_scale
-from powernorm.norms.arguments import check_function, check_model, check_number
+from powernorm.norms.arguments import check_count, check_function, check_model, check_number
 from powernorm.norms.models import Reduction, forget_penalties
+from powernorm.surgery.calibration import Way, calibrate
 
 with needed_for("powernorm.integrations.lightning"):
     import lightning.pytorch as pl
 
-__all__ = ["LossScaleFollower", "NormCallback", "NumTokens", "PenaltyCallback"]
+__all__ = ["CalibrateCallback", "LossScaleFollower", "NormCallback", "NumTokens", "PenaltyCallback"]
 
 NumTokens = Callable[[Any], int | Tensor]
 """Function that returns the number of tokens that the loss of a batch is the mean of."""
@@ -260,6 +264,84 @@ class NormCallback(pl.Callback):
         else:  # by now it may be compiled, which would prevent attaching again
             self._monitor.cancel_step()
             self._update = None
+
+
+class CalibrateCallback(pl.Callback):
+    """Callback that re-estimates running statistics before each validation and each checkpoint.
+
+    It measures them on the last training batches (`powernorm.calibrate`): before a validation, at
+    the end of an epoch and so of the training, and before a checkpoint of any other step. So a
+    checkpoint is chosen by what it evaluates to with its own statistics, and has them. Norms whose
+    running statistics are part of the trained function are left as they are. The batches are kept
+    on the device.
+
+    Args:
+        num_batches: training batches of each process; a few dozen suffice.
+        forward: `forward(module, batch)` runs the model on a batch of the training; None calls
+            the module as `calibrate` calls a model.
+        way: as of `calibrate`; `one_pass` is cheaper for deep models.
+
+    Raises:
+        InputError: no such number or function; a module without batch statistics (raised when
+            training begins).
+
+    Distributed:
+        Add it in every process.
+    """
+
+    def __init__(
+        self,
+        num_batches: int = 32,
+        *,
+        forward: Forward | None = None,
+        way: Way = "layer_by_layer",
+    ) -> None:
+        check_function("forward", forward)
+        self._batches: deque[Any] = deque(maxlen=check_count("num_batches", num_batches, 1))
+        self._forward = forward
+        self._way = way
+        self._done_at = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check the module."""
+        choose_layers(pl_module, None, "to calibrate")
+        self._batches.clear()
+        self._done_at = trainer.global_step
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep the batch."""
+        del trainer, pl_module, batch_idx
+        self._batches.append(batch)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Calibrate, in a training."""
+        self._calibrate(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Calibrate, if no validation came before."""
+        self._calibrate(trainer, pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Calibrate, and replace the state that Lightning has taken already."""
+        if self._calibrate(trainer, pl_module):
+            checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Calibrate, if the last epoch did not end; drop the batches."""
+        self._calibrate(trainer, pl_module)
+        self._batches.clear()
+
+    def _calibrate(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
+        """Calibrate unless there was no step since the last time; return whether it was done."""
+        if not self._batches or self._done_at == trainer.global_step:
+            return False
+        self._done_at = trainer.global_step
+        calibrate(module, self._batches, self._forward, way=self._way)
+        return True
 
 
 class LossScaleFollower(pl.Callback):

@@ -12,6 +12,8 @@ from torch import nn
 from powernorm.errors import InputError
 
 Variant = Literal["paper", "released"]
+Start = Literal["average", "torch"]
+"""How running statistics start."""
 TokenKind = Literal["ln", "rms"]
 """Which norm of a token."""
 
@@ -88,6 +90,13 @@ def check_variant(variant: str) -> Variant:
     if variant not in ("paper", "released"):
         raise InputError(f"variant is {variant!r}, expected 'paper' or 'released'")
     return cast(Variant, variant)
+
+
+def check_start(start: str | None) -> Start | None:
+    """Return `average`, `torch` or None, or raise an InputError."""
+    if start not in (None, *get_args(Start)):
+        raise InputError(f"start is {start!r}, expected 'average', 'torch' or None")
+    return cast(Start | None, start)
 
 
 def check_kind(kind: str) -> TokenKind:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from powernorm.norms.arguments import Variant, check_variant
+from powernorm.norms.arguments import Start, Variant
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.buffers import rename_key
 
@@ -26,6 +26,8 @@ class BatchNorm(BatchStatisticsNorm):
             average of all batches, as in torch.
         affine: learn γ and β.
         track_running_stats: True, torch's argument of this name; False is refused.
+        start: how running statistics start: `average` of the first 1/momentum batches, or `torch`,
+            at 0 and 1. None means `average`, and `torch` in the released variant.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
         variant: `paper`, or `released` for the behavior of Wang et al.'s code: padding is set to
             0 before anything else, eps is a floor of the variance, the running variance divides
@@ -74,6 +76,7 @@ class BatchNorm(BatchStatisticsNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         *,
+        start: Start | None = None,
         groups: int | None = None,
         variant: Variant = "paper",
         sync: bool = True,
@@ -88,14 +91,15 @@ class BatchNorm(BatchStatisticsNorm):
             momentum=momentum,
             affine=affine,
             track_running_stats=track_running_stats,
+            start=start,
             groups=groups,
             sync=sync,
             process_group=process_group,
             feature_dim=feature_dim,
             device=device,
             dtype=dtype,
+            variant=variant,
         )
-        self.variant = check_variant(variant)
 
 
 class PowerNormV(BatchStatisticsNorm):
@@ -111,6 +115,8 @@ class PowerNormV(BatchStatisticsNorm):
             average of all batches.
         affine: learn γ and β.
         track_running_stats: True, torch's argument of this name; False is refused.
+        start: how running statistics start: `average` of the first 1/momentum batches, or `torch`,
+            ψ² at 1. None means `average`, and `torch` in the released variant.
         groups: GroupScaling with this many groups before the norm (Shen et al., App. A); None
             leaves it out.
         variant: `paper`, or `released`: padding is set to 0 before anything else and eps is a
@@ -145,6 +151,7 @@ class PowerNormV(BatchStatisticsNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         *,
+        start: Start | None = None,
         groups: int | None = None,
         variant: Variant = "paper",
         sync: bool = True,
@@ -159,14 +166,15 @@ class PowerNormV(BatchStatisticsNorm):
             momentum=momentum,
             affine=affine,
             track_running_stats=track_running_stats,
+            start=start,
             groups=groups,
             sync=sync,
             process_group=process_group,
             feature_dim=feature_dim,
             device=device,
             dtype=dtype,
+            variant=variant,
         )
-        self.variant = check_variant(variant)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename `running_var` of the released layer, which is ψ²."""

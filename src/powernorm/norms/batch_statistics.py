@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import operator
+import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -14,10 +15,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import (
+    Start,
     Variant,
     check_groups,
     check_share,
+    check_start,
     check_tracking,
+    check_variant,
 )
 from powernorm.norms.averaging import is_update_bn_asking, stand_in_for
 from powernorm.norms.buffers import (
@@ -35,7 +39,9 @@ from powernorm.ops.dispatch import functions_for
 from powernorm.ops.moments import Moments
 from powernorm.ops.operators import in_backward
 from powernorm.ops.running_stats import (
+    Average,
     CenteredUpdate,
+    Momentum,
     Move,
     UncenteredUpdate,
     Update,
@@ -43,12 +49,14 @@ from powernorm.ops.running_stats import (
 )
 from powernorm.ops.static_norm import StaticNormArgs, static_norm
 
+AVERAGE: Final = Average()
+_FAR: Final = 2.0
+"""Factor between variances of a batch and running ones beyond which an evaluation is far off."""
+_ENOUGH, _MOST = 32, 4096
+"""Numbers of tokens between which a batch's variance is compared."""
 _COUNTERS: Final = ("num_batches_tracked", OPTIONAL_BUFFER)
 _CENTERED_BUFFERS: Final = ("running_mean", "running_var", *_COUNTERS)
 _UNCENTERED_BUFFERS: Final = ("running_second_moment", *_COUNTERS)
-
-if TYPE_CHECKING:
-    pass
 
 
 class BatchStatisticsNorm(StatefulNorm):
@@ -65,6 +73,12 @@ class BatchStatisticsNorm(StatefulNorm):
             average of all batches, as in torch.
         affine: learn γ and β.
         track_running_stats: True; False is refused.
+        start: `average`: running statistics start as the plain average of the first 1/momentum
+            batches, the k-th of which has the weight max(1/k, momentum). `torch`: they start at 0
+            and 1, as in torch.nn.BatchNorm1d, which count for long where momentum is small: 0.95¹⁰⁰
+            of a start at 1 is 0.006, beside which the variance of embeddings may be small. None
+            means `average`, and `torch` in the released variants.
+        variant: `paper` or `released`.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
         sync: take statistics over all processes of the group. With False under
             DistributedDataParallel pass `broadcast_buffers=False` too, or rank 0's statistics
@@ -83,6 +97,7 @@ class BatchStatisticsNorm(StatefulNorm):
 
     centered = True
     variant: Variant = "paper"
+    _start: Start | None = "torch"  # of the class: for layers that were pickled without one
     trains_by_average: bool = False
     """Whether training normalizes by running statistics, so that they must not become slow."""
     trains_by_batch: bool = False
@@ -90,6 +105,10 @@ class BatchStatisticsNorm(StatefulNorm):
     `torch.optim.swa_utils.update_bn`. Those that training reads are part of what was trained."""
     is_reestimated: bool = False
     """Whether `update_bn` is running."""
+    _is_unproven: bool | None = None
+    """Whether the layer has trained and not evaluated since; None before it has trained."""
+    _has_warned_of_evaluation: ClassVar[bool] = False
+    """Whether a layer has warned since another one began to train: once for a model."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -103,12 +122,14 @@ class BatchStatisticsNorm(StatefulNorm):
         momentum: float | None,
         affine: bool,
         track_running_stats: bool,
+        start: Start | None,
         groups: int | None,
         sync: bool,
         process_group: dist.ProcessGroup | None,
         feature_dim: int,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        variant: Variant = "paper",
     ) -> None:
         super().__init__(
             num_features,
@@ -122,7 +143,9 @@ class BatchStatisticsNorm(StatefulNorm):
             dtype=dtype,
         )
         check_tracking(track_running_stats)
+        self.variant = check_variant(variant)
         self.momentum = momentum
+        self.start = start
         self.groups = None if groups is None else check_groups(groups, self.num_features)
         self._update: Update | None = None
         self._update_of: tuple[object, ...] = ()
@@ -146,6 +169,20 @@ class BatchStatisticsNorm(StatefulNorm):
                 "average of all batches does so less and less"
             )
         self._momentum = None if momentum is None else check_share("momentum", momentum)
+
+    @property
+    def start(self) -> Start | None:
+        """How running statistics start; None for `average`, and `torch` in released variants."""
+        return self._start
+
+    @start.setter
+    def start(self, start: Start | None) -> None:
+        self._start = check_start(start)
+
+    @property
+    def starts_by_average(self) -> bool:
+        """Whether running statistics start as the plain average of the first batches."""
+        return (self._start or ("average" if self.variant == "paper" else "torch")) == "average"
 
     @property
     def is_static(self) -> bool:
@@ -178,6 +215,49 @@ class BatchStatisticsNorm(StatefulNorm):
     def scaled(self, x: Tensor) -> Tensor:
         """Return x, (..., C), after GroupScaling if the layer has it, in the accumulation type."""
         return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
+
+    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
+        """Check the arguments of a forward and return what to normalize by."""
+        seen = super().prepare(x, mask, residual)
+        if torch.compiler.is_compiling():
+            return seen
+        if self.training:
+            if self._is_unproven is None:
+                self._is_unproven = True
+                BatchStatisticsNorm._has_warned_of_evaluation = False
+        elif self._is_unproven and not self.is_frozen and _is_plain(x):
+            self.compare_with_batch(x if residual is None else x + residual, mask)
+        return seen
+
+    def compare_with_batch(self, x: Tensor, mask: Tensor | None) -> None:
+        """Warn if an evaluation is by statistics that are far from its batch's, once.
+
+        Of the layers of a model one warns.
+        """
+        tokens = x.numel() // self.num_features
+        if tokens < _ENOUGH:
+            return
+        steps = int(self.num_batches_tracked)
+        self._is_unproven = False if steps else None
+        if mask is None:
+            mask = current_padding_mask(x, self, strict=False)
+        some = slice(max(1, _MOST * x.shape[0] // tokens))
+        batch = Moments.of(self.scaled(x.detach()[some]), None if mask is None else mask[some])
+        square = (batch.var if self.centered else batch.second_moment) + self.eps
+        gap = (square / (self.running_stats[1] + self.eps)).log().abs().median().exp().item()
+        is_far = steps > 0 and gap > _FAR and int(batch.count) >= _ENOUGH
+        if not is_far or BatchStatisticsNorm._has_warned_of_evaluation:
+            return
+        BatchStatisticsNorm._has_warned_of_evaluation = True
+        remedy = "train for more steps, or call powernorm.calibrate(model, batches) before"
+        if self.trains_by_running_stats:
+            remedy = "train for more steps"
+        warnings.warn(
+            f"a {self.class_name} evaluates after {steps} steps by running "
+            f"statistics that are off by a factor of {gap:.1f} in the middle one of its features "
+            f"from the variance of the batch: {remedy}",
+            stacklevel=2,
+        )
 
     def evaluate(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Normalized:
         """Normalize (..., C) by the running statistics."""
@@ -320,12 +400,14 @@ class BatchStatisticsNorm(StatefulNorm):
 
     def _update_sources(self) -> tuple[object, ...]:
         """Return all that an update is made of, each of which may be another at the next step."""
-        return (self.update_momentum, self.variant, *self._buffers.values())
+        return (self._momentum, self._start, self.variant, *self._buffers.values())
 
     @property
-    def update_momentum(self) -> float | None:
-        """Weight of the batch in the next update; None for the plain average of all."""
-        return self._momentum
+    def update_momentum(self) -> Momentum:
+        """Weight of the batch in the next update."""
+        if self._momentum is None:
+            return AVERAGE
+        return Average(self._momentum) if self.starts_by_average else self._momentum
 
     def _updated_buffers(self) -> tuple[Tensor, ...]:
         buffers = cast(dict[str, Tensor], self._buffers)
@@ -333,7 +415,7 @@ class BatchStatisticsNorm(StatefulNorm):
             map(buffers.__getitem__, _CENTERED_BUFFERS if self.centered else _UNCENTERED_BUFFERS)
         )
 
-    def _new_update(self, buffers: tuple[Tensor, ...], momentum: float | None) -> Update:
+    def _new_update(self, buffers: tuple[Tensor, ...], momentum: Momentum) -> Update:
         if self.centered:
             return CenteredUpdate(buffers, momentum, not self.floor)
         return UncenteredUpdate(buffers, momentum)
@@ -375,9 +457,10 @@ class BatchStatisticsNorm(StatefulNorm):
     def _moves(self, statistics: Tensor) -> tuple[Move, ...]:
         mean, var = self.running_stats
         if mean is None:
-            return ((var, statistics[1], self.momentum),)
+            return ((var, statistics[1], self.update_momentum),)
         target = self.running_target(statistics[1], statistics[-1])
-        return (mean, statistics[0], self.momentum), (var, target, self.momentum)
+        momentum = self.update_momentum
+        return (mean, statistics[0], momentum), (var, target, momentum)
 
     def running_target(self, var: Tensor, count: Tensor) -> Tensor:
         """Return the new value for the running variance.
@@ -420,12 +503,25 @@ class BatchStatisticsNorm(StatefulNorm):
     def extra_repr(self) -> str:
         """Return the features, eps, momentum, affine, groups."""
         groups = "" if self.groups is None else f", groups={self.groups}"
+        groups += "" if self._start is None else f", start={self._start!r}"
         groups += "" if self.variant == "paper" else f", variant={self.variant!r}"
         groups += ", frozen" if self.is_frozen else ""
         return f"{super().extra_repr()}, momentum={self.momentum}{groups}"
 
 
 _is: Final = operator.is_
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Return whether values can be read here: nothing traces, transforms or captures the call."""
+    return (
+        type(x) is Tensor
+        and not x.is_meta
+        and torch._C._get_tracing_state() is None
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
 
 
 def memory_of(buffer: Tensor) -> tuple[Any, ...]:

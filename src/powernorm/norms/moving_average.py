@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import check_count
+from powernorm.norms.arguments import Start, check_count
 from powernorm.norms.buffers import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
@@ -60,6 +60,8 @@ class MovingAverageBatchNorm(GradientMomentNorm):
         momentum: weight of χ in the slow running ψ², in (0, 1].
         affine: learn γ and β.
         track_running_stats: True, torch's argument of this name; False is refused.
+        start: how ψ² starts: `average` (None means that too) of the first 1/momentum batches, or
+            `torch`, at 1.
         window: K ≥ 1, number of batches averaged.
         warmup_steps: steps with the batch's own statistics (at least `window`).
         ratio_start: steps with r = 1 (at least the warm-up); 1,000 in the released code.
@@ -101,6 +103,7 @@ class MovingAverageBatchNorm(GradientMomentNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         *,
+        start: Start | None = None,
         window: int = 16,
         warmup_steps: int = 100,
         ratio_start: int = 1000,
@@ -117,6 +120,7 @@ class MovingAverageBatchNorm(GradientMomentNorm):
             momentum=momentum,
             affine=affine,
             track_running_stats=track_running_stats,
+            start=start,
             groups=groups,
             sync=sync,
             process_group=process_group,
@@ -175,7 +179,7 @@ class MovingAverageBatchNorm(GradientMomentNorm):
         used = batch if self.stage == 0 else second.mean(0)
         self.move_statistics(
             count.amax() > 0,
-            (self.running_second_moment, used, self.momentum),
+            (self.running_second_moment, used, self.update_momentum),
             # A feature whose batch was not finite keeps its whole window.
             (self.window_second_moment, second + 0 * batch, 1.0),
             (self.window_gradient_moment, gradient + 0 * products, 1.0),

@@ -16,15 +16,20 @@ from powernorm.norms.arguments import (
     check_count,
     check_number,
     check_share,
-    check_variant,
 )
-from powernorm.norms.batch_statistics import memory_of
+from powernorm.norms.batch_statistics import AVERAGE, memory_of
 from powernorm.norms.buffers import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.power_norm import OPERATOR as POWER_NORM
 from powernorm.ops.power_norm import PowerNormArgs, power_norm
-from powernorm.ops.running_stats import PowerUpdate, Update, mixed, next_gradient_moment
+from powernorm.ops.running_stats import (
+    Momentum,
+    PowerUpdate,
+    Update,
+    mixed,
+    next_gradient_moment,
+)
 
 Decay = Literal["plain", "floored"]
 
@@ -137,14 +142,15 @@ class PowerNorm(GradientMomentNorm):
             momentum=momentum,
             affine=affine,
             track_running_stats=track_running_stats,
+            start="torch",  # the warm-up averages
             groups=groups,
             sync=sync,
             process_group=process_group,
             feature_dim=feature_dim,
             device=device,
             dtype=dtype,
+            variant=variant,
         )
-        self.variant = check_variant(variant)
         self.backward_momentum = check_share("backward_momentum", backward_momentum)
         self.warmup_steps = (
             None if warmup_steps is None else check_count("warmup_steps", warmup_steps, 0)
@@ -221,6 +227,9 @@ class PowerNorm(GradientMomentNorm):
         state = (*memory_of(second), *memory_of(gradient))
         return self.eps, self.groups, self._stage == 0, self.max_ratio, self.variant, *state
 
+    def compare_with_batch(self, x: Tensor, mask: Tensor | None) -> None:
+        """Compare nothing: ψ is what the layer trains by, and there is a warning of the warm-up."""
+
     def _warn_of_warmup(self) -> None:
         if torch.compiler.is_compiling() or PowerNorm._has_warned_of_warmup:
             return
@@ -251,13 +260,13 @@ class PowerNorm(GradientMomentNorm):
         momenta = self.update_momentum, self.backward_momentum
         return (*momenta, self.decay, *self._buffers.values())
 
-    def _new_update(self, buffers: tuple[Tensor, ...], momentum: float | None) -> Update:
+    def _new_update(self, buffers: tuple[Tensor, ...], momentum: Momentum) -> Update:
         return PowerUpdate(buffers, momentum, self.backward_momentum, self.decay == "floored")
 
     @property
-    def update_momentum(self) -> float | None:
-        """Weight of the batch in ψ²; None in the warm-up."""
-        return None if self._stage == 0 else self._momentum
+    def update_momentum(self) -> Momentum:
+        """Weight of the batch in ψ²; the plain average in the warm-up."""
+        return AVERAGE if self._stage == 0 else cast(float, self._momentum)
 
     def _update_released(self, sums: Tensor) -> None:
         # The plain average is taken of the already mixed value, then mixed again; and it ends one

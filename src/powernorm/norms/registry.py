@@ -18,7 +18,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.norms import pointwise, token, token_scale
-from powernorm.norms.arguments import TokenKind, Variant, feature_count
+from powernorm.norms.arguments import Start, TokenKind, Variant, feature_count
 from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
@@ -186,6 +186,7 @@ _CHOICES: Final = {
     name: tuple(map(repr, get_args(choice)))
     for name, choice in (
         ("Variant", Variant),
+        ("Start", Start),
         ("Decay", Decay),
         ("Divergence", Divergence),
         ("Evaluation", Evaluation),
@@ -293,6 +294,11 @@ def build_norm(name: str, num_features: int | tuple[int, ...], **options: Any) -
 def check_norm_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise an InputError unless the norm takes these options with values of these types."""
     _check_options(norm_info(name), options)
+
+
+def has_option(name: str, option: str) -> bool:
+    """Return whether a norm of `NORMS` takes an option."""
+    return option in inspect.signature(NORMS[name].layer).parameters
 
 
 def _known() -> Mapping[str, NormInfo]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import Variant, check_number, check_variant
+from powernorm.norms.arguments import Start, Variant, check_number
 from powernorm.norms.batch_statistics import memory_of
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.divergences import (
@@ -25,7 +25,7 @@ from powernorm.norms.penalties import MOST_COMPILED, Pending
 from powernorm.ops.batch_norm import OPERATOR as BATCH_NORM
 from powernorm.ops.batch_norm import batch_norm
 from powernorm.ops.operators import in_backward, snapshot
-from powernorm.ops.running_stats import average_weight, mixed
+from powernorm.ops.running_stats import mixed, next_weight
 
 _PATIENCE: Final = 100
 """Backwards without anybody asking for the penalty before a layer warns: a few are no sign."""
@@ -68,6 +68,8 @@ class RegularizedBatchNorm(BackwardStateNorm):
             average of all batches.
         affine: learn γ and β.
         track_running_stats: True, torch's argument of this name; False is refused.
+        start: how running statistics start: `average` of the first 1/momentum batches, or `torch`,
+            at 0 and 1. None means `average`, and `torch` in the released variant.
         mean_penalty: λ_mean ≥ 0, in the units above.
         var_penalty: λ_var ≥ 0, in the units above.
         penalty: which divergence; the attribute is `divergence`.
@@ -109,6 +111,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         *,
+        start: Start | None = None,
         mean_penalty: float = 0.1,
         var_penalty: float = 0.01,
         penalty: Divergence = "diff",
@@ -126,14 +129,15 @@ class RegularizedBatchNorm(BackwardStateNorm):
             momentum=momentum,
             affine=affine,
             track_running_stats=track_running_stats,
+            start=start,
             groups=groups,
             sync=sync,
             process_group=process_group,
             feature_dim=feature_dim,
             device=device,
             dtype=dtype,
+            variant=variant,
         )
-        self.variant = check_variant(variant)
         self.mean_penalty = check_number("mean_penalty", mean_penalty, at_least=0)
         self.var_penalty = check_number("var_penalty", var_penalty, at_least=0)
         self.divergence = check_divergence(penalty)
@@ -251,9 +255,10 @@ class RegularizedBatchNorm(BackwardStateNorm):
         if torch.compiler.is_compiling():
             self._note_compiled(statistics, running_mean, running_var)
             return
-        weight: float | Tensor | None = self.momentum
-        if weight is None:
-            weight = average_weight(self.num_batches_tracked, self.num_nonfinite_batches)
+        counters = self.num_batches_tracked, self.num_nonfinite_batches
+        weight = next_weight(self.update_momentum, *counters)
+        if isinstance(weight, Tensor):
+            weight = weight.to(statistics.dtype)  # or a compiled loss would compile twice
         # The buffers may have changed when somebody asks.
         measured = statistics, running_mean.clone(), running_var.clone(), weight
         # Not before: a selective checkpoint counts the operators of both runs.
@@ -267,11 +272,8 @@ class RegularizedBatchNorm(BackwardStateNorm):
     def _note_compiled(self, statistics: Tensor, running_mean: Tensor, running_var: Tensor) -> None:
         # Through `snapshot`, an opaque op: a compiled backward must not read the buffers again
         # after the hook has updated them.
-        weight: float | Tensor | None = self.momentum
-        if weight is None:
-            weight = average_weight(
-                snapshot(self.num_batches_tracked), snapshot(self.num_nonfinite_batches)
-            )
+        counters = snapshot(self.num_batches_tracked), snapshot(self.num_nonfinite_batches)
+        weight = next_weight(self.update_momentum, *counters)
         measured = statistics, snapshot(running_mean), snapshot(running_var), weight
         if torch.is_grad_enabled():
             # In a repetition too, which has to save the same tensors as the first run.

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from powernorm.norms.arguments import check_count, check_number
+from powernorm.norms.arguments import Start, check_count, check_number
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.batch_norm import batch_norm
@@ -31,6 +31,8 @@ class BatchRenorm(BackwardStateNorm):
             average of all batches.
         affine: learn γ and β.
         track_running_stats: True, torch's argument of this name; False is refused.
+        start: how running statistics start: `average` (None means that too) of the first
+            1/momentum batches, the first of which has r = 1 and d = 0; or `torch`, at 0 and 1.
         max_r: final bound of r, ≥ 1.
         max_d: final bound of d, ≥ 0.
         warmup_steps: steps of plain BatchNorm.
@@ -63,6 +65,7 @@ class BatchRenorm(BackwardStateNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         *,
+        start: Start | None = None,
         max_r: float = 3.0,
         max_d: float = 5.0,
         warmup_steps: int = 1000,
@@ -80,6 +83,7 @@ class BatchRenorm(BackwardStateNorm):
             momentum=momentum,
             affine=affine,
             track_running_stats=track_running_stats,
+            start=start,
             groups=groups,
             sync=sync,
             process_group=process_group,
@@ -113,8 +117,10 @@ class BatchRenorm(BackwardStateNorm):
 
     def _limits(self, step: Tensor) -> Tensor:
         """Return (r_max, d_max) of this step, on the device: no host sync, no recompilation."""
-        past = snapshot(step).to(torch.float32) - self.warmup_steps
-        share = ((past + 1) / max(self.ramp_steps, 1)).clamp(0, 1)
+        step = snapshot(step).to(torch.float32)
+        share = ((step - self.warmup_steps + 1) / max(self.ramp_steps, 1)).clamp(0, 1)
+        if self.starts_by_average:
+            share = share * (step > 0)  # before the first batch there is nothing to correct to
         return torch.stack([1 + share * (self.max_r - 1), share * self.max_d])
 
     def extra_repr(self) -> str:

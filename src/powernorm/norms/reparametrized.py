@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import (
+    Start,
     TokenKind,
     Variant,
     check_count,
     check_kind,
     check_number,
     check_share,
-    check_variant,
 )
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.carrier import BackwardStateNorm
@@ -27,6 +27,7 @@ from powernorm.ops.attached import attach
 from powernorm.ops.batch_norm import batch_norm
 from powernorm.ops.operators import snapshot
 from powernorm.ops.pointwise import add_scaled
+from powernorm.ops.running_stats import Average, Momentum
 from powernorm.ops.token_norm import TokenNormArgs, token_norm
 
 Evaluation = Literal["rep", "blend"]
@@ -92,6 +93,8 @@ class RepBatchNorm(_RepNorm):
             average of all batches.
         affine: learn γ and β (η is always learned).
         track_running_stats: True, torch's argument of this name; False is refused.
+        start: how running statistics start: `average` of the first 1/momentum batches, or `torch`,
+            at 0 and 1. None means `average`, and `torch` in the released variant.
         eta: start of η. The authors start at 1 for images; in their language model at 0 with γ = 0
             too, so that the branch starts as 0 (`nn.init.zeros_(norm.weight)`).
         variant: `paper`, or `released` for the padding of the authors' language model: a padded
@@ -125,6 +128,7 @@ class RepBatchNorm(_RepNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         *,
+        start: Start | None = None,
         eta: float = 1.0,
         variant: Variant = "paper",
         sync: bool = True,
@@ -139,14 +143,15 @@ class RepBatchNorm(_RepNorm):
             momentum=momentum,
             affine=affine,
             track_running_stats=track_running_stats,
+            start=start,
             groups=None,
             sync=sync,
             process_group=process_group,
             feature_dim=feature_dim,
             device=device,
             dtype=dtype,
+            variant=variant,
         )
-        self.variant = check_variant(variant)
         self.add_identity(eta, device, dtype)
 
     def normalize(self, x: Tensor, mask: Tensor | None, residual: Tensor | None, /) -> Normalized:
@@ -182,6 +187,9 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
         momentum: weight of the new batch in the running statistics, in (0, 1].
         affine: learn γ and β of both branches (η is always learned).
         track_running_stats: True, torch's argument of this name; False is refused.
+        start: how running statistics start, after the warm-up: `average` of the first 1/momentum
+            batches, or `torch`, at 0 and 1. None means `average`, and `torch` in the released
+            variant.
         decay_steps: S ≥ 1, steps in which λ falls; the authors have 300,000 as default, 60,000
             (DeiT, Swin) and 120,000 (CSwin).
         warmup_steps: steps of LN alone; the authors' language model has 10,000, then S = 18,000.
@@ -234,6 +242,7 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         *,
+        start: Start | None = None,
         decay_steps: int = 300_000,
         warmup_steps: int = 0,
         start_ratio: float = 1.0,
@@ -255,14 +264,15 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
             momentum=check_share("momentum", momentum),
             affine=affine,
             track_running_stats=track_running_stats,
+            start=start,
             groups=None,
             sync=sync,
             process_group=process_group,
             feature_dim=feature_dim,
             device=device,
             dtype=dtype,
+            variant=variant,
         )
-        self.variant = check_variant(variant)
         self.decay_steps = check_count("decay_steps", decay_steps, 1)
         self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
         self.accumulation = check_count("accumulation", accumulation, 1)
@@ -277,11 +287,11 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
             branch_eps if branch_eps is None else check_number("branch_eps", branch_eps, above=0)
         )
         self.add_identity(eta, device, dtype)
-        for name, wanted, start in (
+        for name, wanted, fill in (
             ("branch_weight", affine, torch.ones),
             ("branch_bias", affine and kind == "ln", torch.zeros),
         ):
-            values = start(self.num_features, device=device, dtype=dtype) if wanted else None
+            values = fill(self.num_features, device=device, dtype=dtype) if wanted else None
             self.register_parameter(name, None if values is None else nn.Parameter(values))
         self.register_hook()
 
@@ -290,6 +300,22 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
         """Numbers of micro-batches at which RepBN begins and LN ends."""
         warmup = self.warmup_steps * self.accumulation
         return warmup, warmup + self.decay_steps * self.accumulation
+
+    @property
+    def update_momentum(self) -> Momentum:
+        """Weight of the batch in the next update; the warm-up's batches are in no average."""
+        momentum = super().update_momentum
+        if isinstance(momentum, Average):
+            momentum = momentum._replace(first=self.thresholds[0] + 1)
+        return momentum
+
+    def compare_with_batch(self, x: Tensor, mask: Tensor | None) -> None:
+        """Warn if statistics are far from the batch's; in the warm-up there are none yet."""
+        if self.stage:
+            super().compare_with_batch(x, mask)
+
+    def _update_sources(self) -> tuple[object, ...]:
+        return self.warmup_steps, self.accumulation, *super()._update_sources()
 
     @property
     def share(self) -> float:

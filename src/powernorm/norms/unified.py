@@ -11,11 +11,11 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import (
+    Start,
     Variant,
     check_count,
     check_flag,
     check_share,
-    check_variant,
 )
 from powernorm.norms.buffers import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
@@ -61,6 +61,8 @@ class UnifiedNorm(GradientMomentNorm):
         momentum: weight of σ² in the running ψ², in (0, 1].
         affine: learn γ and β.
         track_running_stats: True, torch's argument of this name; False is refused.
+        start: how ψ² starts: `average` of the first 1/momentum batches, or `torch`,
+            at 1. None means `average`, and `torch` in the released variant.
         window: M ≥ 1, number of batches averaged, or a pair of them for forward and backward. With
             1 forward a batch counts alone: PowerNormV, with its exact gradient.
         backward_momentum: weight in ν; None means `momentum`.
@@ -112,6 +114,7 @@ class UnifiedNorm(GradientMomentNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         *,
+        start: Start | None = None,
         window: int | Sequence[int] = 4,
         backward_momentum: float | None = None,
         warmup_steps: int = 4000,
@@ -130,12 +133,14 @@ class UnifiedNorm(GradientMomentNorm):
             momentum=momentum,
             affine=affine,
             track_running_stats=track_running_stats,
+            start=start,
             groups=None,
             sync=sync,
             process_group=process_group,
             feature_dim=feature_dim,
             device=device,
             dtype=dtype,
+            variant=variant,
         )
         self.windows = _check_window(window)
         self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
@@ -148,7 +153,6 @@ class UnifiedNorm(GradientMomentNorm):
             None if ratio_start is None else check_count("ratio_start", ratio_start, 0)
         )
         self.filter_outliers = check_flag("filter_outliers", filter_outliers)
-        self.variant = check_variant(variant)
         self.add_statistic("running_gradient_moment", 0.0, device)
         self.add_statistic("window_second_moment", 0.0, device, self.windows[0])
         self.add_statistic("window_gradient_moment", 0.0, device, self.windows[1])
@@ -178,8 +182,12 @@ class UnifiedNorm(GradientMomentNorm):
         """Steps at which something begins: filtering, the windows, r."""
         begins = [max(self.warmup_steps - 1, 0), *self._own_ends]
         if self.ratio_start is not None:
-            begins.append(max(self.ratio_start, self.warmup_steps))
+            begins.append(self._ratio_begin(self.ratio_start))
         return tuple(sorted(begins))
+
+    def _ratio_begin(self, start: int) -> int:
+        """Return the steps with r = 1; by an average the first one has nothing to compare with."""
+        return max(start, self.warmup_steps, int(self.starts_by_average))
 
     def acting_in(self, stage: int) -> Acting:
         """Return what acts in a stage."""
@@ -189,7 +197,7 @@ class UnifiedNorm(GradientMomentNorm):
         return Acting(
             own_forward=passed < forward,
             own_backward=passed < backward,
-            ratio=start is not None and passed >= max(start, self.warmup_steps),
+            ratio=start is not None and passed >= self._ratio_begin(start),
             filters=self.filter_outliers and passed >= max(self.warmup_steps - 1, 0),
         )
 
@@ -255,7 +263,7 @@ class UnifiedNorm(GradientMomentNorm):
             (
                 self.running_second_moment,
                 torch.where(skip | now.own_forward, batch, used),
-                self.momentum,
+                self.update_momentum,
             ),
             (
                 self.running_gradient_moment,

@@ -7,7 +7,7 @@ and yet a single use keeps its variance at any mean: it is M2/n, in which no lar
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +18,33 @@ from powernorm.ops.processes import all_gather, all_reduce_sum
 _ROUNDING: Final = 32 * torch.finfo(torch.float64).eps
 """Share of Σ n μ² below which the spread between uses is rounding error: 0 for a single use."""
 
-Move = tuple[Tensor, Tensor, float | None]
-"""(buffer, new value, weight of the new value; None for the plain average of the batches so far)"""
+
+class Average(NamedTuple):
+    """The plain average of batches, until a batch's weight in it would fall below the least."""
+
+    least: float = 0.0
+    """Weight that a batch has at least; 0 for the plain average of all."""
+    first: int = 1
+    """Number of the first batch of the average, counted from 1."""
 
 
-def average_weight(num_batches_tracked: Tensor, num_nonfinite_batches: Tensor) -> Tensor:
-    """Return the weight of the next batch in the plain average of all batches, 0-d float64.
+Momentum = float | Average
+"""Weight of a batch in running statistics."""
+Move = tuple[Tensor, Tensor, Momentum]
+"""(buffer, new value, weight of the new value)"""
+
+
+def next_weight(
+    momentum: Momentum, num_batches_tracked: Tensor, num_nonfinite_batches: Tensor
+) -> float | Tensor:
+    """Return the weight of the next batch; in an average 0-d float64, without a host sync.
 
     Batches that were left out take no part, or the start value would stay in the average.
     """
-    return 1 / (num_batches_tracked + 1 - num_nonfinite_batches).double()
+    if not isinstance(momentum, Average):
+        return momentum
+    number = num_batches_tracked + 2 - momentum.first - num_nonfinite_batches
+    return (1 / number.clamp(min=1).double()).clamp(min=momentum.least)
 
 
 def mixed(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
@@ -56,9 +73,7 @@ def move_buffers(
     """
     nonfinite = torch.zeros_like(present)
     for buffer, value, momentum in moves:
-        weight: float | Tensor | None = momentum
-        if weight is None:
-            weight = average_weight(num_batches_tracked, num_nonfinite_batches)
+        weight = next_weight(momentum, num_batches_tracked, num_nonfinite_batches)
         moved = mixed(buffer, value, weight)
         finite = torch.isfinite(value) & torch.isfinite(moved)
         buffer.copy_(torch.where(finite & present, moved, buffer))
@@ -126,13 +141,13 @@ class Update:
     Attributes:
         buffers: float32 or float64, (C,) each; and the last two, 0-d int64, the number of batches
             with a token, and of those in which, besides, some feature was not finite.
-        momentum: weight of the batch; None for the plain average of the batches so far.
+        momentum: weight of the batch.
         native: what a backend has prepared.
     """
 
     __slots__ = ("buffers", "momentum", "native")
 
-    def __init__(self, buffers: tuple[Tensor, ...], momentum: float | None) -> None:
+    def __init__(self, buffers: tuple[Tensor, ...], momentum: Momentum) -> None:
         self.buffers = buffers
         self.momentum = momentum
         self.native: Any = None
@@ -147,7 +162,7 @@ class CenteredUpdate(Update):
 
     __slots__ = ("unbiased",)
 
-    def __init__(self, buffers: tuple[Tensor, ...], momentum: float | None, unbiased: bool) -> None:
+    def __init__(self, buffers: tuple[Tensor, ...], momentum: Momentum, unbiased: bool) -> None:
         super().__init__(buffers, momentum)
         self.unbiased = unbiased
 
@@ -162,7 +177,7 @@ class PowerUpdate(Update):
     """Of PowerNorm's ψ² and ν (Shen et al. 2020, eq. 13).
 
     The sums are n, Σx², n of the gradient sums, Σx̂², Σ g x̂, (5, C) float64. The momentum is that
-    of ψ²; None in the warm-up.
+    of ψ², an average in the warm-up.
 
     Attributes:
         backward_momentum: weight of the batch in ν.
@@ -174,7 +189,7 @@ class PowerUpdate(Update):
     def __init__(
         self,
         buffers: tuple[Tensor, ...],
-        momentum: float | None,
+        momentum: Momentum,
         backward_momentum: float,
         floored: bool,
     ) -> None:
@@ -199,7 +214,7 @@ def update_running_stats(update: Update, sums: Tensor) -> None:
         _, mean, squares = centered_moments(sums)
         var = squares / size
         values: tuple[Tensor, ...] = mean, unbiased(var, count) if update.unbiased else var
-        momenta: tuple[float | None, ...] = (update.momentum, update.momentum)
+        momenta: tuple[Momentum, ...] = (update.momentum, update.momentum)
     elif isinstance(update, PowerUpdate):
         nu = next_gradient_moment(vectors[1], sums, update.backward_momentum, update.floored)
         values, momenta = (sums[1] / size, nu), (update.momentum, 1.0)

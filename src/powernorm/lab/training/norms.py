@@ -12,6 +12,7 @@ from powernorm.lab.settings.comparison import ComparisonSettings, options_of
 from powernorm.lab.settings.model import SAME, TransformerSettings
 from powernorm.norms import NORMS, Norm, build_norm, check_norm_options
 from powernorm.norms.adapted import check_output
+from powernorm.norms.registry import has_option
 
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -20,9 +21,18 @@ UPPER_NORM: Final = "ln"
 """Stands above the `model.num_norm_layers` lowest layers, with its own defaults."""
 
 
-def norm_factory(norm: str, options: Mapping[str, Any] = EMPTY) -> NormFactory:
-    """Return what makes a norm of a number of features."""
-    return lambda num_features: build_norm(norm, num_features, **options)
+def norm_factory(norm: str, options: Mapping[str, Any] = EMPTY, **fixed: Any) -> NormFactory:
+    """Return what makes a norm of a number of features.
+
+    Running statistics start as torch's, as in all stored runs, where the options say nothing else.
+
+    Args:
+        norm: short name.
+        options: of the norm.
+        fixed: further ones, which the model sets.
+    """
+    start = {"start": "torch"} if norm in NORMS and has_option(norm, "start") else {}
+    return lambda num_features: build_norm(norm, num_features, **{**start, **options, **fixed})
 
 
 def qk_norm_factory(config: ComparisonSettings) -> NormFactory | None:

@@ -66,6 +66,7 @@ SETTINGS: Final = (
     Setting("gs"),
     Setting("gn"),
     Setting("bn", {}, 3),
+    Setting("bn", {"start": "torch"}, 3),
     Setting("bn", {"momentum": None}, 3),
     Setting("bn", _RELEASED, 3),
     Setting("bn", {}, 3, training=False),

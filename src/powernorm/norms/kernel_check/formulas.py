@@ -262,7 +262,13 @@ def _moved(p: Problem, updates: Mapping[str, tuple[Tensor, float]]) -> dict[str,
 
 def _weight_of_batch(p: Problem, default: float | None) -> float:
     momentum = p.options.get("momentum", default)
-    return _weight_in_average(p) if momentum is None else float(momentum)
+    if momentum is None or _starts_by_average(p):
+        return max(_weight_in_average(p), momentum or 0.0)
+    return float(momentum)
+
+
+def _starts_by_average(p: Problem) -> bool:
+    return (p.options.get("start") or ("torch" if p.released else "average")) == "average"
 
 
 def _weight_in_average(p: Problem) -> float:
@@ -362,6 +368,8 @@ def _batch_renorm(p: Problem) -> Formula:
     mean, var = _batch_moments(p, x)
     step, warmup = p.tracked + 1, p.options["warmup_steps"]
     grown = min(max((step - warmup) / max(p.options["ramp_steps"], 1), 0.0), 1.0)
+    if not p.tracked and _starts_by_average(p):
+        grown = 0.0
     max_r, max_d = 1 + grown * (p.options["max_r"] - 1), grown * p.options["max_d"]
     running_root = _root(p, running_var, floor=False)
     ratio = r(r((var.detach() + p.eps).sqrt()) * running_root)
@@ -482,7 +490,7 @@ def _moving_average_norm(p: Problem) -> Formula:
     carried = torch.where(p.valid, z, 0.0)
     correction = -(r(moment * carried) * r((x - values) * root)).sum((1, 2))
     updates = {
-        "running_second_moment": (used, p.options.get("momentum", 0.02)),
+        "running_second_moment": (used, _weight_of_batch(p, 0.02)),
         # A feature whose batch is not finite keeps its whole window.
         "window_second_moment": (seconds + 0 * batch, 1.0),
         "window_gradient_moment": (moments + 0 * product, 1.0),

@@ -434,6 +434,7 @@ class Fading(Removal):
                 "decay_steps": self._end,
                 "momentum": self._momentum,
                 "accumulation": self._accumulation,
+                "start": "torch",  # as in the stored results
                 # So that a validation is of the model that is trained.
                 "evaluation": "blend",
                 "eta": 0.0,

@@ -20,8 +20,8 @@ from powernorm.lab.tasks.image.resnet import RESNET18, RESNET20, ResNet
 from powernorm.lab.tasks.image.settings import ImageSettings
 from powernorm.lab.tasks.image.sources import load_images
 from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.norms import norm_factory
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
-from powernorm.norms import build_norm
 from powernorm.runs import Baseline
 
 CONVNET: Final = "convnet"
@@ -148,5 +148,4 @@ def build_image_model(
 
 def image_norm_factory(config: ImageSettings, norm: str) -> NormFactory:
     """Return what makes the norm over the channels of images, (N, C) or (N, C, H, W)."""
-    options = options_of(config, norm)
-    return lambda num_features: build_norm(norm, num_features, **{**options, "feature_dim": 1})
+    return norm_factory(norm, options_of(config, norm), feature_dim=1)

@@ -26,7 +26,13 @@ from powernorm.ops.kernels.cpu.tasks import (
     Task,
 )
 from powernorm.ops.operators import PLAIN_TYPES, Gradients
-from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, UncenteredUpdate, Update
+from powernorm.ops.running_stats import (
+    Average,
+    CenteredUpdate,
+    PowerUpdate,
+    UncenteredUpdate,
+    Update,
+)
 
 _STATUS = {
     1: "the CPU kernels refused their arguments: please report this",
@@ -293,10 +299,11 @@ def _new_update(update: Update, addresses: list[int]) -> NativeUpdate:
     native.wide = update.buffers[0].dtype is torch.float64
     native.second, native.num_batches_tracked = vectors[0], tracked
     native.num_nonfinite_batches = nonfinite
-    if update.momentum is None:
-        native.average = True
+    momentum = update.momentum
+    if isinstance(momentum, Average):
+        native.momentum, native.average = momentum
     else:
-        native.momentum = update.momentum
+        native.momentum = momentum
     if isinstance(update, CenteredUpdate):
         native.kind, native.unbiased = MEAN_AND_VAR, update.unbiased
         native.first, native.second = vectors

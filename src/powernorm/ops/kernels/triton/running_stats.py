@@ -13,12 +13,14 @@ from powernorm.ops.kernels.triton.device.running import (
     uncentered_kernel,
 )
 from powernorm.ops.kernels.triton.launch import launch, vector_plan
-from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, Update
+from powernorm.ops.running_stats import Average, CenteredUpdate, PowerUpdate, Update
 
 
 def update_running_stats(update: Update, sums: Tensor) -> None:
     """Take one step, in place; see `powernorm.ops.running_stats.update_running_stats`."""
-    average, momentum = update.momentum is None, update.momentum or 0.0
+    momentum, average = update.momentum, 0
+    if isinstance(momentum, Average):
+        momentum, average = momentum
     if isinstance(update, CenteredUpdate):
         constants = {"AVERAGE": average, "CORRECT_BIAS": update.unbiased}
         _launch(centered_kernel, sums, update.buffers, momentum, **constants)
@@ -33,7 +35,7 @@ def update_running_stats(update: Update, sums: Tensor) -> None:
 
 
 def _launch(
-    kernel: Any, sums: Tensor, state: tuple[Tensor, ...], *momenta: float, **constants: bool
+    kernel: Any, sums: Tensor, state: tuple[Tensor, ...], *momenta: float, **constants: int
 ) -> None:
     plan = vector_plan(sums.shape[1])
     launch(kernel, plan, sums.device, *state, sums.contiguous(), *momenta, **constants)

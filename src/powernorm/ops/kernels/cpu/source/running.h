@@ -86,8 +86,10 @@ struct Running {
     double weight = update.momentum;
     if (update.average) {
       // Batches that were left out take no part, or the start value would stay in the average.
-      weight = 1.0 / static_cast<double>(*update.num_batches_tracked + 1 -
-                                         *update.num_nonfinite_batches);
+      const int64_t number =
+          *update.num_batches_tracked + 2 - update.average - *update.num_nonfinite_batches;
+      const double share = 1.0 / static_cast<double>(number < 1 ? 1 : number);
+      weight = share < weight ? weight : share;
     }
     int nonfinite = 0;
     switch (update.kind) {

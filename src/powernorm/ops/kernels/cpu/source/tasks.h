@@ -81,8 +81,8 @@ enum PowernormUpdateKind { kMeanAndVar, kSecondMoment, kPower };
 
 struct PowernormUpdate {
   int64_t kind, wide, features;  // wide: the buffers are double
-  int64_t unbiased, average, floored;  // average: of all batches, without a momentum
-  double momentum, backward_momentum;
+  int64_t unbiased, average, floored;  // average: number of its first batch, from 1; 0 for none
+  double momentum, backward_momentum;  // momentum: in an average the least weight of a batch
   void* first;   // running mean; null for kSecondMoment; the gradient moment of kPower
   void* second;  // running variance or second moment
   int64_t* num_batches_tracked;

@@ -47,11 +47,12 @@ def _move(buffer_ptr, value, weight, tokens, features, exists):
 
 @triton.jit
 def _weight(momentum, tracked, nonfinite, AVERAGE: tl.constexpr, BLOCK_F: tl.constexpr):
-    """The weight of this batch, (BLOCK_F,) float64."""
+    """The weight of this batch, (BLOCK_F,) float64; AVERAGE is the first batch of an average."""
     weight = tl.full((BLOCK_F,), momentum, tl.float64)
     if AVERAGE:
         # Batches that were left out take no part, or the start value would stay in the average.
-        weight = 1.0 / (tl.zeros_like(weight) + (tracked + 1 - nonfinite))
+        number = tl.zeros_like(weight) + (tracked + 2 - AVERAGE - nonfinite)
+        weight = tl.maximum(weight, 1.0 / tl.maximum(number, 1.0))
     return weight
 
 
