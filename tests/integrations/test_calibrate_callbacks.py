@@ -117,7 +117,6 @@ def test_trainer_evaluates_and_saves_by_statistics_measured_anew(tmp_path: Path)
     assert_calibrated(trainer.model, callback._batches)
 
 
-@pytest.mark.filterwarnings("ignore:a BatchNorm evaluates after")
 def test_trainer_trains_as_without_the_callback(tmp_path: Path) -> None:
     """Batches are drawn without moving the random numbers of order and dropout."""
     plain, _ = trained(tmp_path / "plain")

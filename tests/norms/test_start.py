@@ -11,8 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import powernorm
 
+pytestmark = pytest.mark.filterwarnings("error:a .* evaluates after:UserWarning")
+
 NAMES = ("bn", "rbn", "brn", "mabn", "repbn", "prepbn", "pnv", "un")
-FORWARD_NAMES = ("bn", "repbn", "pnv")
+FORWARD_pytestmark = pytest.mark.filterwarnings("error:a .* evaluates after:UserWarning")
+
+NAMES = ("bn", "repbn", "pnv")
 MOMENTUM = 0.25
 
 

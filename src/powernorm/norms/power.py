@@ -142,7 +142,7 @@ class PowerNorm(GradientMomentNorm):
             momentum=momentum,
             affine=affine,
             track_running_stats=track_running_stats,
-            start="torch",  # the warm-up averages
+            start=None,  # the warm-up averages
             groups=groups,
             sync=sync,
             process_group=process_group,

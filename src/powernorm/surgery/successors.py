@@ -66,7 +66,11 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
     if beta is not None and reading.bias is None and reading.weight is not None:
         beta.requires_grad_(reading.weight.requires_grad)
     if _keeps_statistics(new, reading.statistics):
-        _take_over_statistics(new, cast(nn.Module, reading.statistics), "start" in options)
+        _take_over_statistics(new, cast(nn.Module, reading.statistics))
+        if "start" in inspect.signature(norm_info(to).layer).parameters and "start" not in options:
+            # An average would begin by dropping what is there.
+            same = type(reading.statistics) is type(new)
+            new.start = cast(Any, reading.statistics).start if same else "torch"
     new.train(mode_of(found.module))
     if getattr(found.module, "is_frozen", False) and _keeps_statistics(new, reading.statistics):
         cast(BatchStatisticsNorm, new).freeze_statistics()
@@ -173,12 +177,9 @@ def _keep_as_branch(new: ProgressiveRepBatchNorm, reading: Reading) -> None:
 
 
 @torch.no_grad()
-def _take_over_statistics(new: Norm, old: nn.Module, has_start: bool) -> None:
+def _take_over_statistics(new: Norm, old: nn.Module) -> None:
     shapes = [{name: b.shape for name, b in norm.named_buffers()} for norm in (new, old)]
     alike = type(old) is type(new) and shapes[0] == shapes[1]
-    if not has_start:  # an average would begin by dropping what is there
-        start = cast(BatchStatisticsNorm, old).start if alike else "torch"
-        cast(BatchStatisticsNorm, new).start = start
     for name in shapes[0] if alike else [*_kept_names(new), *_COUNTERS]:
         if _has(new, name) and _has(old, name):
             cast(Tensor, new._buffers[name]).copy_(cast(Tensor, old._buffers[name]))
