@@ -12,10 +12,15 @@ from torch import nn
 
 from commands import SMALL, Outcome, powernorm
 from integrations.tiny_encoder import TEXTS, write_encoder
+from powernorm import calibrate
+from powernorm import swap as swap_norms
 from powernorm.cli.diagnose import diagnose
+from powernorm.cli.models import fold, swap
 from powernorm.errors import InputError
+from powernorm.integrations.pretrained import load_pretrained
 from powernorm.integrations.saved_models import save
 from powernorm.lab import diagnosed_runs
+from powernorm.lab.removal.removing import remove
 from powernorm.lab.tasks.trained_models import load_folded_run, load_trained
 from powernorm.norms import Norm, build_norm
 
@@ -267,6 +272,32 @@ def test_a_pretrained_model_on_another_text(
     assert len((tmp_path / "layers.csv").read_text().splitlines()) == 1 + 3
     # Its folder is not a run's: nothing is kept there.
     assert not list(folder.glob("diagnosis.*"))
+
+
+def test_a_swapped_model_in_a_hugging_face_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command reads what `save_pretrained` noted, where from_pretrained gives LayerNorms."""
+    encoder = write_encoder(tmp_path / "encoder")
+    found = load_pretrained(encoder)
+    swap_norms(found.model, "bn")
+    calibrate(found.model, found.batches(TEXTS, 8, 8))
+    found.model.save_pretrained(tmp_path / "swapped")
+    found.tokenizer.save_pretrained(tmp_path / "swapped")
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(TEXTS) + "\n")
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        lambda: diagnose(["swapped"], data=str(text), batches=2, sequences=4, length=8),
+        lambda: fold(Path("swapped"), out=Path("folded")),
+        lambda: swap("swapped", to="rbn"),
+    ):
+        command()
+        rows = [line for line in capsys.readouterr().out.splitlines() if "LayerNorm " in line]
+        assert len(rows) >= 3
+        assert all(line.split()[1] == "bn" for line in rows[:3])
+    with pytest.raises(InputError, match="is a BatchNorm, and only LayerNorm and RMSNorm are remo"):
+        remove("swapped", "removed", data=str(text))
 
 
 def test_errors_are_one_line(runs: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an installed powernorm does without its extras; a script, not a test.
+"""Use an installed powernorm without its extras; a script, not a test.
 
 `tests/test_installed.py` runs it in an environment of the required packages, the wheels' workflow
 in a fresh one. With `--kernels` it wants the compiled library, too.

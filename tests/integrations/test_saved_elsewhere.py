@@ -164,7 +164,7 @@ def test_checkpoints_of_the_trainer(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_the_trainer_without_its_head(tmp_path: Path) -> None:
-    """What AutoModel builds of it, LayerNorms and all, becomes the model that was trained."""
+    """AutoModel builds it with LayerNorms; loaded, it is the model that was trained."""
     hf = transformers()
     trainer(tmp_path, 2).train()
     folder = tmp_path / "checkpoint-2"

@@ -313,7 +313,7 @@ class NormCallback(TrainerCallback):
     ) -> None:
         """Note in the checkpoint which norms the model has, where the Trainer wrote none of it."""
         del control, kwargs
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        folder = Path(args.output_dir or "") / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and isinstance(self._trainer.model, nn.Module):
             note_modules(self._trainer.model, folder)
 

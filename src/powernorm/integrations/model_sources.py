@@ -36,12 +36,12 @@ class ModelSource:
     """A trained model.
 
     Attributes:
-        kind: a Hugging Face folder, the user's own with its batches, or a run of `compare`.
+        kind: a Hugging Face folder, a user's model with its batches, or a run of `compare`.
         name: as it was given.
         model: in evaluation mode, on the CPU.
-        example_inputs: of its forward, random but for the user's own.
+        example_inputs: of its forward, random but for a user's model.
         settings: of a run.
-        own_batches: of the user's own model.
+        own_batches: of a user's model.
     """
 
     kind: Kind
@@ -78,7 +78,7 @@ def open_source(source: str) -> ModelSource | None:
 
 
 def own_source(name: str, found: ModelWithBatches) -> ModelSource:
-    """Return a model of the user's own; its first batch is the example."""
+    """Return a user's model; its first batch is the example."""
     return ModelSource("own", name, found.model, found.batches[0], own_batches=found.batches)
 
 
@@ -86,7 +86,7 @@ def check_folder(path: Path) -> None:
     """Raise an InputError for a path that names no model, or one that only its user builds.
 
     Raises:
-        InputError: nothing is there, or what `powernorm.save` wrote of the user's own model.
+        InputError: nothing is there, or a model that `powernorm.save` wrote without its class.
     """
     if not path.exists():
         raise InputError(

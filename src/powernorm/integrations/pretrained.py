@@ -84,7 +84,12 @@ def is_pretrained(path: Path) -> bool:
 
 def is_changed(path: Path) -> bool:
     """Return whether a folder holds a model whose norms powernorm has changed."""
-    return (path / MODEL_FILE).is_file() or bool(read_config(path).get(KEY))
+    if (path / MODEL_FILE).is_file():
+        return True
+    try:
+        return bool(read_config(path).get(KEY))
+    except InputError:  # transformers says what is wrong with it
+        return False
 
 
 def is_configuration(path: Path) -> bool:
