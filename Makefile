@@ -74,12 +74,13 @@ bench-removal: $(INSTALLED)  ## measure what norms cost in each engine and preci
 bench-gpu: $(INSTALLED)  ## the same for the Triton kernels, on a CUDA device
 	$(BIN)/powernorm bench --preset gpu --device cuda --compiled --out $(RESULTS)/gpu.jsonl --plot $(RESULTS)/gpu.svg
 
-check: $(INSTALLED)  ## lint, types, import contracts, sizes
+check: $(INSTALLED)  ## lint, types, import contracts, sizes, private names of torch
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/budget.py
+	$(BIN)/python tools/private_names.py
 
 mutants: $(INSTALLED)  ## which small mistakes the tests of PACKAGE=norms notice, in an hour at most
 	$(BIN)/python tools/mutants.py $(PACKAGE) --out build/mutants.jsonl
