@@ -79,12 +79,13 @@ test-newest:  ## run the core's tests with the newest torch (gigabytes), or TORC
 gpu:  ## check and measure the Triton kernels on a CUDA device in 8 minutes, by the torch of PYTHON: runs/gpu
 	PYTHON=$(PYTHON) tools/gpu.sh runs/gpu
 
-check: $(INSTALLED)  ## lint, types, import contracts, sizes
+check: $(INSTALLED)  ## lint, types, import contracts, sizes, private names of torch
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/budget.py
+	$(BIN)/python tools/private_names.py
 
 mutants: $(INSTALLED)  ## which small mistakes the tests of PACKAGE=norms notice, in an hour at most
 	$(BIN)/python tools/mutants.py $(PACKAGE) --out build/mutants.jsonl

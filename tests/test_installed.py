@@ -230,7 +230,8 @@ def test_the_wheel_with_kernels(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_source_archive_tests_itself(tmp_path: Path) -> None:
     """Unpacked into an empty folder, it has what its own tests read."""
-    folders = ("src", "tests", "docs", "examples", "studies", "benchmarks", "tools", ".ci", ".github")
+    folders = ("src", "tests", "docs", "examples", "studies", "benchmarks", "tools")
+    folders += (".ci", ".github")
     if not (ROOT / "MANIFEST.in").exists():
         pytest.skip("no sources here")
     (tmp_path / "sources").mkdir()

@@ -105,6 +105,42 @@ def test_doctor(tmp_path: Path) -> None:
     assert any(line.startswith("cpu: C++ kernels, ") for line in lines)
     assert sum(": right (largest error" in line for line in lines) >= 6
     assert "on the CPU your models use: cpu" in lines
+    assert (
+        "every layer runs forward and backward, alone and under activation checkpointing" in lines
+    )
+
+
+def test_doctor_reports_a_layer_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where torch has changed: the kernels are right, and no layer runs."""
+    from powernorm.cli.health import print_health
+    from powernorm.norms.checkpointing import CallRecords
+    from powernorm.ops import torch_private
+
+    def broken(*_: object) -> None:
+        raise AttributeError("no attribute '__func__'")
+
+    monkeypatch.setattr(torch_private, "NEWEST_TESTED", (1, 0))
+    monkeypatch.setattr(CallRecords, "replay", broken)
+    assert not print_health()
+    lines = capsys.readouterr().out.splitlines()
+    assert "bn: FAILED: AttributeError: no attribute '__func__'" in lines
+    assert not any(line.startswith("ln: FAILED") for line in lines)
+    assert any(line.startswith("warning: powernorm was tested with torch up to ") for line in lines)
+
+
+def test_an_untested_torch_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import powernorm
+    from powernorm.ops import torch_private
+
+    torch_private.warn_of_untested_torch.cache_clear()
+    powernorm.LayerNorm(2)
+    monkeypatch.setattr(torch_private, "NEWEST_TESTED", (1, 0))
+    torch_private.warn_of_untested_torch.cache_clear()
+    with pytest.warns(UserWarning, match=r"tested with torch up to .*powernorm doctor"):
+        powernorm.LayerNorm(2)
+    powernorm.BatchNorm(2)
 
 
 def test_doctor_knows_a_forced_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,8 +120,7 @@ def test_a_constant_factor_needs_no_help(name: str, parts: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_factor_that_changes_in_mid_run(name: str, reentrant: bool) -> None:
+def test_a_factor_that_changes_in_mid_run(name: str) -> None:
     """As of another number of processes or micro-batches after a resume; recomputed as well."""
     plain, scaled = build(name), build(name)
     for step in range(8):
@@ -133,7 +132,7 @@ def test_a_factor_that_changes_in_mid_run(name: str, reentrant: bool) -> None:
         expected.backward()
         x = torch.randn(8, 6, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
         (weights,) = [torch.randn(8, 6, 8, generator=_after(step))]
-        y = checkpoint(scaled, x, use_reentrant=reentrant)
+        y = checkpoint(scaled, x, use_reentrant=False)
         ((y * weights).sum() * factor).backward()
         for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
             assert torch.equal(a.grad, b.grad / factor)

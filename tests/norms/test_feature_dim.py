@@ -192,14 +192,13 @@ def test_autocast(case: Case, memory_format: str) -> None:
 
 
 @pytest.mark.parametrize("case", STATEFUL, ids=case_id)
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointing(case: Case, use_reentrant: bool) -> None:
+def test_checkpointing(case: Case) -> None:
     plain, repeated = case.build(feature_dim=1), case.build(feature_dim=1)
     for t in range(3):
         x, mask = draw(SHAPE, t).requires_grad_(), mask_for(SHAPE, 1, t)
         with powernorm.padding_mask(mask):
             expected = plain(x)
-            y = checkpoint(repeated, x, use_reentrant=use_reentrant)
+            y = checkpoint(repeated, x, use_reentrant=False)
         assert torch.equal(y, expected)
         expected.square().sum().backward()
         y.square().sum().backward()

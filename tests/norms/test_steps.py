@@ -117,30 +117,30 @@ class Twice(nn.Module):
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
         self.together = together
 
-    def forward(self, x: Tensor, reentrant: bool | None) -> Tensor:
+    def forward(self, x: Tensor, checkpointed: bool) -> Tensor:
         def run(part: nn.Module, x: Tensor) -> Tensor:
             return self.norm(part(x)).tanh()
 
         def both(x: Tensor) -> Tensor:
             return run(self.second, run(self.first, x))
 
-        if reentrant is None:
+        if not checkpointed:
             return both(x)
         if self.together:
-            return checkpoint(both, x, use_reentrant=reentrant)
-        x = checkpoint(run, self.first, x, use_reentrant=reentrant)
-        return checkpoint(run, self.second, x, use_reentrant=reentrant)
+            return checkpoint(both, x, use_reentrant=False)
+        x = checkpoint(run, self.first, x, use_reentrant=False)
+        return checkpoint(run, self.second, x, use_reentrant=False)
 
 
-def trained(case: Case, reentrant: bool | None, *, together: bool, scoped: bool = False) -> Twice:
+def trained(case: Case, checkpointed: bool, *, together: bool, scoped: bool = False) -> Twice:
     torch.manual_seed(0)
     model = Twice(case.build(), together=together)
     for seed in range(3):
         if scoped:
             with powernorm.training_step(model):
-                model(batch(seed), reentrant).square().sum().backward()
+                model(batch(seed), checkpointed).square().sum().backward()
         else:
-            model(batch(seed), reentrant).square().sum().backward()
+            model(batch(seed), checkpointed).square().sum().backward()
     return model
 
 
@@ -152,46 +152,12 @@ def assert_same(a: nn.Module, b: nn.Module) -> None:
 
 
 @every_stateful
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_shared_norm_in_one_checkpoint(case: Case, reentrant: bool) -> None:
-    plain = trained(case, None, together=True)
-    assert_same(plain, trained(case, reentrant, together=True))
+def test_a_shared_norm_in_one_checkpoint(case: Case) -> None:
+    plain = trained(case, False, together=True)
+    assert_same(plain, trained(case, True, together=True))
 
 
 @every_stateful
 def test_a_shared_norm_in_two_checkpoints(case: Case) -> None:
-    plain = trained(case, None, together=False)
-    assert_same(plain, trained(case, False, together=False))
-
-
-@backward_state
-def test_a_shared_norm_in_two_reentrant_checkpoints_raises(case: Case) -> None:
-    """Each would take a step of its own, in silence."""
-    with pytest.raises(powernorm.InputError, match="use_reentrant=False"):
-        trained(case, True, together=False)
-    plain = trained(case, None, together=False)
-    assert_same(plain, trained(case, True, together=False, scoped=True))
-
-
-@backward_state
-@pytest.mark.parametrize("first", [False, True])
-def test_a_shared_norm_inside_and_outside_of_a_reentrant_checkpoint_raises(
-    case: Case, first: bool
-) -> None:
-    norm = case.build()
-    x = batch(0)
-    if first:
-        y = norm(checkpoint(norm, x, use_reentrant=True))
-    else:
-        y = checkpoint(norm, norm(x), use_reentrant=True)
-    with pytest.raises(powernorm.InputError, match="use_reentrant=False"):
-        y.square().sum().backward()
-
-
-@backward_state
-def test_two_reentrant_steps_in_a_row(case: Case) -> None:
-    norm = case.build()
-    for seed in range(3):
-        checkpoint(norm, batch(seed), use_reentrant=True).square().sum().backward()
-        norm(batch(seed)).square().sum().backward()
-    assert int(norm.num_batches_tracked) == 6
+    plain = trained(case, False, together=False)
+    assert_same(plain, trained(case, True, together=False))

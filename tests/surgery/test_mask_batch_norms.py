@@ -109,13 +109,12 @@ def test_what_is_kept_and_undone() -> None:
     assert hooks(model) == hooks_before
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing_clears_the_same_positions(reentrant: bool) -> None:
+def test_activation_checkpointing_clears_the_same_positions() -> None:
     model = warmed(conformer()).train()
     powernorm.mask_batch_norms(model)
     twin = copy.deepcopy(model)
     for layer in twin.conformer_layers:
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=reentrant)
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
     valid = torch.arange(9) < LENGTHS[:, None]
     for one in (model, twin):
         x = sequences().requires_grad_()

@@ -1,5 +1,6 @@
 """What `powernorm doctor` prints. It needs torch alone, for who asks may have nothing else."""
 
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -7,28 +8,62 @@ if TYPE_CHECKING:
 
 
 def print_health() -> bool:
-    """Print which kernels this machine has, why not the rest, and whether they compute right.
+    """Print which kernels this machine has, and whether these and the layers compute right.
 
     Returns:
-        Whether none computes wrong.
+        Whether none computes wrong or fails.
     """
     import torch
 
     from powernorm.ops.dispatch import explain
     from powernorm.ops.inspection import describe_environment, inspect_backends
+    from powernorm.ops.torch_private import untested_note
 
     for name, value in describe_environment().items():
         _say(f"{name}: {value}")
+    if note := untested_note():
+        _say(f"warning: {note}")
     found = inspect_backends()
     for health in found:
         _say("")
         _print_backend(health)
+    failed = _failing_layers()
+    _say("")
+    for name, error in failed.items():
+        _say(f"{name}: FAILED: {error}")
+    if not failed:
+        _say("every layer runs forward and backward, alone and under activation checkpointing")
     served = explain(torch.empty(1, 1), "batch_norm")[0].backend
     _say("")
     _say(f"on the CPU your models use: {served}")
     _say("which backend serves one input, and why: powernorm.ops.explain(x)")
     _say("every norm, type, mask and width: powernorm doctor --kernels")
-    return not any(health.failures for health in found)
+    return not failed and not any(health.failures for health in found)
+
+
+def _failing_layers() -> dict[str, str]:
+    """Let each norm train on a tiny input; return the errors of those that fail, by short name."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    from powernorm.norms import NORMS, build_norm
+
+    failed = {}
+    x = torch.linspace(-1, 1, 48).view(2, 3, 8)
+    for name in NORMS:
+        try:
+            with warnings.catch_warnings():  # of an untested torch, which has been printed
+                warnings.simplefilter("ignore")
+                norm = build_norm(name, 8)
+                for _ in range(2):
+                    leaf = x.clone().requires_grad_()
+                    y = norm(leaf).tanh() + checkpoint(norm, leaf, use_reentrant=False)
+                    y.sum().backward()
+                    if leaf.grad is None or not leaf.grad.isfinite().all():
+                        raise ArithmeticError("the gradient is not finite")
+        except Exception as error:  # anything, of a torch that is not known yet
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed
 
 
 def _print_backend(health: "Health") -> None:

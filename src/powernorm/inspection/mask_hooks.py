@@ -35,7 +35,7 @@ from powernorm.inspection.selection import Side
 from powernorm.norms import Norm
 from powernorm.norms.masks import MaskSource, ScopedMask, close_scope, innermost_scope, open_scope
 from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
-from powernorm.ops.operators import in_backward
+from powernorm.ops.torch_private import in_backward
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from powernorm.norms.masks import check_padding_mask, current_padding_mask, offe
 from powernorm.norms.nested import check_nested, nested_like, packed_tokens
 from powernorm.norms.sharded import is_sharded, local_mask, local_values, sharded_like
 from powernorm.ops.moments import Moments
-from powernorm.ops.operators import in_backward
+from powernorm.ops.torch_private import in_backward
 
 
 @dataclass(eq=False, slots=True)

@@ -22,7 +22,7 @@ from powernorm.norms.feature_dims import (
     has_dim,
 )
 from powernorm.norms.masks import current_padding_mask, padding_mask
-from powernorm.ops.operators import may_be_repeated
+from powernorm.ops.torch_private import may_be_repeated
 
 _EPS: Final = 1e-5
 """Value of `eps` for a module that has none; the interface requires one, but it is not used."""

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 if TYPE_CHECKING:
     from powernorm.norms.batch_statistics import BatchStatisticsNorm
 
-_UPDATE_BN: Final[CodeType] = inspect.unwrap(update_bn).__code__
+_UPDATE_BN: Final[CodeType | None] = getattr(inspect.unwrap(update_bn), "__code__", None)
 _ITERATORS: Final = ("modules", "named_modules")
 
 
-class _StandIn(_BatchNorm):
+class _StandIn(nn.BatchNorm1d.__base__):  # type: ignore[misc,name-defined]
     """What `update_bn` handles in a layer's place; it has no parameters, buffers or children."""
 
     layer: BatchStatisticsNorm

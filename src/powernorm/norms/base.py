@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_flag, check_number, feature_count
@@ -35,6 +34,7 @@ from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.graphs import same_sizes, shape_of
 from powernorm.ops.operators import PLAIN_TYPES
 from powernorm.ops.pointwise import scale_and_shift
+from powernorm.ops.torch_private import disable_dynamo, warn_of_untested_torch
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -90,6 +90,7 @@ class Norm(nn.Module):
         self, num_features: int | tuple[int, ...], eps: float, feature_dim: int = LAST
     ) -> None:
         super().__init__()
+        warn_of_untested_torch()
         self.num_features = feature_count(num_features)
         self.eps = check_number("eps", eps, above=0)
         self.feature_dim = check_feature_dim(feature_dim)
@@ -135,7 +136,7 @@ class Norm(nn.Module):
         return _wrapped(result, partial(nested_like, x=x))
 
     # Compiled code would take the state of the norm itself: such a call is a break in the graph.
-    @_disable_dynamo
+    @disable_dynamo
     def _normalize_sharded(
         self, x: Tensor, mask: Tensor | None, residual: Tensor | None
     ) -> Normalized:

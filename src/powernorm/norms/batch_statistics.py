@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import (
@@ -37,7 +36,6 @@ from powernorm.ops.batch_norm import OPERATOR as BATCH_NORM
 from powernorm.ops.batch_norm import BatchNormArgs, BatchNormOutput, batch_norm
 from powernorm.ops.dispatch import functions_for
 from powernorm.ops.moments import Moments
-from powernorm.ops.operators import in_backward
 from powernorm.ops.running_stats import (
     Average,
     CenteredUpdate,
@@ -48,6 +46,12 @@ from powernorm.ops.running_stats import (
     unbiased,
 )
 from powernorm.ops.static_norm import StaticNormArgs, static_norm
+from powernorm.ops.torch_private import (
+    are_transforms_active,
+    is_tracing,
+    num_dispatch_modes,
+    without_modes,
+)
 
 AVERAGE: Final = Average()
 _FAR: Final = 2.0
@@ -301,12 +305,12 @@ class BatchStatisticsNorm(StatefulNorm):
             seen: what `prepare` has given.
             prepares: may the call be kept prepared?
         """
-        update = self._update_within()
+        update = self._update_within(seen)
         *mean, var = seen.state
         args = self.batch_norm_args(x, residual, seen, mean[0] if mean else None, var, None)
         output = batch_norm(args, update)
         if update is None or output.has_tokens is not None:
-            self.update_after(output)
+            self.update_after(output, seen)
         elif prepares and self._prepared is None and (settings := self.call_settings()):
             self.keep_prepared(BATCH_NORM.prepare(args, update), settings)
         return output.y if residual is None else (output.y, cast(Tensor, output.total))
@@ -424,13 +428,13 @@ class BatchStatisticsNorm(StatefulNorm):
             return CenteredUpdate(buffers, momentum, not self.floor)
         return UncenteredUpdate(buffers, momentum)
 
-    def _update_within(self) -> Update | None:
+    def _update_within(self, seen: Seen) -> Update | None:
         """Return the update that the op can make; None leaves it to `update_after`."""
         if torch.compiler.is_compiling() or self._held is not None or self.group_name:
             return None
-        return None if in_backward() else self.current_update()
+        return None if seen.is_repeated else self.current_update()
 
-    def update_after(self, output: BatchNormOutput) -> None:
+    def update_after(self, output: BatchNormOutput, seen: Seen) -> None:
         """Update the running statistics in the forward, behind the op.
 
         By its statistics, which hold for all processes: in compiled code and with several
@@ -439,7 +443,7 @@ class BatchStatisticsNorm(StatefulNorm):
         has_tokens, sums = output.has_tokens, output.sums
         assert sums is not None
         if has_tokens is None:
-            if in_backward():
+            if seen.is_repeated:
                 return  # a checkpoint repeats the forward
             if self.is_holding:
                 self.gather(sums)
@@ -448,10 +452,10 @@ class BatchStatisticsNorm(StatefulNorm):
                 self.update_running_stats(sums)
                 return
             has_tokens = output.statistics[-1, 0] > 0
-        elif not torch.compiler.is_compiling() and in_backward():
+        elif seen.is_repeated:
             # A selective checkpoint may give what it has saved of the first run. It counts the
             # operators of both runs, so that this one is hidden and those of the update are not.
-            with _disable_current_modes():
+            with without_modes():
                 has_tokens = torch.zeros_like(has_tokens)
         if self.is_holding:
             self.gather(torch.where(has_tokens, sums, 0.0))
@@ -521,9 +525,9 @@ def _is_plain(x: Tensor) -> bool:
     return (
         type(x) is Tensor
         and not x.is_meta
-        and torch._C._get_tracing_state() is None
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
+        and not is_tracing()
+        and not are_transforms_active()
+        and not num_dispatch_modes()
         and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
     )
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
+
+from powernorm.ops.torch_private import is_fake
 
 if TYPE_CHECKING:
     from powernorm.norms.stateful import StatefulNorm

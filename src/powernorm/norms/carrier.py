@@ -28,8 +28,8 @@ from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.buffers import has_value
 from powernorm.norms.checkpointing import Seen
 from powernorm.norms.stateful import StatefulNorm
-from powernorm.ops.operators import NO_BACKWARD, current_backward
 from powernorm.ops.running_stats import reduce_sums
+from powernorm.ops.torch_private import version_of
 
 
 class CarrierNorm(StatefulNorm):
@@ -37,10 +37,8 @@ class CarrierNorm(StatefulNorm):
 
     Limits: A training-mode forward without a backward changes no state, and neither do
     `torch.autograd.grad` and `backward(inputs=…)` with respect to other tensors. Every `backward`
-    through the layer updates the state, so two through one retained graph update it twice. A layer
-    used inside and outside of a *reentrant* checkpoint, or in several, would take a step per
-    checkpoint in one backward, and raises an InputError there. `torch.func` transforms are not
-    supported.
+    through the layer updates the state, so two through one retained graph update it twice.
+    `torch.func` transforms are not supported.
     """
 
     _carrier: Tensor
@@ -49,10 +47,8 @@ class CarrierNorm(StatefulNorm):
     _guest: tuple[tuple[Tensor, ...], Tensor] | None
     """Other buffers of the last forward that had some, and their carrier."""
     _last_stage: int
-    _updated_in: int = NO_BACKWARD
-    """Backward of the last update, by torch's number: the outer one of a reentrant checkpoint."""
-    _recomputed_in: int = NO_BACKWARD
-    """Backward that has recomputed a forward since the last update."""
+    _writes: int | None
+    """To the counter, as last seen."""
 
     @property
     def thresholds(self) -> tuple[int, ...]:
@@ -111,24 +107,10 @@ class CarrierNorm(StatefulNorm):
             )
 
     def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
-        """Check the arguments of a forward; note a repetition in a backward."""
+        """Check the arguments of a forward and return what to normalize by."""
         if self.training and not torch.compiler.is_compiling():
             self.follow_counter()
-            backward = current_backward()
-            if backward != NO_BACKWARD and torch.is_grad_enabled():
-                self._check_first_update(backward)
-                self._recomputed_in = backward
         return super().prepare(x, mask, residual)
-
-    def _check_first_update(self, backward: int) -> None:
-        """Raise an InputError if this backward has made an update already."""
-        if backward == self._updated_in and not self.is_holding:
-            raise InputError(
-                f"a {self.class_name} is used several times in a step and in a reentrant "
-                "checkpoint, which would update its statistics more than once in one backward: "
-                "pass use_reentrant=False to torch.utils.checkpoint, or put the step inside "
-                "`with powernorm.training_step(model):`"
-            )
 
     def release_statistics(self) -> None:
         """Update the buffers by the gathered sums, as one batch, and count one step."""
@@ -139,25 +121,16 @@ class CarrierNorm(StatefulNorm):
 
     def receive_for(self, buffers: dict[str, Tensor | None], sums: Tensor) -> None:
         """Process the sums of one backward through a forward that had these buffers."""
-        own, updated_in = self._buffers, self._updated_in
+        own = self._buffers
         self.__dict__["_buffers"] = buffers
-        self._updated_in = NO_BACKWARD  # of the own ones
         try:
             self.follow_counter()  # another forward may have been the last
             self.receive(sums)
         finally:
             self.__dict__["_buffers"] = own
-            self._updated_in = updated_in
 
     def receive(self, sums: Tensor) -> None:
         """Process the sums of one backward, of this process; without gradients."""
-        # A reentrant checkpoint recomputes in one backward and starts another one inside it, which
-        # ends here.
-        outer = self._recomputed_in
-        backward = current_backward() if outer == NO_BACKWARD else outer
-        self._check_first_update(backward)
-        # Setting an attribute of a module takes as long as updating it.
-        self.__dict__.update(_updated_in=backward, _recomputed_in=NO_BACKWARD)
         if self._held is not None:
             self.gather(sums)
             return
@@ -187,13 +160,14 @@ class CarrierNorm(StatefulNorm):
         if self._counter is not self._buffers["num_batches_tracked"]:
             self._recount()
         elif self._stage < self._last_stage:
-            if _version_of(self._counter) != self._version + own_step:
+            version = version_of(self._counter)
+            if version is None or self._writes is None or version != self._writes + own_step:
                 self._recount(own_step)
-            self._version = _version_of(self._counter)
+            self._writes = version
 
     def _recount(self, own_step: bool = False) -> None:
         self._counter = self.num_batches_tracked
-        self._version = _version_of(self._counter)
+        self._writes = version_of(self._counter)
         is_known = has_value(self._counter)
         self._steps = int(self._counter) - own_step if is_known else 0
         self._stage = sum(self._steps >= threshold for threshold in self.thresholds)
@@ -311,11 +285,6 @@ class GradientMomentNorm(BackwardStateNorm):
     def __getstate__(self) -> dict[str, Any]:
         # In another process there is no scaler to follow.
         return super().__getstate__() | {"_fixed_scale": None, "_live_scale": None}
-
-
-def _version_of(tensor: Tensor) -> int:
-    # Tensors made under inference_mode do not count their writes.
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _deliver(

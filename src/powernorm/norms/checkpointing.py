@@ -4,18 +4,17 @@ Activation checkpointing runs a region of the model twice. The second run must s
 one saw: the padding mask (its scope is closed by then) and, for layers that normalize by running
 statistics, those statistics (another backward may have updated them in between).
 
-A region is known by an object that is made for it alone, that both runs have at hand, and that
-lives as long as the graph:
-
-- Hooks on saved tensors (non-reentrant checkpointing): the function `unpack` of the hooks that are
-  open in the first run. It calls the second run, so that it is on the stack there.
-- Reentrant checkpointing: the `ctx` of an autograd.Function. Its forward calls the first run, its
-  backward the second.
+A region is known by the function `unpack` of the hooks on saved tensors that are open in its first
+run. It is made for the region alone, lives as long as the graph, and calls the second run, so that
+it is on the stack there. Torch has no public way to ask which region is being repeated.
 
 Within a region the k-th call of a layer in the second run repeats the k-th in the first. A call is
 recorded in all regions around it, and the innermost function on the stack that repeats a region is
 the one that has called the layer. A repetition may contain regions of its own, which are repeated
 later: they record what the call was found to repeat.
+
+A call in a backward that repeats no known region raises: it would count a batch a second time, or
+miss its mask. Reentrant checkpointing, whose first run has no hooks, is refused so.
 """
 
 from __future__ import annotations
@@ -24,20 +23,27 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Final, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.autograd.graph import saved_tensors_hooks
 
 from powernorm.errors import InputError
-from powernorm.ops.operators import NO_BACKWARD, current_backward
-
-Hook = Callable[[Any], Any]
+from powernorm.ops.torch_private import (
+    NO_BACKWARD,
+    UNKNOWN_BACKWARD,
+    Hook,
+    current_backward,
+    in_backward,
+    innermost_hooks,
+    unknown_backward,
+    version_of,
+    without_modes,
+)
 
 _MAX_CALLS: Final = 256
 """Maximum number of calls of a layer in a region.
@@ -46,14 +52,17 @@ Hooks that are not for recomputation may be opened again and again, and would ga
 long as they live.
 """
 
-_FORWARD: Final[CodeType] = cast(Any, Function.apply).__func__.__code__
-"""Code that calls the forward of an autograd.Function."""
-_BACKWARD: Final[CodeType] = BackwardCFunction.apply.__code__
-"""Code that calls the backward of an autograd.Function; its first argument is the ctx."""
-_STARTS: Final = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
-"""Code that starts a backward."""
-_LANDMARKS: Final = {id(code): code for code in (_FORWARD, _BACKWARD, *_STARTS)}
-"""Code to look for on the stack, by its identity: its hash would be of all that it holds."""
+
+def _code_of(function: Callable[..., Any]) -> CodeType | None:
+    """Return the code of a function of torch, None if it is not in Python."""
+    return getattr(inspect.unwrap(function), "__code__", None)
+
+
+_STARTS: Final = (_code_of(torch.autograd.backward), _code_of(torch.autograd.grad))
+"""Code that starts a backward: what is outside of it on the stack belongs to another one.
+
+If torch has it no longer in Python, every repetition raises.
+"""
 
 
 class Seen(NamedTuple):
@@ -62,22 +71,22 @@ class Seen(NamedTuple):
     padding_mask: Tensor | None
     stage: int
     state: tuple[Tensor, ...]
+    is_repeated: bool = False
+    """Whether the call repeats another, so that it is no batch of its own."""
 
 
 class _Copy:
     """A copy of a tensor, for all calls that saw the same values."""
 
     def __init__(self, source: Tensor) -> None:
-        # Selective checkpointing counts the operators of both runs, and the second makes no copy.
-        modes = torch._C._len_torch_dispatch_stack()
-        with _disable_current_modes() if modes else nullcontext():
+        with without_modes():  # the second run makes no copy
             self.values = source.detach().clone()
         self._source = weakref.ref(source)
-        self._version = _version_of(source)
+        self._version = version_of(source)
 
     def is_of(self, source: Tensor) -> bool:
         """Return whether the tensor is the copied one and has not been written to since."""
-        unchanged = self._version is not None and self._version == _version_of(source)
+        unchanged = self._version is not None and self._version == version_of(source)
         return unchanged and self._source() is source
 
 
@@ -92,7 +101,7 @@ class _Call(NamedTuple):
     @property
     def seen(self) -> Seen:
         mask = None if self.padding_mask is None else self.padding_mask.values
-        return Seen(mask, self.stage, tuple(one.values for one in self.state))
+        return Seen(mask, self.stage, tuple(one.values for one in self.state), True)
 
 
 class _Repetition:
@@ -110,8 +119,8 @@ class _Region:
 
     began_in: int
     """Backward that the first run is part of."""
-    calls: list[_Call | None] | None
-    """In order, None for one that is not repeated again; or None if they cannot be told apart."""
+    calls: list[_Call] | None
+    """In order; None if they cannot be told apart."""
     repetition: weakref.ref[_Repetition] | None = None
     """The last one."""
     position: int = 0
@@ -131,16 +140,6 @@ class _Region:
         return self.position - 1
 
 
-class _Place(NamedTuple):
-    """What the stack says of a call."""
-
-    contexts: list[object]
-    """Each `ctx` of the forwards of autograd functions that the call is part of."""
-    region: object | None = None
-    """Region of which the call is part of a repetition."""
-    repetition: _Repetition | None = None
-
-
 class CallRecords:
     """The calls of one layer that activation checkpointing may repeat; eager mode only.
 
@@ -149,7 +148,8 @@ class CallRecords:
 
     def __init__(self) -> None:
         self._regions = weakref.WeakKeyDictionary[object, _Region]()
-        self._landmarks = dict(_LANDMARKS)
+        self._codes = set[int]()
+        """Identities of the code that may repeat a region: its hash would be of all it holds."""
         self._copies = weakref.WeakValueDictionary[int, _Copy]()
 
     def __reduce__(self) -> tuple[type[CallRecords], tuple[()]]:
@@ -167,55 +167,49 @@ class CallRecords:
             InputError: it cannot be told which call it repeats.
         """
         backward = current_backward()
-        place = self._place()
+        if backward == UNKNOWN_BACKWARD:
+            if in_backward() or not torch.is_grad_enabled():  # as reentrant checkpointing's first
+                raise unknown_backward()
+            return seen
+        repeating = self._repeating()
         # In this order: a backward inside the first run may ask for the calls so far.
-        around = self._open_regions(place.contexts, backward)
+        around = self._open_regions(backward)
         call = None
-        if place.repetition is not None:
-            call = self._repeated(norm, x, place.region, place.repetition, around)
-        elif backward != NO_BACKWARD:
-            call = self._only_one(norm, x, seen)
+        if repeating is not None and None not in _STARTS:
+            call = self._repeated(norm, x, *repeating, around)
+        elif repeating is not None or (backward != NO_BACKWARD and torch.is_grad_enabled()):
+            raise _unknown(norm)
         first = [region for region in around if region.calls is not None]
         first = [region for region in first if region.began_in == backward]
         if first:
             recorded = call or self._recorded(x, seen)
             for region in first:
                 region.add(recorded)
-        return seen if call is None else call.seen
+        if call is not None:
+            return call.seen
+        is_repeated = repeating is not None or backward != NO_BACKWARD
+        return seen._replace(is_repeated=True) if is_repeated else seen
 
-    def _place(self) -> _Place:
-        contexts: list[object] = []
-        inner: FrameType | None = None
+    def _repeating(self) -> tuple[object, _Repetition] | None:
+        """Return the region that the innermost function on the stack repeats, if any does."""
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            code = frame.f_code
-            if id(code) in self._landmarks:
-                if code in _STARTS:
-                    break  # what is outside of it belongs to another backward
-                if code is _FORWARD and inner is not None:
-                    contexts += _context_of(inner)
-                region = self._repeated_by(frame)
-                if region is not None:
-                    return _Place(contexts, region, _Repetition.by(frame))
-            inner, frame = frame, frame.f_back
-        return _Place(contexts)
+        while frame is not None and frame.f_code not in _STARTS:
+            if id(frame.f_code) in self._codes:
+                for key in list(self._regions):
+                    if _is_running(key, frame):
+                        return key, _Repetition.by(frame)
+            frame = frame.f_back
+        return None
 
-    def _repeated_by(self, frame: FrameType) -> object | None:
-        """Return the region that a function on the stack repeats, None if it repeats none."""
-        if frame.f_code is _BACKWARD:
-            ctx: object = frame.f_locals["self"]
-            return ctx if ctx in self._regions else None
-        return next((key for key in list(self._regions) if _is_running(key, frame)), None)
-
-    def _open_regions(self, contexts: list[object], backward: int) -> list[_Region]:
+    def _open_regions(self, backward: int) -> list[_Region]:
         """Return the regions of whose first run the call may be part."""
         regions = []
-        for key in (*contexts, *_open_hooks()):
+        for key in _open_hooks():
             function = _function_of(key)
             if function is not None:
-                self._landmarks[id(function.__code__)] = function.__code__
+                self._codes.add(id(function.__code__))
             # A function that holds nothing cannot be made for a region.
-            calls: list[_Call | None] | None = None if _is_bare(key) else []
+            calls: list[_Call] | None = None if _is_bare(key) else []
             with suppress(TypeError):  # not hashable, or no weak references to it
                 regions.append(self._regions.setdefault(key, _Region(backward, calls)))
         return regions
@@ -237,26 +231,7 @@ class CallRecords:
                 "repetition of a checkpointed region that did not call it so the first time: make "
                 "the region call the same layers in the same order"
             )
-        if isinstance(key, FunctionCtx) and not _is_graph_kept():
-            # A ctx may outlive its backward by far, with the result of the forward.
-            region.calls[position] = None
         return call
-
-    def _only_one(self, norm: str, x: Tensor, seen: Seen) -> _Call | None:
-        """Return what a call in a backward repeats that is part of no known region.
-
-        Raises:
-            InputError: it may repeat several, which did not see the same.
-        """
-        calls = [call for region in list(self._regions.values()) for call in region.calls or ()]
-        fitting = [call for call in calls if call is not None and call.shape == x.shape]
-        if not fitting:
-            return None
-        one, *others = fitting
-        own = seen.padding_mask is None or _are_equal(seen.padding_mask, one.seen.padding_mask)
-        if not own or not all(_have_seen_the_same(one, other) for other in others):
-            raise _unknown(norm)
-        return one
 
     def _recorded(self, x: Tensor, seen: Seen) -> _Call:
         mask = None if seen.padding_mask is None else self._copy(seen.padding_mask)
@@ -269,38 +244,17 @@ class CallRecords:
         return copy
 
 
-def _version_of(source: Tensor) -> int | None:
-    # Tensors made under inference_mode do not count their writes.
-    return None if source.is_inference() else source._version
-
-
-def _innermost_hooks() -> tuple[Hook, Hook] | None:
-    """Return the functions `pack` and `unpack` of the innermost open hooks on saved tensors."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
 def _open_hooks() -> list[Hook]:
     """Return the functions `unpack` of all open hooks on saved tensors, the outermost first."""
-    hooks = _innermost_hooks()
+    hooks = innermost_hooks()
     if hooks is None:
         return []
-    # Torch shows no others.
-    torch._C._autograd._pop_saved_tensors_default_hooks()
+    innermost = saved_tensors_hooks(*hooks)
+    innermost.__exit__()  # torch shows no others
     try:
         return [*_open_hooks(), hooks[1]]
     finally:
-        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
-
-
-def _context_of(forward: FrameType) -> list[object]:
-    """Return the `ctx` that the forward of an autograd.Function got, if it got one."""
-    code, names = forward.f_code, forward.f_code.co_varnames
-    ctx: object = None
-    if code.co_argcount:
-        ctx = forward.f_locals.get(names[0])
-    elif code.co_flags & inspect.CO_VARARGS:  # a decorator's
-        ctx = next(iter(forward.f_locals.get(names[code.co_kwonlyargcount], ())), None)
-    return [ctx] if isinstance(ctx, FunctionCtx) else []
+        innermost.__enter__()
 
 
 def _function_of(hook: object) -> FunctionType | None:
@@ -332,29 +286,9 @@ def _contents(cell: Any) -> object:
         return None
 
 
-def _is_graph_kept() -> bool:
-    """Return whether the backward that runs is one with `retain_graph`."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
-def _have_seen_the_same(one: _Call, other: _Call) -> bool:
-    a, b = one.seen, other.seen
-    if a.stage != b.stage or len(a.state) != len(b.state):
-        return False
-    pairs = zip((a.padding_mask, *a.state), (b.padding_mask, *b.state), strict=True)
-    return all(_are_equal(x, y) for x, y in pairs)
-
-
-def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is b:
-        return True
-    return a is not None and b is not None and torch.equal(a, b)
-
-
 def _unknown(norm: str) -> InputError:
     return InputError(
-        f"{norm} is called in a backward, and it cannot be told which of its checkpointed forwards "
-        "that repeats, which had other padding or statistics: checkpoint by "
-        f"torch.utils.checkpoint, with at most {_MAX_CALLS} calls of a layer in a region, or run "
-        "each backward before the next forward"
+        f"{norm} is called in a backward, and it cannot be told which forward that repeats: "
+        "checkpoint by torch.utils.checkpoint.checkpoint(…, use_reentrant=False), with at most "
+        f"{_MAX_CALLS} calls of a layer in a region; reentrant checkpointing is not supported"
     )

@@ -208,5 +208,10 @@ def _live_scale(scaler: torch.amp.GradScaler, device: torch.device) -> Tensor | 
     if not scaler.is_enabled():
         return None
     scaler.scale(torch.ones((), device=device))  # makes the tensor if there is none yet
-    scale: Tensor = scaler._scale  # type: ignore[assignment]
+    scale = getattr(scaler, "_scale", None)
+    if not isinstance(scale, Tensor):
+        raise InputError(
+            f"the GradScaler of torch {torch.__version__} does not show the tensor of its scale: "
+            "call set_loss_scale(model, scaler.get_scale()) before every backward"
+        )
     return scale

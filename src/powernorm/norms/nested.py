@@ -7,7 +7,7 @@ scope is used.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +39,8 @@ def nested_like(tokens: Tensor, x: Tensor) -> Tensor:
         *_structure(x),
         jagged_dim=_ragged_dim(x),
         # Known already, or None: asking for them would wait for the device.
-        min_seqlen=x._maybe_min_seqlen,  # type: ignore[attr-defined]
-        max_seqlen=x._maybe_max_seqlen,  # type: ignore[attr-defined]
+        min_seqlen=getattr(x, "_maybe_min_seqlen", None),
+        max_seqlen=getattr(x, "_maybe_max_seqlen", None),
     )
     return nested
 
@@ -114,4 +114,6 @@ def _structure(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _ragged_dim(x: Tensor) -> int:
-    return cast(int, x._ragged_idx)  # type: ignore[attr-defined]
+    dim: int | None = getattr(x, "_ragged_idx", None)
+    # A number of its own takes the place of that dimension's size.
+    return next(at for at, n in enumerate(x.shape) if type(n) is not int) if dim is None else dim

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from powernorm.ops.operators import PlainFunction
+from powernorm.ops.torch_private import num_dispatch_modes, restore_version, version_of
 
 MOST_COMPILED: Final = 64
 """Compiled forwards of a layer between two times that its penalty is asked for."""
@@ -56,11 +57,11 @@ def _own(y: Tensor, term: _Term) -> None:
     """Let a node behind the norm's own a term."""
     # A node of torch's own, which moves nothing. In place: behind an alias autograd would forbid
     # what works in place itself. In its metadata: a checkpoint would throw a saved tensor away.
-    version = y._version
+    version = version_of(y)
     y.transpose_(0, 0)
-    if torch._C._len_torch_dispatch_stack():
+    if num_dispatch_modes():
         # As nothing was written: a selective checkpoint that has saved y would refuse it.
-        torch._C._autograd._unsafe_set_version_counter((y,), (version,))
+        restore_version(y, version)
     node: Any = y.grad_fn
     node.metadata["powernorm"] = term
 

@@ -24,7 +24,7 @@ from powernorm.norms.feature_dims import Normalized
 from powernorm.norms.penalties import MOST_COMPILED, Pending
 from powernorm.ops.batch_norm import OPERATOR as BATCH_NORM
 from powernorm.ops.batch_norm import batch_norm
-from powernorm.ops.operators import in_backward, snapshot
+from powernorm.ops.operators import snapshot
 from powernorm.ops.running_stats import mixed, next_weight
 
 _PATIENCE: Final = 100
@@ -177,9 +177,9 @@ class RegularizedBatchNorm(BackwardStateNorm):
             self.keep_prepared(BATCH_NORM.prepare(args, None), settings)
         y = output.y
         if self.is_reestimated and not torch.is_grad_enabled():
-            self.update_after(output)
+            self.update_after(output, seen)
         elif self._is_penalized():
-            self._note(y, output.statistics, mean, var)
+            self._note(y, output.statistics, mean, var, seen.is_repeated)
         return y if residual is None else (y, cast(Tensor, output.total))
 
     def call_settings(self) -> tuple[Any, ...] | None:
@@ -249,7 +249,12 @@ class RegularizedBatchNorm(BackwardStateNorm):
         return bool(self.mean_penalty or self.var_penalty)
 
     def _note(
-        self, y: Tensor, statistics: Tensor, running_mean: Tensor, running_var: Tensor
+        self,
+        y: Tensor,
+        statistics: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        is_repeated: bool = False,
     ) -> None:
         """Keep what the penalty that may be asked for is computed from."""
         if torch.compiler.is_compiling():
@@ -262,7 +267,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
         # The buffers may have changed when somebody asks.
         measured = statistics, running_mean.clone(), running_var.clone(), weight
         # Not before: a selective checkpoint counts the operators of both runs.
-        if in_backward():
+        if is_repeated:
             return  # the forward that activation checkpointing runs again: it has been counted
         if torch.is_grad_enabled():
             self._pending.add(y, measured)

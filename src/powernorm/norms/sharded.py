@@ -38,11 +38,16 @@ def local_values(x: DTensor) -> Tensor:
     return local if type(local) is Tensor else local.clone()
 
 
+def _local_part(x: DTensor) -> Tensor:
+    with torch.no_grad():
+        return x.to_local()
+
+
 def sharded_like(values: Tensor, x: DTensor) -> Tensor:
     """Return this process's values as a distributed tensor with the placements of x."""
     from torch.distributed.tensor import DTensor
 
-    local = x._local_tensor
+    local = _local_part(x)
     stride = (
         x.stride()
         if values.stride() == local.stride()
@@ -76,7 +81,7 @@ def local_mask(mask: Tensor | None, x: DTensor, feature_dim: int) -> Tensor | No
                 f"of the input's tokens: redistribute it to {placements}"
             )
         return local_values(mask)  # type: ignore[arg-type]
-    whole, own = (shape_without(shape, dim) for shape in (x.shape, x._local_tensor.shape))
+    whole, own = (shape_without(shape, dim) for shape in (x.shape, _local_part(x).shape))
     if mask.shape == whole:
         return _own_part(mask, x, dim)
     if mask.shape == own:

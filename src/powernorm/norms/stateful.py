@@ -23,9 +23,9 @@ from powernorm.norms.feature_dims import features_back
 from powernorm.norms.masks import current_padding_mask, users_padding_mask
 from powernorm.norms.sharded import check_group, local_state
 from powernorm.ops.graphs import num_features_of
-from powernorm.ops.operators import may_be_repeated
 from powernorm.ops.processes import group_name_of
 from powernorm.ops.running_stats import Move, merge_sums, move_buffers, reduce_sums
+from powernorm.ops.torch_private import KNOWS_BACKWARDS, may_be_repeated, unknown_backward
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -132,9 +132,13 @@ class StatefulNorm(AffineNorm):
         state = tuple(map(buffers.__getitem__, self.read_in_training)) if training else ()
         seen = Seen(mask, self._stage, state)
         # Evaluation reads a mask only in the released variants.
-        if (training or self.floor) and not torch.compiler.is_compiling() and may_be_repeated():
-            seen = self._records.replay(self.class_name, x, seen)
-            mask = seen.padding_mask
+        if training or self.floor:
+            if torch.compiler.is_compiling():
+                if not KNOWS_BACKWARDS:
+                    raise unknown_backward()
+            elif may_be_repeated():
+                seen = self._records.replay(self.class_name, x, seen)
+                mask = seen.padding_mask
         plain = mask is None and residual is None and x.ndim and x.is_floating_point()
         if not plain or num_features_of(x) != self.num_features:
             dim = self.feature_dim

@@ -33,12 +33,12 @@ from powernorm.ops.operators import (
     dense_like,
     existing,
     features_like,
-    in_backward,
     input_gradients,
     scales_like,
 )
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.ops.running_stats import Update, centered_sums, reduce_sums
+from powernorm.ops.torch_private import in_backward
 
 
 class BatchNormArgs(NamedTuple):

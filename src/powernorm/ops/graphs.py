@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from powernorm.errors import InputError
+from powernorm.ops.torch_private import are_transforms_active, in_forward_mode, is_tracing
 
 
 def is_exported() -> bool:
     """Return whether the graph has to run without this library: torch.export, TorchScript."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
-    return torch._C._get_tracing_state() is not None
+    return is_tracing()
 
 
 def is_traced() -> bool:
     """Return whether a graph is being made of the call, which will run on other values."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return torch.compiler.is_compiling() or is_tracing()
 
 
 def shape_of(x: Tensor) -> torch.Size:
@@ -28,14 +29,11 @@ def shape_of(x: Tensor) -> torch.Size:
 
     To that tracer sizes are operators of the graph, and what takes a number cannot take those.
     """
-    state = None if torch.compiler.is_compiling() else torch._C._get_tracing_state()
-    if state is None:
+    if torch.compiler.is_compiling() or not is_tracing():
         return x.shape
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
-    try:
-        return x.shape
-    finally:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
+    with warnings.catch_warnings():  # of numbers in the trace, which are what is wanted
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        return torch.Size(int(size) for size in x.shape)
 
 
 def num_features_of(x: Tensor) -> int:
@@ -75,7 +73,7 @@ def is_transformed() -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return are_transforms_active() or in_forward_mode()
 
 
 def refuse_transforms() -> None:

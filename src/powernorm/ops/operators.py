@@ -14,11 +14,19 @@ from typing import Any, ClassVar, Final, NamedTuple, NoReturn, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.dispatch import functions_for, is_cpu_chosen
 from powernorm.ops.graphs import refuse_transforms
+from powernorm.ops.torch_private import (
+    are_transforms_active,
+    in_forward_mode,
+    is_batched,
+    is_tracing,
+    is_zero_tensor,
+    may_be_repeated,
+    num_dispatch_modes,
+)
 
 PLAIN_TYPES: Final = (Tensor, torch.nn.Parameter)
 
@@ -35,15 +43,6 @@ _SCHEMA_TYPES: Final = {
 
 # Bound once: in a small norm every look-up shows.
 _is_compiling = torch.compiler.is_compiling
-_num_dispatch_modes = torch._C._len_torch_dispatch_stack
-_is_functorch_active = torch._C._are_functorch_transforms_active
-_tracing_state = torch._C._get_tracing_state
-
-is_batched: Final = torch._C._functorch.is_legacy_batchedtensor
-"""Whether a tensor is a stack of gradients, as of `autograd.grad(…, is_grads_batched=True)`."""
-
-
-NO_BACKWARD: Final = -1
 
 
 class Inputs(NamedTuple):
@@ -82,31 +81,10 @@ def is_plain(*tensors: Tensor | None) -> bool:
             return False
     return (
         not _is_compiling()
-        and not _num_dispatch_modes()
-        and not _is_functorch_active()
-        and _tracing_state() is None
-        and forward_ad._current_level < 0
-    )
-
-
-def current_backward() -> int:
-    """Return torch's number of the backward that runs in this thread, or `NO_BACKWARD`."""
-    return torch._C._current_graph_task_id()
-
-
-def in_backward() -> bool:
-    """Return whether autograd runs a backward in this thread, as where a forward is repeated."""
-    return torch._C._current_graph_task_id() != NO_BACKWARD
-
-
-def may_be_repeated() -> bool:
-    """Return whether activation checkpointing may repeat this call, or the call is a repetition."""
-    # Reentrant checkpointing runs the first forward without gradients, the other kind under hooks
-    # on saved tensors.
-    return (
-        not torch.is_grad_enabled()
-        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        or torch._C._current_graph_task_id() != NO_BACKWARD
+        and not num_dispatch_modes()
+        and not are_transforms_active()
+        and not is_tracing()
+        and not in_forward_mode()
     )
 
 
@@ -201,9 +179,9 @@ class Operator(ABC):
         x = args.x
         # A call that repeats another reads copies of what the layer has now.
         plain = is_plain(x, args.weight, args.bias) and not may_be_repeated()
-        if not (plain and x.is_cpu and is_cpu_chosen()):
+        if not (plain and torch.is_grad_enabled() and x.is_cpu and is_cpu_chosen()):
             return None
-        if not x.is_contiguous() or x.is_neg() or x._is_zerotensor():
+        if not x.is_contiguous() or x.is_neg() or is_zero_tensor(x):
             return None  # the next input will hardly be in memory as prepared calls want it
         prepare = getattr(functions_for(x), f"prepare_{self.name}", None)
         return None if prepare is None else prepare(args, *update)

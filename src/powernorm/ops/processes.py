@@ -6,9 +6,14 @@ The empty name means one process: nothing is exchanged.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.ops.torch_private import resolve_process_group
 
 
 def group_name_of(group: dist.ProcessGroup | None, sync: bool) -> str:
@@ -49,8 +54,12 @@ def all_gather(tensor: Tensor, group_name: str) -> Tensor:
 
 
 def _resolve(group_name: str) -> dist.ProcessGroup:
-    # Registered by torch for its own functional collectives; the name is unique in a process.
-    # Imported late: torch may be built without distributed.
-    from torch._C._distributed_c10d import _resolve_process_group
-
-    return _resolve_process_group(group_name)  # type: ignore[arg-type]
+    if resolve_process_group is not None:
+        return cast(dist.ProcessGroup, resolve_process_group(group_name))
+    world = dist.group.WORLD
+    if world is None or str(world.group_name) != group_name:
+        raise InputError(
+            f"torch {torch.__version__} does not find the process group {group_name!r} by its "
+            "name: construct the norm with process_group=None, for the default group"
+        )
+    return world

@@ -14,7 +14,7 @@ from powernorm.inspection.selection import stacks
 from powernorm.norms.checkpointing import CallRecords, Seen
 from powernorm.norms.feature_dims import features_last
 from powernorm.norms.masks import check_padding_mask, current_padding_mask
-from powernorm.ops.operators import may_be_repeated
+from powernorm.ops.torch_private import may_be_repeated
 
 _CHANNELS: Final = 1
 

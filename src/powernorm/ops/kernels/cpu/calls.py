@@ -33,6 +33,7 @@ from powernorm.ops.running_stats import (
     UncenteredUpdate,
     Update,
 )
+from powernorm.ops.torch_private import is_zero_tensor
 
 _STATUS = {
     1: "the CPU kernels refused their arguments: please report this",
@@ -88,14 +89,14 @@ def _strided(value: Tensor, kept: list[Any]) -> tuple[int, int]:
 
 def _resolved(value: Tensor) -> Tensor:
     """Return a tensor with the same values, which stand in its memory as they are."""
-    if value._is_zerotensor():
+    if is_zero_tensor(value):
         return torch.zeros(value.shape, dtype=value.dtype, device=CPU)
     return value.resolve_neg()
 
 
 def _is_simple(value: Tensor) -> bool:
     """Do the values stand at `data_ptr()`, one after the other?"""
-    return value.is_contiguous() and not value.is_neg() and not value._is_zerotensor()
+    return value.is_contiguous() and not value.is_neg() and not is_zero_tensor(value)
 
 
 def vector(name: str, value: Tensor, size: int, dtype: torch.dtype, kept: list[Any]) -> int:

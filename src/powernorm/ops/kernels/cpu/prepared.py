@@ -13,30 +13,28 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from powernorm.ops.dispatch import is_cpu_chosen
 from powernorm.ops.kernels.cpu.calls import fail, library
 from powernorm.ops.kernels.cpu.tasks import CPU, Task
 from powernorm.ops.operators import (
-    NO_BACKWARD,
     PLAIN_TYPES,
     Inputs,
     Operator,
     PlainFunction,
+    is_plain,
+)
+from powernorm.ops.torch_private import (
     is_batched,
+    is_zero_tensor,
+    may_be_repeated,
+    num_dispatch_modes,
 )
 
 _copy: Final = Task.from_buffer_copy
 _byref: Final = ctypes.byref
 _empty_like: Final = torch.empty_like
-_is_compiling: Final = torch.compiler.is_compiling
 _num_threads: Final = torch.get_num_threads
-_num_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
-_is_functorch_active: Final = torch._C._are_functorch_transforms_active
-_tracing_state: Final = torch._C._get_tracing_state
-_top_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
-_current_backward: Final = torch._C._current_graph_task_id
 
 
 def is_plain_step(x: Tensor) -> bool:
@@ -45,19 +43,13 @@ def is_plain_step(x: Tensor) -> bool:
     Nothing looks at its operators, nothing repeats it, and x is dense.
     """
     return (
-        not _is_compiling()
-        and _tracing_state() is None
-        and type(x) in PLAIN_TYPES
+        is_plain(x)
         and x.is_cpu
         and x.is_contiguous()
         and not x.is_neg()
-        and not x._is_zerotensor()
+        and not is_zero_tensor(x)
         and torch.is_grad_enabled()
-        and _top_hooks(True) is None
-        and _current_backward() == NO_BACKWARD
-        and not _num_dispatch_modes()
-        and not _is_functorch_active()
-        and forward_ad._current_level < 0
+        and not may_be_repeated()
         and is_cpu_chosen()
     )
 
@@ -186,7 +178,7 @@ def _is_vector(values: Tensor, dtype: torch.dtype, size: int) -> bool:
         and values.is_cpu
         and values.is_contiguous()
         and not values.is_neg()
-        and not values._is_zerotensor()
+        and not is_zero_tensor(values)
         and type(values) in PLAIN_TYPES
     )
 
@@ -296,10 +288,10 @@ def _is_simple_gradient(grad_y: Tensor | None, grad_statistics: Any, call: Prepa
         and grad_y.is_cpu
         and grad_y.is_contiguous()
         and not grad_y.is_neg()
-        and not grad_y._is_zerotensor()
+        and not is_zero_tensor(grad_y)
         and not is_batched(grad_y)
         and not torch.is_grad_enabled()
-        and not _num_dispatch_modes()
+        and not num_dispatch_modes()
         and is_cpu_chosen()
         and (
             grad_statistics is None

@@ -1,0 +1,243 @@
+"""Private names of torch, each looked up once, with what happens where a torch lacks it.
+
+No layer needs one to be imported, constructed or called. Where a public way exists that is merely
+slower, it replaces the name. Where none exists, what the name would tell is unknown: a call whose
+result depends on it raises, and no batch is counted twice.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import disable_saved_tensors_hooks
+
+from powernorm.errors import InputError
+
+NEWEST_TESTED: Final = (2, 13)
+"""Newest release of torch that the tests have run with."""
+_NEWEST: Final = ".".join(map(str, NEWEST_TESTED))
+
+Hook = Callable[[Any], Any]
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def untested_note() -> str:
+    """Return a sentence on a torch that is newer than the newest tested one, "" for another."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) <= NEWEST_TESTED:
+        return ""
+    return f"powernorm was tested with torch up to {_NEWEST}, not with {torch.__version__}"
+
+
+@cache
+def warn_of_untested_torch() -> None:
+    """Warn once in a process of a torch that is newer than the newest tested one."""
+    if note := untested_note():
+        warnings.warn(
+            f"{note}: `powernorm doctor` shows whether the layers run", UserWarning, stacklevel=3
+        )
+
+
+NO_BACKWARD: Final = -1
+UNKNOWN_BACKWARD: Final = -2
+"""Number of the backward where torch does not tell whether one runs."""
+
+
+def find(path: str) -> Any:
+    """Return what torch has under a dotted name, None if it has nothing."""
+    value: Any = torch
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _raises(probe: Callable[[], object]) -> bool:
+    try:
+        probe()
+    except RuntimeError:
+        return True
+    return False
+
+
+# Backwards and their repetitions.
+
+_graph_task: Final = find("_C._current_graph_task_id")
+_top_hooks: Final = find("_C._autograd._top_saved_tensors_default_hooks")
+
+KNOWS_BACKWARDS: Final = _graph_task is not None
+
+current_backward: Final[Callable[[], int]] = _graph_task or (lambda: UNKNOWN_BACKWARD)
+"""Torch's number of the backward that runs in this thread, or `NO_BACKWARD`."""
+
+
+def innermost_hooks() -> tuple[Hook, Hook] | None:
+    """Return `pack` and `unpack` of the innermost open hooks on saved tensors.
+
+    None where torch does not show them: a call in a backward then repeats no known region.
+    """
+    return None if _top_hooks is None else _top_hooks(True)
+
+
+def _probe_hooks() -> None:
+    with disable_saved_tensors_hooks("open"):
+        pass
+
+
+def _are_hooks_open() -> bool:
+    return _raises(_probe_hooks) if _top_hooks is None else _top_hooks(True) is not None
+
+
+def in_backward() -> bool:
+    """Return whether autograd runs a backward in this thread, as where a forward is repeated.
+
+    Raises:
+        InputError: torch does not tell, and the call may be part of a checkpointed region.
+    """
+    if _graph_task is not None:
+        return bool(_graph_task() != NO_BACKWARD)
+    if _are_hooks_open():
+        raise unknown_backward()
+    return False
+
+
+def may_be_repeated() -> bool:
+    """Return whether activation checkpointing may repeat this call, or the call is a repetition."""
+    return current_backward() != NO_BACKWARD or _are_hooks_open()
+
+
+def unknown_backward() -> InputError:
+    """Return the error for a call of which torch does not tell whether it is a repetition."""
+    return InputError(
+        f"torch {torch.__version__} does not tell whether a backward runs, so that a forward "
+        "repeated by activation checkpointing cannot be told from a new batch: train without "
+        f"checkpointing, torch.compile and torch.no_grad, or install torch {_NEWEST}"
+    )
+
+
+# What looks at the operators.
+
+is_tracing: Final[Callable[[], bool]] = torch.jit.is_tracing  # type: ignore[attr-defined]
+"""Whether TorchScript's tracer records the operators."""
+
+num_dispatch_modes: Final[Callable[[], int]] = find("_C._len_torch_dispatch_stack") or (lambda: 1)
+"""Number of open dispatch modes; where it is unknown, calls take the dispatcher."""
+
+_disable_modes: Final = find("utils._python_dispatch._disable_current_modes")
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Hide operators from dispatch modes: selective checkpointing counts those of both runs.
+
+    Raises:
+        InputError: there may be modes and torch cannot disable them.
+    """
+    if not num_dispatch_modes():
+        return nullcontext()
+    if _disable_modes is None:
+        raise InputError(
+            f"torch {torch.__version__} cannot hide an operator from dispatch modes, as a norm in "
+            "a selectively checkpointed region needs: checkpoint without context_fn, or install "
+            f"torch {_NEWEST}"
+        )
+    return _disable_modes()  # type: ignore[no-any-return]
+
+
+class _Refused(torch.autograd.Function):
+    """A function of the form that transforms of torch.func refuse."""
+
+    @staticmethod
+    def forward(ctx: Any) -> None:
+        del ctx
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        del ctx
+
+
+def _probe_forward_mode() -> None:
+    with forward_ad.dual_level():  # levels do not nest
+        pass
+
+
+are_transforms_active: Final[Callable[[], bool]] = find("_C._are_functorch_transforms_active") or (
+    lambda: _raises(_Refused.apply)
+)
+"""Whether this is inside a transform of torch.func."""
+
+if find("autograd.forward_ad._current_level") is not None:
+
+    def in_forward_mode() -> bool:
+        """Return whether this is inside forward-mode differentiation."""
+        return forward_ad._current_level >= 0
+else:
+
+    def in_forward_mode() -> bool:
+        """Return whether this is inside forward-mode differentiation."""
+        return _raises(_probe_forward_mode)
+
+
+is_batched: Final[Callable[[Tensor], bool]] = find("_C._functorch.is_legacy_batchedtensor") or (
+    lambda _: True  # the registered op, which batches are for, is right for others too
+)
+"""Whether a tensor is a stack of gradients, as of `autograd.grad(…, is_grads_batched=True)`."""
+
+
+def disable_dynamo(function: _F) -> _F:
+    """Let compilers not look into a function; torch's public decorator imports the compiler."""
+    disable: Callable[[_F], _F] = find("_compile._disable_dynamo") or torch.compiler.disable
+    return disable(function)
+
+
+# Tensors.
+
+
+def _has_no_memory(tensor: Tensor) -> bool:
+    return _raises(tensor.data_ptr)
+
+
+def _is_fake_by_name(tensor: object) -> bool:
+    return any(kind.__name__ == "FakeTensor" for kind in type(tensor).__mro__)
+
+
+is_zero_tensor: Final[Callable[[Tensor], bool]] = find("Tensor._is_zerotensor") or _has_no_memory
+"""Whether a tensor is zeros without memory, as autograd makes them."""
+
+is_fake: Final[Callable[[object], bool]] = (
+    find("_subclasses.fake_tensor.is_fake") or _is_fake_by_name
+)
+"""Whether a tensor has a shape and no values."""
+
+
+_COUNTS_WRITES: Final = find("Tensor._version") is not None
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """Return the number of writes to a tensor; None where they are not counted.
+
+    Tensors made under inference_mode do not count them.
+    """
+    return None if tensor.is_inference() or not _COUNTS_WRITES else tensor._version
+
+
+_set_version: Final = find("_C._autograd._unsafe_set_version_counter")
+
+
+def restore_version(tensor: Tensor, version: int | None) -> None:
+    """Let a tensor count the writes that it had, for one that has changed no value.
+
+    Without it selective checkpointing refuses, by an error of torch, a result that it has saved.
+    """
+    if _set_version is not None and version is not None:
+        _set_version((tensor,), (version,))
+
+
+# Processes.
+
+resolve_process_group: Final = find("_C._distributed_c10d._resolve_process_group")
+"""The process group of a name, which is unique in a process; None where torch does not tell."""
