@@ -88,6 +88,8 @@ class _Context:
 
 
 _read: Final = _Context()
+# Compiled code is what dynamo traces. A non-strict torch.export runs this code as Python does; if
+# it fails, torch runs no hook that would close a scope: `_Frame.call` ends it, as in eager code.
 # Scopes that compiled code opened, inside those of the context: it cannot set a ContextVar, and no
 # other task runs before it has returned. An attribute of a plain thread-local traces (not that of a
 # subclass with a default). `frames` is a tuple, the innermost last: an immutable value traces as
@@ -118,7 +120,7 @@ def _open_frames() -> tuple[_Frame, ...]:
 def _frames() -> tuple[_Frame, ...]:
     frames = _open_frames()
     # The frames below the innermost one were checked when that one was opened.
-    if not frames or torch.compiler.is_compiling() or _is_open(frames[-1]):
+    if not frames or torch.compiler.is_dynamo_compiling() or _is_open(frames[-1]):
         return frames
     _drop_leftovers()
     return _open_frames()
@@ -133,7 +135,7 @@ def _drop_leftovers() -> None:
 
 
 def _push(frame: _Frame) -> None:
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_dynamo_compiling():
         _drop_leftovers()
         # Between two graphs of a compiled call eager code opens inside what the call has opened.
         if not _compiled_frames():
@@ -147,7 +149,7 @@ def _keep(count: int) -> None:
     frames = _context_frames()
     if count >= len(frames):
         _compiled.frames = _compiled_frames()[: count - len(frames)]
-    elif not torch.compiler.is_compiling():
+    elif not torch.compiler.is_dynamo_compiling():
         # Compiled code leaves it to `_Frame.call` to end what eager code has opened.
         _set_context_frames(frames[:count])
         _compiled.frames = ()
@@ -218,7 +220,7 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             _compiled.frames = opened
         else:
             _remove(frame)
@@ -352,7 +354,7 @@ def open_scope(
         observed: whether only callers with `observing` see it, not the norms inside.
         given: the model around that was given a mask, if none reaches the norms inside.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         _push(_Frame(masks, opener, None, observed, given))
         return
     call = sys._getframe(2)
