@@ -108,6 +108,8 @@ def uses_in(tree: ast.AST, own: set[str]) -> Iterator[str]:
     yield from (name for name in modules.values() if of_library(name))
     inner: set[ast.AST] = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if of_library(alias.name))
         if isinstance(node, ast.Call) and (name := looked_up(node)) and name[1:] not in own:
             yield name
         if not isinstance(node, ast.Attribute) or node in inner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import powernorm
 from cases import CASES, STATEFUL, Case, case_id
 from powernorm import InputError
 from powernorm.diagnosis import NormMonitor
+from powernorm.norms import nested
 from powernorm.norms.adapted import AdaptedNorm
 
 LENGTHS = (3, 1, 4, 0, 2)
@@ -303,3 +305,10 @@ def test_packed_row_equals_the_padded_batch(case: Case) -> None:
         got = train(case.build(dtype=torch.float64), call, torch.float64)
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_the_ragged_dimension_without_torchs_attribute() -> None:
+    x = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    for one in (x, x.transpose(1, 2)):
+        shown: Any = SimpleNamespace(shape=one.shape)
+        assert nested._ragged_dim(shown) == nested._ragged_dim(one)
