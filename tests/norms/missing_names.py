@@ -1,4 +1,4 @@
-"""What norms compute where torch lacks a private name; a program, not a test.
+"""Print the results of norms where torch lacks a private name; a program, not a test.
 
 It prints a JSON object: missing name -> scenario -> numbers, or the error's class. A process of its
 own imports the library for each name, for names are looked up once.

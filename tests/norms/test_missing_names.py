@@ -15,7 +15,7 @@ from norms.missing_names import ALL, names
 
 PROGRAM = Path(__file__).with_name("missing_names.py")
 NEEDS_NONE = ("plain", "evaluated", "batched")
-"""What no private name is needed for."""
+"""Scenarios that need no private name."""
 
 
 @pytest.fixture(scope="module")
