@@ -290,6 +290,18 @@ def test_eager_checkpoint_around_a_compiled_batch_norm_moves_statistics_once() -
     assert int(norm.num_batches_tracked) == 1
 
 
+@pytest.mark.parametrize("name", ["rbn", "pn"])
+def test_reentrant_checkpoint_around_a_compiled_norm_raises(name: str) -> None:
+    """Each use would be a step of its own, in silence."""
+    norm = powernorm.build_norm(name, 8)
+    compiled = torch.compile(norm, backend="aot_eager")
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    y = checkpoint(compiled, checkpoint(compiled, x, use_reentrant=True), use_reentrant=True)
+    with pytest.raises(powernorm.InputError, match="use_reentrant=False"):
+        y.square().sum().backward()
+    assert int(norm.num_batches_tracked) == 0
+
+
 class Penalized(nn.Module):
     """A model that gives its loss, the penalty in it."""
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.buffers import has_value
-from powernorm.norms.checkpointing import Seen
+from powernorm.norms.checkpointing import Seen, refuse_reentrant
 from powernorm.norms.stateful import StatefulNorm
 from powernorm.ops.running_stats import reduce_sums
 from powernorm.ops.torch_private import version_of
@@ -130,7 +130,13 @@ class CarrierNorm(StatefulNorm):
             self.__dict__["_buffers"] = own
 
     def receive(self, sums: Tensor) -> None:
-        """Process the sums of one backward, of this process; without gradients."""
+        """Process the sums of one backward, of this process; without gradients.
+
+        Raises:
+            InputError: reentrant checkpointing has started the backward.
+        """
+        if not torch.compiler.is_compiling():
+            refuse_reentrant(self.class_name)
         if self._held is not None:
             self.gather(sums)
             return

@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointFunction
 
 from powernorm.errors import InputError
 from powernorm.ops.torch_private import (
@@ -63,6 +64,8 @@ _STARTS: Final = (_code_of(torch.autograd.backward), _code_of(torch.autograd.gra
 
 If torch has it no longer in Python, every repetition raises.
 """
+_REENTRANT: Final = _code_of(CheckpointFunction.backward)
+"""Code of reentrant checkpointing that starts a backward inside another one."""
 
 
 class Seen(NamedTuple):
@@ -242,6 +245,18 @@ class CallRecords:
         if copy is None or not copy.is_of(source):
             copy = self._copies[id(source)] = _Copy(source)
         return copy
+
+
+def refuse_reentrant(norm: str) -> None:
+    """Raise an InputError in a backward that reentrant checkpointing has started.
+
+    An eager forward raises before that; of a compiled one each use would update the statistics.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in _STARTS:
+        frame = frame.f_back
+    if frame is not None and frame.f_back is not None and frame.f_back.f_code is _REENTRANT:
+        raise _unknown(norm)
 
 
 def _open_hooks() -> list[Hook]:
