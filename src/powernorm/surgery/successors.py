@@ -70,7 +70,8 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
         if "start" in inspect.signature(norm_info(to).layer).parameters and "start" not in options:
             # An average would begin by dropping what is there.
             same = type(reading.statistics) is type(new)
-            new.start = cast(Any, reading.statistics).start if same else "torch"
+            start = cast(Any, reading.statistics).start if same else "torch"
+            cast(BatchStatisticsNorm, new).start = start
     new.train(mode_of(found.module))
     if getattr(found.module, "is_frozen", False) and _keeps_statistics(new, reading.statistics):
         cast(BatchStatisticsNorm, new).freeze_statistics()
