@@ -124,10 +124,12 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         cells = []
         for mark in map(str, MARKS):
             running, calibrated = ([row[mark][i] for row in own] for i in (1, 2))
-            means = statistics.mean(running), statistics.mean(calibrated)
-            spread = statistics.stdev(running)
-            cells.append(f"{means[0]:.3f} ± {spread:.3f} ({means[1]:.3f})")
+            cells.append(f"{_spread(running)} ({_spread(calibrated)})")
         yield f"| `{norm}` | `{start}` | {' | '.join(cells)} |"
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
 def main() -> None:
