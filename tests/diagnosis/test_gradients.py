@@ -93,7 +93,7 @@ def parts_by_autograd(
         var = var.detach() if detach_var else var
         root = (var.clamp(min=layer.eps) if layer.floor else var + layer.eps).sqrt()
         y = gamma * (t - mean) / root
-        if hasattr(layer, "max_r"):
+        if hasattr(layer, "max_r") and layer.num_batches_tracked:  # nothing to correct to before
             ratio = root.detach() / (layer.running_var + layer.eps).sqrt()
             y = y * ratio.clamp(1 / layer.max_r, layer.max_r)
         return torch.autograd.grad(y, t, cotangent.reshape(-1, FEATURES))[0]

@@ -69,7 +69,7 @@ def test_models_of_other_libraries_before_and_after_a_swap(family: str) -> None:
 def test_masks_reach_the_monitor_after_a_swap() -> None:
     """Loud padding (50) would show in the statistics."""
     model, _ = FAMILIES["torch-encoder"]()
-    powernorm.swap(model, to="bn")
+    powernorm.swap(model, to="bn", start="torch")
     model.train()
     for part in model.modules():
         if isinstance(part, nn.Dropout):

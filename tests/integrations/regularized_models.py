@@ -17,6 +17,9 @@ MEAN_PENALTY, VAR_PENALTY = 3.0, 2.0
 
 LEARNING_RATE = 0.05
 
+RBN = {"mean_penalty": MEAN_PENALTY, "var_penalty": VAR_PENALTY, "start": "torch"}
+"""With statistics that do not begin as those of the first batch, where nothing is penalized."""
+
 Batch = Mapping[str, Tensor]
 
 
@@ -26,9 +29,7 @@ class Classifier(nn.Module):
     def __init__(self, norm: str = "rbn") -> None:
         super().__init__()
         torch.manual_seed(0)
-        options = (
-            {"mean_penalty": MEAN_PENALTY, "var_penalty": VAR_PENALTY} if norm == "rbn" else {}
-        )
+        options = RBN if norm == "rbn" else {}
         self.lower = build_norm(norm, FEATURES, dtype=torch.float64, **options)
         self.between = nn.Linear(FEATURES, FEATURES, dtype=torch.float64)
         self.upper = build_norm(norm, FEATURES, dtype=torch.float64, **options)
@@ -165,11 +166,14 @@ def causal_sum(model: nn.Module, batch: Batch) -> Tensor:
 
 def with_rbn(model: nn.Module) -> nn.Module:
     """A model of another library in float64, with all of its norms replaced."""
-    options = {"mean_penalty": MEAN_PENALTY, "var_penalty": VAR_PENALTY, "dtype": torch.float64}
     for module in list(model.double().modules()):
         for name, child in module.named_children():
             if type(child).__name__.endswith("Norm"):
-                setattr(module, name, build_norm("rbn", child.weight.numel(), **options))
+                setattr(
+                    module,
+                    name,
+                    build_norm("rbn", child.weight.numel(), dtype=torch.float64, **RBN),
+                )
     return model
 
 

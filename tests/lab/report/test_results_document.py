@@ -63,7 +63,12 @@ def test_paper_and_measured_side_by_side(folder: Path) -> None:
     assert table[2:6] == ["115.0 ± 2.6", "4", "+12.00 (+12.00 to +12.00)", r"\< 0.001"]
     assert table[6:9] == [r"\< 0.001", "3", "1.00 / 2.50"]
     assert claim[1:3] == ["ln", "test perplexity"]
-    assert claim[3:7] == ["-5.60", "+12.00 (+12.00 to +12.00)", r"\< 0.001", "the opposite"]
+    assert claim[3:7] == [
+        "-5.60",
+        "+12.00 (+12.00 to +12.00)",
+        r"\< 0.001",
+        "the opposite (p alone)",
+    ]
     assert lines_of(text, "pnv") == [
         ["pnv", "55.3 (Shen et al. 2020, Table 2)", "not run"] + [""] + ["–"] * 5
     ]

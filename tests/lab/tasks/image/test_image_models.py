@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ NARROW = ((4, 1), (8, 2), (12, 1))
 Build = Callable[..., nn.Module]
 
 
-def _norm(name: str) -> Callable[[int], nn.Module]:
-    return lambda num_features: build_norm(name, num_features, feature_dim=1)
+def _norm(name: str, **options: Any) -> Callable[[int], nn.Module]:
+    return lambda num_features: build_norm(name, num_features, feature_dim=1, **options)
 
 
 def _convnet(norm: str, **options: int) -> nn.Module:
@@ -174,7 +175,7 @@ def test_batch_norm_is_torch_s() -> None:
     def make(num_features: int) -> nn.Module:
         return _Torch(num_features)
 
-    ours = ResNet(_norm("bn"), stages=NARROW, projects=True, num_channels=1)
+    ours = ResNet(_norm("bn", start="torch"), stages=NARROW, projects=True, num_channels=1)
     theirs = ResNet(make, stages=NARROW, projects=True, num_channels=1)
     pixels = _pixels()
     for model in (ours, theirs):
