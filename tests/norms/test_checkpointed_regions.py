@@ -584,6 +584,8 @@ def reentrant_inside_another(call: Run, x: Tensor) -> Tensor:
 run_checkpointed = checkpointed()
 
 
+# torch 2.11 leaves its open hooks in disorder where a region inside a reentrant one raises.
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*_checkpoint_without_reentrant_generator")
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize(
     "run",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 import torch
@@ -58,11 +58,13 @@ def find(path: str) -> Any:
 
 
 def _raises(probe: Callable[[], object]) -> bool:
+    """Return whether a call, or entering the context that it gives, raises a RuntimeError."""
     try:
-        probe()
+        given = probe()
+        with given if isinstance(given, AbstractContextManager) else nullcontext():
+            return False
     except RuntimeError:
         return True
-    return False
 
 
 # Backwards and their repetitions.
@@ -84,13 +86,11 @@ def innermost_hooks() -> tuple[Hook, Hook] | None:
     return None if _top_hooks is None else _top_hooks(True)
 
 
-def _probe_hooks() -> None:
-    with disable_saved_tensors_hooks("open"):
-        pass
+_no_hooks: Final = partial(disable_saved_tensors_hooks, "some are open")
 
 
 def _are_hooks_open() -> bool:
-    return _raises(_probe_hooks) if _top_hooks is None else _top_hooks(True) is not None
+    return _raises(_no_hooks) if _top_hooks is None else _top_hooks(True) is not None
 
 
 def in_backward() -> bool:
@@ -155,32 +155,18 @@ class _Refused(torch.autograd.Function):
     def forward(ctx: Any) -> None:
         del ctx
 
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> None:
-        del ctx
-
-
-def _probe_forward_mode() -> None:
-    with forward_ad.dual_level():  # levels do not nest
-        pass
-
 
 are_transforms_active: Final[Callable[[], bool]] = find("_C._are_functorch_transforms_active") or (
-    lambda: _raises(_Refused.apply)
+    partial(_raises, _Refused.apply)
 )
 """Whether this is inside a transform of torch.func."""
 
-if find("autograd.forward_ad._current_level") is not None:
-
-    def in_forward_mode() -> bool:
-        """Return whether this is inside forward-mode differentiation."""
-        return forward_ad._current_level >= 0
-else:
-
-    def in_forward_mode() -> bool:
-        """Return whether this is inside forward-mode differentiation."""
-        return _raises(_probe_forward_mode)
-
+in_forward_mode: Final[Callable[[], bool]] = (
+    partial(_raises, forward_ad.dual_level)  # levels do not nest
+    if find("autograd.forward_ad._current_level") is None
+    else lambda: forward_ad._current_level >= 0
+)
+"""Whether this is inside forward-mode differentiation."""
 
 is_batched: Final[Callable[[Tensor], bool]] = find("_C._functorch.is_legacy_batchedtensor") or (
     lambda _: True  # the registered op, which batches are for, is right for others too
@@ -197,19 +183,13 @@ def disable_dynamo(function: _F) -> _F:
 # Tensors.
 
 
-def _has_no_memory(tensor: Tensor) -> bool:
-    return _raises(tensor.data_ptr)
-
-
-def _is_fake_by_name(tensor: object) -> bool:
-    return any(kind.__name__ == "FakeTensor" for kind in type(tensor).__mro__)
-
-
-is_zero_tensor: Final[Callable[[Tensor], bool]] = find("Tensor._is_zerotensor") or _has_no_memory
+is_zero_tensor: Final[Callable[[Tensor], bool]] = find("Tensor._is_zerotensor") or (
+    lambda tensor: _raises(tensor.data_ptr)
+)
 """Whether a tensor is zeros without memory, as autograd makes them."""
 
-is_fake: Final[Callable[[object], bool]] = (
-    find("_subclasses.fake_tensor.is_fake") or _is_fake_by_name
+is_fake: Final[Callable[[object], bool]] = find("_subclasses.fake_tensor.is_fake") or (
+    lambda tensor: any(kind.__name__ == "FakeTensor" for kind in type(tensor).__mro__)
 )
 """Whether a tensor has a shape and no values."""
 
