@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import powernorm
 from powernorm.errors import InputError
+from powernorm.inspection.mask_checks import MaskWarning
 from surgery.foreign_models import (
     WIDTH,
     conformer_module,
@@ -214,3 +217,201 @@ def test_patchtsts_norms_take_a_mask_by_hand() -> None:
 def test_a_model_without_such_norms_is_refused() -> None:
     with pytest.raises(InputError, match=r"no BatchNorm1d.*powernorm\.swap"):
         powernorm.mask_batch_norms(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
+
+
+def pad(x: Tensor, left: int, right: int) -> Tensor:
+    return functional.pad(x, (left, right))
+
+
+class Mixes(nn.Module):
+    """A BatchNorm behind something that sees several positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 5, padding=2)
+        self.valid = nn.Conv1d(WIDTH, WIDTH, 5)
+        self.dilated = nn.Conv1d(WIDTH, WIDTH, 3, dilation=2, padding="same")
+        self.halves = nn.Conv1d(WIDTH, WIDTH, 3, stride=2, padding=1)
+        self.image = nn.Conv2d(1, 1, 3, padding=1)
+        self.helper = nn.ModuleDict({"a": nn.Sequential(self.conv, nn.ReLU())})
+        self.average, self.pad = nn.AvgPool1d(3, 1, 1), nn.ZeroPad1d((3, 1))
+        self.reflects = nn.Conv1d(WIDTH, WIDTH, 5, padding=2, padding_mode="reflect")
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        del lengths
+        return self.norm(self.mix(x.transpose(1, 2))).transpose(1, 2)
+
+    def mix(self, x: Tensor) -> Tensor:
+        return COVERED[self.how](self, x)
+
+
+COVERED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "convolution": lambda m, x: m.conv(x),
+    "causal": lambda m, x: m.valid(pad(x, 4, 0)),
+    "padded before it is turned": lambda m, x: m.valid(
+        functional.pad(x.transpose(1, 2), (0, 0, 4, 0)).transpose(1, 2)
+    ),
+    "padded by a module": lambda m, x: m.valid(m.pad(x)),
+    "dilated": lambda m, x: m.dilated(x),
+    "function": lambda m, x: functional.conv1d(x, m.conv.weight, m.conv.bias, padding=2),
+    "helper": lambda m, x: m.conv(m.helper["a"](x)),
+    "maximum": lambda m, x: functional.max_pool1d(m.conv(x) - 30, 3, 1, 1),
+    "average": lambda m, x: m.average(m.conv(x)),
+    "image": lambda m, x: m.image(x.transpose(1, 2)[:, None])[:, 0].transpose(1, 2),
+    "image of channels first": lambda m, x: m.image(x[:, None])[:, 0],
+    "halved": lambda m, x: m.conv(m.halves(x)).repeat_interleave(2, 2)[..., : x.shape[2]],
+}
+UNCOVERED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "recurrent": (lambda m, x: m.recurrent(x.transpose(1, 2))[0].transpose(1, 2), "lstm in Mixes"),
+    "reflected": (lambda m, x: m.reflects(x), "pad in Mixes pads by reflect"),
+    "divided": (
+        lambda _, x: functional.avg_pool1d(x, 3, 1, 1, False, False), "avg_pool1d in Mixes divides",
+    ),
+    "joined": (
+        lambda m, x: m.valid(torch.cat([x.new_zeros(len(x), WIDTH, 4), x], 2)),
+        "conv1d in Mixes got an input",
+    ),
+}  # fmt: skip
+
+
+def mixes(how: str) -> nn.Module:
+    model = warmed(seeded(Mixes))
+    model.how = how
+    if how == "recurrent":
+        model.recurrent = nn.LSTM(WIDTH, WIDTH // 2, bidirectional=True, batch_first=True)
+    return model.eval()
+
+
+def alone(model: nn.Module) -> list[Tensor]:
+    with torch.no_grad():
+        return [model(x[None, :n], n[None])[0] for x, n in zip(sequences(), LENGTHS, strict=True)]
+
+
+def assert_as_alone(padded: Tensor, expected: list[Tensor]) -> None:
+    for row, one in zip(padded, expected, strict=True):
+        assert torch.allclose(row[: len(one)], one, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", COVERED)
+def test_what_sees_several_positions_sees_no_padding(how: str) -> None:
+    model = mixes(how)
+    expected = alone(model)
+    powernorm.mask_batch_norms(model)
+    with torch.no_grad():
+        assert_as_alone(model(sequences(), LENGTHS), expected)
+        twin = pickle.loads(pickle.dumps(model))
+        assert_as_alone(twin(sequences(), LENGTHS), expected)
+        program = torch.export.export(model, (sequences(), LENGTHS))
+        assert_as_alone(program.module()(sequences(), LENGTHS), expected)
+
+
+@pytest.mark.parametrize("how", ["causal", "function", "maximum", "image", "halved"])
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
+def test_compiled_code_sees_no_padding(how: str) -> None:
+    torch._dynamo.reset()
+    model = mixes(how)
+    expected = alone(model)
+    powernorm.mask_batch_norms(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        if how == "causal":
+            with pytest.raises(Exception, match="call the model once before it is compiled"):
+                compiled(sequences(), LENGTHS)
+            torch._dynamo.reset()
+            model(sequences(), LENGTHS)
+        assert_as_alone(compiled(sequences(), LENGTHS), expected)
+
+
+@pytest.mark.parametrize("how", UNCOVERED)
+def test_what_is_not_covered_is_named(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, words = UNCOVERED[how]
+    monkeypatch.setitem(COVERED, how, function)
+    model = mixes(how)
+    powernorm.mask_batch_norms(model)
+    with torch.no_grad():
+        with pytest.warns(MaskWarning, match=words):
+            model(sequences(), LENGTHS)
+        model(sequences(), LENGTHS)  # once
+
+
+@pytest.mark.parametrize("how", ["causal", "helper", "maximum of a module", "function"])
+def test_repetitions_see_no_padding_either(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = nn.MaxPool1d(3, 1, 1)
+    monkeypatch.setitem(COVERED, "maximum of a module", lambda m, x: largest(m.conv(x) - 30))
+    model = mixes(how).train()
+    model.largest = largest
+    powernorm.mask_batch_norms(model)
+    twin = copy.deepcopy(model)
+    twin.mix = functools.partial(checkpoint, twin.mix, use_reentrant=False)  # type: ignore[assignment]
+    monkeypatch.setitem(COVERED, "maximum of a module", lambda m, x: m.largest(m.conv(x) - 30))
+    valid = torch.arange(9) < LENGTHS[:, None]
+    if how == "function":
+        with pytest.raises(InputError, match="conv1d is called as a function under activation"):
+            twin(sequences(), LENGTHS)
+        return
+    for one in (model, twin):
+        one(sequences(), LENGTHS)[valid].square().mean().backward()
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        assert p.grad is None or torch.allclose(p.grad, q.grad, atol=1e-5), name
+
+
+def test_a_batch_norm_without_parameters_or_tracking_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(4, WIDTH), nn.BatchNorm1d(WIDTH, affine=False, momentum=0.01))
+    state = model.state_dict()
+    powernorm.mask_batch_norms(model)
+    assert model[1].momentum == 0.01
+    model.load_state_dict(state)
+    assert not list(model[1].parameters())
+    frozen = warmed(Block()).train()
+    frozen.norm.track_running_stats = False  # as Lightning's BaseFinetuning freezes it
+    before = {name: value.clone() for name, value in frozen.norm.named_buffers()}
+    expected = frozen.eval()(sequences(), LENGTHS)
+    powernorm.mask_batch_norms(frozen.train())
+    frozen(sequences(), torch.arange(9) >= LENGTHS[:, None])
+    assert all(torch.equal(frozen.norm.get_buffer(name), value) for name, value in before.items())
+    valid = torch.arange(9) < LENGTHS[:, None] - 2
+    padding = torch.arange(9) >= LENGTHS[:, None]
+    assert torch.allclose(frozen.eval()(sequences(), padding)[valid], expected[valid], atol=1e-5)
+
+
+class Same(nn.BatchNorm1d):
+    """A subclass with torch's forward."""
+
+
+@pytest.mark.parametrize("kind", [nn.SyncBatchNorm, Same])
+def test_relatives_of_batch_norm_are_taken(kind: type[nn.Module]) -> None:
+    model = Block()
+    model.norm = kind(WIDTH)
+    masked = powernorm.mask_batch_norms(model)
+    assert list(masked.norms) == ["norm"]
+
+
+class LeavesOut(nn.Module):
+    """A wrapper of a user that leaves out padding by itself; True is valid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        y[mask] = self.bn(x[mask])
+        return y
+
+
+class Outside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = LeavesOut()
+
+    def forward(self, x: Tensor, valid: Tensor) -> Tensor:
+        return self.norm(x, valid)
+
+
+def test_a_wrapper_with_a_mask_of_its_own_is_left_as_it_is() -> None:
+    model, valid = Outside(), torch.arange(9) < LENGTHS[:, None]
+    powernorm.mask_batch_norms(model).norms["norm.bn"].momentum = 1.0
+    model(sequences(), valid)
+    assert torch.allclose(model.norm.bn.running_mean, sequences()[valid].mean(0), atol=1e-5)

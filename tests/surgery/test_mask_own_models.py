@@ -110,7 +110,7 @@ def test_padding_in_the_data_shows_the_direction(meaning: str, embeds: bool) -> 
 def test_what_cannot_be_told_is_one_error_that_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, x = own("mask"), vectors(2)
+    model, x = own("mask"), torch.randn(2, 7, WIDTH)  # where padding is, nothing shows
     with pytest.raises(InputError, match=r'mask of Mine may.*declare_mask\("mask", "keep" or'):
         model(x, ~padding(2))
     monkeypatch.setattr(mask_arguments, "_declared", {})
@@ -167,9 +167,9 @@ def test_a_direction_that_changes_is_an_error() -> None:
 def test_an_inverted_mask_is_noticed_from_the_data(name: str) -> None:
     silent = vectors(2).masked_fill(padding(2).unsqueeze(-1), 0.0)
     wrong = ~padding(2) if name == "pad_mask" else padding(2)
-    with pytest.raises(InputError, match=f"{name} is the wrong way round"):
+    with pytest.raises(InputError, match=f"{name} of Mine is the wrong way round"):
         own(name)(silent, wrong)
-    with pytest.raises(InputError, match=f"{name} is the wrong way round"):
+    with pytest.raises(InputError, match=f"{name} of Mine is the wrong way round"):
         own(name, embeds=True)(tokens(2), wrong)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.errors import InputError
-from powernorm.inspection.mask_arguments import MaskArgument
+from powernorm.inspection.mask_reading import padding_of
 from powernorm.surgery.swapping import plan_swap, swap
 from surgery.foreign_models import (
     FAMILIES,
@@ -28,7 +28,6 @@ from surgery.foreign_models import (
 from surgery.test_mask_owners import all_get, seen_by
 
 LOW = torch.finfo(torch.float32).min
-ATTENTION = MaskArgument("attention_mask", 1, "keep")
 
 
 def causal(extra: int = 0) -> Tensor:
@@ -53,17 +52,17 @@ def causal(extra: int = 0) -> Tensor:
     ],
 )
 def test_padding_is_what_no_query_may_see(mask: Tensor) -> None:
-    read = ATTENTION.read(mask, 2)
+    read = padding_of(mask, "keep", 2)
     assert read is not None
     assert torch.equal(read, padding(2)) or torch.equal(read, padding(2).flip(1))
 
 
 def test_one_attention_mask_for_a_whole_batch() -> None:
     one = causal()[1:]
-    assert torch.equal(ATTENTION.read(one, 3), padding()[1:].expand(3, 5))
-    assert ATTENTION.read(causal(), 3) is None
-    assert torch.equal(ATTENTION.read(causal(), None), padding())
-    assert ATTENTION.read(torch.ones(2, 5, 5), 2) is None
+    assert torch.equal(padding_of(one, "keep", 3), padding()[1:].expand(3, 5))
+    assert padding_of(causal(), "keep", 3) is None
+    assert torch.equal(padding_of(causal(), "keep"), padding())
+    assert padding_of(torch.ones(2, 5, 5), "keep", 2) is None
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

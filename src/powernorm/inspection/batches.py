@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.mask_reading import check_pair
 from powernorm.norms.arguments import shown
 
 Forward = Callable[[nn.Module, Any], object]
@@ -25,10 +26,14 @@ def call_model(model: nn.Module, batch: Any) -> object:
     """Call a model on a batch.
 
     `model(**batch)` for a mapping, `model(*batch)` for a tuple or list, else `model(batch)`.
+
+    Raises:
+        InputError: labels of a batch (x, y) would become the model's mask.
     """
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, tuple | list):
+        check_pair(model, batch)
         return model(*batch)
     return model(batch)
 

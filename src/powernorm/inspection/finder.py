@@ -16,6 +16,7 @@ from functools import lru_cache
 from types import FunctionType, ModuleType
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -32,6 +33,7 @@ from powernorm.inspection.reading import (
 )
 from powernorm.norms import Norm
 from powernorm.norms.adapted import AdaptedNorm
+from powernorm.norms.arguments import check_model
 from powernorm.norms.feature_dims import LAST
 from powernorm.norms.registry import short_name
 
@@ -55,6 +57,7 @@ OF_HEADS: Final = (
 """Why a norm inside an attention is not swapped."""
 _HEAD_SIZES: Final = ("head_dim", "head_size", "attention_head_size", "dim_head", "d_head")
 _HEAD_COUNTS: Final = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+_IN_SCRIPT: Final = "TorchScript"
 _OF_POSITIONS: Final = {("DebertaV2Encoder", "LayerNorm")}
 """Class and attribute of norms whose inputs are not tokens."""
 
@@ -133,7 +136,11 @@ def find_norms(model: nn.Module) -> tuple[FoundNorm, ...]:
 
     Args:
         model: any module, also on the meta device; nothing in it is run or changed.
+
+    Raises:
+        InputError: it is no module, or TorchScript.
     """
+    check_model(model)
     names: dict[nn.Module, list[str]] = {}
     slots: dict[nn.Module, list[Slot]] = {}
     callers: dict[nn.Module, str] = {}
@@ -153,6 +160,9 @@ def find_norms(model: nn.Module) -> tuple[FoundNorm, ...]:
 
 
 def _called(names: list[str], module: nn.Module, function: str) -> FoundNorm:
+    if function == _IN_SCRIPT:
+        reason = "it is TorchScript, which cannot be changed: give the model before torch.jit"
+        return FoundNorm(tuple(names), module, (), None, reason)
     reason = f"its forward calls torch.nn.functional.{function}: make that a module to swap it"
     return FoundNorm(tuple(names), module, (), None, reason, function)
 
@@ -161,6 +171,11 @@ def _norms_below(
     module: nn.Module, name: str = "", slot: Slot | None = None
 ) -> Iterator[tuple[str, nn.Module, Slot | None, str]]:
     """Yield name, module, slot and function (if a forward calls one) of each norm."""
+    if isinstance(module, torch.jit.ScriptModule):
+        for part, inner in module.named_modules(prefix=name):
+            if _NORM_NAME.search(inner.original_name):
+                yield part, inner, None, _IN_SCRIPT
+        return
     if looks_like_norm(module):
         yield name, module, slot, ""
         return

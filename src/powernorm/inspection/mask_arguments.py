@@ -1,4 +1,4 @@
-"""Which argument of a module says what is padding, and how its values are read."""
+"""Which argument of a module says what is padding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.selection import Side
-from powernorm.ops.graphs import same_sizes, shape_of
 
 Meaning = Literal["keep", "padding", "lengths"]
 """What a mask marks with 1 or True; or that it is the number of valid positions of each row."""
@@ -32,15 +31,19 @@ _OWN_MEANINGS: Final[Mapping[str, Meaning | None]] = {
     "pad_mask": "padding",
     "input_mask": "keep",
     "valid_mask": "keep",
+    "valid": "keep",
     "lengths": "lengths",
     "src_mask": None,
     "tgt_mask": None,
     "key_mask": None,
+    "x_mask": None,
+    "mask_pad": None,
+    "masks": None,
     "mask": None,
 }
 """Names in models of one's own and of further libraries; None may be either way round."""
 _LENGTHS: Final = re.compile(
-    r"(?!tgt|target|label|text|out|dec|y|o|max|min|num)[a-z_]*(lengths|lens)"
+    r"(?!tgt|target|label|text|out|dec|y|o|max|min|num)[a-z_]*(lengths?|lens?)"
 )
 """Names of the lengths of a model's inputs, such as `x_lens`, `feat_lengths` or `ilens`."""
 
@@ -131,7 +134,8 @@ class MaskArgument:
         value = kwargs.get(self.name)
         if value is None and self.position is not None and self.position < len(args):
             value = args[self.position]
-        return value
+        # One length for all rows says nothing of padding.
+        return None if self.meaning == "lengths" and isinstance(value, int) else value
 
     def data(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Return the data of a call that its mask belongs to, or None.
@@ -144,39 +148,6 @@ class MaskArgument:
         tensors = (x for x in candidates if isinstance(x, Tensor) and not x.is_nested)
         return next((x for x in tensors if x.ndim in (2, 3)), None)
 
-    def read(self, value: object, batch_size: int | None) -> Tensor | None:
-        """Return a value as a bool mask (batch, length), True = padding; None if it is no mask.
-
-        Args:
-            value: (batch, length), (length,) for a single sequence, or (batch or 1, heads or 1,
-                queries or 1, keys) for what attention may see.
-            batch_size: of the data that the mask belongs to, if known.
-        """
-        if not isinstance(value, Tensor) or self.meaning in (None, "lengths"):
-            return None
-        if value.ndim == 4 and self.meaning == "keep":
-            padding = _never_seen(value)
-            if batch_size is None or same_sizes(shape_of(padding)[:1], (batch_size,)) is not False:
-                return padding
-            return _repeated(padding, batch_size)
-        value = without_heads(value)
-        return self._padding(value) if value.ndim in (1, 2) else None
-
-    def _padding(self, value: Tensor) -> Tensor:
-        if self.meaning == "keep":
-            return value == 0
-        if value.dtype == torch.bool:
-            return value
-        # torch adds a float mask to the scores: -inf at padding, 0 elsewhere.
-        return value < 0 if value.is_floating_point() else value != 0
-
-
-def without_heads(value: Tensor) -> Tensor:
-    """Return (batch, length) for a mask (batch, 1, length) or (batch, 1, 1, length)."""
-    while value.ndim > 2 and same_sizes(shape_of(value)[1:2], (1,)):
-        value = value.squeeze(1)
-    return value
-
 
 def padding_after(lengths: Tensor, length: int) -> Tensor:
     """Return the mask (batch, length) of rows with that many valid positions at their start."""
@@ -185,24 +156,6 @@ def padding_after(lengths: Tensor, length: int) -> Tensor:
 
 NO_MASK: Final = MaskArgument("", None, "keep")
 """The argument of a module that has to hide the mask of the model around it."""
-
-
-def _never_seen(allowed: Tensor) -> Tensor:
-    """Return the keys that no query of any head may see, from a (batch, heads, queries, keys) mask.
-
-    Hugging Face's layers get such masks: bool with True = may be seen, or floats that are added to
-    the scores, with the type's lowest number at keys that may not be seen. A causal mask hides
-    each key from some queries, padding is hidden from all.
-    """
-    if allowed.is_floating_point():
-        allowed = allowed > torch.finfo(allowed.dtype).min / 2
-    return ~(allowed != 0).flatten(1, 2).any(dim=1)
-
-
-def _repeated(padding: Tensor, batch_size: int) -> Tensor | None:
-    if not same_sizes(shape_of(padding)[:1], (1,)):
-        return None  # its first dimension counts windows or similar, not sequences
-    return padding.expand(batch_size, -1)
 
 
 def mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument | None:
@@ -248,6 +201,13 @@ def _meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning |
     }
 
 
+def mask_by_name(name: object) -> bool:
+    """Return whether a key of a batch is one of the names of masks and lengths."""
+    return isinstance(name, str) and (
+        name in _MEANINGS or name in _OWN_MEANINGS or bool(_LENGTHS.fullmatch(name))
+    )
+
+
 def _has_two_sides(names: Sequence[str]) -> bool:
     pairs = (("src_mask", "tgt_mask"), (_SOURCE, _TARGET))
     return "decoder_attention_mask" in names or any(set(pair) <= set(names) for pair in pairs)
@@ -264,10 +224,19 @@ def two_sided_argument(module: nn.Module) -> MaskArgument | None:
 
 def parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of the module's forward by name."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return {}
     try:
         return inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):  # a forward in C++, as a scripted module's
+    except (TypeError, ValueError):  # a forward in C++
         return {}
+
+
+def named_values(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the values of a call by the names of the forward's parameters."""
+    return {**dict(zip(parameters_of(module), args, strict=False)), **kwargs}
 
 
 def library_of(module: nn.Module) -> str:

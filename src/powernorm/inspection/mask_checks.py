@@ -1,14 +1,16 @@
-"""Checks of a swapped model's first batches: is there a mask, and is it the right way round?"""
+"""Checks of a swapped model's first batches: is there a mask where padding is?"""
 
 from __future__ import annotations
 
+import sys
 import warnings
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from powernorm.errors import InputError
 from powernorm.inspection.selection import Side
 
 _LOOKS: Final = 20
@@ -48,7 +50,6 @@ class MaskChecks:
         self.starts_with_pad = starts_with_pad
         self.only_pads = only_pads
         self._looks: dict[str, int] = {}
-        self._judged: set[str] = set()
         self._warned: set[str] = set()
 
     @classmethod
@@ -71,13 +72,9 @@ class MaskChecks:
             taker: what was called.
             data: tokens (batch, length) or vectors (batch, length, features).
             mask: True = padding, or None if the call had none.
-
-        Raises:
-            InputError: the mask is the wrong way round.
         """
         looks = self._looks.get(taker.key, 0)
-        done = looks >= _LOOKS or (mask is not None and taker.key in self._judged)
-        if done or data.is_meta or (mask is not None and mask.is_meta):
+        if looks >= _LOOKS or data.is_meta or (mask is not None and mask.is_meta):
             return
         self._looks[taker.key] = looks + 1
         with torch.no_grad():
@@ -92,10 +89,6 @@ class MaskChecks:
                 return
             fitting = pads if pads is not None and pads.shape == mask.shape else None
             self._look_at_rows(taker.argument, mask, fitting)
-            # Without padding in the batch, or in the mask, the direction cannot be told.
-            if fitting is not None and bool(fitting.any()) and bool(mask.any()):
-                _look_at_direction(taker.argument, fitting, mask)
-                self._judged.add(taker.key)
 
     def look_without_mask(self, module: nn.Module, data: Tensor, why: str) -> None:
         """Check one call of a module that has no mask of its own, for the reason that is given."""
@@ -112,6 +105,18 @@ class MaskChecks:
                 "Declare the argument that says what is padding (powernorm.declare_mask) before "
                 "the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
             )
+
+    def unused(self, module: nn.Module, name: str) -> None:
+        """Warn of an argument that looks like a mask and is not known to be one."""
+        cls = type(module).__name__
+        how = f'call powernorm.declare_mask("{name}", "keep", "padding" or "lengths", {cls}) before'
+        if not name.isidentifier():  # inside a dict
+            how = f"make it an argument of {cls} and declare that (powernorm.declare_mask) before"
+        self.warn(
+            f"unused {name}",
+            f"{name} of {cls} looks as if it said what is padding, and no norm is given it. If it "
+            f"does, {how} the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
+        )
 
     def unreadable(self, taker: Taker, given: object, reason: str = "") -> None:
         """Warn of a mask that was given and cannot be read."""
@@ -163,22 +168,57 @@ class MaskChecks:
             warnings.warn(message, MaskWarning, stacklevel=2)
 
 
+class OrderWatch(TorchFunctionMode):
+    """Warns if a model sorts, reverses or flattens its vectors otherwise than its mask.
+
+    Args:
+        mask: (batch, length).
+        warn: gives the warning.
+    """
+
+    def __init__(self, mask: Tensor, warn: Callable[[str], None]) -> None:
+        super().__init__()
+        self._sizes = tuple(mask.shape)
+        self._warn = warn
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch and look at what it does to vectors of this batch."""
+        del types
+        output = func(*args, **(kwargs or {}))
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.ndim < 2:
+            return output
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        if caller.partition(".")[0] in ("torch", "powernorm"):
+            return output  # inside attention or a norm, which give back what they were given
+        sizes = tuple(x.shape[:2])
+        if sizes not in (self._sizes, self._sizes[::-1]) or x.dtype == torch.bool:
+            return output
+        if output.shape == x.shape:
+            if func in _FLIPS or (func is Tensor.__getitem__ and _is_by_index(args[1])):
+                self._warn("reorders its vectors")
+        elif sizes != self._sizes and output.shape[:1] == (sizes[0] * sizes[1],):
+            self._warn("flattens its vectors as (length, batch)")
+        return output
+
+
+_FLIPS: Final = (
+    torch.flip, Tensor.flip, torch.roll, Tensor.roll, torch.index_select, Tensor.index_select,
+)  # fmt: skip
+
+
+def _is_by_index(index: object) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor | list) for part in parts[:2])
+
+
 def _padding_index(model: nn.Module) -> int | None:
     """Return the padding token that a model's embeddings agree on, or None."""
     embeddings = (part for part in model.modules() if isinstance(part, nn.Embedding))
     tokens = {embedding.padding_idx for embedding in embeddings} - {None}
     return tokens.pop() if len(tokens) == 1 else None
-
-
-def _look_at_direction(argument: str, pads: Tensor, mask: Tensor) -> None:
-    counted, left_out = int((pads & ~mask).sum()), int((pads & mask).sum())
-    # Random tokens may contain the padding token by chance, hence the demand for a majority.
-    if counted > left_out and 2 * counted > int((~mask).sum()):
-        raise InputError(
-            f"{argument} is the wrong way round: of the positions that hold padding it declares "
-            f"{counted} valid and {left_out} padding; attention_mask has 1 = keep, a "
-            "key_padding_mask has True = padding"
-        )
 
 
 def _run_from_the_end(marks: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,23 @@ from powernorm.inspection.mask_arguments import (
     MaskArgument,
     is_tower,
     library_of,
+    named_values,
     parameters_of,
     takes_length_first,
     turns_round,
 )
-from powernorm.inspection.mask_checks import MaskChecks, Taker
-from powernorm.inspection.mask_meanings import MaskReader, UndecidedError
+from powernorm.inspection.mask_checks import MaskChecks, OrderWatch, Taker
+from powernorm.inspection.mask_reading import MaskReader, UndecidedError, like_a_mask
 from powernorm.inspection.mask_rules import mask_after, parts_with_rules
 from powernorm.inspection.selection import Side
 from powernorm.norms import Norm
 from powernorm.norms.masks import MaskSource, ScopedMask, close_scope, innermost_scope, open_scope
 from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
 from powernorm.ops.torch_private import in_backward
+
+
+_WATCHED: Final = 2
+"""Number of calls with padding in which functions of torch are looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +97,9 @@ class MaskOwner:
         self.is_own = library_of(module) not in HANDS_ON
         self.parts = parts_with_rules(self.reach)
         self.is_exact = not (self.is_own or self.parts)
-        is_open = bool(argument.name) and argument.meaning in (None, "lengths")
-        self.reader = MaskReader(module, argument, checks) if is_open else None
+        self.reader = MaskReader(module, argument, checks)
+        self._watches: list[OrderWatch] = []
+        self._num_watched = 0
         self.undecided = ""  # the error of a norm that would need this call's mask
         # What eager calls have shown of the order of dimensions, for those where sizes do not show
         # it: of the data, and of the norms' inputs.
@@ -112,7 +118,9 @@ class MaskOwner:
         return f"{self.argument.name} of {type(self.module).__name__}"
 
     def name_of(self, norm: object) -> str:
-        """Return a norm's dotted name below the module, and its class."""
+        """Return a norm's dotted name below the module, and its class; or that of a function."""
+        if isinstance(norm, str):
+            return f"{norm} in {type(self.module).__name__}"
         named = self.module.named_modules()
         name = next((name for name, module in named if module is norm), "a norm")
         return f"{name} ({type(norm).__name__}) in {type(self.module).__name__}"
@@ -133,18 +141,42 @@ class MaskOwner:
         warns = given is not None and (self.only_warns or self.undecided)
         if not is_traced() and not warns:
             self._check(given, mask, data, outer)
+            if given is None and not outer and self.is_own:
+                self._look_for_masks(args, kwargs, data)
         if mask is not None:
             # A user's scope is for a model that is called without a mask.
             outer = tuple(one for one in outer if one.source is not None)
             outer = (self._laid_out(mask, data), *outer)
         elif warns:
             around = self
+        self._watch_order(mask)
         open_scope(outer, self, observed=self.is_only_observed, given=around)
 
     def close(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         """Close the scope; runs after the forward, also if that failed."""
         del module, args, output
         close_scope(self)
+        if self._watches:
+            self._watches.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _watch_order(self, mask: Tensor | None) -> None:
+        """Look at the first calls with padding for what changes the order of positions."""
+        if mask is None or mask.ndim != 2 or not self.is_own or is_traced() or mask.is_meta:
+            return
+        if self._num_watched >= _WATCHED or not bool(mask.any()):
+            return
+        self._num_watched += 1
+        watch = OrderWatch(
+            mask,
+            lambda what: self.checks.warn(
+                f"order {self.label}",
+                f"{type(self.module).__name__} {what}, and the mask from {self.label} does not "
+                "follow: hand the norms behind that masks of their inputs by "
+                "`with powernorm.padding_mask(mask):` inside the model",
+            ),
+        )
+        watch.__enter__()  # type: ignore[no-untyped-call]
+        self._watches.append(watch)
 
     def is_read(self) -> bool:
         """Return whether some norm below uses the mask now.
@@ -175,17 +207,14 @@ class MaskOwner:
         self.undecided = ""
         if self.only_warns or given is None:
             return None
-        if self.reader is not None:
-            around, _ = self._outer(True)
-            batch_dim = int(data is not None and self._is_length_first(data, given))
-            try:
-                return self.reader.read(given, data, batch_dim, [one.mask for one in around])
-            except UndecidedError as error:
-                # The modules inside may be given masks that say it.
-                self.undecided = str(error)
-                return None
-        batch_dim = 1 if data is not None and self._transposed(data) else 0
-        mask = self.argument.read(given, None if data is None else shape_of(data)[batch_dim])
+        around, _ = self._outer(True)
+        batch_dim = int(data is not None and self._is_length_first(data, given))
+        try:
+            mask = self.reader.read(given, data, batch_dim, [one.mask for one in around], self.side)
+        except UndecidedError as error:
+            # The modules inside may be given masks that say it.
+            self.undecided = str(error)
+            return None
         if mask is None or mask.ndim == 1 or data is None or self.parts:
             return mask
         # With a cache the mask also covers the positions before the input.
@@ -319,12 +348,12 @@ class MaskOwner:
         if mask is None and (outer or not self.argument.name):
             return
         if mask is None and given is not None:
-            if data is not None and self.reader is not None and self._is_attention(given, data):
+            if data is not None and self.reader.is_attention(given, data):
                 self.checks.look_without_mask(
                     self.module, data, f"was given {self.argument.name} for its attention alone"
                 )
-            elif data is not None or self.reader is None:
-                self.checks.unreadable(taker, given, self.reader.misfit if self.reader else "")
+            else:
+                self.checks.unreadable(taker, given, self.reader.misfit)
         # Vectors of another length than the mask may have it in another place.
         elif data is not None and not (self.parts and data.ndim == 3):
             if mask is not None and mask.ndim == 1:
@@ -333,8 +362,14 @@ class MaskOwner:
                 data = data.transpose(0, 1)
             self.checks.look(taker, data, mask)
 
-    def _is_attention(self, given: object, data: Tensor) -> bool:
-        return self.reader is not None and self.reader.is_attention(given, data)
+    def _look_for_masks(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], data: Tensor | None
+    ) -> None:
+        """Warn of another argument than this that looks like a mask."""
+        if self.is_read() and not in_backward():
+            name = like_a_mask(named_values(self.module, args, kwargs), data)
+            if name:
+                self.checks.unused(self.module, name)
 
     def _is_length_first(self, data: Tensor, value: object) -> bool:
         """Return whether data are (length, batch, …), by lengths (batch,) or a mask of theirs."""
@@ -383,9 +418,12 @@ class Lookout:
         if torch.compiler.is_compiling() or in_backward() or scope is not None:
             return
         data = self.argument.data(args, kwargs)
-        if data is not None and (
-            is_observed or any(norm.wants_mask for norm in batch_norms(self.module))
-        ):
+        if not is_observed and not any(norm.wants_mask for norm in batch_norms(self.module)):
+            return
+        name = like_a_mask(named_values(self.module, args, kwargs), data)
+        if name and library_of(self.module) not in HANDS_ON:
+            self.checks.unused(self.module, name)
+        elif data is not None:
             self.checks.look_without_mask(
                 self.module, data, "takes no argument that is known to say what is padding"
             )

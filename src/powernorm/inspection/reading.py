@@ -145,12 +145,42 @@ def kind_without_parameters(module: nn.Module) -> Kind | None:
 def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
     """Return the BatchNorm1d in a wrapper that feeds it (batch, features, length), as PatchTST's.
 
-    None if the module is no such wrapper.
+    None if the module is no such wrapper: a copy is tried out in training and evaluation.
     """
     children = list(module.children())
-    if not type(module).__name__.endswith("BatchNorm") or len(children) != 1:
+    if len(children) != 1 or type(children[0]) is not nn.BatchNorm1d:
         return None
-    return children[0] if isinstance(children[0], nn.BatchNorm1d) else None
+    if isinstance(module, nn.Sequential) or any(True for _ in module.parameters(recurse=False)):
+        return None
+    return children[0] if _only_turns_round(module, children[0]) else None
+
+
+def _only_turns_round(module: nn.Module, norm: nn.BatchNorm1d) -> bool:
+    """Return whether a module computes its BatchNorm1d over the last dimension, and only that."""
+    if _other_inputs(module):
+        return False
+    attribute = next(iter(module._modules))
+    for training in (True, False):
+        inner = nn.BatchNorm1d(norm.num_features, norm.eps, device="cpu", dtype=torch.float32)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for values in (*inner.parameters(), *inner.buffers()):
+                if values.is_floating_point():
+                    values.uniform_(0.5, 1.5, generator=generator)
+        shadow: nn.Module = type(module).__new__(type(module))
+        shadow.__dict__.update(module.__dict__)
+        shadow.__dict__["_modules"] = {attribute: inner.train(training)}
+        shadow.__dict__["training"] = training
+        x = torch.randn(2, 3, norm.num_features, generator=generator, device="cpu")
+        expected = copy.deepcopy(inner)(x.transpose(1, 2)).transpose(1, 2)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                y = type(module).forward(shadow, x)
+        except Exception:  # whatever a foreign forward raises, it is not that alone
+            return False
+        if not (isinstance(y, Tensor) and y.shape == x.shape and torch.allclose(y, expected)):
+            return False
+    return True
 
 
 def read_norm(module: nn.Module) -> Reading | str:
@@ -253,7 +283,8 @@ def _read_batch_norm(norm: nn.modules.batchnorm._BatchNorm) -> Reading:
         _parameter(norm, ("weight",)),
         _parameter(norm, ("bias",)),
         eps=norm.eps,
-        statistics=norm if norm.track_running_stats else None,
+        # torch evaluates by them whatever `track_running_stats` says.
+        statistics=None if norm.running_mean is None else norm,
     )
 
 

@@ -146,7 +146,7 @@ def stacks(model: nn.Module, norm_names: Sequence[str]) -> dict[str, Side]:
         prefix = f"{name}." if name else ""
         ends: tuple[Side, Side] = ("encoder", "decoder")
         if any(name.startswith(f"{outer}.") for outer in found) or not all(
-            isinstance(module._modules.get(end), nn.Module)
+            isinstance(getattr(module, end, None), nn.Module)
             and any(norm.startswith(f"{prefix}{end}.") for norm in norm_names)
             for end in ends
         ):
@@ -271,8 +271,8 @@ def _steps(model: nn.Module, name: str) -> Iterator[_Step]:
     module = model
     yield _Step("", module)
     for attribute in name.split(".") if name else ():  # the model may be a norm itself
-        child = module._modules.get(attribute)
-        if child is None:  # `….forward`, where a function is called
+        child = getattr(module, attribute, None)
+        if not isinstance(child, nn.Module):  # `….forward`, where a function is called
             return
         module = child
         yield _Step(attribute, module)

@@ -124,6 +124,11 @@ def check_model(model: object, name: str = "model") -> None:
         raise InputError(
             f"{name} is {shown(model)}, expected a torch.nn.Module: give the model itself"
         )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            f"{name} is a TorchScript module, whose parts cannot be looked at or replaced: give "
+            "the model that torch.jit.script or torch.jit.trace was called with"
+        )
 
 
 def check_function(name: str, value: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.feature_dims import LAST, features_back, shape_without
-from powernorm.ops.graphs import same_sizes, shape_of
+from powernorm.ops.graphs import is_traced, same_sizes, shape_of
 
 _MODULE_CALLS: Final = ("inner", "_call_impl")
 """Functions of `torch.nn.Module` that call hooks and stay on the stack during the forward."""
@@ -306,6 +307,8 @@ def _fitting(
                 return mask.reshape(-1), True
             if same_sizes((sizes[batch_dim],), shape):
                 return None, True  # one vector per sequence: padding has been pooled away
+            if not is_traced() and int((~mask).sum()) == shape[0]:
+                return None, True  # the model has left out padding by itself
         fitted = source.fit(mask, batch_dim, shape, norm, strict)
         if fitted is not None:
             return fitted, True
@@ -371,6 +374,23 @@ def close_scope(opener: object) -> None:
             return
 
 
+_looks = {"left": 20}
+
+
+def _look_for_all(mask: Tensor | None) -> None:
+    """Warn once of a mask of a user that is True everywhere; looks at the first masks alone."""
+    if mask is None or is_traced() or mask.is_meta or not _looks["left"] or mask.numel() < 2:
+        return
+    _looks["left"] -= 1
+    if mask.dtype == torch.bool and bool(mask.all()):
+        _looks["left"] = 0
+        warnings.warn(
+            f"padding_mask of shape {tuple(mask.shape)} is True everywhere: all is padding, and no "
+            "statistics change. True is padding; pass `~mask` if it marks what is valid",
+            stacklevel=3,
+        )
+
+
 def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None:
     """Raise an InputError unless the mask holds one bool per token.
 
@@ -407,3 +427,4 @@ def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None
             f"padding_mask is on {mask.device}, the input is on {x.device}: pass "
             "`padding_mask.to(x.device)`"
         )
+    _look_for_all(mask)

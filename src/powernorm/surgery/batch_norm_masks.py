@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-
 from torch import nn
 
 from powernorm.errors import InputError
@@ -57,45 +55,15 @@ def mask_batch_norms(model: nn.Module) -> Swap:
     for name, new in swapped.norms.items():
         assert isinstance(new, BatchStatisticsNorm)
         old = found[name].inner[1]
-        assert isinstance(old, nn.BatchNorm1d)
-        new.momentum = old.momentum
+        assert isinstance(old, nn.BatchNorm1d | nn.SyncBatchNorm)
         if old.num_batches_tracked is not None:
             new.num_batches_tracked.copy_(old.num_batches_tracked)
-    for step in _erase_in_front(model, tuple(swapped.norms)):
+    for step in erase_padding(model, tuple(swapped.norms)):
         swapped.on_undo(step)
     return swapped
 
 
 def is_batch_norm(norm: FoundNorm) -> bool:
-    """Return whether a norm is a BatchNorm1d, also in a wrapper, or over channels of sequences."""
-    return norm.reading is not None and type(norm.inner[1]) is nn.BatchNorm1d
-
-
-def _erase_in_front(model: nn.Module, norm_names: tuple[str, ...]) -> Iterator[Callable[[], None]]:
-    """Put hooks on the convolutions beside norms; yield what takes them down."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    names = {one: None for name in norm_names for one in _wide_convolutions(modules, name)}
-    return erase_padding(model, tuple(names))
-
-
-def _wide_convolutions(modules: Mapping[str, nn.Module], norm_name: str) -> list[str]:
-    """Return the convolutions beside a norm, in its module, that see more than one position."""
-    path = norm_name.rpartition(".")[0]
-    while True:
-        wide = [name for name in _in_containers(modules[path], path) if _is_wide(modules[name])]
-        if wide or not path or not isinstance(modules[path], (nn.Sequential, nn.ModuleList)):
-            return wide
-        path = path.rpartition(".")[0]
-
-
-def _is_wide(module: nn.Module) -> bool:
-    return isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
-
-
-def _in_containers(module: nn.Module, path: str) -> Iterator[str]:
-    for attribute, child in module.named_children():
-        name = f"{path}.{attribute}" if path else attribute
-        if isinstance(child, (nn.Sequential, nn.ModuleList)):
-            yield from _in_containers(child, name)
-        else:
-            yield name
+    """Return whether a norm is a BatchNorm of sequences: torch's, or one that computes the same."""
+    kinds = (nn.BatchNorm1d, nn.SyncBatchNorm)
+    return norm.reading is not None and isinstance(norm.inner[1], kinds)

@@ -1,72 +1,310 @@
-"""Zeros at padding in front of convolutions, which else see what a sequence is padded with."""
+"""Zeros at padding in front of what sees several positions, so that padding is as nothing there.
+
+A convolution mixes what a sequence is padded with into its last positions, in evaluation too. While
+a module runs that takes a mask, each call of a convolution or pooling, of a module or a function,
+gets its input with zeros (for a maximum, with the lowest number) at padding: what a convolution
+pads a sequence with that stands alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from powernorm.errors import InputError
+from powernorm.inspection.mask_arguments import padding_after
+from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.masking import attach_mask_owners
 from powernorm.inspection.selection import stacks
 from powernorm.norms.checkpointing import CallRecords, Seen
-from powernorm.norms.feature_dims import features_last
-from powernorm.norms.masks import check_padding_mask, current_padding_mask
-from powernorm.ops.torch_private import may_be_repeated
+from powernorm.norms.masks import current_padding_mask
+from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
+from powernorm.ops.torch_private import in_backward, may_be_repeated
 
-_CHANNELS: Final = 1
+_MAXIMA: Final = (torch.max_pool1d, torch.max_pool2d, functional.max_pool1d, functional.max_pool2d)
+_MEANS: Final = (torch.avg_pool1d, functional.avg_pool1d, functional.avg_pool2d)
+_CONVOLUTIONS: Final = (torch.conv1d, torch.conv2d)
+_MODULES: Final = (
+    nn.Conv1d, nn.Conv2d, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
+)  # fmt: skip
+_OTHERS: Final = (
+    torch.conv_transpose1d, torch.conv_transpose2d, torch.adaptive_avg_pool1d,
+    functional.adaptive_avg_pool1d, functional.adaptive_max_pool1d, functional.unfold,
+    functional.interpolate, torch.stft, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu,
+)  # fmt: skip
+"""Functions that see several positions, too, and get no zeros."""
 
 
 def erase_padding(model: nn.Module, names: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Put hooks on convolutions; yield what takes them down.
+    """Put hooks on the modules that take the masks of norms; yield what takes them down.
 
     Args:
         model: whose masks say where padding is, in evaluation too.
-        names: dotted names of the convolutions.
+        names: dotted names of the norms, or of other modules inside those.
     """
-    sides = stacks(model, list(names))
-    for use in attach_mask_owners(model, list(names), sides, evaluated=True):
-        yield use.release
+    modules = dict(model.named_modules(remove_duplicate=False))
+    around: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for name in names:
-        yield PaddingEraser(model.get_submodule(name)).handle.remove
+        parent, _, attribute = name.rpartition(".")
+        for use in attach_mask_owners(model, [name], stacks(model, list(names)), evaluated=True):
+            yield use.release
+            around.setdefault(use.owner.module, []).append((modules[parent], attribute))
+    for module, slots in around.items():
+        yield PaddingEraser(module, slots).remove
 
 
-def erasing_convolutions(model: nn.Module) -> tuple[str, ...]:
-    """Return the dotted names of the convolutions that have such a hook."""
-    return tuple(
-        name
-        for name, module in model.named_modules()
-        if any(
-            isinstance(getattr(hook, "__self__", None), PaddingEraser)
-            for hook in module._forward_pre_hooks.values()
-        )
-    )
+def erased_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the names for which `erase_padding` was called."""
+    names = {module: name for name, module in model.named_modules()}
+    found = {
+        f"{names[parent]}.{attribute}".lstrip("."): None
+        for module in names
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(eraser := getattr(hook, "__self__", None), PaddingEraser)
+        for parent, attribute in eraser.slots
+        if parent in names
+    }
+    return tuple(found)
 
 
 class PaddingEraser:
-    """Hook that sets a convolution's input to zero at padding.
+    """Hooks around a module's calls, and on the convolutions and poolings inside.
 
     Args:
-        convolution: gets the hook.
+        module: takes a mask.
+        slots: parents and attributes of the norms inside.
     """
 
-    def __init__(self, convolution: nn.Module) -> None:
+    def __init__(self, module: nn.Module, slots: Sequence[tuple[nn.Module, str]]) -> None:
+        self.slots = slots
         self._records = CallRecords()
-        self.handle: RemovableHandle = convolution.register_forward_pre_hook(self.erase)
+        self._modes: list[_Mode] = []
+        self.running: list[nn.Module] = []
+        """Convolutions and poolings that run, which a repetition can find again."""
+        self._warned = set[str]()
+        self.sides: dict[tuple[int, ...], None] = {}
+        """Numbers of positions that were put around inputs."""
+        self.was_called = False
+        """Whether an eager call has shown these numbers."""
+        self._handles: list[RemovableHandle] = [
+            module.register_forward_pre_hook(self.open),
+            module.register_forward_hook(self.close, always_call=True),
+        ]
+        for part in module.modules():
+            if isinstance(part, _MODULES):
+                self._handles.append(part.register_forward_pre_hook(self.enter))
+                self._handles.append(part.register_forward_hook(self.leave, always_call=True))
 
-    def erase(self, convolution: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Return the arguments of a call with zeros at padding; None without a mask."""
-        if not args or args[0].ndim != 3:
+    def open(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Begin to look at functions; runs before the forward."""
+        del args
+        mode = _Mode(self, type(module).__name__)
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        self._modes.append(mode)
+
+    def close(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        """End it; runs after the forward, also if that failed."""
+        del module, args, output
+        if self._modes:
+            self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if not torch.compiler.is_compiling():
+            self.was_called = True
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Note the mask of a call that a checkpoint may repeat; or erase by it in the repetition.
+
+        A repetition runs inside a backward, without the hooks of the modules around.
+        """
+        self.running.append(module)
+        if torch.compiler.is_compiling() or not module.training or not may_be_repeated():
             return None
-        x = args[0]
-        mask = current_padding_mask(features_last(x, _CHANNELS), convolution)
-        if convolution.training and not torch.compiler.is_compiling() and may_be_repeated():
-            # Autograd repeats a checkpointed part without the scopes around it.
-            seen = self._records.replay(type(convolution).__name__, x, Seen(mask, 0, ()))
-            mask = seen.padding_mask
+        mask = self._modes[-1].mask_of(args[0], (2, 3), module) if self._modes else None
+        seen = self._records.replay(type(module).__name__, args[0], Seen(mask, 0, ()))
+        if not in_backward() or seen.padding_mask is None:
+            return None
+        fill = _lowest(args[0]) if isinstance(module, nn.MaxPool1d | nn.MaxPool2d) else 0.0
+        return (_filled(args[0], seen.padding_mask, fill), *args[1:])
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        """Leave a convolution or pooling."""
+        del module, args, output
+        self.running.pop()
+
+    def check_repeatable(self, function: str) -> None:
+        """Raise an InputError if a call outside those modules may be repeated without a mask."""
+        if not self.running and not is_traced() and torch.is_grad_enabled() and may_be_repeated():
+            raise InputError(
+                f"{function} is called as a function under activation checkpointing, whose "
+                "repetition in the backward would see padding: make it a module of torch.nn, or "
+                "leave this part out of the checkpoint"
+            )
+
+    def warn(self, message: str) -> None:
+        """Give a warning once, and none from compiled code."""
+        if not torch.compiler.is_compiling() and message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, MaskWarning, stacklevel=2)
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _Mode(TorchFunctionMode):
+    """Erases padding in what functions see, and follows the mask through what changes the length.
+
+    Args:
+        eraser: gives the warnings.
+        owner: class of the module whose call this is, for messages.
+    """
+
+    def __init__(self, eraser: PaddingEraser, owner: str) -> None:
+        super().__init__()
+        self._eraser = eraser
+        self._owner = owner
+        self._made: list[Tensor] = []  # masks of what padding and strides have made
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch, with zeros at padding if it sees several positions."""
+        del types
+        kwargs = kwargs or {}
+        if func in _CONVOLUTIONS or func in _MAXIMA or func in _MEANS:
+            return self._windowed(func, args, kwargs)
+        output = func(*args, **kwargs)
+        if func is functional.pad:
+            self._follow_padding(*args, **kwargs)
+        elif func in _OTHERS and isinstance(args[0], Tensor):
+            mask = self.mask_of(args[0], (1, 2), func.__name__)
+            if mask is not None and not is_traced() and bool(mask.any()):
+                self._warn(func, "sees padded positions, which nothing clears for it")
+        return output
+
+    def mask_of(self, x: Tensor, dims: Sequence[int], place: object) -> Tensor | None:
+        """Return the mask of an input whose positions are in one of these dimensions, or None.
+
+        Args:
+            x: the input, whose first dimension counts the sequences.
+            dims: where the positions may be.
+            place: what gets the input, of which earlier calls may have shown the order.
+
+        Returns:
+            In the shape of x, with 1 for all dimensions but sequences and positions.
+        """
+        for dim in dims:
+            if dim >= x.ndim:
+                continue
+            sizes = (shape_of(x)[0], shape_of(x)[dim])
+            tokens = x.movedim(dim, 1).flatten(2)
+            mask = current_padding_mask(tokens, place, strict=False)
+            if mask is None or same_sizes(shape_of(mask), sizes) is False:
+                made = (*self._made, *self._padded_before())
+                mask = next((one for one in made if same_sizes(shape_of(one), sizes) is True), None)
+            if mask is not None:
+                for other in sorted({*range(1, x.ndim)} - {dim}):
+                    mask = mask.unsqueeze(other)
+                return mask
+        return None
+
+    def _padded_before(self) -> Iterator[Tensor]:
+        """Yield the masks of padded inputs for dynamo, which does not show calls of F.pad."""
+        given = current_padding_mask() if torch.compiler.is_dynamo_compiling() else None
+        if given is not None:
+            yield from (functional.pad(given, sides, value=False) for sides in self._eraser.sides)
+
+    def _check_misfit(self, func: Any, x: Tensor, place: object) -> None:
+        given = current_padding_mask()
+        if given is None:  # an error or a warning if there is one that cannot be read
+            current_padding_mask(x.flatten(2).transpose(1, 2), place)
+            return
+        if not same_sizes(shape_of(given)[:1], shape_of(x)[:1]):
+            return
+        if torch.compiler.is_dynamo_compiling() and not self._eraser.was_called:
+            raise InputError(
+                f"{func.__name__} in {self._owner} got an input {tuple(x.shape)} that the mask "
+                "does not fit, and what was put around it is not seen in compiled code: call the "
+                "model once before it is compiled"
+            )
+        self._warn(func, f"got an input {tuple(x.shape)} that the mask does not fit")
+
+    def _windowed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else kwargs.pop("input")
+        place = self._eraser.running[-1] if self._eraser.running else func.__name__
+        mask = self.mask_of(x, (2, 3), place)
         if mask is None:
-            return None
-        check_padding_mask(mask, x, _CHANNELS)
-        return (x.masked_fill(mask.unsqueeze(_CHANNELS), 0.0), *args[1:])
+            self._check_misfit(func, x, place)
+            return func(x, *args[1:], **kwargs)
+        self._eraser.check_repeatable(func.__name__)
+        names = ("weight", "bias", "stride", "padding", "dilation")
+        if func not in _CONVOLUTIONS:
+            names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        if func in _MEANS:
+            names = (*names[:3], "ceil_mode", "count_include_pad")
+        given = {**dict(zip(names, args[1:], strict=False)), **kwargs}
+        if func in _MEANS and not given.get("count_include_pad", True):
+            self._warn(func, "divides by the number of positions, and padding counts")
+        y = func(_filled(x, mask, _lowest(x) if func in _MAXIMA else 0.0), *args[1:], **kwargs)
+        dim = next(dim for dim in (2, 3) if dim < x.ndim and mask.shape[dim] != 1)
+        if is_known(shape_of(y)[dim] != shape_of(x)[dim]) and self.mask_of(y, (dim,), None) is None:
+            self._follow_windows(mask.flatten(1), shape_of(y)[dim], func, given, dim - 2)
+        return y
+
+    def _follow_windows(
+        self, mask: Tensor, length: int, func: Any, given: Mapping[str, Any], axis: int
+    ) -> None:
+        """Note the mask of what strides and windows have made of the positions."""
+
+        def of(name: str, default: Any) -> Any:
+            value = given.get(name)
+            value = default if value is None or value == () else value
+            return value[min(axis, len(value) - 1)] if isinstance(value, (tuple, list)) else value
+
+        size = given["weight"].shape[2 + axis] if "weight" in given else of("kernel_size", 1)
+        stride = of("stride", size if "kernel_size" in given else 1)
+        padded, dilation = of("padding", 0), of("dilation", 1)
+        lengths = (~mask).sum(1)
+        if isinstance(padded, str) or (
+            not is_traced() and not torch.equal(mask, padding_after(lengths, mask.shape[1]))
+        ):
+            self._warn(func, "changes the number of positions, and padding is not at their end")
+            return
+        lengths = (lengths + 2 * padded - dilation * (size - 1) - 1) // stride + 1
+        self._made.append(padding_after(lengths, length))
+
+    def _follow_padding(
+        self, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+    ) -> None:
+        """Note the mask of an input with zeros in front of it and behind it."""
+        for index in range(len(pad) // 2):
+            dim, sides = x.ndim - 1 - index, tuple(pad[2 * index : 2 * index + 2])
+            mask = self.mask_of(x, (dim,), "pad") if dim and sides != (0, 0) else None
+            if mask is None:
+                continue
+            if mode != "constant" or value:
+                self._warn(functional.pad, f"pads by {mode} {value or ''}, not zeros")
+            self._made.append(functional.pad(mask.flatten(1), sides, value=False))
+            if not is_traced():
+                self._eraser.sides[sides] = None
+
+    def _warn(self, func: Any, what: str) -> None:
+        self._eraser.warn(
+            f"{func.__name__} in {self._owner} {what}: the last positions of a padded sequence "
+            "differ from those of the same sequence alone"
+        )
+
+
+def _filled(x: Tensor, mask: Tensor, value: float) -> Tensor:
+    return x.masked_fill(mask, value)
+
+
+def _lowest(x: Tensor) -> float:
+    return torch.finfo(x.dtype).min

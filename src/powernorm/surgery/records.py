@@ -22,7 +22,7 @@ from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.descriptions import NormDescription
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.changes import Changes, slot_of
-from powernorm.surgery.erasing import erase_padding, erasing_convolutions
+from powernorm.surgery.erasing import erase_padding, erased_names
 from powernorm.surgery.inserted_norms import has_one_behind, maps_with_one_behind, put_behind
 from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 from powernorm.version import __version__
@@ -100,7 +100,7 @@ class Record:
         parts: its modules of this library.
         masks: names of the norms that get the model's own padding mask, by the name of the module
             that was swapped.
-        erased: names of convolutions that get zeros at padding.
+        erased: names of norms in front of which padding is set to zero.
         attention: implementation of attention that a Hugging Face model is set to.
         version: of this library.
         inserted: names of the linear maps that have a norm, or what is left of one, behind them.
@@ -125,7 +125,7 @@ class Record:
             type(model).__name__,
             _parts_of(model),
             masked_norms(model),
-            erasing_convolutions(model),
+            erased_names(model),
             _attention_of(getattr(model, "config", None)),
             inserted=maps_with_one_behind(model),
         )
@@ -272,7 +272,7 @@ class Record:
             norms = [name for norm in find_norms(swapped) for name in norm.names]
             for use in attach_mask_owners(swapped, below, stacks(swapped, norms)):
                 changes.on_undo(use.release)
-        present = set(erasing_convolutions(model))
+        present = set(erased_names(model))
         for step in erase_padding(model, [name for name in self.erased if name not in present]):
             changes.on_undo(step)
 

@@ -72,7 +72,12 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
             same = type(reading.statistics) is type(new)
             cast(Any, new).start = cast(Any, reading.statistics).start if same else "torch"
     new.train(mode_of(found.module))
-    if getattr(found.module, "is_frozen", False) and _keeps_statistics(new, reading.statistics):
+    # A BatchNorm of torch with statistics that it does not track was frozen, as Lightning's
+    # BaseFinetuning does.
+    frozen = getattr(found.module, "is_frozen", False) or not getattr(
+        reading.statistics, "track_running_stats", True
+    )
+    if frozen and _keeps_statistics(new, reading.statistics):
         cast(BatchStatisticsNorm, new).freeze_statistics()
     return new
 
@@ -96,6 +101,10 @@ def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
     carried: dict[str, Any] = {}
     if reading.eps is not None and reading.eps > 0:
         carried["eps"] = reading.eps
+    if hasattr(old, "momentum"):
+        carried["momentum"] = cast(Any, old).momentum
+    if reading.weight is None and reading.bias is None:
+        carried["affine"] = False
     groups = getattr(old, "groups", None)
     # Unless the new name's presets say that there are none.
     if groups is not None and hasattr(new, "groups") and "groups" not in norm_info(to).presets:

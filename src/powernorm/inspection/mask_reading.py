@@ -1,0 +1,462 @@
+"""What a mask says: its form by its values, its direction by its name and by what the batch shows.
+
+The form shows in each value: bool, 1 and 0, numbers that are added to scores, lengths. The
+direction does not: names say it in libraries that are known, elsewhere a name is a guess that the
+first batches have to bear out. A name that says nothing needs a batch that shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.inspection.mask_arguments import (
+    HANDS_ON,
+    MaskArgument,
+    Meaning,
+    declared_meaning,
+    library_of,
+    mask_by_name,
+    padding_after,
+    parameters_of,
+)
+from powernorm.inspection.mask_checks import MaskChecks
+from powernorm.inspection.selection import Side
+from powernorm.ops.graphs import is_traced, same_sizes, shape_of
+
+_LOOKS: Final = 20
+"""Number of batches whose values are read; reading them waits for the device."""
+
+_HIDES: Final = -1e3
+"""At most this, added to a score, hides a position: it is 0 after any softmax."""
+
+_READINGS: Final[tuple[Meaning, ...]] = ("keep", "padding")
+
+_NO_MASKS: Final = frozenset({"token_type_ids", "segment_ids", "labels", "targets", "y"})
+"""Names of what may have a mask's values and is none."""
+
+_Shape = Literal["mask", "attention", "either", "other"]
+"""What a value's shape shows: a mask of the data, of pairs of positions, one of these, neither."""
+
+
+class UndecidedError(InputError):
+    """A mask whose values do not show what is padding; an error for norms that need it."""
+
+
+def padding_of(value: Tensor, meaning: Meaning, batch_size: Any = None) -> Tensor | None:
+    """Return a mask's padding, (batch, length) or (length,) bool; None if its shape is no mask's.
+
+    Args:
+        value: bool, 1 and 0 of any dtype, or floats that are added to scores: at most -1000 at
+            padding, whatever the meaning. (length,), (batch, length), (batch, 1, length),
+            (batch, length, 1), (batch, 1, 1, length); or (batch or 1, heads or 1, queries, keys)
+            for what attention may see, where a key is padding if no query may see it.
+        meaning: `keep` or `padding`.
+        batch_size: number of sequences, to which one mask for all is repeated.
+    """
+    value = without_heads(value)
+    if value.ndim not in (1, 2, 4):
+        return None
+    padding = value == 0 if meaning == "keep" else value != 0
+    if value.is_floating_point():
+        added = value <= _HIDES
+        if meaning == "keep":  # without a 1, zeros are scores to which nothing is added
+            padding = torch.where((value > 0).any(), padding, added)
+        else:
+            padding = added | (value > 0)
+    if padding.ndim != 4:
+        return padding
+    padding = padding.flatten(1, 2).all(dim=1)
+    if batch_size is None or same_sizes(shape_of(padding)[:1], (batch_size,)) is not False:
+        return padding
+    # Another first dimension than 1 counts windows or similar, not sequences.
+    return padding.expand(batch_size, -1) if same_sizes(shape_of(padding)[:1], (1,)) else None
+
+
+def without_heads(value: Tensor) -> Tensor:
+    """Return (batch, length) for (batch, 1, length), (batch, 1, 1, length), (batch, length, 1)."""
+    sizes = shape_of(value)
+    if value.ndim == 4 and same_sizes(sizes[1:3], (1, 1)):
+        return value[:, 0, 0]
+    if value.ndim == 3 and same_sizes(sizes[1:2], (1,)):
+        return value[:, 0]
+    return value[..., 0] if value.ndim == 3 and same_sizes(sizes[2:], (1,)) else value
+
+
+class MaskReader:
+    """Reader of one argument of a module, with what the first batches have shown of it.
+
+    Args:
+        module: the module that takes the argument.
+        argument: says what is padding.
+        checks: gives the warnings, and knows the padding token.
+    """
+
+    def __init__(self, module: nn.Module, argument: MaskArgument, checks: MaskChecks) -> None:
+        self.module = module
+        self.argument = argument
+        self.checks = checks
+        self.meaning = argument.meaning
+        """What 1 or True marks; None until a batch has shown it."""
+        self.misfit = ""
+        """Why lengths were found to count something else than positions."""
+        self._by_library = library_of(module) in HANDS_ON
+        self._is_mask = False  # whether a value had the shape of the data and no other
+        self._looks = 0
+        self._is_borne_out = False
+
+    def read(
+        self,
+        value: object,
+        data: Tensor | None,
+        batch_dim: int = 0,
+        around: Sequence[Tensor] = (),
+        side: Side | None = None,
+    ) -> Tensor | None:
+        """Return a value as a mask (batch, length), True = padding.
+
+        Args:
+            value: of the argument in a call.
+            data: tokens (batch, length), or vectors whose first two dimensions are these in either
+                order.
+            batch_dim: the dimension of the data that counts the sequences.
+            around: masks of the model around.
+            side: stack of an encoder-decoder that the module is.
+
+        Returns:
+            None if the value is no mask, or no padding has shown which way round it is.
+
+        Raises:
+            InputError: the batch contradicts the name, or what earlier batches have shown.
+            UndecidedError: the values are no mask's, or do not show what is padding.
+        """
+        if self.argument.meaning == "lengths":
+            return self._of_lengths(value, data, batch_dim)
+        if not isinstance(value, Tensor):
+            return None
+        value = without_heads(value)
+        if not self._by_library and self._shape(value, data) != "mask":
+            return None
+        self._check_values(value)
+        sequences = None if data is None else shape_of(data)[batch_dim]
+        self._settle(value, data, batch_dim, around, side)
+        return None if self.meaning is None else padding_of(value, self.meaning, sequences)
+
+    def is_attention(self, value: object, data: Tensor | None) -> bool:
+        """Return whether a value that is no mask of padding may say which positions see which."""
+        if self._by_library or self.argument.meaning == "lengths":
+            return False
+        if not isinstance(value, Tensor) or data is None:
+            return False
+        return self._shape(without_heads(value), data) != "other"
+
+    def _shape(self, value: Tensor, data: Tensor | None) -> _Shape:
+        """Return what a value's shape shows, and remember it."""
+        if self.argument.meaning is not None:
+            return _shape_by_name(value, data)
+        if value.ndim == 4:  # one batch does not show which way round pairs of bools are
+            return "mask" if value.is_floating_point() else "other"
+        if data is None or value.ndim != 2:
+            return "other"
+        shape, sizes = shape_of(value), shape_of(data)[:2]
+        may_fit = same_sizes(shape, sizes) is not False
+        if not same_sizes(sizes[:1], sizes[1:]):
+            if _is_of_pairs(value, sizes):
+                return "attention"
+            may_fit |= data.ndim == 3 and same_sizes(shape, sizes[::-1]) is not False
+            self._is_mask |= may_fit and not is_traced()
+            return "mask" if may_fit else "other"
+        if not may_fit:
+            return "other"
+        if self._is_mask or self.meaning is not None:
+            return "mask"
+        if is_traced():
+            return "either"
+        if any(torch.equal(triangle(value), value) for triangle in (torch.tril, torch.triu)):
+            return "attention"
+        self._warn_of_square()
+        return "either"
+
+    def _check_values(self, value: Tensor) -> None:
+        """Refuse a value with other numbers than a mask's."""
+        if value.dtype == torch.bool or is_traced() or value.is_meta or self._looks >= _LOOKS:
+            return
+        if self._by_library and value.ndim == 4:
+            return  # biases may stand beside what hides
+        marks = (value == 0) | (value == 1)
+        is_mask = marks.all()
+        if value.is_floating_point():
+            is_mask |= ((value == 0) | (value <= _HIDES)).all()
+        if not bool(is_mask):
+            others = [f"{other:g}" for other in value[~marks].detach().flatten()[:50].tolist()]
+            raise UndecidedError(
+                f"{self._label} holds {', '.join([*dict.fromkeys(others)][:3])}: a mask is "
+                "bool, or 1 and 0, or floats that are added to scores, 0 and at most -1000. Pass "
+                "such a mask; if this is something else, as the labels of a batch (x, y), call the "
+                "model without it (`forward=` of what takes batches says how)"
+            )
+
+    def _settle(
+        self,
+        value: Tensor,
+        data: Tensor | None,
+        batch_dim: int,
+        around: Sequence[Tensor],
+        side: Side | None,
+    ) -> None:
+        """Find the meaning from this call if need be, or compare it with what the call shows."""
+        if is_traced():
+            if self.meaning is None:
+                raise UndecidedError(
+                    f"which way round {self._label} is has not been seen, and compiled code "
+                    f"cannot look: {self._declare}, or train on a batch with padding before "
+                    "torch.compile or an export"
+                )
+            return
+        said = declared_meaning(self.module, self.argument.name)
+        self.meaning = said or self.meaning
+        if self._is_borne_out or self._looks >= _LOOKS or value.is_meta:
+            return
+        self._looks += 1
+        with torch.no_grad():
+            found = self._found(value, data, batch_dim, around, side)
+        if found is None:
+            return
+        if self.meaning is not None and found != self.meaning:
+            raise InputError(self._contradiction(value, found))
+        self.meaning = found
+        self._is_borne_out = self.argument.meaning is not None
+
+    def _found(
+        self,
+        value: Tensor,
+        data: Tensor | None,
+        batch_dim: int,
+        around: Sequence[Tensor],
+        side: Side | None,
+    ) -> Meaning | None:
+        """Return the meaning that this call shows, or None."""
+        sequences = None if data is None else shape_of(data)[batch_dim]
+        read = [padding_of(value, meaning, sequences) for meaning in _READINGS]
+        hidden = [one[None] if one.ndim == 1 else one for one in read if one is not None]
+        if len(hidden) < 2 or torch.equal(*hidden):
+            return self.meaning or ("padding" if bool((value < 0).any()) else None)
+        if any(bool(one.all()) for one in hidden):
+            return None  # without padding, or nothing else
+        shown = None if data is None else self._by_data(hidden, data, batch_dim, side)
+        if shown is not None or self._is_trusted:
+            return shown
+        for mask in around:
+            if mask.shape == hidden[0].shape and bool(mask.any()):
+                for meaning, one in zip(_READINGS, hidden, strict=True):
+                    if torch.equal(mask, one):
+                        return meaning
+        # The longest sequence has no padding: read the wrong way round it would be nothing else.
+        is_whole_row = [bool(one.all(dim=1).any()) for one in hidden]
+        if is_whole_row[0] != is_whole_row[1]:
+            return _READINGS[is_whole_row[0]]
+        return self._by_place(hidden) if self.argument.meaning is None else None
+
+    def _by_data(
+        self, hidden: Sequence[Tensor], data: Tensor, batch_dim: int, side: Side | None
+    ) -> Meaning | None:
+        """Return the reading by which padding holds padding tokens, zeros, or always the same."""
+        sizes = hidden[0].shape
+        if batch_dim or data.shape[:2] != sizes:
+            data = data.transpose(0, 1) if data.ndim > 1 else data
+        if data.shape[:2] != sizes:
+            return None
+        pads = self.checks.padding_in(data, side)
+        if pads is not None:
+            shares = [float((pads & one).sum() / one.sum()) for one in hidden]
+            if max(shares) > 0.5 and shares[0] != shares[1]:
+                return _READINGS[shares[1] > shares[0]]
+        if self._is_trusted:
+            return None
+        is_single = [_is_single(data[one]) for one in hidden]
+        return None if is_single[0] == is_single[1] else _READINGS[is_single[1]]
+
+    def _by_place(self, hidden: Sequence[Tensor]) -> Meaning | None:
+        """Return the reading by which all padding is on one side."""
+        fits = [_is_on_one_side(one) for one in hidden]
+        if fits[0] != fits[1]:
+            return _READINGS[fits[1]]
+        if self.meaning is not None:
+            return None
+        if all(fits):
+            raise UndecidedError(
+                f"{self._label} may mark padding or what is no padding, this batch does not show "
+                f"which: {self._declare}"
+            )
+        self.checks.warn(
+            f"scattered {self.argument.name}",
+            f"{self._label} marks positions in the middle of sequences and is not read as padding: "
+            f"if it says what is padding, {self._declare}",
+        )
+        return None
+
+    def _contradiction(self, value: Tensor, found: Meaning) -> str:
+        said = declared_meaning(self.module, self.argument.name)
+        meant, shown = _marked(self.meaning), _marked(found)
+        if said is None and self.argument.meaning is None:
+            return (
+                f"{self._label} marked {meant} in earlier batches and {shown} in this one: "
+                f"{self._declare}"
+            )
+        return (
+            f"{self._label} is the wrong way round: 1 or True of the mask {tuple(value.shape)} "
+            f"marks {meant} {'as its name says' if said is None else 'as declared'}, and {shown} "
+            f"by what the batch holds. Pass it the other way round, or, if the model means it so, "
+            f"{self._declare}"
+        )
+
+    @property
+    def _is_trusted(self) -> bool:
+        """Whether the meaning is known or declared: only padding tokens speak against it."""
+        said = declared_meaning(self.module, self.argument.name)
+        return self._by_library or said is not None
+
+    def _of_lengths(self, value: object, data: Tensor | None, batch_dim: int) -> Tensor | None:
+        """Return the mask of lengths, or of fractions of the longest, (batch,)."""
+        if isinstance(value, (list, tuple)) and all(type(one) is int for one in value):
+            value = torch.tensor(value)
+        if not isinstance(value, Tensor) or data is None or value.ndim != 1:
+            return None
+        sizes = shape_of(data)
+        if value.dtype == torch.bool or same_sizes(shape_of(value), (sizes[batch_dim],)) is False:
+            return None
+        length = sizes[1 - batch_dim]
+        looks = not is_traced() and not value.is_meta and value.numel() and self._looks < _LOOKS
+        if looks:
+            self._looks += 1
+            low, high = float(value.min()), float(value.max())
+            if value.is_floating_point() and not 0 < low <= high <= 1:
+                raise UndecidedError(
+                    f"{self._label} holds the floats {low:g} to {high:g}: pass whole numbers as "
+                    "integers, or fractions of the longest sequence in (0, 1]"
+                )
+            if not value.is_floating_point() and (high > length or low < 0):
+                # Of samples, say, where the input is of frames.
+                self.misfit = f"they go up to {high:g}, and the input has {length} positions"
+                if low < 0:
+                    self.misfit = f"one of them is {low:g}"
+        if self.misfit:
+            return None
+        if value.is_floating_point():
+            value = (value * length).round()
+        return padding_after(value.to(data.device), length)
+
+    def _warn_of_square(self) -> None:
+        self.checks.warn(
+            f"square {self.argument.name}",
+            f"{self._label} has as many rows as columns and may say what is padding or what "
+            f"attention may see: no norm was given it. {self._declare[0].upper()}"
+            f"{self._declare[1:]}, or begin with a batch of another length",
+        )
+
+    @property
+    def _label(self) -> str:
+        return f"{self.argument.name} of {type(self.module).__name__}"
+
+    @property
+    def _declare(self) -> str:
+        name, cls = self.argument.name, type(self.module).__name__
+        return f'call powernorm.declare_mask("{name}", "keep" or "padding", {cls})'
+
+
+def _marked(meaning: Meaning | None) -> str:
+    return "padding" if meaning == "padding" else "valid positions"
+
+
+def _is_single(tokens: Tensor) -> bool:
+    """Return whether there are several tokens, all the same."""
+    return len(tokens) > 1 and bool((tokens == tokens[0]).all())
+
+
+def _shape_by_name(value: Tensor, data: Tensor | None) -> _Shape:
+    """Return what the value of an argument that says what is padding is by its shape."""
+    if value.ndim in (1, 4) or data is None:
+        return "mask"
+    if value.ndim != 2:
+        return "other"
+    # Another length than that of the data is an error of the norm that gets it.
+    sizes = shape_of(data)[:2]
+    is_clear = same_sizes(sizes[:1], sizes[1:]) is not True
+    return "attention" if is_clear and _is_of_pairs(value, sizes[1:]) else "mask"
+
+
+def _is_of_pairs(value: Tensor, sizes: Sequence[Any]) -> bool:
+    """Return whether a value has as many rows as columns, and so many as the data have of one."""
+    shape = shape_of(value)
+    is_square = bool(same_sizes(shape[:1], shape[1:]))
+    return is_square and any(same_sizes(shape[:1], (size,)) is not False for size in sizes)
+
+
+def like_a_mask(values: Mapping[str, object], data: Tensor | None) -> str:
+    """Return the name of a value that looks as if it said where padding is, or "".
+
+    Args:
+        values: of a call's arguments, by name.
+        data: of the call, (batch, length, …).
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            inside = (key for key in value if mask_by_name(key) and isinstance(value[key], Tensor))
+            key = next(inside, None)
+            if key is not None:
+                return f'{name}["{key}"]'
+        elif _is_like_a_mask(name, value, data):
+            return name
+    return ""
+
+
+def check_pair(model: nn.Module, batch: Sequence[Any]) -> None:
+    """Raise an InputError if a part of a batch without names may be labels and would be a mask.
+
+    Raises:
+        InputError: says how to call the model otherwise.
+    """
+    names = list(parameters_of(model))
+    for name, value in list(zip(names, batch, strict=False))[1:]:
+        if not mask_by_name(name) or not isinstance(value, Tensor) or value.dtype == torch.bool:
+            continue
+        data = batch[0] if isinstance(batch[0], Tensor) and batch[0].ndim > 1 else None
+        whole = 1 if value.ndim > 1 or value.is_floating_point() or data is None else data.shape[1]
+        if value.is_meta or bool((value == whole).all()):
+            continue  # no padding
+        if not _is_like_a_mask(name, value, data):
+            raise InputError(
+                f"batch[{names.index(name)}] of shape {tuple(value.shape)} would become {name} of "
+                f"{type(model).__name__}, and its values do not look as if they said what is "
+                "padding. If they are labels, give forward=lambda model, batch: model(batch[0]); "
+                f"if they do say it, give batches as dicts, {{..., {name!r}: ...}}"
+            )
+
+
+def _is_like_a_mask(name: str, value: object, data: Tensor | None) -> bool:
+    if not isinstance(value, Tensor) or value.is_meta or data is None or name in _NO_MASKS:
+        return False
+    batch, length = data.shape[:2]
+    if value.shape == (batch,) and value.dtype != torch.bool and bool((value != value[0]).any()):
+        longest = 1 if value.is_floating_point() else length
+        return bool((value > 0).all()) and float(value.max()) == longest
+    value = without_heads(value)
+    if value.shape not in ((batch, length), (length, batch)):
+        return value.ndim == 4 and value.shape[-1] == length
+    if not bool(((value == 0) | (value == 1) | (value <= _HIDES)).all()):
+        return False
+    hidden = (padding_of(value, meaning) for meaning in _READINGS)
+    return any(bool(one.any()) and _is_on_one_side(one) for one in hidden if one is not None)
+
+
+def _is_on_one_side(padding: Tensor) -> bool:
+    """Return whether all padding is at the end of rows, or all at the start; no row is padding."""
+    if bool(padding.all(dim=1).any()):
+        return False
+    falls = (padding[:, :-1] & ~padding[:, 1:]).any()  # padding that ends within a row
+    rises = (~padding[:, :-1] & padding[:, 1:]).any()
+    return not (bool(falls) and bool(rises))
