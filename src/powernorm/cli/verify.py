@@ -126,7 +126,8 @@ def _verify(path: Path, findings: Findings) -> None:
             comparisons.append(folder)
     for folder in comparisons:
         _verify_together(folder, findings)
-    _verify_sets(path, findings)
+    if not (path / MODEL_FILE).is_file():  # a saved model is checked without the extra `train`
+        _verify_sets(path, findings)
 
 
 def _verify_file(path: Path, findings: Findings) -> None:
@@ -201,14 +202,16 @@ def _check_archive(path: Path) -> str:
 def _check_safetensors(path: Path) -> str:
     from safetensors import SafetensorError, safe_open
 
-    from powernorm.checksums import check_seal
-    from powernorm.lab.engine.averaging import read_weights
-    from powernorm.lab.tasks.trained_models import is_checkpoint
     from powernorm.surgery.storage import read_model
 
     if path.name == MODEL_FILE:
         read_model(path.parent)
         return "whole"
+
+    from powernorm.checksums import check_seal
+    from powernorm.lab.engine.averaging import read_weights
+    from powernorm.lab.tasks.trained_models import is_checkpoint
+
     seal = check_seal(path, _RETRAIN if is_checkpoint(path) else _RESTORE)
     if seal == "whole":
         return seal
@@ -288,11 +291,12 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _check_config(path: Path) -> None:
     from powernorm.json_reading import read_json_object
-    from powernorm.lab.tasks.trained_models import run_config
     from powernorm.runs import TASKS
 
     settings = read_json_object(path, _RESTORE)
     if settings.get("task") in TASKS:
+        from powernorm.lab.tasks.trained_models import run_config
+
         try:
             run_config(settings)
         except KeyError as error:
