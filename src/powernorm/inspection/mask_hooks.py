@@ -38,7 +38,6 @@ from powernorm.norms.masks import MaskSource, ScopedMask, close_scope, innermost
 from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
 from powernorm.ops.torch_private import in_backward
 
-
 _WATCHED: Final = 2
 """Number of calls with padding in which functions of torch are looked at."""
 
