@@ -399,3 +399,21 @@ def test_torchscript_is_refused_and_parts_of_it_are_left_alone() -> None:
     assert "TorchScript" in rows["inner.1"].reason
     swap(model, "bn")
     model(torch.randn(2, 3, WIDTH))
+
+
+def test_the_plan_says_how_a_mask_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_arguments, "_declared", {})
+    words = {
+        "pad_mask": "pad_mask: 1 or True is padding, by its name, which the first batches have to",
+        "mask": "mask: which way round it is, the first batches have to show",
+        "lengths": "lengths: the number of valid positions of each row",
+    }
+    for name, expected in words.items():
+        assert expected in str(powernorm.plan_swap(model_of(Flat, name), "bn"))
+    encoder = powernorm.plan_swap(nn.TransformerEncoderLayer(WIDTH, 2), "bn")
+    assert "src_key_padding_mask: 1 or True is padding, as its library" in str(encoder)
+    for name, shown in (("pad_mask", "padding"), ("mask", "valid")):
+        model = model_of(Flat, name)
+        plan = swap(model, "bn").plan
+        model(batch_of(Flat, "random", 0), PADDING if name == "pad_mask" else ~PADDING)
+        assert f"{name}: 1 or True is {shown}, as the batches showed" in str(plan)

@@ -137,7 +137,7 @@ def test_a_plan_is_a_table_and_changes_nothing() -> None:
     text = str(plan)
     assert "layers.0.norm1  layer  swap    pn" in text
     assert "not selected" in text
-    assert text.endswith("4 of 5 norms change to pn")
+    assert "\n4 of 5 norms change to pn" in text
     first = plan.to_rows()[0]
     assert first["name"] == "layers.0.norm1"
     assert (first["type_name"], first["into"], first["num_features"]) == (

@@ -167,7 +167,7 @@ def mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument |
     """
     parameters = parameters_of(module)
     names = list(parameters)
-    meanings = _meanings_of(module, names)
+    meanings = meanings_of(module, names)
     if _has_two_sides(names):
         if side is None or "decoder_attention_mask" in names:
             return None
@@ -184,7 +184,7 @@ def mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument |
     return MaskArgument(name, position, meanings[name], first)
 
 
-def _meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning | None]:
+def meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning | None]:
     """Return the arguments that may give the mask, the likeliest first, and what they mean."""
     library = library_of(module)
     known: dict[str, Meaning | None] = dict(_MEANINGS)

@@ -146,6 +146,22 @@ class MaskReader:
         self._settle(value, data, batch_dim, around, side)
         return None if self.meaning is None else padding_of(value, self.meaning, sequences)
 
+    def __str__(self) -> str:
+        """Return how the argument is read, and how that is known."""
+        meaning = declared_meaning(self.module, self.argument.name) or self.meaning
+        if meaning == "lengths":
+            return "the number of valid positions of each row, or its share of the longest"
+        if meaning is None:
+            return "which way round it is, the first batches have to show"
+        how = "by its name, which the first batches have to bear out"
+        if self._is_trusted or self._is_borne_out or self.argument.meaning is None:
+            how = (
+                "as its library or a declaration says"
+                if self._is_trusted
+                else "as the batches showed"
+            )
+        return f"1 or True is {'padding' if meaning == 'padding' else 'valid'}, {how}"
+
     def is_attention(self, value: object, data: Tensor | None) -> bool:
         """Return whether a value that is no mask of padding may say which positions see which."""
         if self._by_library or self.argument.meaning == "lengths":

@@ -20,11 +20,13 @@ from powernorm.inspection.mask_arguments import (
     is_tower,
     library_of,
     mask_argument,
+    meanings_of,
     parameters_of,
     two_sided_argument,
 )
 from powernorm.inspection.mask_checks import MaskChecks
 from powernorm.inspection.mask_hooks import Lookout, MaskOwner, MaskUse
+from powernorm.inspection.mask_reading import MaskReader
 from powernorm.inspection.mask_rules import REDUCES, gives_all_masks
 from powernorm.inspection.selection import Side
 from powernorm.norms import Norm
@@ -232,6 +234,17 @@ def mask_sources(
             owner, argument = owners[-1]  # the nearest that is given and fits
             sources[name] = f"{owner}.{argument.name}" if owner else argument.name
     return sources
+
+
+def how_read(model: nn.Module, source: str) -> str:
+    """Return how the argument that a `mask_sources` names is read, for people."""
+    path, _, name = source.rpartition(".")
+    module = model.get_submodule(path)
+    for owner in _owners_on(module):
+        if isinstance(owner, MaskOwner) and owner.argument.name == name:
+            return str(owner.reader)
+    argument = MaskArgument(name, None, meanings_of(module, [name])[name])
+    return str(MaskReader(module, argument, MaskChecks(None)))
 
 
 def _takes_images(modules: Mapping[str, nn.Module], norm_name: str) -> bool:

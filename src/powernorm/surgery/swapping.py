@@ -11,7 +11,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.masking import attach_mask_owners, mask_sources
+from powernorm.inspection.masking import attach_mask_owners, how_read, mask_sources
 from powernorm.inspection.modules import is_compiled
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.inspection.selection import (
@@ -83,9 +83,12 @@ class SwapPlan(NormTable):
     _sides: Mapping[str, Side] = field(repr=False, compare=False)
 
     def __str__(self) -> str:
-        """Return the table as text, and how many norms change."""
+        """Return the table as text, how many norms change, and how their masks are read."""
         swapped = sum(row.action == "swap" for row in self.rows)
-        return f"{format_rows(self.rows)}\n{swapped} of {len(self.rows)} norms change to {self.to}"
+        masks = dict.fromkeys(row.mask for row in self.rows if row.mask is not None)
+        lines = [f"{swapped} of {len(self.rows)} norms change to {self.to}"]
+        lines += [f"{mask}: {how_read(self.model, mask)}" for mask in masks]
+        return "\n".join([format_rows(self.rows), *lines])
 
     def apply(self) -> Swap:
         """Put the new norms in place: all of them, or none if one cannot be built.
