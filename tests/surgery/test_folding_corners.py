@@ -355,3 +355,13 @@ def test_a_plan_of_another_model() -> None:
     with pytest.raises(InputError, match="have changed since the fold was planned"):
         plan.apply(verify=False)
     assert isinstance(model[0], powernorm.BatchNorm)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+def test_examples_that_compare_nothing_are_refused(value: float | None) -> None:
+    model = nn.Sequential(powernorm.BatchNorm(4), nn.Linear(4, 4))
+    model(torch.randn(8, 4))
+    x = torch.empty(0, 4) if value is None else torch.full((2, 4), value)
+    with pytest.raises(InputError, match="nothing was compared: the outputs of Sequential"):
+        powernorm.fold(model.eval(), x)
+    assert len(list(model[0].parameters())) == 2

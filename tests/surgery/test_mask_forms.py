@@ -417,3 +417,16 @@ def test_the_plan_says_how_a_mask_is_read(monkeypatch: pytest.MonkeyPatch) -> No
         plan = swap(model, "bn").plan
         model(batch_of(Flat, "random", 0), PADDING if name == "pad_mask" else ~PADDING)
         assert f"{name}: 1 or True is {shown}, as the batches showed" in str(plan)
+
+
+class ShowsLess(AddsScores):
+    """A layer whose mask of attention leaves rows of padding open, as scaled_dot_product needs."""
+
+    def run(self, x: Tensor, mask: Any) -> Tensor:
+        del mask
+        seen = ~PADDING[:, None, None] | PADDING[:, None, :, None]
+        return self.norm(x) + self.layer(x, seen)
+
+
+def test_what_attention_sees_does_not_overrule_the_models_mask() -> None:
+    assert outcome(ShowsLess, "padding_mask", PADDING, "random", twice=True) == "right"

@@ -65,6 +65,11 @@ class MaskChecks:
         starts = getattr(config, "decoder_start_token_id", None) == pad
         return cls(pad, starts, not any(_holds(other, pad) for other in others))
 
+    def may_look(self, key: str) -> bool:
+        """Count a look at values, which waits for the device; return whether it is a first one."""
+        self._looks[key] = self._looks.get(key, 0) + 1
+        return self._looks[key] <= _LOOKS
+
     def look(self, taker: Taker, data: Tensor, mask: Tensor | None) -> None:
         """Check one call of a module with norms that train.
 
@@ -73,10 +78,8 @@ class MaskChecks:
             data: tokens (batch, length) or vectors (batch, length, features).
             mask: True = padding, or None if the call had none.
         """
-        looks = self._looks.get(taker.key, 0)
-        if looks >= _LOOKS or data.is_meta or (mask is not None and mask.is_meta):
+        if data.is_meta or (mask is not None and mask.is_meta) or not self.may_look(taker.key):
             return
-        self._looks[taker.key] = looks + 1
         with torch.no_grad():
             pads = self.padding_in(data, taker.side)
             if mask is None:
@@ -93,10 +96,8 @@ class MaskChecks:
     def look_without_mask(self, module: nn.Module, data: Tensor, why: str) -> None:
         """Check one call of a module that has no mask of its own, for the reason that is given."""
         taker = Taker(module, "", None)
-        looks = self._looks.get(taker.key, 0)
-        if looks >= _LOOKS or data.is_meta or not self.only_pads:
+        if data.is_meta or not self.only_pads or not self.may_look(taker.key):
             return
-        self._looks[taker.key] = looks + 1
         with torch.no_grad():
             pads = self.padding_in(data, None)
             self._look_at_missing(

@@ -137,6 +137,9 @@ class MaskOwner:
             given, data = self.argument.given(args, kwargs), self.argument.data(args, kwargs)
             mask = self._read(given, data)
         outer, around = self._outer(given is not None and mask is None)
+        if mask is not None and getattr(given, "ndim", 0) == 4 and outer and outer[0].source:
+            # What attention may see need not hide all padding; the model's mask does.
+            mask = None if same_sizes(shape_of(outer[0].mask), shape_of(mask)) else mask
         warns = given is not None and (self.only_warns or self.undecided)
         if not is_traced() and not warns:
             self._check(given, mask, data, outer)
@@ -162,7 +165,9 @@ class MaskOwner:
         """Look at the first calls with padding for what changes the order of positions."""
         if mask is None or mask.ndim != 2 or not self.is_own or is_traced() or mask.is_meta:
             return
-        if self._num_watched >= _WATCHED or not bool(mask.any()):
+        if self._num_watched >= _WATCHED or not self.checks.may_look(f"order {self.label}"):
+            return
+        if not bool(mask.any()):
             return
         self._num_watched += 1
         watch = OrderWatch(
@@ -365,7 +370,7 @@ class MaskOwner:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], data: Tensor | None
     ) -> None:
         """Warn of another argument than this that looks like a mask."""
-        if self.is_read() and not in_backward():
+        if self.is_read() and not in_backward() and self.checks.may_look(f"like {self.label}"):
             name = like_a_mask(named_values(self.module, args, kwargs), data)
             if name:
                 self.checks.unused(self.module, name)
@@ -419,8 +424,10 @@ class Lookout:
         data = self.argument.data(args, kwargs)
         if not is_observed and not any(norm.wants_mask for norm in batch_norms(self.module)):
             return
-        name = like_a_mask(named_values(self.module, args, kwargs), data)
-        if name and library_of(self.module) not in HANDS_ON:
+        name = ""
+        if library_of(self.module) not in HANDS_ON and self.checks.may_look("like"):
+            name = like_a_mask(named_values(self.module, args, kwargs), data)
+        if name:
             self.checks.unused(self.module, name)
         elif data is not None:
             self.checks.look_without_mask(

@@ -201,7 +201,8 @@ def compare(
         approximate: whether more than rounding is expected.
 
     Raises:
-        InputError: the changed copy fails, or its outputs hold no floating-point tensor.
+        InputError: the changed copy fails, or its outputs hold no floating-point tensor, or no
+            finite number.
     """
 
     def changed(copy: nn.Module) -> nn.Module:
@@ -243,7 +244,13 @@ def differences(
         narrow = dtype == torch.float64 and types.narrower_than(dtype)
         tolerance = _PARTLY_NARROW if narrow else _TOLERANCES.get(dtype, 0.05)
         tolerance = max(tolerance, _APPROXIMATE) if approximate else tolerance
-        found.append(_errors(dtype, before, after, tolerance))
+        if any(bool(tensor.isfinite().any()) for tensor in before if tensor.is_floating_point()):
+            found.append(_errors(dtype, before, after, tolerance))
+    if not found:
+        raise InputError(
+            f"nothing was compared: the outputs of {type(model).__name__} on the example inputs "
+            "are empty, or NaN and infinity alone. Give examples that are not empty and hold no NaN"
+        )
     return tuple(found)
 
 
