@@ -1,4 +1,4 @@
-"""What a mask says: its form by its values, its direction by its name and by what the batch shows.
+"""Reading masks: the form by their values, the direction by their name and what a batch shows.
 
 The form shows in each value: bool, 1 and 0, numbers that are added to scores, lengths. The
 direction does not: names say it in libraries that are known, elsewhere a name is a guess that the
@@ -39,8 +39,8 @@ _READINGS: Final[tuple[Meaning, ...]] = ("keep", "padding")
 _NO_MASKS: Final = frozenset({"token_type_ids", "segment_ids", "labels", "targets", "y"})
 """Names of what may have a mask's values and is none."""
 
-_Shape = Literal["mask", "attention", "either", "other"]
-"""What a value's shape shows: a mask of the data, of pairs of positions, one of these, neither."""
+_Shape = Literal["mask", "attention", "other"]
+"""Kind of a value by its shape: a mask of the data, perhaps one of pairs of positions, neither."""
 
 
 class UndecidedError(InputError):
@@ -101,7 +101,7 @@ class MaskReader:
         self.argument = argument
         self.checks = checks
         self.meaning = argument.meaning
-        """What 1 or True marks; None until a batch has shown it."""
+        """Meaning of 1 and True; None until a batch has shown it."""
         self.misfit = ""
         """Why lengths were found to count something else than positions."""
         self._by_library = library_of(module) in HANDS_ON
@@ -190,19 +190,17 @@ class MaskReader:
             return "other"
         if self._is_mask or self.meaning is not None:
             return "mask"
-        if is_traced():
-            return "either"
-        if any(torch.equal(triangle(value), value) for triangle in (torch.tril, torch.triu)):
-            return "attention"
-        self._warn_of_square()
-        return "either"
+        triangles = () if is_traced() else (torch.tril, torch.triu)
+        if triangles and not any(torch.equal(one(value), value) for one in triangles):
+            self._warn_of_square()
+        return "attention"
 
     def _check_values(self, value: Tensor) -> None:
         """Refuse a value with other numbers than a mask's."""
         if value.dtype == torch.bool or is_traced() or value.is_meta or self._looks >= _LOOKS:
             return
         if self._by_library and value.ndim == 4:
-            return  # biases may stand beside what hides
+            return  # biases may be beside what hides
         marks = (value == 0) | (value == 1)
         is_mask = marks.all()
         if value.is_floating_point():

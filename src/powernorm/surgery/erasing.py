@@ -3,7 +3,7 @@
 A convolution mixes what a sequence is padded with into its last positions, in evaluation too. While
 a module runs that takes a mask, each call of a convolution or pooling, of a module or a function,
 gets its input with zeros (for a maximum, with the lowest number) at padding: what a convolution
-pads a sequence with that stands alone.
+puts around a sequence that is alone.
 """
 
 from __future__ import annotations
