@@ -182,7 +182,7 @@ class MaskOwner:
                 return self.reader.read(given, data, batch_dim, [one.mask for one in around])
             except UndecidedError as error:
                 # The modules inside may be given masks that say it.
-                self.undecided = str(error)
+                self.undecided = error.args[0]  # compiled by torch 2.11, which str is not
                 return None
         batch_dim = 1 if data is not None and self._transposed(data) else 0
         mask = self.argument.read(given, None if data is None else shape_of(data)[batch_dim])
