@@ -2,9 +2,9 @@
 
 `make test-newest` runs it after the suite, by the Python of the same environment:
 
-    python tools/versions.py RESULTS.xml docs/versions.md
+    python tools/versions.py RESULTS.xml [LATER.xml...] docs/versions.md
 
-A row of the same Python and torch is replaced.
+A test in several files counts as in the last. A row of the same Python and torch is replaced.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ def installed(package: str) -> str:
         return "–"
 
 
-def row_of(results: Path) -> list[str]:
-    """Return the row of a run of pytest with `--junit-xml`."""
-    suite = next(ET.parse(results).getroot().iter("testsuite"))
-    tests, failed, skipped = (
-        sum(int(suite.get(name, "0")) for name in names)
-        for names in (("tests",), ("failures", "errors"), ("skipped",))
-    )
-    counts = [str(number) for number in (tests - failed - skipped, failed, skipped)]
+def row_of(*results: Path) -> list[str]:
+    """Return the row of runs of pytest with `--junit-xml`."""
+    outcomes = {}
+    for path in results:
+        cases = ET.parse(path).getroot().iter("testcase")
+        outcomes |= {
+            (case.get("classname"), case.get("name")): {e.tag for e in case} for case in cases
+        }
+    failed = sum(bool(tags & {"failure", "error"}) for tags in outcomes.values())
+    skipped = sum("skipped" in tags for tags in outcomes.values())
+    counts = [str(number) for number in (len(outcomes) - failed - skipped, failed, skipped)]
     today = datetime.date.today().isoformat()
     return [today, platform.python_version(), *map(installed, PACKAGES), *counts]
 
@@ -56,8 +59,8 @@ def with_row(page: str, row: list[str]) -> str:
 
 def main() -> None:
     """Write the row."""
-    results, page = map(Path, sys.argv[1:3])
-    page.write_text(with_row(page.read_text(encoding="utf-8"), row_of(results)), encoding="utf-8")
+    *results, page = map(Path, sys.argv[1:])
+    page.write_text(with_row(page.read_text(encoding="utf-8"), row_of(*results)), encoding="utf-8")
     print(f"wrote {page}")
 
 

@@ -377,6 +377,8 @@ def test_compiled_without_a_break(name: str) -> None:
     assert current_padding_mask() is None
 
 
+# Transformers 5.24 calls it `cache`.
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
 def test_generation_with_a_cache() -> None:
     model = swapped("gpt2", "bn").eval()
     inputs = {"input_ids": plain_tokens(), "attention_mask": torch.ones(2, 5).long()}

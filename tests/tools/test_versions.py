@@ -37,9 +37,15 @@ def test_a_row_replaces_that_of_the_same_python_and_torch(versions: ModuleType) 
     assert "| 2.13.0 | x |" in again
 
 
-def test_counts_of_a_run(versions: ModuleType, tmp_path: Path) -> None:
-    results = tmp_path / "results.xml"
-    results.write_text(
-        '<testsuites><testsuite tests="9" failures="1" errors="1" skipped="2"/></testsuites>'
-    )
-    assert versions.row_of(results)[-3:] == ["5", "2", "2"]
+def written(path: Path, outcomes: str) -> Path:
+    """A file of results: P passed, F failed, E error, S skipped."""
+    inner = {"P": "", "F": "<failure/>", "E": "<error/>", "S": "<skipped/>"}
+    cases = [f'<testcase name="{i}">{inner[one]}</testcase>' for i, one in enumerate(outcomes)]
+    path.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    return path
+
+
+def test_counts_of_a_run_and_of_a_later_one(versions: ModuleType, tmp_path: Path) -> None:
+    first = written(tmp_path / "first.xml", "FESSPPPPP")
+    assert versions.row_of(first)[-3:] == ["5", "2", "2"]
+    assert versions.row_of(first, written(tmp_path / "later.xml", "PF"))[-3:] == ["6", "1", "2"]

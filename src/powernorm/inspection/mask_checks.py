@@ -224,7 +224,8 @@ def _padding_index(model: nn.Module) -> int | None:
 
 def _run_from_the_end(marks: Tensor) -> Tensor:
     """Return the marks with no gap up to the end of their row; others in the row are input."""
-    return marks.flip(1).long().cumprod(dim=1).flip(1).bool()
+    unmarked = (~marks).long()
+    return unmarked.cumsum(1) - unmarked == unmarked.sum(1, keepdim=True)
 
 
 def _holds(tokens: object, token: int) -> bool:

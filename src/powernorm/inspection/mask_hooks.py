@@ -217,7 +217,7 @@ class MaskOwner:
             mask = self.reader.read(given, data, batch_dim, [one.mask for one in around], self.side)
         except UndecidedError as error:
             # The modules inside may be given masks that say it.
-            self.undecided = str(error)
+            self.undecided = error.args[0]  # compiled by torch 2.11, which str is not
             return None
         if mask is None or mask.ndim == 1 or data is None or self.parts:
             return mask

@@ -29,7 +29,7 @@ from powernorm.norms.buffers import has_value
 from powernorm.norms.checkpointing import Seen, refuse_reentrant
 from powernorm.norms.stateful import StatefulNorm
 from powernorm.ops.running_stats import reduce_sums
-from powernorm.ops.torch_private import version_of
+from powernorm.ops.torch_private import is_exporting, version_of
 
 
 class CarrierNorm(StatefulNorm):
@@ -99,7 +99,7 @@ class CarrierNorm(StatefulNorm):
 
     def _check_own_buffers(self) -> None:
         # An export gives the buffers as inputs of its own, and its graph updates nothing.
-        if self._counter is not self.num_batches_tracked and not torch.compiler.is_exporting():
+        if self._counter is not self.num_batches_tracked and not is_exporting():
             raise InputError(
                 f"{self.class_name} was called with other buffers than its own in compiled code, "
                 "where their update in the backward would be lost: leave the call of "

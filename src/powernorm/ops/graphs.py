@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.ops.torch_private import are_transforms_active, in_forward_mode, is_tracing
+from powernorm.ops.torch_private import (
+    are_transforms_active,
+    in_forward_mode,
+    is_exporting,
+    is_tracing,
+)
 
 
 def is_exported() -> bool:
     """Return whether the graph has to run without this library: torch.export, TorchScript."""
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return is_exporting()
     return is_tracing()
 
 

@@ -16,7 +16,7 @@ from powernorm.ops import arrays
 from powernorm.ops.arrays import accumulation_dtype, where_arriving
 from powernorm.ops.graphs import is_transformed, num_features_of
 from powernorm.ops.operators import PlainFunction, is_plain
-from powernorm.ops.torch_private import is_batched, is_tracing
+from powernorm.ops.torch_private import is_batched, is_exporting, is_tracing
 
 
 class _ScaleAndShift(PlainFunction):
@@ -280,7 +280,7 @@ def _is_recorded(*tensors: Tensor | None) -> bool:
     return (
         torch.is_grad_enabled()
         and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-        and not torch.compiler.is_exporting()
+        and not is_exporting()
         and not is_tracing()
         and not is_transformed()
     )

@@ -20,7 +20,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 
 from powernorm.errors import InputError
 
-NEWEST_TESTED: Final = (2, 13)
+NEWEST_TESTED: Final = (2, 14)
 """Newest release of torch that the tests have run with."""
 _NEWEST: Final = ".".join(map(str, NEWEST_TESTED))
 
@@ -121,6 +121,17 @@ def unknown_backward() -> InputError:
 
 
 # What looks at the operators.
+
+_has_export_flag: Final = find("compiler._is_exporting_flag") is not None
+
+
+def is_exporting() -> bool:
+    """Return whether torch.export makes the graph.
+
+    In graphs of torch.compile torch 2.11's public function says so, too.
+    """
+    return torch.compiler._is_exporting_flag if _has_export_flag else torch.compiler.is_exporting()
+
 
 is_tracing: Final[Callable[[], bool]] = torch.jit.is_tracing  # type: ignore[attr-defined]
 """Whether TorchScript's tracer records the operators."""
