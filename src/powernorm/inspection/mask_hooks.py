@@ -356,7 +356,7 @@ class MaskOwner:
                 self.checks.look_without_mask(
                     self.module, data, f"was given {self.argument.name} for its attention alone"
                 )
-            else:
+            elif data is not None or self.argument.meaning is not None:
                 self.checks.unreadable(taker, given, self.reader.misfit)
         # Vectors of another length than the mask may have it in another place.
         elif data is not None and not (self.parts and data.ndim == 3):

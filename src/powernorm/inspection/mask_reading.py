@@ -199,8 +199,8 @@ class MaskReader:
         """Refuse a value with other numbers than a mask's."""
         if value.dtype == torch.bool or is_traced() or value.is_meta or self._looks >= _LOOKS:
             return
-        if self._by_library and value.ndim == 4:
-            return  # biases may be beside what hides
+        if self._by_library and (value.ndim == 4 or not value.is_floating_point()):
+            return  # biases may be beside what hides; segments are numbered from 1
         marks = (value == 0) | (value == 1)
         is_mask = marks.all()
         if value.is_floating_point():
