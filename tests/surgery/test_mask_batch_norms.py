@@ -260,6 +260,11 @@ COVERED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "average": lambda m, x: m.average(m.conv(x)),
     "image": lambda m, x: m.image(x.transpose(1, 2)[:, None])[:, 0].transpose(1, 2),
     "image of channels first": lambda m, x: m.image(x[:, None])[:, 0],
+    "by keywords": lambda m, x: (
+        m.valid(functional.pad(input=x, pad=(2, 2)))
+        + functional.conv1d(input=x, weight=m.conv.weight, padding=2)
+    ),
+    "unbatched beside it": lambda m, x: m.conv(x) + m.conv(x[0, :, :1]).mean() * 0,
     "halved": lambda m, x: m.conv(m.halves(x)).repeat_interleave(2, 2)[..., : x.shape[2]],
 }
 UNCOVERED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
@@ -267,6 +272,10 @@ UNCOVERED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "reflected": (lambda m, x: m.reflects(x), "pad in Mixes pads by reflect"),
     "divided": (
         lambda _, x: functional.avg_pool1d(x, 3, 1, 1, False, False), "avg_pool1d in Mixes divides",
+    ),
+    "indexed": (
+        lambda _, x: functional.max_pool1d(x, 3, 1, 1, return_indices=True)[0],
+        "max_pool1d_with_indices in Mixes sees|max_pool1d in Mixes sees",
     ),
     "joined": (
         lambda m, x: m.valid(torch.cat([x.new_zeros(len(x), WIDTH, 4), x], 2)),
@@ -415,3 +424,9 @@ def test_a_wrapper_with_a_mask_of_its_own_is_left_as_it_is() -> None:
     powernorm.mask_batch_norms(model).norms["norm.bn"].momentum = 1.0
     model(sequences(), valid)
     assert torch.allclose(model.norm.bn.running_mean, sequences()[valid].mean(0), atol=1e-5)
+
+
+def test_one_position_alone() -> None:
+    model = mixes("convolution")
+    powernorm.mask_batch_norms(model)
+    model(sequences()[:, :1], torch.ones(3, dtype=torch.long))

@@ -38,8 +38,11 @@ _OTHERS: Final = (
     torch.conv_transpose1d, torch.conv_transpose2d, torch.adaptive_avg_pool1d,
     functional.adaptive_avg_pool1d, functional.adaptive_max_pool1d, functional.unfold,
     functional.interpolate, torch.stft, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu,
+    functional.max_pool1d_with_indices, functional.max_pool2d_with_indices,
 )  # fmt: skip
 """Functions that see several positions, too, and get no zeros."""
+_SEEN: Final = (*_CONVOLUTIONS, *_MAXIMA, *_MEANS, *_OTHERS, functional.pad)
+_NONE: Final = (None, 0)
 
 
 def erase_padding(model: nn.Module, names: Sequence[str]) -> Iterator[Callable[[], None]]:
@@ -125,12 +128,13 @@ class PaddingEraser:
         self.running.append(module)
         if torch.compiler.is_compiling() or not module.training or not may_be_repeated():
             return None
-        mask = self._modes[-1].mask_of(args[0], (2, 3), module) if self._modes else None
-        seen = self._records.replay(type(module).__name__, args[0], Seen(mask, 0, ()))
+        x = args[0]
+        mask, dim = (self._modes[-1].mask_of(x, (2, 3), module) if self._modes else None) or _NONE
+        seen = self._records.replay(type(module).__name__, x, Seen(mask, dim, ()))
         if not in_backward() or seen.padding_mask is None:
             return None
-        fill = _lowest(args[0]) if isinstance(module, nn.MaxPool1d | nn.MaxPool2d) else 0.0
-        return (_filled(args[0], seen.padding_mask, fill), *args[1:])
+        value = _lowest(x) if isinstance(module, nn.MaxPool1d | nn.MaxPool2d) else 0.0
+        return (_filled(x, seen.padding_mask, seen.stage, value), *args[1:])
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         """Leave a convolution or pooling."""
@@ -177,28 +181,29 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch, with zeros at padding if it sees several positions."""
         del types
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
+        x = args[0] if args else kwargs.get("input")
+        if not isinstance(x, Tensor) or x.ndim < 3 or func not in _SEEN:
+            return func(*args, **kwargs)
+        kwargs.pop("input", None)
         if func in _CONVOLUTIONS or func in _MAXIMA or func in _MEANS:
-            return self._windowed(func, args, kwargs)
-        output = func(*args, **kwargs)
+            return self._windowed(func, x, args[1:], kwargs)
+        output = func(x, *args[1:], **kwargs)
         if func is functional.pad:
-            self._follow_padding(*args, **kwargs)
-        elif func in _OTHERS and isinstance(args[0], Tensor):
-            mask = self.mask_of(args[0], (1, 2), func.__name__)
-            if mask is not None and not is_traced() and bool(mask.any()):
+            self._follow_padding(x, *args[1:], **kwargs)
+        elif not is_traced() and func in _OTHERS:
+            mask, _ = self.mask_of(x, (1, 2), func.__name__) or _NONE
+            if mask is not None and bool(mask.any()):
                 self._warn(func, "sees padded positions, which nothing clears for it")
         return output
 
-    def mask_of(self, x: Tensor, dims: Sequence[int], place: object) -> Tensor | None:
-        """Return the mask of an input whose positions are in one of these dimensions, or None.
+    def mask_of(self, x: Tensor, dims: Sequence[int], place: object) -> tuple[Tensor, int] | None:
+        """Return the mask (sequences, positions) of an input and the dimension of its positions.
 
         Args:
             x: the input, whose first dimension counts the sequences.
             dims: where the positions may be.
             place: what gets the input, of which earlier calls may have shown the order.
-
-        Returns:
-            In the shape of x, with 1 for all dimensions but sequences and positions.
         """
         for dim in dims:
             if dim >= x.ndim:
@@ -210,9 +215,7 @@ class _Mode(TorchFunctionMode):
                 made = (*self._made, *self._padded_before())
                 mask = next((one for one in made if same_sizes(shape_of(one), sizes) is True), None)
             if mask is not None:
-                for other in sorted({*range(1, x.ndim)} - {dim}):
-                    mask = mask.unsqueeze(other)
-                return mask
+                return mask, dim
         return None
 
     def _padded_before(self) -> Iterator[Tensor]:
@@ -236,26 +239,27 @@ class _Mode(TorchFunctionMode):
             )
         self._warn(func, f"got an input {tuple(x.shape)} that the mask does not fit")
 
-    def _windowed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x = args[0] if args else kwargs.pop("input")
+    def _windowed(self, func: Any, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         place = self._eraser.running[-1] if self._eraser.running else func.__name__
-        mask = self.mask_of(x, (2, 3), place)
-        if mask is None:
+        found = self.mask_of(x, (2, 3), place)
+        if found is None:
             self._check_misfit(func, x, place)
-            return func(x, *args[1:], **kwargs)
+            return func(x, *args, **kwargs)
+        mask, dim = found
         self._eraser.check_repeatable(func.__name__)
         names = ("weight", "bias", "stride", "padding", "dilation")
         if func not in _CONVOLUTIONS:
             names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
         if func in _MEANS:
             names = (*names[:3], "ceil_mode", "count_include_pad")
-        given = {**dict(zip(names, args[1:], strict=False)), **kwargs}
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         if func in _MEANS and not given.get("count_include_pad", True):
             self._warn(func, "divides by the number of positions, and padding counts")
-        y = func(_filled(x, mask, _lowest(x) if func in _MAXIMA else 0.0), *args[1:], **kwargs)
-        dim = next(dim for dim in (2, 3) if dim < x.ndim and mask.shape[dim] != 1)
-        if is_known(shape_of(y)[dim] != shape_of(x)[dim]) and self.mask_of(y, (dim,), None) is None:
-            self._follow_windows(mask.flatten(1), shape_of(y)[dim], func, given, dim - 2)
+        value = _lowest(x) if func in _MAXIMA else 0.0
+        y = func(_filled(x, mask, dim, value), *args, **kwargs)
+        size = shape_of(y)[dim]
+        if is_known(size != shape_of(x)[dim]) and self.mask_of(y, (dim,), None) is None:
+            self._follow_windows(mask, size, func, given, dim - 2)
         return y
 
     def _follow_windows(
@@ -286,12 +290,12 @@ class _Mode(TorchFunctionMode):
         """Note the mask of an input with zeros in front of it and behind it."""
         for index in range(len(pad) // 2):
             dim, sides = x.ndim - 1 - index, tuple(pad[2 * index : 2 * index + 2])
-            mask = self.mask_of(x, (dim,), "pad") if dim and sides != (0, 0) else None
-            if mask is None:
+            found = self.mask_of(x, (dim,), "pad") if dim and sides != (0, 0) else None
+            if found is None:
                 continue
             if mode != "constant" or value:
                 self._warn(functional.pad, f"pads by {mode} {value or ''}, not zeros")
-            self._made.append(functional.pad(mask.flatten(1), sides, value=False))
+            self._made.append(functional.pad(found[0], sides, value=False))
             if not is_traced():
                 self._eraser.sides[sides] = None
 
@@ -302,7 +306,10 @@ class _Mode(TorchFunctionMode):
         )
 
 
-def _filled(x: Tensor, mask: Tensor, value: float) -> Tensor:
+def _filled(x: Tensor, mask: Tensor, dim: int, value: float) -> Tensor:
+    """Return x with a value where the mask (sequences, positions along a dimension) is True."""
+    for other in range(1, x.ndim):
+        mask = mask if other == dim else mask.unsqueeze(other)
     return x.masked_fill(mask, value)
 
 
