@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 import powernorm
@@ -430,3 +432,38 @@ def test_one_position_alone() -> None:
     model = mixes("convolution")
     powernorm.mask_batch_norms(model)
     model(sequences()[:, :1], torch.ones(3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_nothing_is_left_on_after_an_interrupt(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Tensor:
+        raise error
+
+    model = mixes("convolution")
+    expected = alone(model)
+    powernorm.mask_batch_norms(model)
+    monkeypatch.setitem(COVERED, "fails", fail)
+    model.how = "fails"
+    for run in (
+        lambda: model(sequences(), torch.full((3,), 9)),
+        lambda: torch.export.export(model, (sequences(), LENGTHS)),
+    ):
+        with pytest.raises(error):
+            run()
+        assert not has_torch_function((LENGTHS,))
+    model.how = "convolution"
+    with torch.no_grad():
+        assert_as_alone(model(sequences(), LENGTHS), expected)
+
+
+def test_a_forward_that_was_replaced_is_called_and_put_back() -> None:
+    model = mixes("convolution")
+    own = functools.partial(model.forward)
+    model.forward = own  # type: ignore[method-assign]
+    masked = powernorm.mask_batch_norms(model)
+    assert list(inspect.signature(model.forward).parameters) == ["x", "lengths"]
+    model(sequences(), LENGTHS)
+    masked.undo()
+    assert model.forward is own

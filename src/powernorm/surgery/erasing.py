@@ -8,8 +8,10 @@ puts around a sequence that is alone.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, MethodType
 from typing import Any, Final
 
 import torch
@@ -66,19 +68,17 @@ def erase_padding(model: nn.Module, names: Sequence[str]) -> Iterator[Callable[[
 def erased_names(model: nn.Module) -> tuple[str, ...]:
     """Return the names for which `erase_padding` was called."""
     names = {module: name for name, module in model.named_modules()}
-    found = {
-        f"{names[parent]}.{attribute}".lstrip("."): None
-        for module in names
-        for hook in module._forward_pre_hooks.values()
-        if isinstance(eraser := getattr(hook, "__self__", None), PaddingEraser)
-        for parent, attribute in eraser.slots
-        if parent in names
-    }
-    return tuple(found)
+    forwards = [module.__dict__.get("forward") for module in names]
+    slots = [slot for one in forwards if isinstance(one, _Forward) for slot in one.eraser.slots]
+    places = (f"{names[parent]}.{name}".lstrip(".") for parent, name in slots if parent in names)
+    return tuple(dict.fromkeys(places))
 
 
 class PaddingEraser:
-    """Hooks around a module's calls, and on the convolutions and poolings inside.
+    """A forward around a module's own, and hooks on the convolutions and poolings inside.
+
+    Hooks around the module's calls would leave the mode on where an export fails or a user
+    interrupts.
 
     Args:
         module: takes a mask.
@@ -87,6 +87,9 @@ class PaddingEraser:
 
     def __init__(self, module: nn.Module, slots: Sequence[tuple[nn.Module, str]]) -> None:
         self.slots = slots
+        self._module = module
+        self._replaced = module.__dict__.get("forward")
+        module.forward = _Forward(self)
         self._records = CallRecords()
         self._modes: list[_Mode] = []
         self.running: list[nn.Module] = []
@@ -96,29 +99,32 @@ class PaddingEraser:
         """Numbers of positions that were put around inputs."""
         self.was_called = False
         """Whether an eager call has shown these numbers."""
-        self._handles: list[RemovableHandle] = [
-            module.register_forward_pre_hook(self.open),
-            module.register_forward_hook(self.close, always_call=True),
-        ]
+        self._handles: list[RemovableHandle] = []
         for part in module.modules():
             if isinstance(part, _MODULES):
                 self._handles.append(part.register_forward_pre_hook(self.enter))
                 self._handles.append(part.register_forward_hook(self.leave, always_call=True))
 
-    def open(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Begin to look at functions; runs before the forward."""
-        del args
-        mode = _Mode(self, type(module).__name__)
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        self._modes.append(mode)
+    @property
+    def signature(self) -> inspect.Signature:
+        """Signature of the module's own forward."""
+        module = self._module
+        return inspect.signature(self._replaced or MethodType(type(module).forward, module))
 
-    def close(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        """End it; runs after the forward, also if that failed."""
-        del module, args, output
-        if self._modes:
-            self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the module's own forward and look at the functions that it calls."""
+        mode = _Mode(self, type(self._module).__name__)
+        self._modes.append(mode)
+        self.running.clear()
+        with mode:
+            if self._replaced is not None:
+                output = self._replaced(*args, **kwargs)
+            else:
+                output = type(self._module).forward(self._module, *args, **kwargs)
+        self._modes.pop()
         if not torch.compiler.is_compiling():
             self.was_called = True
+        return output
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Note the mask of a call that a checkpoint may repeat; or erase by it in the repetition.
@@ -157,9 +163,31 @@ class PaddingEraser:
             warnings.warn(message, MaskWarning, stacklevel=2)
 
     def remove(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks, and put the module's own forward back."""
         for handle in self._handles:
             handle.remove()
+        if getattr(self._module.__dict__.get("forward"), "eraser", None) is self:
+            del self._module.forward
+            if self._replaced is not None:
+                self._module.forward = self._replaced
+
+
+class _Forward:
+    """The forward of a module in which padding is erased, with the signature of its own."""
+
+    def __init__(self, eraser: PaddingEraser) -> None:
+        self.eraser = eraser
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.eraser.run(args, kwargs)
+
+    @property
+    def __code__(self) -> CodeType:  # torch.export looks for it
+        return _Forward.__call__.__code__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return self.eraser.signature
 
 
 class _Mode(TorchFunctionMode):
