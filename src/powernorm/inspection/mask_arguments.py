@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -257,22 +257,9 @@ def turns_round(module: nn.Module) -> bool:
     return any(type(part).__name__ in _LENGTH_FIRST for part in module.modules())
 
 
-def is_tower(
-    module: nn.Module,
-    owner: nn.Module,
-    inner: Collection[str] | None = None,
-    outer: Collection[str] | None = None,
-) -> bool:
-    """Return whether a module takes images or audio inside an owner of a mask for text.
-
-    Args:
-        module: the one inside.
-        owner: takes the mask.
-        inner: names of the module's parameters, if they are known.
-        outer: names of the owner's.
-    """
+def is_tower(module: nn.Module, owner: nn.Module) -> bool:
+    """Return whether a module takes images or audio inside an owner of a mask for text."""
     if library_of(module) in IMAGE_LIBRARIES and library_of(owner) not in IMAGE_LIBRARIES:
         return True
-    inner = parameters_of(module) if inner is None else inner
-    outer = parameters_of(owner) if outer is None else outer
-    return any(name in _OTHER_DATA for name in inner) and _TOKENS not in inner and _TOKENS in outer
+    inner, outer = set(parameters_of(module)), set(parameters_of(owner))
+    return bool(inner & _OTHER_DATA) and _TOKENS not in inner and _TOKENS in outer

@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from powernorm.inspection.selection import Side
 
-_LOOKS: Final = 20
-"""Number of calls of each taker that are checked; reading values waits for the device."""
+LOOKS: Final = 20
+"""Number of calls of which values are read, of each taker; reading them waits for the device."""
 
 
 class MaskWarning(UserWarning):
@@ -68,7 +68,7 @@ class MaskChecks:
     def may_look(self, key: str) -> bool:
         """Count a look at values, which waits for the device; return whether it is a first one."""
         self._looks[key] = self._looks.get(key, 0) + 1
-        return self._looks[key] <= _LOOKS
+        return self._looks[key] <= LOOKS
 
     def look(self, taker: Taker, data: Tensor, mask: Tensor | None) -> None:
         """Check one call of a module with norms that train.

@@ -90,7 +90,6 @@ class MaskOwner:
         self.only_warns = only_warns
         self.reach = module if reach is None else reach
         self.uses: list[MaskUse] = []
-        self.names = tuple(parameters_of(module))
         self.length_first = takes_length_first(module)
         self.turns_round = turns_round(module)
         # A model of one's own may turn its vectors round anywhere.
@@ -336,8 +335,7 @@ class MaskOwner:
 
     def _is_apart_from(self, owner: MaskOwner) -> bool:
         """Return whether this module has data of its own beside those of a module around."""
-        names = self.names, owner.names
-        return self.side is not None or is_tower(self.module, owner.module, *names)
+        return self.side is not None or is_tower(self.module, owner.module)
 
     def _check(
         self,

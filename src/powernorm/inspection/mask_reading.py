@@ -8,7 +8,7 @@ first batches have to bear out. A name that says nothing needs a batch that show
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,9 @@ from powernorm.inspection.mask_arguments import (
     padding_after,
     parameters_of,
 )
-from powernorm.inspection.mask_checks import MaskChecks
+from powernorm.inspection.mask_checks import LOOKS, MaskChecks
 from powernorm.inspection.selection import Side
 from powernorm.ops.graphs import is_traced, same_sizes, shape_of
-
-_LOOKS: Final = 20
-"""Number of batches whose values are read; reading them waits for the device."""
 
 _HIDES: Final = -1e3
 """At most this, added to a score, hides a position: it is 0 after any softmax."""
@@ -87,6 +84,21 @@ def without_heads(value: Tensor) -> Tensor:
     return value[..., 0] if value.ndim == 3 and same_sizes(sizes[2:], (1,)) else value
 
 
+class _Call(NamedTuple):
+    """A mask in a call, and what is around it; see `MaskReader.read`."""
+
+    value: Tensor
+    data: Tensor | None
+    batch_dim: int
+    around: Sequence[Tensor]
+    side: Side | None
+
+    def padding(self, meaning: Meaning) -> Tensor | None:
+        """Return the positions of padding if the mask has that meaning."""
+        sequences = None if self.data is None else shape_of(self.data)[self.batch_dim]
+        return padding_of(self.value, meaning, sequences)
+
+
 class MaskReader:
     """Reader of one argument of a module, with what the first batches have shown of it.
 
@@ -142,9 +154,9 @@ class MaskReader:
         if not self._by_library and self._shape(value, data) != "mask":
             return None
         self._check_values(value)
-        sequences = None if data is None else shape_of(data)[batch_dim]
-        self._settle(value, data, batch_dim, around, side)
-        return None if self.meaning is None else padding_of(value, self.meaning, sequences)
+        call = _Call(value, data, batch_dim, around, side)
+        self._settle(call)
+        return None if self.meaning is None else call.padding(self.meaning)
 
     def __str__(self) -> str:
         """Return how the argument is read, and how that is known."""
@@ -197,7 +209,7 @@ class MaskReader:
 
     def _check_values(self, value: Tensor) -> None:
         """Refuse a value with other numbers than a mask's."""
-        if value.dtype == torch.bool or is_traced() or value.is_meta or self._looks >= _LOOKS:
+        if value.dtype == torch.bool or is_traced() or value.is_meta or self._looks >= LOOKS:
             return
         if self._by_library and (value.ndim == 4 or not value.is_floating_point()):
             return  # biases may be beside what hides; segments are numbered from 1
@@ -214,14 +226,7 @@ class MaskReader:
                 "model without it (`forward=` of what takes batches says how)"
             )
 
-    def _settle(
-        self,
-        value: Tensor,
-        data: Tensor | None,
-        batch_dim: int,
-        around: Sequence[Tensor],
-        side: Side | None,
-    ) -> None:
+    def _settle(self, call: _Call) -> None:
         """Find the meaning from this call if need be, or compare it with what the call shows."""
         if is_traced():
             if self.meaning is None:
@@ -233,38 +238,30 @@ class MaskReader:
             return
         said = declared_meaning(self.module, self.argument.name)
         self.meaning = said or self.meaning
-        if self._is_borne_out or self._looks >= _LOOKS or value.is_meta:
+        if self._is_borne_out or self._looks >= LOOKS or call.value.is_meta:
             return
         self._looks += 1
         with torch.no_grad():
-            found = self._found(value, data, batch_dim, around, side)
+            found = self._found(call)
         if found is None:
             return
         if self.meaning is not None and found != self.meaning:
-            raise InputError(self._contradiction(value, found))
+            raise InputError(self._contradiction(call.value, found))
         self.meaning = found
         self._is_borne_out = self.argument.meaning is not None
 
-    def _found(
-        self,
-        value: Tensor,
-        data: Tensor | None,
-        batch_dim: int,
-        around: Sequence[Tensor],
-        side: Side | None,
-    ) -> Meaning | None:
+    def _found(self, call: _Call) -> Meaning | None:
         """Return the meaning that this call shows, or None."""
-        sequences = None if data is None else shape_of(data)[batch_dim]
-        read = [padding_of(value, meaning, sequences) for meaning in _READINGS]
+        read = [call.padding(meaning) for meaning in _READINGS]
         hidden = [one[None] if one.ndim == 1 else one for one in read if one is not None]
         if len(hidden) < 2 or torch.equal(*hidden):
-            return self.meaning or ("padding" if bool((value < 0).any()) else None)
+            return self.meaning or ("padding" if bool((call.value < 0).any()) else None)
         if any(bool(one.all()) for one in hidden):
             return None  # without padding, or nothing else
-        shown = None if data is None else self._by_data(hidden, data, batch_dim, side)
+        shown = self._by_data(hidden, call)
         if shown is not None or self._is_trusted:
             return shown
-        for mask in around:
+        for mask in call.around:
             if mask.shape == hidden[0].shape and bool(mask.any()):
                 for meaning, one in zip(_READINGS, hidden, strict=True):
                     if torch.equal(mask, one):
@@ -275,16 +272,14 @@ class MaskReader:
             return _READINGS[is_whole_row[0]]
         return self._by_place(hidden) if self.argument.meaning is None else None
 
-    def _by_data(
-        self, hidden: Sequence[Tensor], data: Tensor, batch_dim: int, side: Side | None
-    ) -> Meaning | None:
+    def _by_data(self, hidden: Sequence[Tensor], call: _Call) -> Meaning | None:
         """Return the reading by which padding holds padding tokens, zeros, or always the same."""
-        sizes = hidden[0].shape
-        if batch_dim or data.shape[:2] != sizes:
-            data = data.transpose(0, 1) if data.ndim > 1 else data
-        if data.shape[:2] != sizes:
+        data, sizes = call.data, hidden[0].shape
+        if data is not None and data.ndim > 1 and (call.batch_dim or data.shape[:2] != sizes):
+            data = data.transpose(0, 1)
+        if data is None or data.shape[:2] != sizes:
             return None
-        pads = self.checks.padding_in(data, side)
+        pads = self.checks.padding_in(data, call.side)
         if pads is not None:
             shares = [float((pads & one).sum() / one.sum()) for one in hidden]
             if max(shares) > 0.5 and shares[0] != shares[1]:
@@ -344,7 +339,7 @@ class MaskReader:
         if value.dtype == torch.bool or same_sizes(shape_of(value), (sizes[batch_dim],)) is False:
             return None
         length = sizes[1 - batch_dim]
-        looks = not is_traced() and not value.is_meta and value.numel() and self._looks < _LOOKS
+        looks = not is_traced() and not value.is_meta and value.numel() and self._looks < LOOKS
         if looks:
             self._looks += 1
             low, high = float(value.min()), float(value.max())

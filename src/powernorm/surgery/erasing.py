@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType, MethodType
+from types import CodeType
 from typing import Any, Final
 
 import torch
@@ -91,7 +91,7 @@ class PaddingEraser:
         self._replaced = module.__dict__.get("forward")
         module.forward = _Forward(self)
         self._records = CallRecords()
-        self._modes: list[_Mode] = []
+        self._mode: _Mode | None = None  # of the call that runs
         self.running: list[nn.Module] = []
         """Convolutions and poolings that run, which a repetition can find again."""
         self._warned = set[str]()
@@ -109,19 +109,19 @@ class PaddingEraser:
     def signature(self) -> inspect.Signature:
         """Signature of the module's own forward."""
         module = self._module
-        return inspect.signature(self._replaced or MethodType(type(module).forward, module))
+        return inspect.signature(self._replaced or type(module).forward.__get__(module))
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module's own forward and look at the functions that it calls."""
         mode = _Mode(self, type(self._module).__name__)
-        self._modes.append(mode)
+        self._mode = mode
         self.running.clear()
         with mode:
             if self._replaced is not None:
                 output = self._replaced(*args, **kwargs)
             else:
                 output = type(self._module).forward(self._module, *args, **kwargs)
-        self._modes.pop()
+        self._mode = None
         if not torch.compiler.is_compiling():
             self.was_called = True
         return output
@@ -135,7 +135,7 @@ class PaddingEraser:
         if torch.compiler.is_compiling() or not module.training or not may_be_repeated():
             return None
         x = args[0]
-        mask, dim = (self._modes[-1].mask_of(x, (2, 3), module) if self._modes else None) or _NONE
+        mask, dim = (self._mode.mask_of(x, (2, 3), module) if self._mode else None) or _NONE
         seen = self._records.replay(type(module).__name__, x, Seen(mask, dim, ()))
         if not in_backward() or seen.padding_mask is None:
             return None
@@ -237,8 +237,7 @@ class _Mode(TorchFunctionMode):
             if dim >= x.ndim:
                 continue
             sizes = (shape_of(x)[0], shape_of(x)[dim])
-            tokens = x.movedim(dim, 1).flatten(2)
-            mask = current_padding_mask(tokens, place, strict=False)
+            mask = current_padding_mask(_tokens(x, dim), place, strict=False)
             if mask is None or same_sizes(shape_of(mask), sizes) is False:
                 made = (*self._made, *self._padded_before())
                 mask = next((one for one in made if same_sizes(shape_of(one), sizes) is True), None)
@@ -255,7 +254,7 @@ class _Mode(TorchFunctionMode):
     def _check_misfit(self, func: Any, x: Tensor, place: object) -> None:
         given = current_padding_mask()
         if given is None:  # an error or a warning if there is one that cannot be read
-            current_padding_mask(x.flatten(2).transpose(1, 2), place)
+            current_padding_mask(_tokens(x, 2), place)
             return
         if not same_sizes(shape_of(given)[:1], shape_of(x)[:1]):
             return
@@ -332,6 +331,14 @@ class _Mode(TorchFunctionMode):
             f"{func.__name__} in {self._owner} {what}: the last positions of a padded sequence "
             "differ from those of the same sequence alone"
         )
+
+
+def _tokens(x: Tensor, dim: int) -> Tensor:
+    """Return a view (sequences, positions, some features) of x, for its sizes."""
+    x = x.movedim(dim, 1)
+    while x.ndim > 3:
+        x = x[..., 0]
+    return x
 
 
 def _filled(x: Tensor, mask: Tensor, dim: int, value: float) -> Tensor:
