@@ -43,7 +43,7 @@ _OTHERS: Final = (
     functional.max_pool1d_with_indices, functional.max_pool2d_with_indices,
 )  # fmt: skip
 """Functions that see several positions, too, and get no zeros."""
-_SEEN: Final = (*_CONVOLUTIONS, *_MAXIMA, *_MEANS, *_OTHERS, functional.pad)
+_SEEN: Final = frozenset({*_CONVOLUTIONS, *_MAXIMA, *_MEANS, *_OTHERS, functional.pad})
 _NONE: Final = (None, 0)
 
 
@@ -209,11 +209,13 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch, with zeros at padding if it sees several positions."""
         del types
-        kwargs = dict(kwargs or {})
-        x = args[0] if args else kwargs.get("input")
-        if not isinstance(x, Tensor) or x.ndim < 3 or func not in _SEEN:
+        kwargs = kwargs or {}
+        if func not in _SEEN:
             return func(*args, **kwargs)
-        kwargs.pop("input", None)
+        x = args[0] if args else kwargs.get("input")
+        if not isinstance(x, Tensor) or x.ndim < 3:
+            return func(*args, **kwargs)
+        kwargs = {name: value for name, value in kwargs.items() if name != "input"}
         if func in _CONVOLUTIONS or func in _MAXIMA or func in _MEANS:
             return self._windowed(func, x, args[1:], kwargs)
         output = func(x, *args[1:], **kwargs)
