@@ -31,6 +31,7 @@ from powernorm.inspection.reading import (
     read_norm,
     wrapped_batch_norm,
 )
+from powernorm.inspection.trials import calls, other_inputs
 from powernorm.norms import Norm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.arguments import check_model
@@ -39,6 +40,9 @@ from powernorm.norms.registry import short_name
 
 _NORM_NAME: Final = re.compile(
     r"norm(alization)?(1d|2d|3d)?(fp32)?(gated)?$|^(rms|rmsn|ln)$", re.IGNORECASE
+)
+_CONDITIONAL: Final = re.compile(
+    r"(norm(alization)?|ada_?ln)(_?(zero|single|continuous|final))*(_?[123]d)?$", re.IGNORECASE
 )
 _NORM_WORDS: Final = {"norm", "layernorm", "rmsnorm", "layer", "ln", "rms"}
 _QUERY_PARTS: Final = {"q", "k", "qk", "query", "key"}
@@ -110,7 +114,9 @@ class FoundNorm:
             return _FUNCTION_KINDS[self.function]
         if isinstance(self.module, Norm):
             return short_name(self.module)
-        return "unknown" if self.reading is None else self.reading.kind
+        if self.reading is None:
+            return "conditional" if is_conditional(self.module) else "unknown"
+        return self.reading.kind
 
     @property
     def inner(self) -> tuple[str, nn.Module]:
@@ -176,7 +182,7 @@ def _norms_below(
             if _NORM_NAME.search(inner.original_name):
                 yield part, inner, None, _IN_SCRIPT
         return
-    if looks_like_norm(module):
+    if looks_like_norm(module) or is_conditional(module):
         yield name, module, slot, ""
         return
     function = _function_called(module)
@@ -191,11 +197,16 @@ def _norms_below(
 def _describe(
     model: nn.Module, names: list[str], module: nn.Module, slots: list[Slot]
 ) -> FoundNorm:
+    if is_conditional(module):
+        other = ", ".join(other_inputs(module))
+        reason = f"{type(module).__name__} computes its γ and β from {other}: it stays as it is"
+        return FoundNorm(tuple(names), module, tuple(slots), None, reason)
     reading = (
         _elsewhere(slots)
         or _listed(module, slots)
         or _head_norm(names[0])
         or _altered(module)
+        or _uncalled(module, slots)
         or read_norm(module)
     )
     if isinstance(reading, Reading) and _is_of_a_head(model, names[0], reading.num_features):
@@ -220,6 +231,22 @@ def looks_like_norm(module: nn.Module) -> bool:
     # If a norm of this library is inside, also one without γ and β, that one is the norm.
     parts = [part for child in module.children() for part in child.modules()]
     return not any(isinstance(part, Norm) or _has_parameters(part) for part in parts)
+
+
+def is_conditional(module: nn.Module) -> bool:
+    """Return whether a module is named a norm, takes a condition, and has weights for it.
+
+    Such as the adaptive LayerNorm of diffusion models.
+    """
+    if _CONDITIONAL.search(type(module).__name__) is None or looks_like_norm(module):
+        return False
+    weights = [
+        part
+        for part in module.children()
+        if any(True for _ in part.parameters()) and not looks_like_norm(part)
+    ]
+    plain = all(isinstance(part, nn.Linear | nn.Embedding | nn.Sequential) for part in weights)
+    return bool(weights) and plain and bool(other_inputs(module))
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -269,6 +296,20 @@ def _listed(module: nn.Module, slots: list[Slot]) -> str:
                     f"{type(slot.parent).__name__} also holds it in the plain {attribute}, through "
                     "which its forward may call it: make that a torch.nn.ModuleList"
                 )
+    return ""
+
+
+def _uncalled(module: nn.Module, slots: list[Slot]) -> str:
+    """Return a reason if a wrapper around the norm computes by its parameters alone, or ""."""
+    size = getattr(module, "num_features", getattr(module, "normalized_shape", None))
+    size = size[0] if isinstance(size, tuple) and len(size) == 1 else size
+    for slot in slots:
+        parent = slot.parent
+        is_wrapper = bool(_NORM_NAME.search(type(parent).__name__) or _function_called(parent))
+        if not is_wrapper or len(parent._modules) > 1 or not isinstance(size, int):
+            continue
+        if not calls(parent, slot.attribute, size):
+            return f"{type(parent).__name__} does not call it, but computes by its parameters"
     return ""
 
 

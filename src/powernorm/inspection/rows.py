@@ -24,8 +24,9 @@ class NormRow:
 
     Attributes:
         name: first dotted name of the norm in the model.
-        kind: what the norm computes: `layer`, `rms`, `batch`, `channel` or `unknown` for norms of
-            other libraries, else its short name.
+        kind: what the norm computes: `layer`, `rms`, `batch`, `channel`, `conditional` (γ and β are
+            computed from a second input) or `unknown` for norms of other libraries, else its short
+            name.
         action: what is done with the norm.
         into: what replaces or absorbs the norm: the short name of a new norm, `multiply-add` if
             one per feature is left, the parameters that it is folded into.

@@ -35,7 +35,8 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
 from powernorm.inspection.observer import NormObserver
-from powernorm.inspection.reading import CHANNEL_NORMS, does_more_than_torch
+from powernorm.inspection.reading import CHANNEL_NORMS
+from powernorm.inspection.trials import does_more_than_torch
 from powernorm.norms import BatchStatisticsNorm, Norm, ProgressiveRepBatchNorm, TaperNorm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST

@@ -24,11 +24,11 @@ from powernorm.errors import InputError
 from powernorm.inspection.finder import looks_like_norm
 from powernorm.inspection.reading import (
     Reading,
-    does_more_than_torch,
     epsilon_of,
     read_norm,
     wrapped_batch_norm,
 )
+from powernorm.inspection.trials import does_more_than_torch
 from powernorm.norms import Norm
 from powernorm.norms.feature_dims import LAST, features_back
 from powernorm.norms.registry import short_name

@@ -1,0 +1,236 @@
+"""Trial runs: twins of other libraries' norms, on random inputs, compared with what they may be.
+
+A twin is a copy on the CPU with random parameters and buffers and without hooks, so that a trial
+changes nothing, also shows γ = 1 + weight, and works for a model on the meta device.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.norms.feature_dims import LAST, features_back, features_last
+
+Computed = Literal["layer", "rms"]
+"""Norms over the features of a token that a trial recognizes."""
+
+NOT_IN_TRAINING: Final = "computes something else in training than in evaluation"
+_KINDS: Final[tuple[Computed, ...]] = ("layer", "rms")
+_LAYOUTS: Final = (((2, 3), LAST), ((2, 3, 4), 1), ((2, 3), 1))
+"""Inputs of norms over the features of a token: shape without these, and their dimension."""
+_SEQUENCES: Final = ((2, 3), (1, 3), (1, 1), (5,), (1,), (1030, 1))
+"""Inputs of norms over the batch, without the features, which are last.
+
+Single sequences and positions show rules for them, many sequences show ghost batches.
+"""
+_IMAGES: Final = ((2, 9), (1, 9), (1, 1), (1030, 1))
+"""The same for images, whose positions are in a square or cube."""
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def other_inputs(module: nn.Module) -> list[str]:
+    """Return the positional parameters of a norm's forward besides its input, such as a gate."""
+    parameters = list(inspect.signature(type(module).forward).parameters.values())[2:]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    many = inspect.Parameter.VAR_POSITIONAL
+    names = [f"*{one.name}" if one.kind is many else one.name for one in parameters]
+    return [name for name, one in zip(names, parameters, strict=True) if one.kind in (*kinds, many)]
+
+
+def twin_of(module: nn.Module, *, training: bool = False, seed: int = 0) -> nn.Module:
+    """Return a copy with random parameters and buffers on the CPU, in one mode, without hooks."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def values(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+        return torch.empty(tensor.shape, dtype=torch.float32, device="cpu").uniform_(
+            0.5, 1.5, generator=generator
+        )
+
+    def copy(part: nn.Module) -> nn.Module:
+        new: nn.Module = type(part).__new__(type(part))
+        new.__dict__.update(part.__dict__, training=training)
+        new.__dict__["_parameters"] = {
+            name: None if p is None else nn.Parameter(values(p), requires_grad=False)
+            for name, p in part._parameters.items()
+        }
+        new.__dict__["_buffers"] = {
+            name: None if buffer is None else values(buffer)
+            for name, buffer in part._buffers.items()
+        }
+        new.__dict__["_modules"] = {
+            name: None if child is None else copy(child) for name, child in part._modules.items()
+        }
+        new.__dict__.update({name: type(part.__dict__[name])() for name in _HOOKS})
+        return new
+
+    return copy(module)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _output(forward: Callable[[nn.Module, Tensor], Any], module: nn.Module, x: Tensor) -> Any:
+    """Return what a forward returns, or the exception that it raises."""
+    try:
+        with _quiet():
+            return forward(module, x)
+    except Exception as error:  # whatever a foreign forward raises, the input is not for it
+        return error
+
+
+def token_norm(
+    module: nn.Module, weight: str, bias: str, num_features: int
+) -> tuple[Computed, float, int] | str:
+    """Return kind, offset of γ and dimension of the features of a norm over a token's features.
+
+    Args:
+        module: has no tensors but γ and β.
+        weight: name of γ, "" if there is none.
+        bias: name of β, "" if there is none.
+        num_features: C.
+
+    Returns:
+        The reason if it computes neither LayerNorm nor RMSNorm, or only in one mode.
+    """
+    name = type(module).__name__
+    twin = twin_of(module)
+    gamma, beta = (twin._parameters.get(one) if one else None for one in (weight, bias))
+    generator = torch.Generator().manual_seed(0)
+    reasons = []
+    for positions, dim in _LAYOUTS:
+        tokens = torch.randn(*positions, num_features, generator=generator, device="cpu") * 3 + 1
+        x = features_back(tokens, dim)
+        y = _output(type(module).forward, twin, x)
+        if isinstance(y, Exception):
+            reasons.append(
+                f"{name} does not take a tensor (batch, length, features) alone: {type(y).__name__}"
+            )
+            continue
+        if isinstance(y, Tensor) and y.shape == x.shape:
+            found = _matching(tokens, features_last(y, dim), gamma, beta)
+            again = _output(type(module).forward, twin_of(module, training=True), x)
+            if found is not None and not (isinstance(again, Tensor) and torch.allclose(again, y)):
+                return f"{name} {NOT_IN_TRAINING}"
+            if found is not None:
+                return *found, dim
+        reasons.append(
+            f"{name} computes neither LayerNorm nor RMSNorm over the last dimension or the second"
+        )
+    return reasons[0]
+
+
+def _matching(
+    x: Tensor, y: Tensor, gamma: Tensor | None, beta: Tensor | None
+) -> tuple[Computed, float] | None:
+    offsets = (0.0,) if gamma is None else (0.0, 1.0)
+    for kind in _KINDS:
+        centered = x - x.mean(-1, keepdim=True) if kind == "layer" else x
+        normal = centered * centered.square().mean(-1, keepdim=True).rsqrt()
+        for offset in offsets:
+            expected = normal if gamma is None else normal * (gamma.reshape(-1) + offset)
+            expected = expected if beta is None else expected + beta.reshape(-1)
+            if torch.allclose(y.float(), expected, rtol=1e-2, atol=1e-2):
+                return kind, offset
+    return None
+
+
+def computes_as(
+    module: nn.Module,
+    reference: Callable[[nn.Module, Tensor], Tensor],
+    inputs: Sequence[Tensor],
+) -> bool:
+    """Return whether a module computes what a reference computes of its twin, in both modes.
+
+    Outputs and buffers are compared. The first input has to be taken; others that the module
+    refuses are left out. One that the reference alone refuses, such as a single value in training,
+    shows a rule of the module's.
+    """
+    for training in (False, True):
+        for number, x in enumerate(inputs):
+            own, other = (twin_of(module, training=training) for _ in range(2))
+            y, expected = _output(type(module).forward, own, x), _output(reference, other, x)
+            if isinstance(y, Exception) and number:
+                continue
+            if not (isinstance(y, Tensor) and isinstance(expected, Tensor)):
+                return False
+            same = zip(own.buffers(), other.buffers(), strict=True)
+            if y.shape != expected.shape or not all(
+                torch.allclose(one, two, rtol=1e-4, atol=1e-5)
+                for one, two in ((y, expected), *same)
+            ):
+                return False
+    return True
+
+
+def does_more_than_torch(norm: nn.Module) -> bool:
+    """Return whether a subclass of a norm of torch computes something else, such as an activation.
+
+    Twins are run in training and evaluation, on batches of one and of many.
+    """
+    base = torch_class(norm)
+    if type(norm).forward is base.forward:
+        return False
+    size = getattr(norm, "num_features", getattr(norm, "num_channels", 8))
+    flat = isinstance(norm, nn.BatchNorm1d | nn.InstanceNorm1d)
+    three = isinstance(norm, nn.BatchNorm3d | nn.InstanceNorm3d)
+    inputs = []
+    for shape in _SEQUENCES if flat else _IMAGES:
+        x = _random(*shape, size).movedim(-1, 1)
+        root = round(x.shape[-1] ** 0.5)
+        inputs.append(x if flat else x.unflatten(-1, (1, root, root) if three else (root, root)))
+    return not computes_as(norm, base.forward, inputs)
+
+
+def torch_class(norm: nn.Module) -> type[nn.Module]:
+    """Return torch's class of a norm: its own class or the nearest base class from torch."""
+    return next(cls for cls in type(norm).__mro__ if cls.__module__.startswith("torch."))
+
+
+def turns_batch_norm_round(module: nn.Module, inner: nn.BatchNorm1d) -> bool:
+    """Return whether a module computes its BatchNorm1d over the last dimension, and only that."""
+    attribute = next(name for name, part in module._modules.items() if part is inner)
+
+    def reference(twin: nn.Module, x: Tensor) -> Tensor:
+        norm = twin._modules[attribute]
+        assert norm is not None
+        y: Tensor = norm(x.movedim(-1, 1)).movedim(1, -1)
+        return y
+
+    inputs = [_random(*shape, inner.num_features) for shape in _SEQUENCES]
+    return computes_as(module, reference, inputs)
+
+
+def calls(module: nn.Module, attribute: str, num_features: int) -> bool:
+    """Return whether a module's forward calls its part, as far as trial runs show.
+
+    Returns:
+        False if the module ran on a trial input and did not call it; True also if none ran.
+    """
+    seen: list[bool] = []
+    for shape, dim in _LAYOUTS:
+        twin, was_called = twin_of(module, training=True), []
+        part = twin._modules[attribute]
+        assert part is not None
+        part.register_forward_pre_hook(lambda *_, was_called=was_called: was_called.append(True))
+        output = _output(
+            type(module).forward, twin, features_back(_random(*shape, num_features), dim)
+        )
+        if was_called or not isinstance(output, Exception):
+            seen.append(bool(was_called))
+    return any(seen) or not seen
+
+
+def _random(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(1), device="cpu") * 2 + 1
