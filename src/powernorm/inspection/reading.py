@@ -231,8 +231,8 @@ def _read_batch_norm(norm: nn.modules.batchnorm._BatchNorm) -> Reading:
 
 def _read_token_norm(module: nn.Module) -> Reading | str:
     name = type(module).__name__
-    names = [_parameter_name(module, names) for names in (SCALES, SHIFTS)]
-    weight, bias = (module._parameters.get(one) for one in names)
+    scale, shift = _parameter_name(module, SCALES), _parameter_name(module, SHIFTS)
+    weight, bias = module._parameters.get(scale), module._parameters.get(shift)
     num_features = _feature_count(module, weight)
     if num_features is None:
         return f"the number of features of {name} cannot be read"
@@ -242,7 +242,7 @@ def _read_token_norm(module: nn.Module) -> Reading | str:
     tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     if known is None and tensors - {id(weight), id(bias)}:
         return f"{name} has tensors besides γ and β"
-    computed = (known, 0.0, LAST) if known else token_norm(module, *names, num_features)
+    computed = (known, 0.0, LAST) if known else token_norm(module, scale, shift, num_features)
     if isinstance(computed, str):
         return computed
     if known is None and (more := _with_more_inputs(module)):

@@ -220,7 +220,8 @@ def calls(module: nn.Module, attribute: str, num_features: int) -> bool:
     """
     seen: list[bool] = []
     for shape, dim in _LAYOUTS:
-        twin, was_called = twin_of(module, training=True), []
+        twin = twin_of(module, training=True)
+        was_called: list[bool] = []
         part = twin._modules[attribute]
         assert part is not None
         part.register_forward_pre_hook(lambda *_, was_called=was_called: was_called.append(True))
