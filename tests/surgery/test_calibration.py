@@ -308,7 +308,11 @@ def test_names_leave_layers_out(way: Any) -> None:
     before = model.lower.running_mean.clone()
     data = batches()
     report = calibrate(model, data, names="up*", way=way)
-    assert [row.name for row in report.rows] == ["upper"]
+    assert [(row.name, row.action) for row in report.rows] == [
+        ("upper", "calibrate"),
+        ("lower", "keep"),
+    ]
+    assert report.rows[1].reason == "not selected"
     assert torch.equal(model.lower.running_mean, before)
     # The other layer evaluated by its own statistics meanwhile.
     expect_population(model.upper, evaluated_inputs(model, data)[1])

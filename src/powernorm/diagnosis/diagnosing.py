@@ -13,7 +13,7 @@ from powernorm.diagnosis.regrouping import check_sizes
 from powernorm.diagnosis.reports import Diagnosis, DiagnosisRow
 from powernorm.diagnosis.spectra import embedding_spectra
 from powernorm.diagnosis.survey import Observed, Survey
-from powernorm.diagnosis.targets import Target, find_targets
+from powernorm.diagnosis.targets import Target, find_targets, left_out
 from powernorm.diagnosis.verdicts import Limits, judge_layer, judge_model
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, Progress, call_model, check_repeatable
@@ -21,6 +21,7 @@ from powernorm.inspection.devices import Device, MovedBatches, checked_device, p
 from powernorm.inspection.selection import Selection
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_flag, check_function
+from powernorm.norms.feature_dims import LAST
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.runs import BatchSizeRow, ScaleRecord
 
@@ -44,7 +45,7 @@ def diagnose(
 ) -> Diagnosis:
     """Measure batch statistics at every norm of a model, and judge whether they would work.
 
-    The statistics are those of the inputs of the norms over tokens: LayerNorm and RMSNorm of any
+    The statistics are those of the inputs of the norms: LayerNorm, RMSNorm and BatchNorm of any
     library, and norms of this one. They are read by hooks: weights, buffers, modes, torch's random
     numbers and the model's outputs are unchanged afterwards, also after an exception. Everything
     runs as in evaluation (dropout off), except norms with batch statistics, which normalize by the
@@ -140,7 +141,8 @@ def _report(
     if unseen:
         notes[f"no batch went through {', '.join(unseen)}"] = None
     embeddings = embedding_spectra(model, notes) if spectra else []
-    most = max(seen.values(), key=lambda item: item.num_positions)
+    tokens = [item for item in seen.values() if item.target.reading.feature_dim == LAST]
+    most = max(tokens or seen.values(), key=lambda item: item.num_positions)
     return Diagnosis(
         model=type(model).__name__,
         rows=tuple(layers.values()),
@@ -150,6 +152,7 @@ def _report(
         scales=tuple(_scales(seen)),
         evaluation=(),
         notes=tuple(notes),
+        left_out=left_out(model, targets),
         num_batches=survey.num_batches,
         # A module that several layers share is called several times per batch.
         num_tokens=round(most.count * min(1.0, survey.num_batches / most.num_calls)),

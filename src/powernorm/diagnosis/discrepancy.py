@@ -15,10 +15,12 @@ from powernorm.inspection.modules import batch_layers
 from powernorm.inspection.observer import NormCall, observe
 from powernorm.inspection.rows import PERCENT, NormRow, NormTable
 from powernorm.norms import BatchStatisticsNorm
+from powernorm.norms.arguments import check_model
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.norms.registry import short_name
 from powernorm.ops.moments import Moments
 from powernorm.runs import TID
+from powernorm.surgery.stand_ins import torch_batch_norms_replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,8 @@ def training_inference_discrepancy(
     unchanged afterwards, also after an exception.
 
     Args:
-        model: has layers of `BatchStatisticsNorm`; without any the report is empty.
+        model: has norms with batch statistics, of this library or torch's; without any the report
+            is empty.
         batches: read twice, so not a generator; each batch on the model's device.
         forward: runs the model on a batch. None calls `model(batch)` for a tensor,
             `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
@@ -97,11 +100,16 @@ def training_inference_discrepancy(
         Only the batches of this process are measured. Layers that share statistics still exchange
         them, so every process must call this with the same number of batches.
     """
+    check_model(model)
+    with torch_batch_norms_replaced(model):
+        return _discrepancy(model, batches, forward or call_model)
+
+
+def _discrepancy(model: nn.Module, batches: Iterable[Any], run: Forward) -> DiscrepancyReport:
     layers = batch_layers(model)
     if not layers:
         return DiscrepancyReport(())
     check_repeatable(batches, "two")
-    run = forward or call_model
     with preserved_state(model, layers.values()):
         populations: dict[str, Moments] = {}
 

@@ -17,6 +17,7 @@ from powernorm.norms.preserved_state import preserved_state
 from powernorm.runs import SMALLEST_GAP, EvaluationRow
 from powernorm.surgery.calibration import calibrate
 from powernorm.surgery.populations import evaluating_by_batches
+from powernorm.surgery.stand_ins import torch_batch_norms_replaced
 
 Loss = Callable[[nn.Module, Any], Tensor | float | tuple[Tensor | float, int]]
 """Function that runs the model on a batch; returns its mean loss, or (mean loss, tokens)."""
@@ -121,6 +122,18 @@ def evaluate_each(
         InputError: no layer with batch statistics, or as in `powernorm.calibrate`.
     """
     check_model(model)
+    with torch_batch_norms_replaced(model):
+        return _evaluate_each(model, evaluate, population, sizes, forward, is_evaluated_by_batch)
+
+
+def _evaluate_each(
+    model: nn.Module,
+    evaluate: Callable[[str, int | None], EvaluationRow],
+    population: Iterable[Any],
+    sizes: Iterable[int | None],
+    forward: Forward | None,
+    is_evaluated_by_batch: Callable[[str], bool] | None,
+) -> tuple[EvaluationRow, ...]:
     layers = batch_layers(model)
     if not layers:
         raise InputError(
@@ -191,15 +204,16 @@ def evaluation_gap(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Eval
     check_function("loss", loss)
     if loss is None:
         raise InputError("loss is None, expected a function of (model, batch)")
-    layers = batch_layers(model)
-    if not layers:
-        return None
-    check_repeatable(batches, "two")
-    with preserved_state(model, ()):
-        running = mean_loss(model, batches, loss)
-    # A swapped model passes its mask to its norms only while some of them train.
-    with preserved_state(model, layers.values()), evaluating_by_batches(layers):
-        return EvaluationGap(running, mean_loss(model, batches, loss))
+    with torch_batch_norms_replaced(model):
+        layers = batch_layers(model)
+        if not layers:
+            return None
+        check_repeatable(batches, "two")
+        with preserved_state(model, ()):
+            running = mean_loss(model, batches, loss)
+        # A swapped model passes its mask to its norms only while some of them train.
+        with preserved_state(model, layers.values()), evaluating_by_batches(layers):
+            return EvaluationGap(running, mean_loss(model, batches, loss))
 
 
 def closed_share(rows: Iterable[EvaluationRow]) -> float | None:

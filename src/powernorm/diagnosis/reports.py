@@ -30,6 +30,8 @@ _SHOWN: Final = (
     *("name", "kind", "mean_tid", "var_tid", "pn_tid", "kappa_50"),
     *("action", "into"),
 )
+_PADDED: Final = ("padded_mean_tid", "padded_var_tid")
+"""Columns that are shown too where a BatchNorm of torch counts padding."""
 
 
 KEEP: Final = "keep"
@@ -115,6 +117,11 @@ class DiagnosisRow(NormRow):
             return None
         return (self.padded_mean_tid or 0.0) + self.padded_var_tid
 
+    @property
+    def counts_padding(self) -> bool:
+        """Whether it is a BatchNorm of torch in a model whose batches are padded."""
+        return self.kind == "batch" and self.padded_var_tid is not None
+
     def to_record(self) -> dict[str, Cell]:
         """Return the values keyed as in `diagnosis.json`."""
         shared = {item.name for item in fields(NormRow)}
@@ -141,6 +148,7 @@ class Diagnosis(NormTable):
         num_batches: number of batches in each pass.
         num_tokens: number of valid tokens.
         padding: share of positions that are padding.
+        left_out: the model's norms that were not measured, with the reasons.
         step: step of the checkpoint, where it is known.
         paper: what a paper prints of the norm, for a run of one of its recipes.
     """
@@ -156,6 +164,7 @@ class Diagnosis(NormTable):
     num_batches: int
     num_tokens: int
     padding: float
+    left_out: Sequence[NormRow] = ()
     step: int | None = None
     paper: Sequence[PaperStatistic] = ()
 
@@ -225,8 +234,11 @@ class Diagnosis(NormTable):
 
     def __str__(self) -> str:
         """Return the main columns, with TID in percent, and the verdict in words."""
+        padded = any(row.counts_padding for row in self.rows)
+        columns = [*_SHOWN[:4], *_PADDED, *_SHOWN[4:]] if padded else _SHOWN
+        others = [f"not measured: {row.name}: {row.reason}" for row in self.left_out]
         return "\n".join(
-            [format_rows(self.rows, _SHOWN), *verdict_lines(self.verdict), *self.notes]
+            [format_rows(self.rows, columns), *verdict_lines(self.verdict), *self.notes, *others]
         )
 
 

@@ -15,10 +15,10 @@ from powernorm.inspection.masking import attach_mask_owners
 from powernorm.inspection.modules import name_without_compile
 from powernorm.inspection.observer import NormCall, observe
 from powernorm.inspection.reading import Reading
+from powernorm.inspection.rows import NormRow
 from powernorm.inspection.selection import (
     Selection,
     Site,
-    by_default,
     inventory,
     place,
     select,
@@ -95,8 +95,7 @@ def find_targets(model: nn.Module, where: Selection = None) -> tuple[Target, ...
 
     Args:
         model: any module; nothing in it is run or changed.
-        where: which norms, see `powernorm.swap`; None means all norms, or, in a model with norms
-            over the last dimension, all of those.
+        where: which norms, see `powernorm.swap`; None means all that can be read.
 
     Raises:
         InputError: there is none, `where` selects none, or the model is on the meta device.
@@ -112,12 +111,22 @@ def find_targets(model: nn.Module, where: Selection = None) -> tuple[Target, ...
     if not readable:
         raise InputError(_none_found(model, found))
     sites = place(model, readable)
-    chosen = {site.name for site in by_default(sites)} if where is None else select(sites, where)
+    chosen = {site.name for site in sites} if where is None else select(sites, where)
     scope = select(sites, None)
     return tuple(
         Target(site, site.norm.reading, site.name in scope)
         for site in sites
         if site.name in chosen and site.norm.reading is not None
+    )
+
+
+def left_out(model: nn.Module, targets: Sequence[Target]) -> tuple[NormRow, ...]:
+    """Return a row for each norm of a model that is not under diagnosis, with the reason."""
+    known = {target.name for target in targets}
+    return tuple(
+        NormRow(name=name, kind=norm.kind, action="keep", reason=norm.reason or "not selected")
+        for norm in find_norms(model)
+        if (name := name_without_compile(norm.names[0])) not in known
     )
 
 

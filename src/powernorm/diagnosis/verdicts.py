@@ -98,9 +98,16 @@ def _judge_batch_norm(layer: DiagnosisRow, limits: Limits) -> tuple[str, str]:
     if layer.centered:
         own = limits.rbn_itself if layer.norm == "rbn" else limits.bn
     value = f"its own TID is {_percent(layer.total_tid)}"
+    padded = ""
+    if layer.counts_padding:
+        counted = _percent(layer.padded_total_tid or 0.0)
+        padded = (
+            f"; it counts padding, with which its TID is {counted}: powernorm.mask_batch_norms "
+            "makes it leave padding out"
+        )
     if layer.total_tid <= own:
-        return KEEP, f"{value} ≤ {_percent(own)}"
-    above = f"{value} > {_percent(own)}"
+        return KEEP, f"{value} ≤ {_percent(own)}{padded}"
+    above = f"{value} > {_percent(own)}{padded}"
     if layer.norm != "rbn" and layer.centered:
         for norm in ("rbn", "pn"):
             if _fits(layer, norm, limits):

@@ -62,6 +62,21 @@ def batch_layers(model: nn.Module) -> dict[str, BatchStatisticsNorm]:
     }
 
 
+def torch_batch_norms(model: nn.Module) -> str:
+    """Return a sentence that names the BatchNorms of torch in a model, "" if there are none."""
+    found = [
+        name
+        for name, module in modules_by_name(model).items()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    if not found:
+        return ""
+    return (
+        f"; {listed(found, 2)} of torch become such by powernorm.mask_batch_norms or "
+        'powernorm.swap(model, "bn", where=...)'
+    )
+
+
 Names = str | Iterable[str]
 """A glob over module names, or several: `"encoder.*"`, `["*.norm1", "final_norm"]`."""
 
@@ -85,7 +100,7 @@ def choose_layers(
     if not layers:
         raise InputError(
             f"{type(model).__name__} has no layer with batch statistics {purpose}: put some in "
-            "first, for example with powernorm.swap"
+            f"first, for example with powernorm.swap{torch_batch_norms(model)}"
         )
     if patterns is None:
         return layers

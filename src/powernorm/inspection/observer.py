@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from powernorm.inspection.observer_ops import number_of, observe_input, observe_output
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.feature_dims import LAST, features_last, has_dim
-from powernorm.norms.masks import check_padding_mask, current_padding_mask, offered_padding_mask
+from powernorm.norms.masks import check_padding_mask, offered_padding_mask
 from powernorm.norms.nested import check_nested, nested_like, packed_tokens
 from powernorm.norms.sharded import is_sharded, local_mask, local_values, sharded_like
 from powernorm.ops.moments import Moments
@@ -169,7 +169,7 @@ def _scoped_mask(x: Tensor, module: nn.Module) -> tuple[Tensor | None, bool]:
     """Return the mask of the scopes around a call, and whether it fits."""
     if isinstance(module, BatchStatisticsNorm):
         # The mask that the layer itself would use in training, or its error if none fits.
-        return current_padding_mask(x, module), True
+        return module.mask_for(x, None), True
     # This library's other norms do not use masks, like those of other libraries.
     mask, fits = offered_padding_mask(x, module, observing=not isinstance(module, Norm))
     return (mask, True) if fits else (None, False)

@@ -58,6 +58,8 @@ class StatefulNorm(AffineNorm):
 
     checks_itself = True
     reads_mask = True
+    strict_masks: bool = True
+    """Whether a scope's mask that does not fit is an error; else padding counts."""
     centered: bool = False
     """Whether the sums are those of `running_stats.centered_sums`, else plain ones."""
     _stage: int = 0
@@ -148,7 +150,9 @@ class StatefulNorm(AffineNorm):
 
     def mask_for(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return the mask of a training call: its own, else that of the scope."""
-        return current_padding_mask(x, self) if mask is None else mask
+        if mask is not None:
+            return mask
+        return current_padding_mask(x, self, strict=self.strict_masks)
 
     @property
     def stage(self) -> int:

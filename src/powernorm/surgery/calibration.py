@@ -1,7 +1,7 @@
 """Calibration: population statistics, averaged exactly over data, replace running statistics."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -15,11 +15,17 @@ from powernorm.inspection.batches import (
     check_batches,
     check_repeatable,
 )
-from powernorm.inspection.modules import Names, choose_layers
+from powernorm.inspection.finder import find_norms
+from powernorm.inspection.modules import (
+    Names,
+    batch_layers,
+    choose_layers,
+    name_without_compile,
+)
 from powernorm.inspection.observer import NormCall
 from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.arguments import check_function
+from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.norms.registry import short_name
 from powernorm.ops.moments import Moments
@@ -34,6 +40,7 @@ from powernorm.surgery.populations import (
     order_of_calls,
     write_statistics,
 )
+from powernorm.surgery.stand_ins import give_back, torch_batch_norms_replaced
 
 Way = Literal["layer_by_layer", "one_pass"]
 """Which statistics the layers below use while a layer is measured, see `calibrate`."""
@@ -96,7 +103,7 @@ def calibrate(
     `names` names them. Layers in evaluation mode and frozen ones are calibrated too.
 
     Args:
-        model: holds layers of `BatchStatisticsNorm`.
+        model: holds norms with running statistics, of this library or torch's.
         batches: each on the model's device; for more than one layer in `layer_by_layer` an
             iterable that can be iterated over several times (torch's random numbers are the same
             in each pass, so that a shuffling loader yields the same batches).
@@ -109,7 +116,7 @@ def calibrate(
             0 while it is unknown.
 
     Returns:
-        One row per layer: how many tokens, how far its statistics moved, or why it was kept.
+        One row per norm: how many tokens, how far its statistics moved, or why it was kept.
 
     Raises:
         InputError: no layer with batch statistics, a glob that matches none, a layer that no
@@ -142,6 +149,25 @@ def calibrate(
     """
     if way not in ("layer_by_layer", "one_pass"):
         raise InputError(f"way is {way!r}, expected 'layer_by_layer' or 'one_pass'")
+    check_model(model)
+    with torch_batch_norms_replaced(model) as torchs:
+        report = _calibrate(model, batches, forward, names, way, on_progress)
+        layers = batch_layers(model)
+        for row in report.rows:
+            if row.name in torchs and row.action == "calibrate":
+                give_back(layers[row.name], torchs[row.name])
+    rows = [replace(row, kind="batch") if row.name in torchs else row for row in report.rows]
+    return CalibrationReport((*rows, *_others(model, rows)))
+
+
+def _calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Forward | None,
+    names: Names | None,
+    way: Way,
+    on_progress: Progress | None,
+) -> CalibrationReport:
     layers = choose_layers(model, names, "to calibrate")
     kept = {} if names is not None else _trained_with(layers)
     layers = {name: layer for name, layer in layers.items() if name not in kept}
@@ -165,6 +191,18 @@ def calibrate(
     for name, statistics in new.items():
         adopt_statistics(layers[name], statistics)
     return CalibrationReport((*rows, *kept_rows))
+
+
+def _others(model: nn.Module, rows: Sequence[CalibrationRow]) -> Iterator[CalibrationRow]:
+    """Yield rows of the norms that are left as they are."""
+    for norm in find_norms(model):
+        name = name_without_compile(norm.names[0])
+        if any(row.name == name or row.name.startswith(f"{name}.") for row in rows):
+            continue
+        has_statistics = norm.reading is not None and norm.reading.statistics is not None
+        batch = isinstance(norm.module, BatchStatisticsNorm) or norm.kind == "batch"
+        reason = "not selected" if has_statistics and batch else "keeps no running statistics"
+        yield CalibrationRow(name=name, kind=norm.kind, action="keep", reason=norm.reason or reason)
 
 
 def _trained_with(layers: Mapping[str, BatchStatisticsNorm]) -> dict[str, BatchStatisticsNorm]:

@@ -1,12 +1,13 @@
 """Freezing running statistics for further training, at once or layer by layer."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.inspection.modules import Names, choose_layers, listed
+from powernorm.inspection.modules import Names, choose_layers, listed, torch_batch_norms
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_count
 
@@ -31,6 +32,8 @@ def freeze_statistics(
     affine map in both; γ and β continue to learn. It stays frozen through `model.train()`, copies,
     pickling and `load_state_dict` into the same object (the flag is not part of a state dict), and
     `powernorm.penalty` leaves it out.
+
+    torch's own BatchNorms have no such state and stay as they are; a warning names them.
 
     Args:
         model: any module.
@@ -62,6 +65,11 @@ def freeze_statistics(
             )
         layers = dict(list(layers.items())[:num_layers])
     _freeze(layers)
+    others = "" if names is not None else torch_batch_norms(model)
+    if others:
+        warnings.warn(
+            f"the statistics of the BatchNorms of torch are not frozen{others}", stacklevel=2
+        )
     return list(layers)
 
 
