@@ -28,10 +28,11 @@ from powernorm.inspection.reading import (
     Reading,
     computes_norm,
     declared,
+    read_gated,
     read_norm,
     wrapped_batch_norm,
 )
-from powernorm.inspection.trials import calls, other_inputs
+from powernorm.inspection.trials import Gate, calls, other_inputs
 from powernorm.norms import Norm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.arguments import check_model
@@ -88,9 +89,12 @@ class FoundNorm:
     slots: tuple[Slot, ...]
     reading: Reading | None
     reason: str = ""
-    """Why the norm cannot be swapped, if there is no reading."""
+    """Why the norm cannot be swapped, if there is no reading; of one with a gate, why no other verb
+    than a swap can take it."""
     function: str = ""
     """Name of the function of `torch.nn.functional` that the forward of `module` calls, or ""."""
+    gated: tuple[Reading, Gate] | None = None
+    """What the norm inside a norm with a gate computes, and the gate; then there is no reading."""
 
     @property
     def type_name(self) -> str:
@@ -114,6 +118,8 @@ class FoundNorm:
             return _FUNCTION_KINDS[self.function]
         if isinstance(self.module, Norm):
             return short_name(self.module)
+        if self.gated is not None:
+            return "gated"
         if self.reading is None:
             return "conditional" if is_conditional(self.module) else "unknown"
         return self.reading.kind
@@ -212,7 +218,10 @@ def _describe(
     if isinstance(reading, Reading) and _is_of_a_head(model, names[0], reading.num_features):
         reading = OF_HEADS
     if isinstance(reading, str):
-        return FoundNorm(tuple(names), module, tuple(slots), None, reading)
+        gated = None if reading == OF_HEADS or not slots else read_gated(module)
+        if gated is not None and _has_size_of_a_head(slots[0].parent, gated[0].num_features):
+            gated, reading = None, OF_HEADS
+        return FoundNorm(tuple(names), module, tuple(slots), None, reading, gated=gated)
     return FoundNorm(tuple(names), module, tuple(slots), reading)
 
 
@@ -338,6 +347,12 @@ def _head_norm(name: str) -> str:
     if parts and parts <= known and ("att" in path or len(words) > len(parts)):
         return OF_HEADS
     return ""
+
+
+def _has_size_of_a_head(parent: nn.Module, num_features: int) -> bool:
+    """Return whether a module says that its heads have so many features."""
+    sizes = (value for name, value in vars(parent).items() if "head" in name and "dim" in name)
+    return num_features in sizes
 
 
 def _is_of_a_head(model: nn.Module, name: str, num_features: int) -> bool:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.inspection.trials import (
     NOT_IN_TRAINING,
+    Gate,
     does_more_than_torch,
+    gated_norm,
     other_inputs,
     token_norm,
     torch_class,
@@ -249,6 +251,21 @@ def _read_token_norm(module: nn.Module) -> Reading | str:
         return more
     kind, offset, dim = computed
     return Reading(kind, num_features, weight, bias, offset, epsilon_of(module), feature_dim=dim)
+
+
+def read_gated(module: nn.Module) -> tuple[Reading, Gate] | None:
+    """Return what the norm inside a norm with a gate computes, and the gate; None if it is none."""
+    scale = _parameter_name(module, SCALES)
+    weight = module._parameters.get(scale)
+    tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    num_features = _feature_count(module, weight)
+    if num_features is None or tensors - {id(weight)} or len(other_inputs(module)) != 1:
+        return None
+    computed = gated_norm(module, scale, num_features)
+    if computed is None:
+        return None
+    kind, offset, gate = computed
+    return Reading(kind, num_features, weight, None, offset, epsilon_of(module)), gate
 
 
 def _with_more_inputs(module: nn.Module) -> str:

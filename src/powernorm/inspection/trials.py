@@ -10,16 +10,27 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from powernorm.norms.feature_dims import LAST, features_back, features_last
 
 Computed = Literal["layer", "rms"]
 """Norms over the features of a token that a trial recognizes."""
 
+Activation = Literal["silu", "sigmoid", "gelu", "relu", "tanh", "identity"]
+ACTIVATIONS: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
+    "gelu": functional.gelu,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "identity": torch.clone,
+}
+"""Functions of a gate."""
 NOT_IN_TRAINING: Final = "computes something else in training than in evaluation"
 _KINDS: Final[tuple[Computed, ...]] = ("layer", "rms")
 _LAYOUTS: Final = (((2, 3), LAST), ((2, 3, 4), 1), ((2, 3), 1))
@@ -129,6 +140,43 @@ def token_norm(
             f"{name} computes neither LayerNorm nor RMSNorm over the last dimension or the second"
         )
     return reasons[0]
+
+
+class Gate(NamedTuple):
+    """A gate beside a norm."""
+
+    place: Literal["before", "after"]
+    activation: Activation
+
+
+def gated_norm(
+    module: nn.Module, weight: str, num_features: int
+) -> tuple[Computed, float, Gate] | None:
+    """Return kind, offset of γ and gate of a norm with a gate as its second input, or None.
+
+    Args:
+        module: has no tensors but γ.
+        weight: name of γ, "" if there is none.
+        num_features: C.
+    """
+    x, values = _random(2, 3, num_features), _random(2, 3, num_features).sin()
+    found = []
+    for training in (False, True):
+        twin = twin_of(module, training=training)
+        gamma = twin._parameters.get(weight) if weight else None
+        y = _output(lambda part, x: type(module).forward(part, x, values), twin, x)
+        if not isinstance(y, Tensor) or y.shape != x.shape:
+            return None
+        for activation, function in ACTIVATIONS.items():
+            factor = function(values)
+            for place in ("before", "after"):
+                if place == "before":
+                    computed = _matching(x * factor, y, gamma, None)
+                else:
+                    computed = _matching(x, y / factor, gamma, None)
+                if computed is not None:
+                    found.append((*computed, Gate(place, activation)))
+    return found[0] if len(found) == 2 and found[0] == found[1] else None
 
 
 def _matching(
