@@ -118,10 +118,9 @@ def token_norm(
     name = type(module).__name__
     twin = twin_of(module)
     gamma, beta = (twin._parameters.get(one) if one else None for one in (weight, bias))
-    generator = torch.Generator().manual_seed(0)
     reasons = []
     for positions, dim in _LAYOUTS:
-        tokens = torch.randn(*positions, num_features, generator=generator, device="cpu") * 3 + 1
+        tokens = 1.5 * _random(*positions, num_features)
         x = features_back(tokens, dim)
         y = _output(type(module).forward, twin, x)
         if isinstance(y, Exception):
@@ -282,4 +281,5 @@ def calls(module: nn.Module, attribute: str, num_features: int) -> bool:
 
 
 def _random(*sizes: int) -> Tensor:
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(1), device="cpu") * 2 + 1
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(*sizes, generator=generator, device="cpu", dtype=torch.float32) * 2 + 1
