@@ -255,11 +255,13 @@ def _read_token_norm(module: nn.Module) -> Reading | str:
 
 def read_gated(module: nn.Module) -> tuple[Reading, Gate] | None:
     """Return what the norm inside a norm with a gate computes, and the gate; None if it is none."""
+    if len(other_inputs(module)) != 1:
+        return None
     scale = _parameter_name(module, SCALES)
     weight = module._parameters.get(scale)
     tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     num_features = _feature_count(module, weight)
-    if num_features is None or tensors - {id(weight)} or len(other_inputs(module)) != 1:
+    if num_features is None or tensors - {id(weight)}:
         return None
     computed = gated_norm(module, scale, num_features)
     if computed is None:
