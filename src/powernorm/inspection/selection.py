@@ -196,7 +196,10 @@ def by_default(sites: Sequence[Site]) -> Sequence[Site]:
 def inventory(sites: Sequence[Site]) -> str:
     """Return a sentence that says which norms a model has."""
     if not sites:
-        return "the model has no norms at all"
+        return (
+            "the model has no norms at all, but may call functions behind helpers: "
+            "powernorm.plan_swap sees those with example_inputs"
+        )
     names = [site.name for site in sites]
     rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     parts = [f"the model has the norms {', '.join(names[:_LISTED])}{rest}"]

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.examples import Examples, as_call
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
@@ -34,8 +35,6 @@ from powernorm.surgery.structure import Structure, build_structure
 from powernorm.surgery.token_norms import TokenNorm, token_norms_of
 from powernorm.surgery.verification import (
     Errors,
-    Examples,
-    as_call,
     attributes_read,
     check,
     compare,
