@@ -64,5 +64,5 @@ class GPT(nn.Module):
             x = block(x)
         logits = 15 * torch.tanh(self.lm_head(norm(x)) / 15)
         return (
-            logits if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.view(-1))
+            logits if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         )

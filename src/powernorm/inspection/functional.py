@@ -138,17 +138,26 @@ def see_calls(
     """
     recorder = _Recorder(model)
     with _watched(model, recorder, norms):
-        for example in examples:
-            try:
-                with recorder:
-                    recorder.seen.outputs.append(example.call(model))
-            except Exception as error:
-                raise InputError(
-                    f"{type(model).__name__} fails on the example inputs: {type(error).__name__}: "
-                    f"{error}; give inputs that it takes"
-                ) from error
+        try:
+            with recorder:
+                recorder.seen.outputs = outputs_of(model, examples)
+        except Exception as error:
+            raise InputError(
+                f"{type(model).__name__} fails on the example inputs: {type(error).__name__}: "
+                f"{error}; give inputs that it takes"
+            ) from error
     recorder.seen.calls = {module: calls for module, calls in recorder.seen.calls.items() if calls}
     return recorder.seen
+
+
+def outputs_of(model: nn.Module, examples: Sequence[Examples]) -> list[object]:
+    """Return the outputs on each example; each call draws other random numbers."""
+    with torch.random.fork_rng(devices=[]):
+        outputs = []
+        for example in examples:
+            outputs.append(example.call(model))
+            torch.rand(())
+        return outputs
 
 
 class _Recorder(TorchFunctionMode):

@@ -255,6 +255,8 @@ def _site(model: nn.Module, norm: FoundNorm, sides: dict[str, Side]) -> Site:
     name = norm.names[0]
     stack = next((outer for outer in sides if name.startswith(f"{outer}.")), "")
     steps = list(_steps(model, name))
+    if norm.function:  # the call is a step, too, and no module
+        steps.append(_Step(name.rpartition(".")[2], norm.module))
     start = len(stack.split(".")) if stack else 0
     at = _layer_step(steps, start)
     layer = None if at is None else int(steps[at].attribute)
