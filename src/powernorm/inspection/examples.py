@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +67,17 @@ def as_call(
         f"{name} is a {type(example_inputs).__name__}, expected a tensor, a tuple of "
         "positional arguments or a dict of keyword arguments"
     )
+
+
+def as_calls(model: nn.Module, first: object, others: Sequence[object]) -> tuple[Examples, ...]:
+    """Return `example_inputs` and `more_examples` as the arguments of calls."""
+    if not isinstance(others, tuple | list):
+        raise InputError(
+            f"more_examples is a {type(others).__name__}, expected a list of inputs, each as "
+            "example_inputs"
+        )
+    more = (as_call(one, model, name=f"more_examples[{i}]") for i, one in enumerate(others))
+    return (as_call(first, model), *more)
 
 
 def _plain(value: Any) -> Any:

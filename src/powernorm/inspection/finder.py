@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.inspection.examples import as_call
-from powernorm.inspection.functional import CALLS, FUNCTIONS, NormCall, see_calls
+from powernorm.inspection.functional import CALLS, FUNCTIONS, FunctionCall, see_calls
 from powernorm.inspection.reading import (
     CHANNEL_NORMS,
     SCALES,
@@ -91,8 +91,8 @@ class FoundNorm:
     """Why the norm cannot be swapped, if there is no reading."""
     function: str = ""
     """Name of the function of `torch.nn.functional` that the forward of `module` calls, or ""."""
-    call: NormCall | None = None
-    """That call, if running the model has shown it."""
+    call: FunctionCall | None = None
+    """A call that running the model has shown."""
 
     @property
     def type_name(self) -> str:
@@ -151,9 +151,10 @@ def find_norms(model: nn.Module, example_inputs: object = None) -> tuple[FoundNo
         InputError: it is no module, or TorchScript, or fails on the example inputs.
     """
     check_model(model)
-    calls: Mapping[nn.Module, tuple[NormCall, ...]] = {}
+    calls: Mapping[nn.Module, tuple[FunctionCall, ...]] = {}
     if example_inputs is not None:
-        calls = see_calls(model, [as_call(example_inputs, model)], norm_modules(model)).calls
+        seen = see_calls(model, [as_call(example_inputs, model)], norm_modules(model))
+        calls = {module: max(forwards, key=len) for module, forwards in seen.items()}
     names: dict[tuple[nn.Module, _Called], list[str]] = {}
     slots: dict[nn.Module, list[Slot]] = {}
     for name, module, slot, called in _norms_below(model, calls):
@@ -172,8 +173,8 @@ def norm_modules(model: nn.Module) -> set[nn.Module]:
     return {module for _, module, _, called in _norms_below(model, {}) if not called}
 
 
-_Called = str | NormCall
-"""What the forward of a module calls: a function by name, or as seen; "" for a norm itself."""
+_Called = str | FunctionCall
+"""A function that a forward calls, by name or as seen; "" for a norm itself."""
 
 
 def _called(names: list[str], module: nn.Module, called: _Called) -> FoundNorm:
@@ -190,7 +191,7 @@ def _called(names: list[str], module: nn.Module, called: _Called) -> FoundNorm:
 
 def _norms_below(
     module: nn.Module,
-    calls: Mapping[nn.Module, tuple[NormCall, ...]],
+    calls: Mapping[nn.Module, tuple[FunctionCall, ...]],
     name: str = "",
     slot: Slot | None = None,
 ) -> Iterator[tuple[str, nn.Module, Slot | None, _Called]]:
@@ -204,7 +205,7 @@ def _norms_below(
         yield name, module, slot, ""
         return
     prefix = f"{name}." if name else ""
-    known: tuple[NormCall, ...] = module.__dict__.get(CALLS, ())
+    known: tuple[FunctionCall, ...] = module.__dict__.get(CALLS, ())
     seen = calls.get(module) or tuple(call for call in known if call.obstacle)
     for call in seen:
         yield f"{prefix}{call.name}", module, None, call

@@ -6,24 +6,26 @@ Arithmetic that computes a norm, `x * x.square().mean(-1, keepdim=True).rsqrt()`
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
 from powernorm.inspection.examples import Examples
+from powernorm.inspection.modules import ReplacedForward
+from powernorm.ops.torch_private import may_be_repeated
 
 _ARGUMENTS: Final = {
     "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
@@ -62,13 +64,21 @@ class Hiding:
     def __init__(self, change: int) -> None:
         self._change = change
 
+    @staticmethod
+    def put_on(norm: nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
+        """Hide the calls of a norm."""
+        return (
+            norm.register_forward_pre_hook(Hiding(1)),
+            norm.register_forward_hook(Hiding(-1), always_call=True),
+        )
+
     def __call__(self, *_: object) -> None:
         """Begin or end to hide calls."""
         HIDDEN.depth += self._change
 
 
 @dataclass(frozen=True)
-class NormCall:
+class FunctionCall:
     """One call of a functional norm in the forward of a module."""
 
     name: str
@@ -96,163 +106,169 @@ class NormCall:
         return ""
 
 
-def arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of a functional norm by name."""
-    return {**dict(zip(_ARGUMENTS.get(FUNCTIONS[func], ("input",)), args, strict=False)), **kwargs}
-
-
-@dataclass
-class SeenCalls:
-    """What example calls of a model have shown.
+class FunctionForward(ReplacedForward):
+    """A forward that records its calls of functional norms, or calls modules in their place.
 
     Args:
-        calls: by module, the calls in one forward of it.
-        varying: modules whose forwards differ in their calls, with the numbers of calls.
-        outputs: of the model, one an example.
+        module: whose forward it is.
+        calls: which of its calls are modules now, in their order; None records them.
     """
 
-    calls: dict[nn.Module, tuple[NormCall, ...]] = field(default_factory=dict)
-    varying: dict[nn.Module, tuple[int, int]] = field(default_factory=dict)
-    outputs: list[object] = field(default_factory=list)
+    def __init__(self, module: nn.Module, calls: tuple[FunctionCall, ...] | None = None) -> None:
+        super().__init__(module)
+        self.calls = calls
+        self.seen: dict[tuple[FunctionCall, ...], None] = {}
+        """Calls of one forward, each that differs."""
 
-    def note(self, module: nn.Module, calls: tuple[NormCall, ...]) -> None:
-        """Take the calls of one forward."""
-        known = self.calls.setdefault(module, calls)
-        if known != calls:
-            self.varying[module] = (len(known), len(calls))
-            self.calls[module] = max(known, calls, key=len)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward."""
+        mode = _CallMode(self.module, self.calls)
+        depth = HIDDEN.depth
+        try:
+            with mode:
+                output = self.call_replaced(args, kwargs)
+        finally:
+            HIDDEN.depth = depth
+        if self.calls is None:
+            self.seen[tuple(mode.made)] = None
+        else:
+            mode.check_complete(self.calls)
+        return output
+
+
+class _CallMode(TorchFunctionMode):
+    """Sees the calls of one forward; see `FunctionForward`."""
+
+    def __init__(self, module: nn.Module, calls: tuple[FunctionCall, ...] | None) -> None:
+        super().__init__()
+        self._module = module
+        self._calls = calls
+        self.made: list[FunctionCall] = []
+        self._depth = HIDDEN.depth
+        self._may_be_repeated = not torch.compiler.is_compiling() and may_be_repeated()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch, or the module that is in its place."""
+        del types
+        kwargs = kwargs or {}
+        if func not in FUNCTIONS or HIDDEN.depth != self._depth:
+            return func(*args, **kwargs)
+        function = FUNCTIONS[func]
+        given = {**dict(zip(_ARGUMENTS.get(function, ("input",)), args, strict=False)), **kwargs}
+        if self._calls is None:
+            call = _recorded(self._module, len(self.made), function, given)
+        else:
+            call = self._expected(self._calls, function, given)
+        self.made.append(call)
+        HIDDEN.depth += 1
+        if self._calls is None or call.obstacle:
+            output = func(*args, **kwargs)
+        else:
+            output = self._module._modules[call.name](given["input"])  # type: ignore[misc]
+        HIDDEN.depth -= 1
+        return output
+
+    def check_complete(self, calls: tuple[FunctionCall, ...]) -> None:
+        """Raise an InputError if calls of the examples were not made."""
+        if len(self.made) != len(calls):
+            raise self._other(f"makes {len(self.made)} calls of functional norms", calls)
+
+    def _expected(
+        self, calls: tuple[FunctionCall, ...], function: str, given: Mapping[str, Any]
+    ) -> FunctionCall:
+        number = len(self.made)
+        if number == len(calls) or calls[number].function != function:
+            raise self._other(f"calls {function} as number {number}", calls)
+        call = calls[number]
+        if torch.compiler.is_compiling():
+            return call
+        for attribute, name in (("weight", call.weight), ("bias", call.bias)):
+            if name is not None and given.get(attribute) is not parameter_of(self._module, name):
+                raise self._other(f"gives {function} another {attribute}", calls)
+        if not self._may_be_repeated and may_be_repeated():
+            raise InputError(
+                f"{type(self._module).__name__} calls {function} inside a checkpointed function, "
+                "whose repetition would not find the module: checkpoint a whole module"
+            )
+        return call
+
+    def _other(self, what: str, calls: tuple[FunctionCall, ...]) -> InputError:
+        return InputError(
+            f"{type(self._module).__name__} {what}, where the examples of powernorm.modularize had "
+            f"{len(calls)} calls ({', '.join(call.name for call in calls)}): undo, and give "
+            "more_examples, or put a torch.nn norm into its __init__"
+        )
+
+
+def parameter_of(module: nn.Module, name: str) -> nn.Parameter | None:
+    """Return the parameter of a dotted name, None for none."""
+    path, _, attribute = name.rpartition(".")
+    return module.get_submodule(path)._parameters.get(attribute)
 
 
 def see_calls(
     model: nn.Module, examples: Sequence[Examples], norms: Collection[nn.Module]
-) -> SeenCalls:
-    """Run a model, in evaluation, and return its calls of functional norms.
+) -> dict[nn.Module, tuple[tuple[FunctionCall, ...], ...]]:
+    """Run a model, in evaluation, and return the calls of functional norms in forwards.
 
     Args:
         model: afterwards as before: mode, buffers and random numbers, too.
         examples: the calls.
         norms: modules that are norms, whose own calls are left out.
 
+    Returns:
+        By module the calls of one forward; several if its forwards differ.
+
     Raises:
         InputError: the model fails on an example.
     """
-    recorder = _Recorder(model)
-    with _watched(model, recorder, norms):
+    inside = {part for norm in norms for part in norm.modules()}
+    with ExitStack() as stack, torch.random.fork_rng(devices=[]):
+        for norm in norms:
+            for handle in Hiding.put_on(norm):
+                stack.callback(handle.remove)
+        forwards = [
+            FunctionForward(module)
+            for module in model.modules()
+            if module not in inside and not isinstance(module, torch.jit.ScriptModule)
+        ]
+        for forward in forwards:
+            stack.callback(forward.remove)
         try:
-            with recorder:
-                recorder.seen.outputs = outputs_of(model, examples)
+            for example in examples:
+                example.call(model)
+                torch.rand(())  # the next call draws other numbers
         except Exception as error:
             raise InputError(
                 f"{type(model).__name__} fails on the example inputs: {type(error).__name__}: "
                 f"{error}; give inputs that it takes"
             ) from error
-    recorder.seen.calls = {module: calls for module, calls in recorder.seen.calls.items() if calls}
-    return recorder.seen
+    return {forward.module: tuple(forward.seen) for forward in forwards if any(forward.seen)}
 
 
-def outputs_of(model: nn.Module, examples: Sequence[Examples]) -> list[object]:
-    """Return the outputs on each example; each call draws other random numbers."""
-    with torch.random.fork_rng(devices=[]):
-        outputs = []
-        for example in examples:
-            outputs.append(example.call(model))
-            torch.rand(())
-        return outputs
-
-
-class _Recorder(TorchFunctionMode):
-    """Records calls by the module whose forward runs."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.seen = SeenCalls()
-        self.running: list[tuple[nn.Module, list[NormCall]] | None] = []
-        """The forwards that run, None for one of a norm."""
-        self._in_attention = {
-            module
-            for attention in model.modules()
-            if "att" in type(attention).__name__.lower()
-            for module in attention.modules()
-        }
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call a function of torch, and record it if it is a norm."""
-        del types
-        kwargs = kwargs or {}
-        if func in FUNCTIONS and self.running and self.running[-1] is not None:
-            module, calls = self.running[-1]
-            calls.append(self._call(module, len(calls), func, arguments(func, args, kwargs)))
-        return func(*args, **kwargs)
-
-    def _call(
-        self, module: nn.Module, position: int, func: Any, given: Mapping[str, Any]
-    ) -> NormCall:
-        function, x = FUNCTIONS[func], given["input"]
-        size = tuple(map(int, given.get("normalized_shape") or ()))
-        if function == "group_norm":
-            size = (int(given["num_groups"]), x.shape[1])
-        names = {id(parameter): name for name, parameter in module.named_parameters()}
-        weight, bias = (
-            "" if given.get(name) is None else names.get(id(given[name]))
-            for name in ("weight", "bias")
-        )
-        name = _NAME_OF_HEADS if self._is_of_heads(module, x, size) else _NAME
-        eps = given.get("eps", None if function == "rms_norm" else 1e-5)
-        called = name.format(_number(module, position))
-        return NormCall(called, function, size, eps, weight, bias, _site_in(module))
-
-    def _is_of_heads(self, module: nn.Module, x: Tensor, size: tuple[int, ...]) -> bool:
-        """Return whether (batch, length, heads, size) are normalized, not what a map reads."""
-        if module not in self._in_attention or x.ndim < 4 or len(size) != 1:
-            return False
-        return size[0] not in {getattr(child, "in_features", None) for child in module.children()}
-
-
-def _number(module: nn.Module, position: int) -> int:
-    """Return the number of a call, without those whose names are taken."""
-    names = (_NAME, _NAME_OF_HEADS)
-    free = (n for n in count() if not any(hasattr(module, name.format(n)) for name in names))
-    return next(islice(free, position, None))
-
-
-@contextmanager
-def _watched(model: nn.Module, recorder: _Recorder, norms: Collection[nn.Module]) -> Iterator[None]:
-    """Tell a recorder in the block which forward runs; hooks would miss calls of `forward`."""
-    before: dict[nn.Module, Any] = {}
-    try:
-        for module in model.modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            before[module] = module.__dict__.get("forward")
-            module.__dict__["forward"] = _watch(module, recorder, module in norms)
-        yield
-    finally:
-        for module, forward in before.items():
-            if forward is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = forward
-
-
-def _watch(module: nn.Module, recorder: _Recorder, is_norm: bool) -> Callable[..., Any]:
-    forward, running = module.forward, recorder.running
-
-    @functools.wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        hidden = is_norm or (bool(running) and running[-1] is None)
-        calls: list[NormCall] = []
-        running.append(None if hidden else (module, calls))
-        try:
-            output = forward(*args, **kwargs)
-        finally:
-            running.pop()
-        if not hidden:
-            recorder.seen.note(module, tuple(calls))
-        return output
-
-    return run
+def _recorded(
+    module: nn.Module, position: int, function: str, given: Mapping[str, Any]
+) -> FunctionCall:
+    x = given["input"]
+    size = tuple(map(int, given.get("normalized_shape") or ()))
+    if function == "group_norm":
+        size = (int(given["num_groups"]), x.shape[1])
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    weight, bias = (
+        "" if given.get(name) is None else names.get(id(given[name])) for name in ("weight", "bias")
+    )
+    # Heads: (batch, length, heads, size), where no map inside reads that size.
+    widths = {(getattr(child, "in_features", None),) for child in module.children()}
+    in_attention = "att" in type(module).__name__.lower()
+    is_of_heads = in_attention and x.ndim > 3 and size not in widths
+    taken = (_NAME, _NAME_OF_HEADS)
+    free = (n for n in count() if not any(hasattr(module, name.format(n)) for name in taken))
+    number = next(islice(free, position, None))
+    name = (_NAME_OF_HEADS if is_of_heads else _NAME).format(number)
+    eps = given.get("eps", None if function == "rms_norm" else 1e-5)
+    return FunctionCall(name, function, size, eps, weight, bias, _site_in(module))
 
 
 def _site_in(module: nn.Module) -> str:

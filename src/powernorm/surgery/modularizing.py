@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import CodeType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.inspection.examples import Examples, as_call
+from powernorm.inspection.examples import Examples, as_calls
 from powernorm.inspection.finder import norm_modules
 from powernorm.inspection.functional import (
     CALLS,
-    FUNCTIONS,
-    HIDDEN,
+    FunctionCall,
+    FunctionForward,
     Hiding,
-    NormCall,
-    arguments,
-    outputs_of,
+    parameter_of,
     see_calls,
 )
 from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms.arguments import check_model
-from powernorm.ops.torch_private import may_be_repeated
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.swapping import check_untouched
-from powernorm.surgery.tracing import tensors_in
 
 
 @dataclass(frozen=True)
@@ -113,12 +105,13 @@ def modularize(
     """
     check_model(model)
     check_untouched(model, "modularize")
-    examples = _examples(model, example_inputs, more_examples)
+    examples = as_calls(model, example_inputs, more_examples)
     norms = norm_modules(model)
     # Twice: what draws its calls by chance does not repeat them.
     seen = see_calls(model, (*examples, *examples), norms)
-    _check_steady(model, seen.varying)
-    rows = tuple(_row(model, seen.calls))
+    _check_steady(model, seen)
+    called = {module: forwards[0] for module, forwards in seen.items()}
+    rows = tuple(_row(model, called))
     if all(row.action == "keep" for row in rows):
         reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows[:3])
         raise InputError(
@@ -127,27 +120,24 @@ def modularize(
         )
     changes = Changes()
     made: list[tuple[nn.Module, str, object]] = []
-    for module, calls in seen.calls.items():
+    for module, calls in called.items():
         if not all(call.obstacle for call in calls):
             made.extend(_replace(module, calls, changes, norms))
     result = Modularization(model, rows, changes, tuple(made))
     try:
-        _check_same(model, examples, seen.outputs[: len(examples)])
+        _check_runs(model, examples)
     except InputError:
         result.undo()
         raise
     return result
 
 
-def _examples(model: nn.Module, first: object, others: Sequence[object]) -> tuple[Examples, ...]:
-    more = (as_call(one, model, name=f"more_examples[{i}]") for i, one in enumerate(others))
-    return (as_call(first, model), *more)
-
-
-def _check_steady(model: nn.Module, varying: Mapping[nn.Module, tuple[int, int]]) -> None:
+def _check_steady(
+    model: nn.Module, seen: Mapping[nn.Module, tuple[tuple[FunctionCall, ...], ...]]
+) -> None:
     for name, module in model.named_modules():
-        if module in varying:
-            one, other = varying[module]
+        if len(seen.get(module, ())) > 1:
+            one, other, *_ = map(len, seen[module])
             raise InputError(
                 f"the forward of {name or 'the model'} ({type(module).__name__}) makes {one} calls "
                 f"of functional norms and then {other}, or others: which module each is depends on "
@@ -155,7 +145,7 @@ def _check_steady(model: nn.Module, varying: Mapping[nn.Module, tuple[int, int]]
             )
 
 
-def _row(model: nn.Module, seen: Mapping[nn.Module, Sequence[NormCall]]) -> Iterator[NormRow]:
+def _row(model: nn.Module, seen: Mapping[nn.Module, Sequence[FunctionCall]]) -> Iterator[NormRow]:
     kinds = {"layer_norm": ("layer", "LayerNorm"), "rms_norm": ("rms", "RMSNorm")}
     for name, module in model.named_modules():
         for call in seen.get(module, ()):
@@ -169,7 +159,7 @@ def _row(model: nn.Module, seen: Mapping[nn.Module, Sequence[NormCall]]) -> Iter
             )
 
 
-def _built(module: nn.Module, call: NormCall) -> nn.Module:
+def _built(module: nn.Module, call: FunctionCall) -> nn.Module:
     """Return a module of torch that computes what a call does, with the same parameters."""
     norm: nn.Module
     if call.function == "group_norm":
@@ -189,7 +179,7 @@ def _built(module: nn.Module, call: NormCall) -> nn.Module:
 
 
 def _replace(
-    module: nn.Module, calls: tuple[NormCall, ...], changes: Changes, norms: set[nn.Module]
+    module: nn.Module, calls: tuple[FunctionCall, ...], changes: Changes, norms: set[nn.Module]
 ) -> Iterator[tuple[nn.Module, str, object]]:
     """Put the new modules of one module in place; yield what was put where."""
     for call in calls:
@@ -197,15 +187,12 @@ def _replace(
             norm = _built(module, call)
             changes.set_module(module, call.name, norm)
             yield module, call.name, norm
-    forward = _Forward(module, calls)
+    forward = FunctionForward(module, calls)
+    changes.on_undo(forward.remove)
     for inner in module.modules():
         if inner in norms:
-            for handle in (
-                inner.register_forward_pre_hook(Hiding(1)),
-                inner.register_forward_hook(Hiding(-1), always_call=True),
-            ):
+            for handle in Hiding.put_on(inner):
                 changes.on_undo(handle.remove)
-    changes.set_entry(module, "forward", forward)
     changes.set_entry(module, CALLS, calls)
     seconds = {
         f"{call.name}.{attribute}": name
@@ -222,114 +209,12 @@ def _replace(
     yield module, "forward", forward
 
 
-class _Forward:
-    """The forward of a module whose functional norms are modules."""
-
-    def __init__(self, module: nn.Module, calls: tuple[NormCall, ...]) -> None:
-        self._module = module
-        self._calls = calls
-        self._replaced = module.__dict__.get("forward")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        mode = _Mode(self._module, self._calls)
-        depth = HIDDEN.depth
-        try:
-            with mode:
-                if self._replaced is not None:
-                    output = self._replaced(*args, **kwargs)
-                else:
-                    output = type(self._module).forward(self._module, *args, **kwargs)
-        finally:
-            HIDDEN.depth = depth
-        mode.check_complete()
-        return output
-
-    @property
-    def __code__(self) -> CodeType:  # torch.export looks for it
-        return _Forward.__call__.__code__
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        module = self._module
-        return inspect.signature(self._replaced or type(module).forward.__get__(module))
-
-
-class _Mode(TorchFunctionMode):
-    """Calls the modules of one forward in the place of functions.
-
-    Args:
-        module: whose forward it is.
-        calls: of functional norms, in their order.
-    """
-
-    def __init__(self, module: nn.Module, calls: tuple[NormCall, ...]) -> None:
-        super().__init__()
-        self._module = module
-        self._calls = calls
-        self._done = 0
-        self._depth = HIDDEN.depth
-        self._may_be_repeated = not torch.compiler.is_compiling() and may_be_repeated()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call a function of torch, or the module that is in its place."""
-        del types
-        kwargs = kwargs or {}
-        if func not in FUNCTIONS or HIDDEN.depth != self._depth:
-            return func(*args, **kwargs)
-        if self._done == len(self._calls) or self._calls[self._done].function != FUNCTIONS[func]:
-            raise self._other(f"calls {FUNCTIONS[func]} as number {self._done}")
-        call = self._calls[self._done]
-        self._done += 1
-        HIDDEN.depth += 1
-        if call.obstacle:
-            output = func(*args, **kwargs)
-        else:
-            given = arguments(func, args, kwargs)
-            if not torch.compiler.is_compiling():
-                self._check(call, given)
-            output = self._module._modules[call.name](given["input"])  # type: ignore[misc]
-        HIDDEN.depth -= 1
-        return output
-
-    def check_complete(self) -> None:
-        """Raise an InputError if calls of the examples were not made."""
-        if self._done != len(self._calls):
-            raise self._other(f"makes {self._done} calls of functional norms")
-
-    def _check(self, call: NormCall, given: Mapping[str, Any]) -> None:
-        for attribute, name in (("weight", call.weight), ("bias", call.bias)):
-            value = given.get(attribute)
-            if value is not _tensor(self._module, name or ""):
-                raise self._other(f"gives {call.function} another {attribute}")
-        if not self._may_be_repeated and may_be_repeated():
-            raise InputError(
-                f"{type(self._module).__name__} calls {call.function} inside a checkpointed "
-                "function, whose repetition would not find the module: checkpoint a whole module"
-            )
-
-    def _other(self, what: str) -> InputError:
-        return InputError(
-            f"{type(self._module).__name__} {what}, where the examples of powernorm.modularize had "
-            f"{len(self._calls)} calls ({', '.join(call.name for call in self._calls)}): undo, and "
-            "give more_examples, or put a torch.nn norm into its __init__"
-        )
-
-
-def _tensor(module: nn.Module, name: str) -> Tensor | None:
-    if not name:
-        return None
-    path, _, attribute = name.rpartition(".")
-    return module.get_submodule(path)._parameters.get(attribute)
-
-
 def _tied(module: nn.Module, seconds: Mapping[str, str]) -> dict[str, str]:
     """Return the names of parameters that a module has a second time, with the first ones."""
     return {
         second: name
         for second, name in seconds.items()
-        if _tensor(module, second) is _tensor(module, name)
+        if parameter_of(module, second) is parameter_of(module, name)
     }
 
 
@@ -350,17 +235,13 @@ def _fill_in(
             state_dict.setdefault(prefix + second, state_dict[prefix + name])
 
 
-def _check_same(model: nn.Module, examples: Sequence[Examples], before: Sequence[object]) -> None:
-    """Raise an InputError unless the examples give the same outputs as before."""
-    error: Exception | None = None
+def _check_runs(model: nn.Module, examples: Sequence[Examples]) -> None:
     try:
-        pairs = zip(tensors_in(before), tensors_in(outputs_of(model, examples)), strict=False)
-        if all(torch.allclose(old, new, equal_nan=True) for old, new in pairs):
-            return
-    except Exception as raised:  # whatever a model raises that sees the new modules
-        error = raised
-    raise InputError(
-        f"{type(model).__name__} gives other outputs on the example inputs with modules in the "
-        f"place of functional norms, or fails ({error}): nothing was changed. A forward may go "
-        "through its children, as that of an nn.Sequential does: put a torch.nn norm into __init__"
-    ) from error
+        for example in examples:
+            example.call(model)
+    except Exception as error:
+        raise InputError(
+            f"{type(model).__name__} fails with modules in the place of functional norms, nothing "
+            f"was changed ({error}). A forward that goes through its children, as that of an "
+            "nn.Sequential does, finds new ones: put a torch.nn norm into its __init__"
+        ) from error
