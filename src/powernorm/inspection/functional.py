@@ -166,7 +166,7 @@ class _CallMode(TorchFunctionMode):
         if self._calls is None or call.obstacle:
             output = func(*args, **kwargs)
         else:
-            output = self._module._modules[call.name](given["input"])  # type: ignore[misc]
+            output = getattr(self._module, call.name)(given["input"])
         HIDDEN.depth -= 1
         return output
 
@@ -202,10 +202,10 @@ class _CallMode(TorchFunctionMode):
         )
 
 
-def parameter_of(module: nn.Module, name: str) -> nn.Parameter | None:
+def parameter_of(module: nn.Module, name: str) -> Any:
     """Return the parameter of a dotted name, None for none."""
     path, _, attribute = name.rpartition(".")
-    return module.get_submodule(path)._parameters.get(attribute)
+    return getattr(module.get_submodule(path), attribute, None)
 
 
 def see_calls(

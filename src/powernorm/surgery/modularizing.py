@@ -28,7 +28,7 @@ from powernorm.surgery.swapping import check_untouched
 
 @dataclass(frozen=True)
 class Modularization(NormTable):
-    """What `modularize` has done.
+    """Result of `modularize`.
 
     Args:
         model: the changed model.
@@ -49,7 +49,7 @@ class Modularization(NormTable):
         """
         self._changes.check_not_undone()
         for module, name, value in self._made:
-            if module._modules.get(name, module.__dict__.get(name)) is not value:
+            if getattr(module, name, None) is not value:
                 raise InputError(
                     f"{name} of {type(module).__name__} is no longer what modularize put there: "
                     "undo what came later first"
@@ -174,7 +174,7 @@ def _built(module: nn.Module, call: FunctionCall) -> nn.Module:
         norm.elementwise_affine = bool(call.weight or call.bias)
     for attribute, name in (("weight", call.weight), ("bias", call.bias)):
         if name:
-            norm._parameters[attribute] = module.get_parameter(name)
+            setattr(norm, attribute, module.get_parameter(name))
     return norm.train(module.training)
 
 
