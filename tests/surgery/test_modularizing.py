@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -235,15 +236,31 @@ def test_copies_and_pickles_are_models_of_their_own(gpt: GPT) -> None:
         assert powernorm.swap(again, "rbn").norms.keys() == powernorm.swap(gpt, "rbn").norms.keys()
 
 
-def test_a_swapped_model_is_saved_and_loaded(gpt: GPT, tmp_path: object) -> None:
-    powernorm.modularize(gpt, TOKENS)
-    powernorm.swap(gpt, "bn")
-    gpt(TOKENS)
-    powernorm.save(gpt, f"{tmp_path}/model")
-    again = GPT()
-    powernorm.modularize(again, TOKENS)
-    again = powernorm.load(f"{tmp_path}/model", again)
-    assert torch.equal(again.eval()(TOKENS), gpt.eval()(TOKENS))
+@pytest.mark.parametrize("where", ["norm_call0", "norm_call2"])
+def test_a_swapped_model_is_saved_and_loaded(tmp_path: Path, where: str) -> None:
+    model = Calls(affine)
+    powernorm.modularize(model, X)
+    powernorm.swap(model, "bn", where=where)
+    model(X)
+    powernorm.save(model, tmp_path / "model")
+    again = Calls(affine)
+    with pytest.raises(InputError, match=r"powernorm.modularize on it if that was called there"):
+        powernorm.load(tmp_path / "model", again)
+    powernorm.modularize(again, X)
+    again = powernorm.load(tmp_path / "model", again)
+    assert torch.equal(again(X), model.eval()(X))
+    assert again.norm_call0.weight is again.gamma
+
+
+def test_checkpointed_blocks_compile() -> None:
+    """Else a training that saves memory and is compiled has to give up one of the two."""
+    model = Calls(lambda m, x: checkpoint(m.inner, norm(x), use_reentrant=False))
+    model.inner = Calls(lambda _, x: norm(x), nn.Linear(WIDTH, WIDTH))
+    before = gradients(model, X)
+    powernorm.modularize(model, X)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(gradients(compiled, X), before)
+    assert sum(one is not None for one in before) == 2
 
 
 def test_what_cannot_be_a_module_stays_with_a_reason() -> None:
