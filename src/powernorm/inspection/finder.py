@@ -2,7 +2,8 @@
 
 A module is a norm by its class, by `declare_norm`, by its name, or because it has no parameters
 but γ and β and computes one (`powernorm.inspection.reading`). Calls of
-`torch.nn.functional.layer_norm` and similar functions in a forward are found in its bytecode.
+`torch.nn.functional.layer_norm` and similar functions in a forward are found in its bytecode, and
+with example inputs also behind helpers (`powernorm.inspection.functional`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dis
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType, ModuleType
@@ -18,8 +19,9 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from powernorm.inspection.examples import as_call
+from powernorm.inspection.functional import CALLS, FUNCTIONS, FunctionCall, see_calls
 from powernorm.inspection.reading import (
     CHANNEL_NORMS,
     SCALES,
@@ -54,8 +56,9 @@ _FUNCTION_KINDS: Final[dict[str, Kind]] = {
     "batch_norm": "batch",
     "group_norm": "channel",
     "instance_norm": "channel",
+    "native_layer_norm": "layer",
+    "native_group_norm": "channel",
 }
-_FUNCTIONS: Final = {getattr(functional, name): name for name in _FUNCTION_KINDS}
 OF_HEADS: Final = (
     "normalizes queries, keys or values inside an attention, not the tokens of a stream"
 )
@@ -63,6 +66,7 @@ OF_HEADS: Final = (
 _HEAD_SIZES: Final = ("head_dim", "head_size", "attention_head_size", "dim_head", "d_head")
 _HEAD_COUNTS: Final = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 _IN_SCRIPT: Final = "TorchScript"
+_ADVICE: Final = "make it a module by powernorm.modularize"
 _OF_POSITIONS: Final = {("DebertaV2Encoder", "LayerNorm")}
 """Class and attribute of norms whose inputs are not tokens."""
 
@@ -95,6 +99,8 @@ class FoundNorm:
     """Name of the function of `torch.nn.functional` that the forward of `module` calls, or ""."""
     gated: tuple[Reading, Gate] | None = None
     """What the norm inside a norm with a gate computes, and the gate; then there is no reading."""
+    call: FunctionCall | None = None
+    """A call that running the model has shown."""
 
     @property
     def type_name(self) -> str:
@@ -140,49 +146,68 @@ class FoundNorm:
         return self.reading is not None and self.reading.feature_dim != LAST
 
 
-def find_norms(model: nn.Module) -> tuple[FoundNorm, ...]:
+def find_norms(model: nn.Module, example_inputs: object = None) -> tuple[FoundNorm, ...]:
     """Return the norms of a model in the model's order, each once.
 
     Modules inside a norm are not listed. Functions called in a forward are listed as norms that
-    cannot be swapped, under names such as `encoder.forward`.
+    cannot be swapped, under names such as `encoder.norm_call0` for each call, or `encoder.forward`
+    where only a module's own code was read.
 
     Args:
-        model: any module, also on the meta device; nothing in it is run or changed.
+        model: any module, also on the meta device; nothing in it is changed.
+        example_inputs: as in `powernorm.fold`. The model runs once, in evaluation, and calls of
+            functional norms are seen wherever they are made. None runs nothing: calls behind a
+            helper function are not seen then. Arithmetic that computes a norm is never seen.
 
     Raises:
-        InputError: it is no module, or TorchScript.
+        InputError: it is no module, or TorchScript, or fails on the example inputs.
     """
     check_model(model)
-    names: dict[nn.Module, list[str]] = {}
+    calls: Mapping[nn.Module, tuple[FunctionCall, ...]] = {}
+    if example_inputs is not None:
+        seen = see_calls(model, [as_call(example_inputs, model)], norm_modules(model))
+        calls = {module: max(forwards, key=len) for module, forwards in seen.items()}
+    names: dict[tuple[nn.Module, _Called], list[str]] = {}
     slots: dict[nn.Module, list[Slot]] = {}
-    callers: dict[nn.Module, str] = {}
-    for name, module, slot, function in _norms_below(model):
-        names.setdefault(module, []).append(name)
+    for name, module, slot, called in _norms_below(model, calls):
+        names.setdefault((module, called), []).append(name)
         known = slots.setdefault(module, [])
-        if function:
-            callers[module] = function
-        elif slot is not None and slot not in known:
+        if not called and slot is not None and slot not in known:
             known.append(slot)
     return tuple(
-        _called(names[module], module, callers[module])
-        if module in callers
-        else _describe(model, names[module], module, slots[module])
-        for module in names
+        _called(known, module, called) if called else _describe(model, known, module, slots[module])
+        for (module, called), known in names.items()
     )
 
 
-def _called(names: list[str], module: nn.Module, function: str) -> FoundNorm:
-    if function == _IN_SCRIPT:
+def norm_modules(model: nn.Module) -> set[nn.Module]:
+    """Return the modules of a model that are norms, without those inside a norm."""
+    return {module for _, module, _, called in _norms_below(model, {}) if not called}
+
+
+_Called = str | FunctionCall
+"""A function that a forward calls, by name or as seen; "" for a norm itself."""
+
+
+def _called(names: list[str], module: nn.Module, called: _Called) -> FoundNorm:
+    if called == _IN_SCRIPT:
         reason = "it is TorchScript, which cannot be changed: give the model before torch.jit"
         return FoundNorm(tuple(names), module, (), None, reason)
-    reason = f"its forward calls torch.nn.functional.{function}: make that a module to swap it"
-    return FoundNorm(tuple(names), module, (), None, reason, function)
+    if isinstance(called, str):
+        reason = f"its forward calls torch.nn.functional.{called}: {_ADVICE}"
+        return FoundNorm(tuple(names), module, (), None, reason, called)
+    advice = called.obstacle or _ADVICE
+    reason = f"calls {called.function} at {called.site}: {advice}"
+    return FoundNorm(tuple(names), module, (), None, reason, called.function, called)
 
 
 def _norms_below(
-    module: nn.Module, name: str = "", slot: Slot | None = None
-) -> Iterator[tuple[str, nn.Module, Slot | None, str]]:
-    """Yield name, module, slot and function (if a forward calls one) of each norm."""
+    module: nn.Module,
+    calls: Mapping[nn.Module, tuple[FunctionCall, ...]],
+    name: str = "",
+    slot: Slot | None = None,
+) -> Iterator[tuple[str, nn.Module, Slot | None, _Called]]:
+    """Yield name, module, slot and what a forward calls, if it is no module, of each norm."""
     if isinstance(module, torch.jit.ScriptModule):
         for part, inner in module.named_modules(prefix=name):
             if _NORM_NAME.search(inner.original_name):
@@ -191,13 +216,17 @@ def _norms_below(
     if looks_like_norm(module) or is_conditional(module):
         yield name, module, slot, ""
         return
-    function = _function_called(module)
+    prefix = f"{name}." if name else ""
+    known: tuple[FunctionCall, ...] = module.__dict__.get(CALLS, ())
+    seen = calls.get(module) or tuple(call for call in known if call.obstacle)
+    for call in seen:
+        yield f"{prefix}{call.name}", module, None, call
+    function = "" if seen or known else _function_called(module)
     if function:
-        yield (f"{name}.forward" if name else "forward"), module, None, function
+        yield f"{prefix}forward", module, None, function
     for attribute, child in module._modules.items():
         if child is not None:
-            inner = f"{name}.{attribute}" if name else attribute
-            yield from _norms_below(child, inner, Slot(module, attribute))
+            yield from _norms_below(child, calls, prefix + attribute, Slot(module, attribute))
 
 
 def _describe(
@@ -280,8 +309,8 @@ def _function_in(forward: FunctionType) -> str:
             value = getattr(value, step.argval, None) if isinstance(value, ModuleType) else None
         elif step.opname != "PUSH_NULL":
             value = None
-        if inspect.isroutine(value) and value in _FUNCTIONS:
-            return _FUNCTIONS[value]
+        if inspect.isroutine(value) and value in FUNCTIONS:
+            return FUNCTIONS[value]
     return ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-Action = Literal["swap", "insert", "fold", "calibrate", "match", "remove", "keep"]
+Action = Literal["swap", "insert", "modularize", "fold", "calibrate", "match", "remove", "keep"]
 
 _FIRST: Final = ("name", "kind", "action", "into", "mask")
 """Columns before the measures; the reason comes after them."""

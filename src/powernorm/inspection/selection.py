@@ -196,7 +196,10 @@ def by_default(sites: Sequence[Site]) -> Sequence[Site]:
 def inventory(sites: Sequence[Site]) -> str:
     """Return a sentence that says which norms a model has."""
     if not sites:
-        return "the model has no norms at all"
+        return (
+            "the model has no norms at all, but may call functions behind helpers: "
+            "powernorm.plan_swap sees those with example_inputs"
+        )
     names = [site.name for site in sites]
     rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     parts = [f"the model has the norms {', '.join(names[:_LISTED])}{rest}"]
@@ -252,6 +255,8 @@ def _site(model: nn.Module, norm: FoundNorm, sides: dict[str, Side]) -> Site:
     name = norm.names[0]
     stack = next((outer for outer in sides if name.startswith(f"{outer}.")), "")
     steps = list(_steps(model, name))
+    if norm.function:  # the call is a step, too, and no module
+        steps.append(_Step(name.rpartition(".")[2], norm.module))
     start = len(stack.split(".")) if stack else 0
     at = _layer_step(steps, start)
     layer = None if at is None else int(steps[at].attribute)

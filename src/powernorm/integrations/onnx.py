@@ -13,9 +13,9 @@ from torch.onnx import ONNXProgram
 from torch.utils import _pytree
 
 from powernorm.errors import InputError
+from powernorm.inspection.examples import as_call
 from powernorm.integrations.extras import needed_for
 from powernorm.surgery.tracing import quiet_export, reason_of
-from powernorm.surgery.verification import as_call
 
 _LOGGERS: Final = ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
 

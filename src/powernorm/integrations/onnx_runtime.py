@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
+from powernorm.inspection.examples import as_call
 from powernorm.integrations.extras import needed_for
 from powernorm.integrations.onnx_scales import even_scales
 from powernorm.surgery.tracing import tensors_in
-from powernorm.surgery.verification import as_call
 
 if TYPE_CHECKING:
     from onnx import ModelProto

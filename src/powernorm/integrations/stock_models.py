@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.examples import as_call
 from powernorm.integrations.architectures import config_of, loading_quietly
 from powernorm.surgery.marking import is_pretrained
 from powernorm.surgery.records import KEY
 from powernorm.surgery.stock import CONSTANT_EPS, constant_norms, stock_state, verify_stock
-from powernorm.surgery.verification import Errors, as_call, differences
+from powernorm.surgery.verification import Errors, differences
 
 _EPS: Final = re.compile(r"(^|_)eps(ilon)?$")
 """Keys of a configuration that hold the eps of its norms, such as `layer_norm_epsilon`."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from powernorm.errors import InputError
+from powernorm.inspection.examples import Examples, as_call
 from powernorm.lab.model_outputs import answer_in
-from powernorm.surgery.verification import Examples, as_call
 
 _SMALLEST: Final = 1e-300
 """Instead of outputs that are all 0."""

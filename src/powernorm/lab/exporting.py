@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import powernorm
 from powernorm.errors import InputError
 from powernorm.inspection import find_norms
+from powernorm.inspection.examples import as_call
 from powernorm.inspection.finder import FoundNorm
 from powernorm.integrations.extras import check_extra
 from powernorm.integrations.model_sources import ModelSource
@@ -35,7 +36,7 @@ from powernorm.lab.model_sources import batches_of, open_model
 from powernorm.surgery import fold, match_teacher, plan_swap
 from powernorm.surgery.fold_solver import static_of
 from powernorm.surgery.structure import FoldedNorm
-from powernorm.surgery.verification import as_call, with_masks
+from powernorm.surgery.verification import with_masks
 
 Quantization = Literal["dynamic", "matmul", "all"]
 """`dynamic`, or static of the matrix products or of all operators."""

@@ -15,6 +15,7 @@ from powernorm.surgery.freezing import (
 )
 from powernorm.surgery.insertion import Insertion, InsertPlan, InsertRow, insert, plan_insert
 from powernorm.surgery.matching import MatchReport, match_teacher
+from powernorm.surgery.modularizing import Modularization, modularize
 from powernorm.surgery.swapping import Swap, SwapPlan, SwapRow, plan_swap, swap
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Insertion",
     "MaskWarning",
     "MatchReport",
+    "Modularization",
     "StatisticsFreezing",
     "Swap",
     "SwapPlan",
@@ -37,6 +39,7 @@ __all__ = [
     "insert",
     "mask_batch_norms",
     "match_teacher",
+    "modularize",
     "plan_fold",
     "plan_insert",
     "plan_swap",

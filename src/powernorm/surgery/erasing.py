@@ -8,10 +8,8 @@ puts around a sequence that is alone.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType
 from typing import Any, Final
 
 import torch
@@ -24,6 +22,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.mask_arguments import padding_after
 from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.masking import attach_mask_owners
+from powernorm.inspection.modules import ReplacedForward
 from powernorm.inspection.selection import stacks
 from powernorm.norms.checkpointing import CallRecords, Seen
 from powernorm.norms.masks import current_padding_mask
@@ -88,8 +87,7 @@ class PaddingEraser:
     def __init__(self, module: nn.Module, slots: Sequence[tuple[nn.Module, str]]) -> None:
         self.slots = slots
         self._module = module
-        self._replaced = module.__dict__.get("forward")
-        module.forward = _Forward(self)
+        self._forward = _Forward(module, self)
         self._records = CallRecords()
         self._mode: _Mode | None = None  # of the call that runs
         self.running: list[nn.Module] = []
@@ -105,22 +103,13 @@ class PaddingEraser:
                 self._handles.append(part.register_forward_pre_hook(self.enter))
                 self._handles.append(part.register_forward_hook(self.leave, always_call=True))
 
-    @property
-    def signature(self) -> inspect.Signature:
-        """Signature of the module's own forward."""
-        module = self._module
-        return inspect.signature(self._replaced or type(module).forward.__get__(module))
-
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module's own forward and look at the functions that it calls."""
         mode = _Mode(self, type(self._module).__name__)
         self._mode = mode
         self.running.clear()
         with mode:
-            if self._replaced is not None:
-                output = self._replaced(*args, **kwargs)
-            else:
-                output = type(self._module).forward(self._module, *args, **kwargs)
+            output = self._forward.call_replaced(args, kwargs)
         self._mode = None
         if not torch.compiler.is_compiling():
             self.was_called = True
@@ -166,28 +155,18 @@ class PaddingEraser:
         """Remove the hooks, and put the module's own forward back."""
         for handle in self._handles:
             handle.remove()
-        if getattr(self._module.__dict__.get("forward"), "eraser", None) is self:
-            del self._module.forward
-            if self._replaced is not None:
-                self._module.forward = self._replaced
+        self._forward.remove()
 
 
-class _Forward:
-    """The forward of a module in which padding is erased, with the signature of its own."""
+class _Forward(ReplacedForward):
+    """The forward of a module in which padding is erased."""
 
-    def __init__(self, eraser: PaddingEraser) -> None:
+    def __init__(self, module: nn.Module, eraser: PaddingEraser) -> None:
+        super().__init__(module)
         self.eraser = eraser
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.eraser.run(args, kwargs)
-
-    @property
-    def __code__(self) -> CodeType:  # torch.export looks for it
-        return _Forward.__call__.__code__
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return self.eraser.signature
 
 
 class _Mode(TorchFunctionMode):

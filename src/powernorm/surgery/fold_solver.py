@@ -33,7 +33,9 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.examples import Examples
 from powernorm.inspection.finder import FoundNorm
+from powernorm.inspection.functional import Hiding
 from powernorm.inspection.observer import NormObserver
 from powernorm.inspection.reading import CHANNEL_NORMS
 from powernorm.inspection.trials import does_more_than_torch
@@ -63,7 +65,6 @@ from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Sta
 from powernorm.surgery.structure import Rest, RmsRest, Structure
 from powernorm.surgery.token_norms import TokenNorm
 from powernorm.surgery.tracing import Trace, mark_of, trace
-from powernorm.surgery.verification import Examples
 from powernorm.surgery.weight_updates import Editor, Replacement, Slots, can_shift
 
 Centering = Literal["keep", "weights"]
@@ -697,8 +698,8 @@ def _does_more(norm: nn.Module) -> bool:
 
 
 def _only_observes(hook: object) -> bool:
-    """Return whether it is a hook of a monitor of this library, idle in evaluation."""
-    return type(hook).__module__ == NormObserver.__module__
+    """Return whether it is a hook of this library that changes nothing in evaluation."""
+    return type(hook).__module__ == NormObserver.__module__ or isinstance(hook, Hiding)
 
 
 def _hides_padding(norm: nn.Module) -> bool:

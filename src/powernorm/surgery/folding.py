@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.examples import Examples, as_calls
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
@@ -34,8 +35,6 @@ from powernorm.surgery.structure import Structure, build_structure
 from powernorm.surgery.token_norms import TokenNorm, token_norms_of
 from powernorm.surgery.verification import (
     Errors,
-    Examples,
-    as_call,
     attributes_read,
     check,
     compare,
@@ -322,7 +321,7 @@ def plan_fold(
         if isinstance(model, nn.parallel.DistributedDataParallel):
             wrapper = type(model).__name__
         model = model.module
-    examples = _examples(model, example_inputs, more_examples)
+    examples = as_calls(model, example_inputs, more_examples)
     found = find_norms(model)
     others = [norm for norm in found if keep == "statistics" and static_of(norm) is None]
     tokens, reasons = token_norms_of(others)
@@ -449,16 +448,6 @@ def check_options(keep: str, centering: str, tied: str | None, approximate: bool
     ):
         if given and keep != "statistics":
             raise InputError(f"{option} is about norms that stay: give keep=statistics, too")
-
-
-def _examples(model: nn.Module, first: object, others: Sequence[object]) -> tuple[Examples, ...]:
-    if not isinstance(others, tuple | list):
-        raise InputError(
-            f"more_examples is a {type(others).__name__}, expected a list of inputs, each as "
-            "example_inputs"
-        )
-    more = (as_call(one, model, name=f"more_examples[{i}]") for i, one in enumerate(others))
-    return (as_call(first, model), *more)
 
 
 def _checked_statics(

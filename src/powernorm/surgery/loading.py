@@ -13,7 +13,13 @@ from powernorm.norms import Norm
 from powernorm.norms.buffers import is_optional_key
 from powernorm.surgery.changes import Changes, empty_bias, slot_of
 from powernorm.surgery.marking import is_pretrained, mark
-from powernorm.surgery.storage import SavedModel, checksum_of, passing_buffers, traits_of
+from powernorm.surgery.storage import (
+    SavedModel,
+    checksum_of,
+    passing_buffers,
+    state_with_ties,
+    traits_of,
+)
 from powernorm.surgery.structure import stop_tying
 
 REBUILD: Final = "build the model with the configuration of the one that was saved"
@@ -43,7 +49,7 @@ def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REB
     try:
         _add_biases(model, saved.state, changes)
         problem = (
-            _mismatch(model.state_dict(), saved.state)
+            _mismatch(state_with_ties(model), saved.state)
             or _other_buffer(model, saved)
             or _other_trait(model, saved)
         )

@@ -298,7 +298,7 @@ class Record:
             if name not in modules:
                 raise InputError(
                     f"{type(model).__name__} has no module {name!r}, which the saved model had: "
-                    f"{_FIX}"
+                    f"{_FIX}, and call powernorm.modularize on it if that was called there"
                 )
         for name in self.names():
             if id(modules[name]) not in norms and _part_of(name, modules[name]) is None:

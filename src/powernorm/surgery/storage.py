@@ -281,8 +281,17 @@ def check_target(folder: Path) -> None:
         )
 
 
-def _state_of(model: nn.Module) -> dict[str, Tensor]:
+def state_with_ties(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict with all names of its parameters; `modularize` hides second ones."""
     state = model.state_dict()
+    named = dict(model.named_parameters(remove_duplicate=False))
+    known = {id(named[name]) for name in state.keys() & named.keys()}
+    hidden = {name: one for name, one in named.items() if name not in state and id(one) in known}
+    return {**state, **{name: one.detach() for name, one in hidden.items()}}
+
+
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    state = state_with_ties(model)
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise InputError(

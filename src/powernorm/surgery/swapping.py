@@ -81,6 +81,7 @@ class SwapPlan(NormTable):
     model: nn.Module = field(repr=False, compare=False)
     _found: Mapping[str, FoundNorm] = field(repr=False, compare=False)
     _sides: Mapping[str, Side] = field(repr=False, compare=False)
+    _was_run: bool = field(default=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the table as text, how many norms change, and how their masks are read."""
@@ -88,6 +89,12 @@ class SwapPlan(NormTable):
         masks = dict.fromkeys(row.mask for row in self.rows if row.mask is not None)
         lines = [f"{swapped} of {len(self.rows)} norms change to {self.to}"]
         lines += [f"{mask}: {how_read(self.model, mask)}" for mask in masks]
+        if not self._was_run:
+            lines.append("functional norms behind helpers are only seen with example_inputs")
+        elif not any(found.call for found in self._found.values()):
+            lines.append(
+                "functional norms: none seen in the example call; arithmetic is not looked at"
+            )
         return "\n".join([format_rows(self.rows), *lines])
 
     def apply(self) -> Swap:
@@ -98,6 +105,11 @@ class SwapPlan(NormTable):
         """
         check_untouched(self.model)
         chosen = {row.name: self._found[row.name] for row in self.rows if row.action == "swap"}
+        if not chosen:
+            raise InputError(
+                "none of the selected norms can change, see the rows of the plan; "
+                "powernorm.modularize makes modules of functional norms"
+            )
         for name, found in chosen.items():
             if not all(slot.holds(found.module) for slot in found.slots):
                 raise InputError(
@@ -184,7 +196,12 @@ class Swap:
 
 
 def plan_swap(
-    model: nn.Module, to: str = "rbn", where: Selection = None, **norm_options: Any
+    model: nn.Module,
+    to: str = "rbn",
+    where: Selection = None,
+    *,
+    example_inputs: object = None,
+    **norm_options: Any,
 ) -> SwapPlan:
     """Plan which norms of a model become which; changes nothing.
 
@@ -196,11 +213,13 @@ def plan_swap(
             `Where`, or None for all; None in an encoder-decoder means those of the encoder (Shen et
             al. 2020, App. A; Wang et al. 2022, App. A). None includes norms over channels, such as
             BatchNorm2d, only if the model has no norms over tokens; they get `feature_dim=1`.
+        example_inputs: as in `powernorm.fold`. The model runs once on them, in evaluation, and each
+            call of a functional norm gets a row, to `keep`; see `powernorm.modularize`.
         norm_options: options of the new norm, as in `powernorm.build_norm`.
 
     Raises:
-        InputError: unknown norm or option, a selection without a norm that can change, a model
-            that is compiled already or is itself a norm.
+        InputError: unknown norm or option, a selection without a norm that can change or a call
+            of one, a model that is compiled already, is itself a norm, or fails on the inputs.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2)
     >>> [row.name for row in plan_swap(layer, to="bn").rows]
@@ -209,7 +228,7 @@ def plan_swap(
     check_model(model)
     check_options(to, norm_options)
     check_untouched(model)
-    found = find_norms(model)
+    found = find_norms(model, example_inputs)
     if any("" in norm.names for norm in found):
         raise InputError(
             f"the model itself is a norm, {type(model).__name__}, and a root cannot be replaced: "
@@ -224,10 +243,18 @@ def plan_swap(
     masks = mask_sources(model, [site.name for site in sites], sides)
     rows = tuple(_row(site, to, site.name in chosen, reads_mask, masks) for site in sites)
     by_name = {site.name: site.norm for site in sites}
-    return SwapPlan(rows, to, dict(norm_options), model, by_name, sides)
+    was_run = example_inputs is not None
+    return SwapPlan(rows, to, dict(norm_options), model, by_name, sides, was_run)
 
 
-def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_options: Any) -> Swap:
+def swap(
+    model: nn.Module,
+    to: str = "rbn",
+    where: Selection = None,
+    *,
+    example_inputs: object = None,
+    **norm_options: Any,
+) -> Swap:
     """Replace norms of a model in place, and pass them the model's own padding mask.
 
     γ and β stay, as the same parameter objects if the new norm can use them; β of a new norm whose
@@ -243,6 +270,7 @@ def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_opti
         model: changed in place.
         to: short name of the new norm.
         where: as in `plan_swap`.
+        example_inputs: as in `plan_swap`; the plan of the swap then shows functional norms, too.
         norm_options: as in `plan_swap`.
 
     Returns:
@@ -259,7 +287,7 @@ def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_opti
     >>> type(layer.norm1).__name__
     'LayerNorm'
     """
-    return plan_swap(model, to, where, **norm_options).apply()
+    return plan_swap(model, to, where, example_inputs=example_inputs, **norm_options).apply()
 
 
 def _row(
@@ -300,6 +328,8 @@ def _check_possible(
 ) -> bool:
     """Build the new norms on the meta device as a check; return whether they look for a mask."""
     readings = [site.norm.reading for site in chosen if site.norm.reading is not None]
+    if not readings and any(site.norm.call for site in chosen):
+        return False  # the plan shows the calls
     if not readings:
         reasons = "; ".join(f"{site.name}: {site.norm.reason}" for site in chosen[:3])
         raise InputError(f"none of the selected norms can change ({reasons}); {inventory(sites)}")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import powernorm
 from powernorm.errors import InputError
 from powernorm.inspection.devices import Device, checked_device
+from powernorm.inspection.examples import as_call
 from powernorm.integrations.folded_pretrained import copy_companions, load_whole
 from powernorm.integrations.stock_models import compare_stock
 from powernorm.lab.data.corpus import EVALUATED_SPLITS
@@ -56,7 +57,7 @@ from powernorm.runs import (
 )
 from powernorm.surgery.folding import plan_fold
 from powernorm.surgery.marking import is_pretrained
-from powernorm.surgery.verification import Errors, as_call
+from powernorm.surgery.verification import Errors
 
 REMOVAL_FILE: Final = "removal.json"
 """What a removal was made of, in its folder and in that of the model."""

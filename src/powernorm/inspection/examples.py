@@ -1,0 +1,111 @@
+"""Example inputs of a model: how they are given, and a call that changes nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms.preserved_state import preserved_state
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Arguments of one call of a model."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def converted(self, dtype: torch.dtype) -> Examples:
+        """Return the same examples with floating-point tensors of another type."""
+
+        def convert(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        return Examples(mapped(self.args, convert), mapped(dict(self.kwargs), convert))
+
+    def call(self, model: nn.Module) -> object:
+        """Return the model's output, without gradients; model and arguments stay unchanged."""
+        # The model may change its arguments in place.
+        args, kwargs = mapped(self.args, torch.clone), mapped(dict(self.kwargs), torch.clone)
+        with preserved_state(model, ()):
+            return model(*args, **kwargs)
+
+
+def as_call(
+    example_inputs: object, model: nn.Module | None = None, *, name: str = "example_inputs"
+) -> Examples:
+    """Return example inputs as the arguments of a call.
+
+    Args:
+        example_inputs: a tensor, a tuple or list of positional arguments, or a mapping of keyword
+            arguments, such as a tokenizer returns.
+        model: if its forward does not take these keyword arguments but a single one, the mapping
+            is that one, as for sentence-transformers.
+        name: what the inputs are called in errors.
+
+    Raises:
+        InputError: something else.
+    """
+    if isinstance(example_inputs, Tensor):
+        return Examples((example_inputs,), {})
+    if isinstance(example_inputs, Mapping):
+        named = _plain(example_inputs)
+        if model is not None and _takes_one_mapping(model, named):
+            return Examples((named,), {})
+        return Examples((), named)
+    if isinstance(example_inputs, tuple | list):
+        return Examples(tuple(map(_plain, example_inputs)), {})
+    raise InputError(
+        f"{name} is a {type(example_inputs).__name__}, expected a tensor, a tuple of "
+        "positional arguments or a dict of keyword arguments"
+    )
+
+
+def as_calls(model: nn.Module, first: object, others: Sequence[object]) -> tuple[Examples, ...]:
+    """Return `example_inputs` and `more_examples` as the arguments of calls."""
+    if not isinstance(others, tuple | list):
+        raise InputError(
+            f"more_examples is a {type(others).__name__}, expected a list of inputs, each as "
+            "example_inputs"
+        )
+    more = (as_call(one, model, name=f"more_examples[{i}]") for i, one in enumerate(others))
+    return (as_call(first, model), *more)
+
+
+def _plain(value: Any) -> Any:
+    """Return a mapping as a dict, with those in it; torch.export takes no others."""
+    if isinstance(value, dict | UserDict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _takes_one_mapping(model: nn.Module, named: Mapping[str, object]) -> bool:
+    """Return whether a forward takes one argument, and none by these names."""
+    signature = inspect.signature(model.forward)
+    with suppress(TypeError):
+        signature.bind(**named)
+        return False
+    with suppress(TypeError):
+        signature.bind(named)
+        return True
+    return False
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the same nested containers with changed tensors."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple | list):
+        items = [mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return value
