@@ -198,7 +198,7 @@ def _called(names: list[str], module: nn.Module, called: _Called) -> FoundNorm:
         return FoundNorm(tuple(names), module, (), None, reason, called)
     advice = called.obstacle or _ADVICE
     reason = f"calls {called.function} at {called.site}: {advice}"
-    return FoundNorm(tuple(names), module, (), None, reason, called.function, called)
+    return FoundNorm(tuple(names), module, (), None, reason, called.function, call=called)
 
 
 def _norms_below(
