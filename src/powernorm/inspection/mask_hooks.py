@@ -317,7 +317,7 @@ class MaskOwner:
         scope = innermost_scope(observing=self.is_only_observed)
         if scope is None:
             return (), None
-        masks, opener, around = scope
+        masks, opener, around = scope.masks, scope.opener, scope.given
         if opener is None:
             return masks, None
         if not isinstance(opener, MaskOwner) or not self.argument.name:
