@@ -1,18 +1,31 @@
-"""Which argument of a module says what is padding."""
+"""Which argument of which module says what is padding to a norm.
+
+An owner of a mask is the outermost module above a norm that takes one. Modules of other libraries
+further in that take a mask of their own are owners too. In a model with an encoder and a decoder
+owners are searched within each, so that their masks do not mix.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.selection import Side
+from powernorm.integrations.library_masks import (
+    HANDS_ON,
+    IMAGE_LIBRARIES,
+    LENGTH_FIRST,
+    hands_on,
+    lengthens,
+    library_of,
+)
 
 Meaning = Literal["keep", "padding", "lengths"]
 """What a mask marks with 1 or True; or that it is the number of valid positions of each row."""
@@ -55,17 +68,9 @@ _DATA: Final = (
 )  # fmt: skip
 """Names of the argument that the mask belongs to, if that is not the first one."""
 
-_LENGTH_FIRST: Final = frozenset({"XLNetModel", "FSMTEncoder"})
-"""Classes that take (batch, length) and transpose it for the layers inside."""
-
-HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm", "powernorm"})
-"""Libraries whose models pass their mask on to the modules inside, unchanged. The meaning of their
-arguments and the layout of their vectors are known."""
-
 _TOKENS: Final = "input_ids"
-IMAGES: Final = "pixel_values"
-IMAGE_LIBRARIES: Final = {"timm", "torchvision"}
-_OTHER_DATA: Final = {IMAGES, "input_features", "input_values"}
+_IMAGES: Final = "pixel_values"
+_OTHER_DATA: Final = {_IMAGES, "input_features", "input_values"}
 """Inputs of a tower for images or audio beside a text model, whose mask is not the tower's."""
 
 _declared: dict[tuple[type[nn.Module] | None, str], Meaning] = {}
@@ -149,11 +154,6 @@ class MaskArgument:
         return next((x for x in tensors if x.ndim in (2, 3)), None)
 
 
-def padding_after(lengths: Tensor, length: int) -> Tensor:
-    """Return the mask (batch, length) of rows with that many valid positions at their start."""
-    return torch.arange(length, device=lengths.device) >= lengths.unsqueeze(1)
-
-
 NO_MASK: Final = MaskArgument("", None, "keep")
 """The argument of a module that has to hide the mask of the model around it."""
 
@@ -195,10 +195,7 @@ def meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning | 
         known.update({name: "lengths" for name in names if _LENGTHS.fullmatch(name)})
     said = {name: declared_meaning(module, name) for name in names}
     declared = {name: meaning for name, meaning in said.items() if meaning is not None}
-    return {
-        **declared,
-        **{name: known[name] for name in known if name in names and name not in declared},
-    }
+    return declared | {name: declared.get(name, known[name]) for name in known if name in names}
 
 
 def mask_by_name(name: object) -> bool:
@@ -213,7 +210,7 @@ def _has_two_sides(names: Sequence[str]) -> bool:
     return "decoder_attention_mask" in names or any(set(pair) <= set(names) for pair in pairs)
 
 
-def two_sided_argument(module: nn.Module) -> MaskArgument | None:
+def _two_sided_argument(module: nn.Module) -> MaskArgument | None:
     """Return the first argument for padding of a module that takes the masks of two sides."""
     names = list(parameters_of(module))
     name = next((name for name in ("attention_mask", _SOURCE, "src_mask") if name in names), None)
@@ -239,22 +236,15 @@ def named_values(
     return {**dict(zip(parameters_of(module), args, strict=False)), **kwargs}
 
 
-def library_of(module: nn.Module) -> str:
-    """Return the top-level package that a module's class is from."""
-    return type(module).__module__.partition(".")[0]
-
-
 def takes_length_first(module: nn.Module) -> bool:
     """Return whether a module's vectors are (length, batch, features), as in torch's layers."""
-    return any(
-        isinstance(part, nn.MultiheadAttention) and not part.batch_first
-        for part in module.modules()
-    )
+    attentions = (part for part in module.modules() if isinstance(part, nn.MultiheadAttention))
+    return any(not part.batch_first for part in attentions)
 
 
 def turns_round(module: nn.Module) -> bool:
     """Return whether a module takes (batch, length) and its norms get (length, batch, features)."""
-    return any(type(part).__name__ in _LENGTH_FIRST for part in module.modules())
+    return any(type(part).__name__ in LENGTH_FIRST for part in module.modules())
 
 
 def is_tower(module: nn.Module, owner: nn.Module) -> bool:
@@ -263,3 +253,104 @@ def is_tower(module: nn.Module, owner: nn.Module) -> bool:
         return True
     inner, outer = set(parameters_of(module)), set(parameters_of(owner))
     return bool(inner & _OTHER_DATA) and _TOKENS not in inner and _TOKENS in outer
+
+
+class Takers(NamedTuple):
+    """The modules that take the mask of a norm."""
+
+    found: Sequence[tuple[str, MaskArgument]]
+    """Dotted names, outermost first, and the arguments by which they take it."""
+    side: Side | None = None
+    """Stack that the norm is in."""
+    is_sure: bool = True
+    """Whether the mask is meant for the norm; if not, the module can only warn."""
+
+
+def takers_of(
+    modules: Mapping[str, nn.Module], norm_name: str, sides: Mapping[str, Side]
+) -> Takers:
+    """Return the owners of a norm's mask, or the module that warns of one that does not reach it.
+
+    That is the outermost module above which takes the masks of two sides, else the model. A norm of
+    images has none.
+
+    Args:
+        modules: those of the model by dotted name, every name of a shared one.
+        norm_name: dotted name of the norm.
+        sides: the stacks of an encoder-decoder by dotted name.
+    """
+    stack = next((name for name in sides if norm_name.startswith(f"{name}.")), None)
+    side = None if stack is None else sides[stack]
+    above = _above(norm_name)
+    start = 0 if stack is None else len(stack.split("."))
+    owners = _owners(modules, above[start:], side)
+    if owners:
+        return Takers(owners, side)
+    for name in above:
+        argument = _two_sided_argument(modules[name])
+        if argument is not None:
+            return Takers([(name, argument)], side, False)
+    if _takes_images(modules, norm_name):
+        return Takers([])
+    first = next(iter(parameters_of(modules[""])), "")
+    return Takers([("", replace(NO_MASK, data_name=first))], None, False)
+
+
+def _above(norm_name: str) -> list[str]:
+    """Return the dotted names of the modules around a norm, outermost first."""
+    parts = norm_name.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts))]
+
+
+def _takes_images(modules: Mapping[str, nn.Module], norm_name: str) -> bool:
+    """Return whether a module around a norm takes images."""
+    around = [modules[name] for name in _above(norm_name)]
+    return any(
+        _IMAGES in parameters_of(one) or library_of(one) in IMAGE_LIBRARIES for one in around
+    )
+
+
+def _owners(
+    modules: Mapping[str, nn.Module], names: Sequence[str], side: Side | None
+) -> list[tuple[str, MaskArgument]]:
+    owners: list[tuple[str, MaskArgument]] = []
+    for name in names:
+        module = modules[name]
+        argument = mask_argument(module, side)
+        if owners and is_tower(module, modules[owners[0][0]]):
+            return [(name, argument or NO_MASK)]
+        if argument is None:
+            continue
+        if owners and lengthens(module):
+            owners[-1] = name, argument
+        elif not owners or not hands_on(modules[owners[-1][0]], module):
+            owners.append((name, argument))
+    return owners
+
+
+def mask_sources(
+    model: nn.Module, norm_names: Sequence[str], sides: Mapping[str, Side]
+) -> dict[str, str | None]:
+    """Return which argument of which module gives each norm its padding mask.
+
+    Norms of images, which have no padding, are left out.
+
+    Args:
+        model: the model.
+        norm_names: dotted names of norms.
+        sides: the stacks of an encoder-decoder by dotted name.
+
+    Returns:
+        `argument` of the model itself, or `module.argument`; None where no mask reaches a norm.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    sources: dict[str, str | None] = {}
+    for name in norm_names:
+        takers = takers_of(modules, name, sides)
+        if not (takers.found and takers.is_sure):
+            if not _takes_images(modules, name):
+                sources[name] = None
+        elif takers.found[0][1] is not NO_MASK:
+            owner, argument = takers.found[-1]  # the nearest that is given and fits
+            sources[name] = f"{owner}.{argument.name}".lstrip(".")
+    return sources

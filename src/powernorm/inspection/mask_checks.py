@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +19,6 @@ LOOKS: Final = 20
 
 class MaskWarning(UserWarning):
     """Warning that padding probably counts in a batch's statistics."""
-
-
-class Taker(NamedTuple):
-    """A module that takes a mask, the argument's name, and the side of an encoder-decoder."""
-
-    module: nn.Module
-    argument: str
-    side: Side | None
-
-    @property
-    def key(self) -> str:
-        """Key that is the same for all calls of one taker."""
-        return f"{self.side} {type(self.module).__name__} {self.argument}"
 
 
 class MaskChecks:
@@ -70,41 +57,44 @@ class MaskChecks:
         self._looks[key] = self._looks.get(key, 0) + 1
         return self._looks[key] <= LOOKS
 
-    def look(self, taker: Taker, data: Tensor, mask: Tensor | None) -> None:
-        """Check one call of a module with norms that train.
+    def look_for_padding(
+        self, key: str, data: Tensor, side: Side | None, what: str, advice: str
+    ) -> None:
+        """Warn of a call without a mask whose data look padded.
 
         Args:
-            taker: what was called.
+            key: the same for all calls of one module.
             data: tokens (batch, length) or vectors (batch, length, features).
-            mask: True = padding, or None if the call had none.
+            side: stack of an encoder-decoder that the module is.
+            what: says why there is no mask.
+            advice: says how to give one.
         """
-        if data.is_meta or (mask is not None and mask.is_meta) or not self.may_look(taker.key):
+        if data.is_meta or not self.only_pads or not self.may_look(key):
             return
-        with torch.no_grad():
-            pads = self.padding_in(data, taker.side)
-            if mask is None:
-                if self.only_pads:
-                    self._look_at_missing(
-                        pads,
-                        f"{type(taker.module).__name__} was called without {taker.argument}",
-                        f"Pass {taker.argument}",
-                    )
-                return
-            fitting = pads if pads is not None and pads.shape == mask.shape else None
-            self._look_at_rows(taker.argument, mask, fitting)
+        pads = self.padding_in(data, side)
+        if pads is not None and bool(pads.any()) and not bool(pads.all()):
+            self.warn(
+                "missing",
+                f"{what}, but {int(pads.sum())} of {pads.numel()} positions look like padding: "
+                f"they count in the statistics of the swapped norms. {advice}",
+            )
 
-    def look_without_mask(self, module: nn.Module, data: Tensor, why: str) -> None:
-        """Check one call of a module that has no mask of its own, for the reason that is given."""
-        taker = Taker(module, "", None)
-        if data.is_meta or not self.only_pads or not self.may_look(taker.key):
+    def look_at_rows(
+        self, key: str, data: Tensor, side: Side | None, argument: str, mask: Tensor
+    ) -> None:
+        """Warn of a mask (batch, length) by which whole rows with data are padding."""
+        if data.is_meta or mask.is_meta or not self.may_look(key):
             return
-        with torch.no_grad():
-            pads = self.padding_in(data, None)
-            self._look_at_missing(
-                pads,
-                f"{type(module).__name__} {why}",
-                "Declare the argument that says what is padding (powernorm.declare_mask) before "
-                "the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
+        empty, pads = mask.all(dim=1), self.padding_in(data, side)
+        if pads is not None and pads.shape == mask.shape:
+            # Rows of padding alone, which samplers add to fill a batch, are marked correctly.
+            empty &= ~pads.all(dim=1)
+        num_empty = int(empty.sum())
+        if num_empty:
+            what = "all" if num_empty == empty.numel() else f"{num_empty} of {empty.numel()}"
+            self.warn(
+                "rows",
+                f"{argument} marks {what} rows as nothing but padding: is it the right way round?",
             )
 
     def unused(self, module: nn.Module, name: str) -> None:
@@ -119,16 +109,15 @@ class MaskChecks:
             f"does, {how} the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
         )
 
-    def unreadable(self, taker: Taker, given: object, reason: str = "") -> None:
-        """Warn of a mask that was given and cannot be read."""
+    def unreadable(self, key: str, what: str, given: object, reason: str = "") -> None:
+        """Warn of a mask that was given and cannot be read; `what` names the argument."""
         shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
         because = f", for {reason}" if reason else ""
         self.warn(
-            f"unreadable {taker.key}",
-            f"{type(taker.module).__name__} was given {taker.argument} as a "
-            f"{type(given).__name__}{shape}, which cannot be read as a padding mask (batch, "
-            f"length){because}: padding counts in the statistics of the swapped norms, unless they "
-            "are given a mask by hand: `with powernorm.padding_mask(mask):`",
+            f"unreadable {key}",
+            f"{what} as a {type(given).__name__}{shape}, which cannot be read as a padding mask "
+            f"(batch, length){because}: padding counts in the statistics of the swapped norms, "
+            "unless they are given a mask by hand: `with powernorm.padding_mask(mask):`",
         )
 
     def padding_in(self, data: Tensor, side: Side | None) -> Tensor | None:
@@ -141,26 +130,6 @@ class MaskChecks:
         if self.starts_with_pad and side == "decoder":
             pads[:, :1] = False
         return _run_from_the_end(pads) | _run_from_the_end(pads.flip(1)).flip(1)
-
-    def _look_at_missing(self, pads: Tensor | None, what: str, advice: str) -> None:
-        if pads is None or not bool(pads.any()) or bool(pads.all()):
-            return
-        self.warn(
-            "missing",
-            f"{what}, but {int(pads.sum())} of {pads.numel()} positions look like padding: they "
-            f"count in the statistics of the swapped norms. {advice}",
-        )
-
-    def _look_at_rows(self, argument: str, mask: Tensor, pads: Tensor | None) -> None:
-        # Rows of padding alone, which samplers add to fill a batch, are marked correctly.
-        empty = mask.all(dim=1) if pads is None else mask.all(dim=1) & ~pads.all(dim=1)
-        num_empty = int(empty.sum())
-        if num_empty:
-            what = "all" if num_empty == empty.numel() else f"{num_empty} of {empty.numel()}"
-            self.warn(
-                "rows",
-                f"{argument} marks {what} rows as nothing but padding: is it the right way round?",
-            )
 
     def warn(self, kind: str, message: str) -> None:
         """Give a warning, once of each kind."""

@@ -21,12 +21,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
-from powernorm.inspection.mask_arguments import padding_after
 from powernorm.inspection.mask_checks import MaskWarning
-from powernorm.inspection.masking import attach_mask_owners
+from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.selection import stacks
 from powernorm.norms.checkpointing import CallRecords, Seen
-from powernorm.norms.masks import current_padding_mask
+from powernorm.norms.masks import current_padding_mask, padding_after
 from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
 from powernorm.ops.torch_private import in_backward, may_be_repeated
 

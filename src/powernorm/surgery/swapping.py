@@ -11,7 +11,8 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.masking import attach_mask_owners, how_read, mask_sources
+from powernorm.inspection.mask_arguments import mask_sources
+from powernorm.inspection.mask_owners import attach_mask_owners, how_read
 from powernorm.inspection.modules import is_compiled
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.inspection.selection import (

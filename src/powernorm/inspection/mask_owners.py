@@ -1,0 +1,551 @@
+"""Hooks that pass a model's own mask argument to the norms inside it.
+
+They open and close the scope of `powernorm.padding_mask` around the forward of a mask's owner, the
+module that takes it (`mask_arguments.py` says which that is). Swaps share the owners of a model.
+
+The hooks are bound methods of plain objects that refer to modules: they are copied and pickled with
+the model, and a copy's hooks ask the copy's norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from powernorm.errors import InputError
+from powernorm.inspection.mask_arguments import (
+    MaskArgument,
+    Takers,
+    is_tower,
+    meanings_of,
+    named_values,
+    parameters_of,
+    takers_of,
+    takes_length_first,
+    turns_round,
+)
+from powernorm.inspection.mask_checks import MaskChecks, OrderWatch
+from powernorm.inspection.mask_reading import MaskCall, MaskReader, UndecidedError, like_a_mask
+from powernorm.inspection.selection import Side
+from powernorm.integrations.library_masks import HANDS_ON, LENDERS, library_of, parts_with_rules
+from powernorm.norms import Norm
+from powernorm.norms.masks import MaskSource, ScopedMask, close_scope, innermost_scope, open_scope
+from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
+from powernorm.ops.torch_private import in_backward
+
+_WATCHED: Final = 2
+"""Number of calls with padding in which functions of torch are looked at."""
+
+_DATA: Final = "data"
+"""Key of the data among the inputs whose order of dimensions is remembered."""
+
+
+@dataclass(frozen=True, eq=False)
+class MaskUse:
+    """One swap or observer that needs an owner; the owner stays as long as it has uses."""
+
+    owner: MaskOwner
+    side: Side | None
+    """Stack that the norms are in."""
+    parents: tuple[nn.Module, ...]
+    """Modules that hold the norms; the norms may change."""
+    observed: bool = False
+    """Whether this is an observer, which needs the mask in evaluation and for any norm."""
+    evaluated: bool = False
+    """Whether the mask is needed in evaluation too, by others than observers."""
+    root: nn.Module | None = None
+    """Model in which the owner was searched."""
+
+    def __post_init__(self) -> None:
+        self.owner.uses.append(self)
+
+    def release(self) -> None:
+        """Stop needing the owner, for example after an undo."""
+        self.owner.uses = [use for use in self.owner.uses if use is not self]
+        if not self.owner.uses:
+            self.owner.remove()
+
+
+class MaskOwner:
+    """Hooks that open the scope of a module's own mask around each of its calls.
+
+    Args:
+        module: the module that takes the mask and gets the hooks. If its argument has no name and
+            `only_warns` is set, it takes none: the hook warns of inputs that look padded.
+        argument: the argument by which it takes the mask.
+        checks: checks of the first masks.
+        reach: the part of the module whose norms the mask is for; None means all of it.
+        only_warns: whether it is not known which norms below the mask is for.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        argument: MaskArgument,
+        checks: MaskChecks,
+        reach: nn.Module | None = None,
+        only_warns: bool = False,
+    ) -> None:
+        self.module = module
+        self.argument = argument
+        self.checks = checks
+        self.only_warns = only_warns
+        self.reach = module if reach is None else reach
+        self.uses: list[MaskUse] = []
+        self.length_first = takes_length_first(module)
+        self.turns_round = turns_round(module)
+        # A user's model may turn its vectors round anywhere.
+        self.is_own = library_of(module) not in HANDS_ON
+        self.parts = parts_with_rules(self.reach)
+        self.is_exact = not (self.is_own or self.parts)
+        self.reader = MaskReader(module, argument, checks)
+        self.label = self.reader.label
+        self.takes_none = only_warns and not argument.name
+        self._class = type(module).__name__
+        self._watches: list[OrderWatch] = []
+        self._num_watched = 0
+        self.undecided = ""  # the error of a norm that would need this call's mask
+        # What eager calls have shown of the order of dimensions, for those where sizes do not show
+        # it: of the data, and of the norms' inputs.
+        self._length_first_at: dict[object, bool] = {}
+        # Pickled handles, unlike their numbers, keep later hooks of another process from
+        # replacing these.
+        self.handles: list[RemovableHandle] = []
+        if self.takes_none:
+            self.handles.append(module.register_forward_pre_hook(self.look, with_kwargs=True))
+        else:
+            self.handles.append(module.register_forward_pre_hook(self.open, with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self.close, always_call=True))
+
+    def name_of(self, norm: object) -> str:
+        """Return a norm's dotted name below the module, and its class; or that of a function."""
+        if isinstance(norm, str):
+            return f"{norm} in {self._class}"
+        named = self.module.named_modules()
+        name = next((name for name, module in named if module is norm), "a norm")
+        return f"{name} ({type(norm).__name__}) in {self._class}"
+
+    @property
+    def side(self) -> Side | None:
+        """Stack of an encoder-decoder that the module is, if a use says so."""
+        return next((use.side for use in self.uses if use.side is not None), None)
+
+    def look(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Warn of inputs that look padded where no mask is taken; runs before the forward."""
+        del module
+        # With a scope around, the user or a larger model has given the mask.
+        scope = innermost_scope(observing=self.is_observed)
+        if is_traced() or in_backward() or scope is not None or not self.is_read():
+            return
+        data = self.argument.data(args, kwargs)
+        if not self._look_for_masks(args, kwargs, data):
+            self._look_for_padding(data, "takes no argument that is known to say what is padding")
+
+    def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Offer the mask to the norms; runs before the forward."""
+        del module
+        given, mask, data = None, None, None
+        is_read = self.is_read()
+        if is_read:
+            given, data = self.argument.given(args, kwargs), self.argument.data(args, kwargs)
+            mask = self._read(given, data)
+        outer, around = self._outer(given is not None and mask is None)
+        if mask is not None and getattr(given, "ndim", 0) == 4 and outer and outer[0].source:
+            # What attention may see need not hide all padding; the model's mask does.
+            mask = None if same_sizes(shape_of(outer[0].mask), shape_of(mask)) else mask
+        warns = given is not None and (self.only_warns or self.undecided)
+        if is_read and not (is_traced() or warns or in_backward()):
+            self._check(given, mask, data, outer)
+            if given is None and not outer:
+                self._look_for_masks(args, kwargs, data)
+        if mask is not None:
+            # A user's scope is for a model that is called without a mask.
+            outer = tuple(one for one in outer if one.source is not None)
+            outer = (self._laid_out(mask, data), *outer)
+            self._watch_order(mask)
+        elif warns:
+            around = self
+        open_scope(outer, self, observed=self.is_only_observed, given=around)
+
+    def close(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        """Close the scope; runs after the forward, also if that failed."""
+        del module, args, output
+        close_scope(self)
+        if self._watches:
+            self._watches.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _watch_order(self, mask: Tensor) -> None:
+        """Look at the first calls with padding for what changes the order of positions."""
+        if mask.ndim != 2 or not self.is_own or is_traced() or mask.is_meta:
+            return
+        kind = f"order {self.label}"
+        if self._num_watched >= _WATCHED or not self.checks.may_look(kind) or not bool(mask.any()):
+            return
+        self._num_watched += 1
+        watch = OrderWatch(
+            mask,
+            lambda what: self.checks.warn(
+                kind,
+                f"{self._class} {what}, and the mask from {self.label} does not follow: hand the "
+                "norms behind that masks of their inputs by `with powernorm.padding_mask(mask):` "
+                "inside the model",
+            ),
+        )
+        watch.__enter__()  # type: ignore[no-untyped-call]
+        self._watches.append(watch)
+
+    def is_read(self) -> bool:
+        """Return whether some norm below uses the mask now.
+
+        In evaluation most norms ignore masks, and in generation with a cache the mask is longer
+        than the input.
+        """
+        if any(use.observed or use.evaluated for use in self.uses):
+            return True
+        return any(norm.wants_mask for norm in batch_norms(self.reach))
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is a norm to pass masks to, or something that needs them besides."""
+        return any(batch_norms(self.reach)) or any(use.evaluated for use in self.uses)
+
+    @property
+    def is_only_observed(self) -> bool:
+        """Whether only observers need the owner: then the norms below must not see the mask."""
+        return all(use.observed for use in self.uses)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the norms below are observed."""
+        return any(use.observed for use in self.uses)
+
+    def _read(self, given: object, data: Tensor | None) -> Tensor | None:
+        self.undecided = ""
+        if self.only_warns or given is None:
+            return None
+        around, _ = self._outer(True)
+        batch_dim = int(data is not None and self._is_length_first(data, given))
+        call = MaskCall(given, data, batch_dim, [one.mask for one in around], self.side)
+        try:
+            mask = self.reader.read(call)
+        except UndecidedError as error:
+            # The modules inside may be given masks that say it.
+            self.undecided = error.args[0]  # compiled by torch 2.11, which str is not
+            return None
+        if mask is None or mask.ndim == 1 or data is None or self.parts:
+            return mask
+        # With a cache the mask also covers the positions before the input.
+        sizes, shape = shape_of(mask), shape_of(data)
+        if self.is_own and (
+            same_sizes(sizes, shape[1::-1])
+            or any(norm.training for norm in batch_norms(self.reach))  # nobody trains with a cache
+        ):
+            return mask
+        longer = is_known(sizes[1] > shape[1 - batch_dim])
+        return mask[:, -data.shape[1 - batch_dim] :] if longer else mask
+
+    def _laid_out(self, mask: Tensor, data: Tensor | None) -> ScopedMask:
+        """Return the mask in the layout of the norms' inputs, as far as that is known."""
+        first = self.length_first or self.turns_round
+        if data is not None and mask.ndim == 2 and self.is_own:
+            first = self.turns_round or self._is_length_first(data, mask)
+        if mask.ndim == 2 and first:
+            return ScopedMask(mask.transpose(0, 1), self, 1)
+        return ScopedMask(mask, self)
+
+    def fit(
+        self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object, strict: bool
+    ) -> Tensor | None:
+        """Return the mask for an input of that shape (without the features), or None."""
+        fits = same_sizes(shape_of(mask), shape)
+        # Where a tracer leaves it open, the graph will hold for the sizes that fit.
+        may_fit = fits if self.parts else fits is not False
+        if mask.ndim != 2 or len(shape) != 2:
+            return mask if may_fit else None
+        for part, rule in self.parts:
+            plain = mask.transpose(0, 1) if batch_dim else mask
+            if same_sizes(shape[batch_dim : batch_dim + 1], shape_of(plain)[:1]) is False:
+                break
+            try:
+                derived = rule(part, plain, shape[1 - batch_dim], norm)
+            except InputError:
+                if strict:
+                    raise
+                return None
+            if derived is not None:
+                return derived.transpose(0, 1) if batch_dim else derived
+        if not self.is_own:
+            return mask if may_fit else None
+        return self._turned(mask, batch_dim, shape, norm)
+
+    def _turned(
+        self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object
+    ) -> Tensor | None:
+        """Return the mask in the order of an input's dimensions, in a user's model."""
+        turned = _is_turned(shape_of(mask), shape)
+        if turned is None and same_sizes(shape_of(mask), shape) is False:
+            return None
+        if turned is not None:
+            if norm is not None and not is_traced():
+                self._length_first_at[norm] = turned != bool(batch_dim)
+        elif norm is not None:
+            if norm not in self._length_first_at and not is_traced():
+                self._warn_of_square(norm, batch_dim, shape)
+            turned = self._length_first_at.get(norm, bool(batch_dim)) != bool(batch_dim)
+        return mask.transpose(0, 1) if turned else mask
+
+    def _warn_of_square(self, norm: object, batch_dim: int, shape: torch.Size) -> None:
+        name = self.name_of(norm)
+        self.checks.warn(
+            f"square {name}",
+            f"{name} got as many positions as sequences, {shape[0]}, and has not been seen with "
+            "other numbers: its input was taken as "
+            f"{'(length, batch, …)' if batch_dim else '(batch, length, …)'} for the mask from "
+            f"{self.label}; begin with a batch of another length",
+        )
+
+    def _is_length_first(self, data: Tensor, value: object) -> bool:
+        """Return whether data are (length, batch, …), by lengths (batch,) or a mask of theirs."""
+        known = self.length_first and data.ndim == 3
+        if not isinstance(value, Tensor) or value.ndim not in ((1, 2) if self.is_own else (1,)):
+            return known
+        turned = _is_turned(shape_of(value), shape_of(data)[:2])
+        if turned is None:
+            return self._length_first_at.get(_DATA, known)
+        if not is_traced():
+            self._length_first_at[_DATA] = turned
+        return turned
+
+    def warn_unmasked(self, norm: object) -> None:
+        """Warn of a norm that no mask reaches although one was given around it."""
+        if self.undecided:
+            raise InputError(self.undecided)
+        if torch.compiler.is_compiling():
+            return
+        name = self.name_of(norm)
+        self.checks.warn(
+            f"unmasked {name}",
+            f"{name} got no padding mask, although {self.label} was given: padding counts in its "
+            "statistics, unless it is given a mask by hand, by its argument padding_mask or by "
+            "`with powernorm.padding_mask(mask):`, or left out of the swap by `where=`",
+        )
+
+    def _outer(self, unreadable: bool) -> tuple[tuple[ScopedMask, ...], MaskSource | None]:
+        """Return the masks of the surrounding scope that are meant for the norms in here.
+
+        Returns:
+            Masks; and the model around that was given one if none of its masks is meant.
+        """
+        scope = innermost_scope(observing=self.is_only_observed)
+        if scope is None or scope.opener is None:
+            return () if scope is None else scope.masks, None
+        masks, opener = scope.masks, scope.opener
+        if not isinstance(opener, MaskOwner) or not self.argument.name:
+            return (), None
+        source = masks[0].source if masks else scope.given
+        # A side, like a tower, has data besides those of a module around.
+        if not isinstance(source, MaskOwner) or self.side or is_tower(self.module, source.module):
+            source = None
+        # The scope of a surrounding model is for other data, unless it was opened for norms in
+        # here too, or this module was given a mask and is a part of that model.
+        inside = set(self.reach.modules())
+        meant = any(parent in inside for use in opener.uses for parent in use.parents)
+        if not meant and unreadable:
+            meant = any(part is self.module for part in opener.reach.modules())
+        return (masks, None if masks else source) if meant else ((), source)
+
+    def _check(
+        self, given: object, mask: Tensor | None, data: Tensor | None, outer: Sequence[ScopedMask]
+    ) -> None:
+        # Autograd may run a checkpointed part again, without the scopes around it.
+        trains = any(norm.training for norm in batch_norms(self.reach))
+        if not (trains or self.is_observed) or (mask is None and (outer or not self.argument.name)):
+            return
+        name = self.argument.name
+        key = f"{self.side} {self._class} {name}"
+        if mask is None and given is not None:
+            if data is not None and self.reader.is_attention(given, data):
+                self._look_for_padding(data, f"was given {name} for its attention alone")
+            elif data is not None or self.argument.meaning is not None:
+                what = f"{self._class} was given {name}"
+                self.checks.unreadable(key, what, given, self.reader.misfit)
+        # Vectors of another length than the mask may have it in another place.
+        elif data is not None and not (self.parts and data.ndim == 3):
+            if mask is not None and mask.ndim == 1:
+                data, mask = data[None], mask[None]
+            elif self._is_length_first(data, mask):
+                data = data.transpose(0, 1)
+            if mask is not None:
+                self.checks.look_at_rows(key, data, self.side, name, mask)
+            else:
+                what = f"{self._class} was called without {name}"
+                self.checks.look_for_padding(key, data, self.side, what, f"Pass {name}")
+
+    def _look_for_padding(self, data: Tensor | None, why: str) -> None:
+        """Look at a call for which the module takes no mask, for the reason that is given."""
+        if data is not None:
+            self.checks.look_for_padding(
+                f"{self._class} without a mask",
+                data,
+                None,
+                f"{self._class} {why}",
+                "Declare the argument that says what is padding (powernorm.declare_mask) before "
+                "the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
+            )
+
+    def _look_for_masks(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], data: Tensor | None
+    ) -> bool:
+        """Warn of another argument than this that looks like a mask; return whether there is."""
+        if not self.is_own or not self.checks.may_look(f"like {self.label}"):
+            return False
+        name = like_a_mask(named_values(self.module, args, kwargs), data)
+        if name:
+            self.checks.unused(self.module, name)
+        return bool(name)
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self.handles:
+            handle.remove()
+
+
+def _is_turned(sizes: Sequence[int], shape: Sequence[int]) -> bool | None:
+    """Return whether sizes are in the other order than a shape's, None if that does not show."""
+    straight = same_sizes(sizes, shape[: len(sizes)])
+    crossed = same_sizes(sizes, shape[::-1][: len(sizes)])
+    return None if straight is crossed else crossed is True or straight is False
+
+
+def batch_norms(module: nn.Module) -> Iterable[Norm]:
+    """Return the norms in a module that need masks."""
+    return (part for part in module.modules() if isinstance(part, Norm) and part.reads_mask)
+
+
+def _owners_on(module: nn.Module) -> list[MaskOwner]:
+    hooks = module._forward_pre_hooks.values()
+    owners = (getattr(hook, "__self__", None) for hook in hooks)
+    return [owner for owner in owners if isinstance(owner, MaskOwner)]
+
+
+def retire_owners(model: nn.Module) -> Callable[[], None]:
+    """Remove the hooks of owners that no longer have a norm to pass masks to.
+
+    Returns:
+        A function that restores the hooks.
+    """
+    kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for module in list(model.modules()):
+        idle = [owner for owner in _owners_on(module) if not owner.is_needed]
+        tables: tuple[dict[int, Any], ...] = (
+            module._forward_pre_hooks,
+            module._forward_pre_hooks_with_kwargs,
+            module._forward_hooks,
+            module._forward_hooks_always_called,
+        )
+        kept.extend((hooks, dict(hooks)) for hooks in tables if idle)
+        for owner in idle:
+            owner.remove()
+
+    def put_back() -> None:
+        for hooks, before in kept:
+            hooks.clear()
+            hooks.update(before)
+
+    return put_back
+
+
+def masked_norms(model: nn.Module) -> dict[str, list[str]]:
+    """Return the norms that a swap passes the model's own mask to.
+
+    Returns:
+        Their dotted names by that of the module that was swapped: owners of masks were searched
+        in there alone. It is "" for the model, and for one around it.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    roots: dict[nn.Module, str] = {}
+    for module in names:
+        for use in (use for owner in _owners_on(module) for use in owner.uses if not use.observed):
+            root = names.get(use.root, "") if use.root is not None else ""
+            roots |= dict.fromkeys(use.parents, root)
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        for attribute, part in module._modules.items() if module in roots else ():
+            if isinstance(part, Norm) and part.reads_mask:
+                found.setdefault(roots[module], []).append(f"{name}.{attribute}".lstrip("."))
+    return found
+
+
+def attach_mask_owners(
+    model: nn.Module,
+    norm_names: Sequence[str],
+    sides: Mapping[str, Side],
+    *,
+    observed: bool = False,
+    evaluated: bool = False,
+) -> tuple[MaskUse, ...]:
+    """Put hooks on the owners of the masks that these norms need.
+
+    Args:
+        model: with the norms in place.
+        norm_names: dotted names, every name of a shared one.
+        sides: the stacks of an encoder-decoder by dotted name.
+        observed: offer the mask to observers also where no norm trains.
+        evaluated: offer the mask in evaluation too.
+
+    Returns:
+        The caller's uses of the owners, to be released when the norms are removed.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    needs: dict[tuple[str, MaskArgument], tuple[Takers, dict[nn.Module, None]]] = {}
+    for norm_name in norm_names:
+        takers = takers_of(modules, norm_name, sides)
+        for taker in takers.found:
+            _, parents = needs.setdefault(taker, (takers, {}))
+            parents[modules[norm_name.rpartition(".")[0]]] = None
+    checks = MaskChecks.of(model)
+    uses: list[MaskUse] = []
+    # A model that takes no mask is looked at before an owner on it opens its scope.
+    for (name, argument), (takers, parents) in sorted(
+        needs.items(), key=lambda one: one[0][1].name != ""
+    ):
+        module, outer = modules[name], modules[name.rpartition(".")[0]]
+        owners = [_owner(module, argument, module, checks, not takers.is_sure)]
+        if takers.side == "encoder" and type(outer).__name__ in LENDERS:
+            lent = replace(argument, position=list(parameters_of(outer)).index(argument.name))
+            owners.insert(0, _owner(outer, lent, module, checks, False))
+        for owner in owners:
+            given = () if owner.takes_none else tuple(parents)
+            is_evaluated = evaluated and not owner.takes_none
+            uses.append(MaskUse(owner, takers.side, given, observed, is_evaluated, model))
+    return tuple(uses)
+
+
+def _owner(
+    module: nn.Module,
+    argument: MaskArgument,
+    reach: nn.Module,
+    checks: MaskChecks,
+    only_warns: bool,
+) -> MaskOwner:
+    """Return the owner on a module: an existing one, or a new one."""
+    for owner in _owners_on(module):
+        if owner.argument == argument and owner.reach is reach:
+            return owner
+    return MaskOwner(module, argument, checks, reach, only_warns)
+
+
+def how_read(model: nn.Module, source: str) -> str:
+    """Return how the argument that a `mask_sources` names is read, for people."""
+    path, _, name = source.rpartition(".")
+    module = model.get_submodule(path)
+    for owner in _owners_on(module):
+        if owner.argument.name == name:
+            return str(owner.reader)
+    argument = MaskArgument(name, None, meanings_of(module, [name])[name])
+    return str(MaskReader(module, argument, MaskChecks(None)))
