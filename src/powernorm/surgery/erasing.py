@@ -29,9 +29,15 @@ from powernorm.norms.masks import current_padding_mask, padding_after
 from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
 from powernorm.ops.torch_private import in_backward, may_be_repeated
 
+_CONVOLUTIONS: Final = (torch.conv1d, torch.conv2d)
 _MAXIMA: Final = (torch.max_pool1d, torch.max_pool2d, functional.max_pool1d, functional.max_pool2d)
 _MEANS: Final = (torch.avg_pool1d, functional.avg_pool1d, functional.avg_pool2d)
-_CONVOLUTIONS: Final = (torch.conv1d, torch.conv2d)
+_WINDOWS: Final[Mapping[Any, Sequence[str]]] = {
+    **dict.fromkeys(_CONVOLUTIONS, ("weight", "bias", "stride", "padding", "dilation")),
+    **dict.fromkeys(_MAXIMA, ("kernel_size", "stride", "padding", "dilation", "ceil_mode")),
+    **dict.fromkeys(_MEANS, ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")),
+}
+"""Functions that get zeros, or the lowest number, and the names of their arguments."""
 _MODULES: Final = (
     nn.Conv1d, nn.Conv2d, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
 )  # fmt: skip
@@ -42,8 +48,7 @@ _OTHERS: Final = (
     functional.max_pool1d_with_indices, functional.max_pool2d_with_indices,
 )  # fmt: skip
 """Functions that see several positions, too, and get no zeros."""
-_SEEN: Final = frozenset({*_CONVOLUTIONS, *_MAXIMA, *_MEANS, *_OTHERS, functional.pad})
-_NONE: Final = (None, 0)
+_SEEN: Final = frozenset({*_WINDOWS, *_OTHERS, functional.pad})
 
 
 def erase_padding(model: nn.Module, names: Sequence[str]) -> Iterator[Callable[[], None]]:
@@ -93,7 +98,7 @@ class PaddingEraser:
         self._mode: _Mode | None = None  # of the call that runs
         self.running: list[nn.Module] = []
         """Convolutions and poolings that run, which a repetition can find again."""
-        self._warned = set[str]()
+        self.warned = set[str]()
         self.sides: dict[tuple[int, ...], None] = {}
         """Numbers of positions that were put around inputs."""
         self.was_called = False
@@ -112,8 +117,8 @@ class PaddingEraser:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module's own forward and look at the functions that it calls."""
-        mode = _Mode(self, type(self._module).__name__)
-        self._mode = mode
+        # Calls in several threads have each a mode.
+        self._mode = mode = _Mode(self, type(self._module).__name__)
         self.running.clear()
         with mode:
             if self._replaced is not None:
@@ -134,7 +139,7 @@ class PaddingEraser:
         if torch.compiler.is_compiling() or not module.training or not may_be_repeated():
             return None
         x = args[0]
-        mask, dim = (self._mode.mask_of(x, (2, 3), module) if self._mode else None) or _NONE
+        mask, dim = (self._mode.mask_of(x, (2, 3), module) if self._mode else None) or (None, 0)
         seen = self._records.replay(type(module).__name__, x, Seen(mask, dim, ()))
         if not in_backward() or seen.padding_mask is None:
             return None
@@ -145,21 +150,6 @@ class PaddingEraser:
         """Leave a convolution or pooling."""
         del module, args, output
         self.running.pop()
-
-    def check_repeatable(self, function: str) -> None:
-        """Raise an InputError if a call outside those modules may be repeated without a mask."""
-        if not self.running and not is_traced() and torch.is_grad_enabled() and may_be_repeated():
-            raise InputError(
-                f"{function} is called as a function under activation checkpointing, whose "
-                "repetition in the backward would see padding: make it a module of torch.nn, or "
-                "leave this part out of the checkpoint"
-            )
-
-    def warn(self, message: str) -> None:
-        """Give a warning once, and none from compiled code."""
-        if not torch.compiler.is_compiling() and message not in self._warned:
-            self._warned.add(message)
-            warnings.warn(message, MaskWarning, stacklevel=2)
 
     def remove(self) -> None:
         """Remove the hooks, and put the module's own forward back."""
@@ -193,7 +183,7 @@ class _Mode(TorchFunctionMode):
     """Erases padding in what functions see, and follows the mask through what changes the length.
 
     Args:
-        eraser: gives the warnings.
+        eraser: knows what earlier calls have shown.
         owner: class of the module whose call this is, for messages.
     """
 
@@ -215,14 +205,14 @@ class _Mode(TorchFunctionMode):
         if not isinstance(x, Tensor) or x.ndim < 3:
             return func(*args, **kwargs)
         kwargs = {name: value for name, value in kwargs.items() if name != "input"}
-        if func in _CONVOLUTIONS or func in _MAXIMA or func in _MEANS:
+        if func in _WINDOWS:
             return self._windowed(func, x, args[1:], kwargs)
         output = func(x, *args[1:], **kwargs)
         if func is functional.pad:
             self._follow_padding(x, *args[1:], **kwargs)
         elif not is_traced() and func in _OTHERS:
-            mask, _ = self.mask_of(x, (1, 2), func.__name__) or _NONE
-            if mask is not None and bool(mask.any()):
+            found = self.mask_of(x, (1, 2), func.__name__)
+            if found is not None and bool(found[0].any()):
                 self._warn(func, "sees padded positions, which nothing clears for it")
         return output
 
@@ -274,13 +264,19 @@ class _Mode(TorchFunctionMode):
             self._check_misfit(func, x, place)
             return func(x, *args, **kwargs)
         mask, dim = found
-        self._eraser.check_repeatable(func.__name__)
-        names = ("weight", "bias", "stride", "padding", "dilation")
-        if func not in _CONVOLUTIONS:
-            names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-        if func in _MEANS:
-            names = (*names[:3], "ceil_mode", "count_include_pad")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        # A repetition finds the masks of the modules' calls again, not those of functions.
+        if (
+            not self._eraser.running
+            and not is_traced()
+            and torch.is_grad_enabled()
+            and may_be_repeated()
+        ):
+            raise InputError(
+                f"{func.__name__} is called as a function under activation checkpointing, whose "
+                "repetition in the backward would see padding: make it a module of torch.nn, or "
+                "leave this part out of the checkpoint"
+            )
+        given = {**dict(zip(_WINDOWS[func], args, strict=False)), **kwargs}
         if func in _MEANS and not given.get("count_include_pad", True):
             self._warn(func, "divides by the number of positions, and padding counts")
         value = _lowest(x) if func in _MAXIMA else 0.0
@@ -328,10 +324,14 @@ class _Mode(TorchFunctionMode):
                 self._eraser.sides[sides] = None
 
     def _warn(self, func: Any, what: str) -> None:
-        self._eraser.warn(
+        """Give a warning once, and none from compiled code."""
+        message = (
             f"{func.__name__} in {self._owner} {what}: the last positions of a padded sequence "
             "differ from those of the same sequence alone"
         )
+        if not torch.compiler.is_compiling() and message not in self._eraser.warned:
+            self._eraser.warned.add(message)
+            warnings.warn(message, MaskWarning, stacklevel=2)
 
 
 def _tokens(x: Tensor, dim: int) -> Tensor:
