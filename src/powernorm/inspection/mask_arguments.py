@@ -21,7 +21,6 @@ from powernorm.inspection.selection import Side
 from powernorm.integrations.library_masks import (
     HANDS_ON,
     IMAGE_LIBRARIES,
-    LENGTH_FIRST,
     hands_on,
     lengthens,
     library_of,
@@ -37,24 +36,13 @@ _MEANINGS: Final[Mapping[str, Meaning]] = {
     "key_padding_mask": "padding",
     "padding_mask": "padding",
 }
-_OWN_MEANINGS: Final[Mapping[str, Meaning | None]] = {
-    "src_padding_mask": "padding",
-    "src_pad_mask": "padding",
-    "key_pad_mask": "padding",
-    "pad_mask": "padding",
-    "input_mask": "keep",
-    "valid_mask": "keep",
-    "valid": "keep",
+_MORE_MEANINGS: Final[Mapping[str, Meaning | None]] = {
+    **dict.fromkeys(("src_padding_mask", "src_pad_mask", "key_pad_mask", "pad_mask"), "padding"),
+    **dict.fromkeys(("input_mask", "valid_mask", "valid"), "keep"),
     "lengths": "lengths",
-    "src_mask": None,
-    "tgt_mask": None,
-    "key_mask": None,
-    "x_mask": None,
-    "mask_pad": None,
-    "masks": None,
-    "mask": None,
+    **dict.fromkeys(("src_mask", "tgt_mask", "key_mask", "x_mask", "mask_pad", "masks", "mask")),
 }
-"""Names in models of one's own and of further libraries; None may be either way round."""
+"""Names in users' models and in further libraries; None may be either way round."""
 _LENGTHS: Final = re.compile(
     r"(?!tgt|target|label|text|out|dec|y|o|max|min|num)[a-z_]*(lengths?|lens?)"
 )
@@ -116,10 +104,8 @@ def declare_mask(name: str, meaning: Meaning, cls: type[nn.Module] | None = None
 
 def declared_meaning(module: nn.Module, name: str) -> Meaning | None:
     """Return what a user has declared about an argument of a module, or None."""
-    for cls in (*type(module).__mro__, None):
-        if (cls, name) in _declared:
-            return _declared[cls, name]
-    return None
+    keys = ((cls, name) for cls in (*type(module).__mro__, None))
+    return next((_declared[key] for key in keys if key in _declared), None)
 
 
 @dataclass(frozen=True)
@@ -132,7 +118,7 @@ class MaskArgument:
     meaning: Meaning | None
     """None until values show which way round it is."""
     data_name: str = ""
-    """Name of the forward's first argument, in a model of one's own."""
+    """Name of the forward's first argument, in a user's model."""
 
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
         """Return the argument's value in a call, None if it is left out."""
@@ -191,7 +177,7 @@ def meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning | 
     if library == "x_transformers":
         known["mask"] = "keep"
     elif library not in HANDS_ON:
-        known.update(_OWN_MEANINGS)
+        known.update(_MORE_MEANINGS)
         known.update({name: "lengths" for name in names if _LENGTHS.fullmatch(name)})
     said = {name: declared_meaning(module, name) for name in names}
     declared = {name: meaning for name, meaning in said.items() if meaning is not None}
@@ -200,9 +186,8 @@ def meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning | 
 
 def mask_by_name(name: object) -> bool:
     """Return whether a key of a batch is one of the names of masks and lengths."""
-    return isinstance(name, str) and (
-        name in _MEANINGS or name in _OWN_MEANINGS or bool(_LENGTHS.fullmatch(name))
-    )
+    known = {**_MEANINGS, **_MORE_MEANINGS}
+    return isinstance(name, str) and (name in known or bool(_LENGTHS.fullmatch(name)))
 
 
 def _has_two_sides(names: Sequence[str]) -> bool:
@@ -234,17 +219,6 @@ def named_values(
 ) -> dict[str, Any]:
     """Return the values of a call by the names of the forward's parameters."""
     return {**dict(zip(parameters_of(module), args, strict=False)), **kwargs}
-
-
-def takes_length_first(module: nn.Module) -> bool:
-    """Return whether a module's vectors are (length, batch, features), as in torch's layers."""
-    attentions = (part for part in module.modules() if isinstance(part, nn.MultiheadAttention))
-    return any(not part.batch_first for part in attentions)
-
-
-def turns_round(module: nn.Module) -> bool:
-    """Return whether a module takes (batch, length) and its norms get (length, batch, features)."""
-    return any(type(part).__name__ in LENGTH_FIRST for part in module.modules())
 
 
 def is_tower(module: nn.Module, owner: nn.Module) -> bool:
@@ -279,11 +253,10 @@ def takers_of(
         norm_name: dotted name of the norm.
         sides: the stacks of an encoder-decoder by dotted name.
     """
-    stack = next((name for name in sides if norm_name.startswith(f"{name}.")), None)
-    side = None if stack is None else sides[stack]
+    around = ((name, side) for name, side in sides.items() if norm_name.startswith(f"{name}."))
+    stack, side = next(around, ("", None))
     above = _above(norm_name)
-    start = 0 if stack is None else len(stack.split("."))
-    owners = _owners(modules, above[start:], side)
+    owners = _owners(modules, above[above.index(stack) :], side)
     if owners:
         return Takers(owners, side)
     for name in above:

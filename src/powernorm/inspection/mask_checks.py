@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -15,6 +14,12 @@ from powernorm.inspection.selection import Side
 
 LOOKS: Final = 20
 """Number of calls of which values are read, of each taker; reading them waits for the device."""
+
+
+_DECLARE: Final = (
+    "Declare the argument that says what is padding (powernorm.declare_mask) before the swap, or "
+    "give the mask by hand: `with powernorm.padding_mask(mask):`"
+)
 
 
 class MaskWarning(UserWarning):
@@ -58,18 +63,17 @@ class MaskChecks:
         return self._looks[key] <= LOOKS
 
     def look_for_padding(
-        self, key: str, data: Tensor, side: Side | None, what: str, advice: str
+        self, what: str, data: Tensor, side: Side | None = None, advice: str = _DECLARE
     ) -> None:
         """Warn of a call without a mask whose data look padded.
 
         Args:
-            key: the same for all calls of one module.
+            what: says why there is no mask.
             data: tokens (batch, length) or vectors (batch, length, features).
             side: stack of an encoder-decoder that the module is.
-            what: says why there is no mask.
             advice: says how to give one.
         """
-        if data.is_meta or not self.only_pads or not self.may_look(key):
+        if data.is_meta or not self.only_pads or not self.may_look(f"{side} {what}"):
             return
         pads = self.padding_in(data, side)
         if pads is not None and bool(pads.any()) and not bool(pads.all()):
@@ -79,11 +83,9 @@ class MaskChecks:
                 f"they count in the statistics of the swapped norms. {advice}",
             )
 
-    def look_at_rows(
-        self, key: str, data: Tensor, side: Side | None, argument: str, mask: Tensor
-    ) -> None:
+    def look_at_rows(self, label: str, mask: Tensor, data: Tensor, side: Side | None) -> None:
         """Warn of a mask (batch, length) by which whole rows with data are padding."""
-        if data.is_meta or mask.is_meta or not self.may_look(key):
+        if data.is_meta or mask.is_meta or not self.may_look(f"{side} {label}"):
             return
         empty, pads = mask.all(dim=1), self.padding_in(data, side)
         if pads is not None and pads.shape == mask.shape:
@@ -94,7 +96,7 @@ class MaskChecks:
             what = "all" if num_empty == empty.numel() else f"{num_empty} of {empty.numel()}"
             self.warn(
                 "rows",
-                f"{argument} marks {what} rows as nothing but padding: is it the right way round?",
+                f"{label} marks {what} rows as nothing but padding: is it the right way round?",
             )
 
     def unused(self, module: nn.Module, name: str) -> None:
@@ -109,15 +111,34 @@ class MaskChecks:
             f"does, {how} the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
         )
 
-    def unreadable(self, key: str, what: str, given: object, reason: str = "") -> None:
+    def unreadable(self, what: str, given: object, reason: str = "") -> None:
         """Warn of a mask that was given and cannot be read; `what` names the argument."""
         shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
         because = f", for {reason}" if reason else ""
         self.warn(
-            f"unreadable {key}",
+            f"unreadable {what}",
             f"{what} as a {type(given).__name__}{shape}, which cannot be read as a padding mask "
             f"(batch, length){because}: padding counts in the statistics of the swapped norms, "
             "unless they are given a mask by hand: `with powernorm.padding_mask(mask):`",
+        )
+
+    def unmasked(self, norm: str, label: str) -> None:
+        """Warn of a norm that no mask reaches although one was given around it."""
+        self.warn(
+            f"unmasked {norm}",
+            f"{norm} got no padding mask, although {label} was given: padding counts in its "
+            "statistics, unless it is given a mask by hand, by its argument padding_mask or by "
+            "`with powernorm.padding_mask(mask):`, or left out of the swap by `where=`",
+        )
+
+    def square(self, norm: str, label: str, batch_dim: int, size: int) -> None:
+        """Warn of an input of which it is not known which dimension counts the sequences."""
+        self.warn(
+            f"square {norm}",
+            f"{norm} got as many positions as sequences, {size}, and has not been seen with other "
+            f"numbers: its input was taken as "
+            f"{'(length, batch, …)' if batch_dim else '(batch, length, …)'} for the mask from "
+            f"{label}; begin with a batch of another length",
         )
 
     def padding_in(self, data: Tensor, side: Side | None) -> Tensor | None:
@@ -143,13 +164,25 @@ class OrderWatch(TorchFunctionMode):
 
     Args:
         mask: (batch, length).
-        warn: gives the warning.
+        checks: gives the warning.
+        owner: class of the model.
+        label: description of the mask's argument.
     """
 
-    def __init__(self, mask: Tensor, warn: Callable[[str], None]) -> None:
+    def __init__(self, mask: Tensor, checks: MaskChecks, owner: str, label: str) -> None:
         super().__init__()
         self._sizes = tuple(mask.shape)
-        self._warn = warn
+        self._checks = checks
+        self._owner = owner
+        self._label = label
+
+    def _warn(self, what: str) -> None:
+        self._checks.warn(
+            f"order {self._label}",
+            f"{self._owner} {what}, and the mask from {self._label} does not follow: hand the "
+            "norms behind that masks of their inputs by `with powernorm.padding_mask(mask):` "
+            "inside the model",
+        )
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

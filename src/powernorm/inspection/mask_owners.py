@@ -26,13 +26,18 @@ from powernorm.inspection.mask_arguments import (
     named_values,
     parameters_of,
     takers_of,
-    takes_length_first,
-    turns_round,
 )
 from powernorm.inspection.mask_checks import MaskChecks, OrderWatch
 from powernorm.inspection.mask_reading import MaskCall, MaskReader, UndecidedError, like_a_mask
 from powernorm.inspection.selection import Side
-from powernorm.integrations.library_masks import HANDS_ON, LENDERS, library_of, parts_with_rules
+from powernorm.integrations.library_masks import (
+    HANDS_ON,
+    LENDERS,
+    library_of,
+    parts_with_rules,
+    takes_length_first,
+    turns_round,
+)
 from powernorm.norms import Norm
 from powernorm.norms.masks import MaskSource, ScopedMask, close_scope, innermost_scope, open_scope
 from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
@@ -40,9 +45,6 @@ from powernorm.ops.torch_private import in_backward
 
 _WATCHED: Final = 2
 """Number of calls with padding in which functions of torch are looked at."""
-
-_DATA: Final = "data"
-"""Key of the data among the inputs whose order of dimensions is remembered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +78,10 @@ class MaskOwner:
 
     Args:
         module: the module that takes the mask and gets the hooks. If its argument has no name and
-            `only_warns` is set, it takes none: the hook warns of inputs that look padded.
+            `only_warns` is set, it takes none: its hook warns of inputs that look padded.
         argument: the argument by which it takes the mask.
         checks: checks of the first masks.
-        reach: the part of the module whose norms the mask is for; None means all of it.
+        reach: the module, or the part of it whose norms the mask is for.
         only_warns: whether it is not known which norms below the mask is for.
     """
 
@@ -88,20 +90,20 @@ class MaskOwner:
         module: nn.Module,
         argument: MaskArgument,
         checks: MaskChecks,
-        reach: nn.Module | None = None,
-        only_warns: bool = False,
+        reach: nn.Module,
+        only_warns: bool,
     ) -> None:
         self.module = module
         self.argument = argument
         self.checks = checks
         self.only_warns = only_warns
-        self.reach = module if reach is None else reach
+        self.reach = reach
         self.uses: list[MaskUse] = []
         self.length_first = takes_length_first(module)
         self.turns_round = turns_round(module)
         # A user's model may turn its vectors round anywhere.
         self.is_own = library_of(module) not in HANDS_ON
-        self.parts = parts_with_rules(self.reach)
+        self.parts = parts_with_rules(reach)
         self.is_exact = not (self.is_own or self.parts)
         self.reader = MaskReader(module, argument, checks)
         self.label = self.reader.label
@@ -143,8 +145,9 @@ class MaskOwner:
         if is_traced() or in_backward() or scope is not None or not self.is_read():
             return
         data = self.argument.data(args, kwargs)
-        if not self._look_for_masks(args, kwargs, data):
-            self._look_for_padding(data, "takes no argument that is known to say what is padding")
+        if not self._look_for_masks(args, kwargs, data) and data is not None:
+            what = f"{self._class} takes no argument that is known to say what is padding"
+            self.checks.look_for_padding(what, data)
 
     def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Offer the mask to the norms; runs before the forward."""
@@ -159,6 +162,7 @@ class MaskOwner:
             # What attention may see need not hide all padding; the model's mask does.
             mask = None if same_sizes(shape_of(outer[0].mask), shape_of(mask)) else mask
         warns = given is not None and (self.only_warns or self.undecided)
+        # Autograd may run a checkpointed part again, without the scopes around it.
         if is_read and not (is_traced() or warns or in_backward()):
             self._check(given, mask, data, outer)
             if given is None and not outer:
@@ -183,19 +187,12 @@ class MaskOwner:
         """Look at the first calls with padding for what changes the order of positions."""
         if mask.ndim != 2 or not self.is_own or is_traced() or mask.is_meta:
             return
-        kind = f"order {self.label}"
-        if self._num_watched >= _WATCHED or not self.checks.may_look(kind) or not bool(mask.any()):
+        if self._num_watched >= _WATCHED or not self.checks.may_look(f"order {self.label}"):
+            return
+        if not bool(mask.any()):
             return
         self._num_watched += 1
-        watch = OrderWatch(
-            mask,
-            lambda what: self.checks.warn(
-                kind,
-                f"{self._class} {what}, and the mask from {self.label} does not follow: hand the "
-                "norms behind that masks of their inputs by `with powernorm.padding_mask(mask):` "
-                "inside the model",
-            ),
-        )
+        watch = OrderWatch(mask, self.checks, self._class, self.label)
         watch.__enter__()  # type: ignore[no-untyped-call]
         self._watches.append(watch)
 
@@ -207,12 +204,12 @@ class MaskOwner:
         """
         if any(use.observed or use.evaluated for use in self.uses):
             return True
-        return any(norm.wants_mask for norm in batch_norms(self.reach))
+        return any(norm.wants_mask for norm in self._norms())
 
     @property
     def is_needed(self) -> bool:
         """Whether there is a norm to pass masks to, or something that needs them besides."""
-        return any(batch_norms(self.reach)) or any(use.evaluated for use in self.uses)
+        return any(self._norms()) or any(use.evaluated for use in self.uses)
 
     @property
     def is_only_observed(self) -> bool:
@@ -223,6 +220,13 @@ class MaskOwner:
     def is_observed(self) -> bool:
         """Whether the norms below are observed."""
         return any(use.observed for use in self.uses)
+
+    def _norms(self) -> Iterable[Norm]:
+        """Return the norms below that need masks."""
+        return (part for part in self.reach.modules() if isinstance(part, Norm) and part.reads_mask)
+
+    def _trains(self) -> bool:
+        return any(norm.training for norm in self._norms())
 
     def _read(self, given: object, data: Tensor | None) -> Tensor | None:
         self.undecided = ""
@@ -239,75 +243,56 @@ class MaskOwner:
             return None
         if mask is None or mask.ndim == 1 or data is None or self.parts:
             return mask
-        # With a cache the mask also covers the positions before the input.
+        # With a cache the mask also covers the positions before the input; nobody trains with one.
         sizes, shape = shape_of(mask), shape_of(data)
-        if self.is_own and (
-            same_sizes(sizes, shape[1::-1])
-            or any(norm.training for norm in batch_norms(self.reach))  # nobody trains with a cache
-        ):
+        if self.is_own and (same_sizes(sizes, shape[1::-1]) or self._trains()):
             return mask
         longer = is_known(sizes[1] > shape[1 - batch_dim])
         return mask[:, -data.shape[1 - batch_dim] :] if longer else mask
 
     def _laid_out(self, mask: Tensor, data: Tensor | None) -> ScopedMask:
         """Return the mask in the layout of the norms' inputs, as far as that is known."""
-        first = self.length_first or self.turns_round
+        first = self.length_first
         if data is not None and mask.ndim == 2 and self.is_own:
-            first = self.turns_round or self._is_length_first(data, mask)
-        if mask.ndim == 2 and first:
-            return ScopedMask(mask.transpose(0, 1), self, 1)
-        return ScopedMask(mask, self)
+            first = self._is_length_first(data, mask)
+        return ScopedMask(mask, self, int(mask.ndim == 2 and (first or self.turns_round)))
 
     def fit(
         self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object, strict: bool
     ) -> Tensor | None:
         """Return the mask for an input of that shape (without the features), or None."""
-        fits = same_sizes(shape_of(mask), shape)
+        wanted = shape[::-1] if batch_dim else shape
+        fits = same_sizes(shape_of(mask), wanted)
         # Where a tracer leaves it open, the graph will hold for the sizes that fit.
         may_fit = fits if self.parts else fits is not False
-        if mask.ndim != 2 or len(shape) != 2:
-            return mask if may_fit else None
-        for part, rule in self.parts:
-            plain = mask.transpose(0, 1) if batch_dim else mask
-            if same_sizes(shape[batch_dim : batch_dim + 1], shape_of(plain)[:1]) is False:
-                break
-            try:
-                derived = rule(part, plain, shape[1 - batch_dim], norm)
-            except InputError:
-                if strict:
-                    raise
-                return None
-            if derived is not None:
-                return derived.transpose(0, 1) if batch_dim else derived
-        if not self.is_own:
-            return mask if may_fit else None
-        return self._turned(mask, batch_dim, shape, norm)
-
-    def _turned(
-        self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object
-    ) -> Tensor | None:
-        """Return the mask in the order of an input's dimensions, in a user's model."""
-        turned = _is_turned(shape_of(mask), shape)
-        if turned is None and same_sizes(shape_of(mask), shape) is False:
+        if mask.ndim == 2 and len(shape) == 2:
+            is_other = same_sizes(wanted[:1], shape_of(mask)[:1]) is False
+            for part, rule in () if is_other else self.parts:
+                try:
+                    derived = rule(part, mask, wanted[1], norm)
+                except InputError:
+                    if strict:
+                        raise
+                    return None
+                if derived is not None:
+                    return derived.transpose(0, 1) if batch_dim else derived
+            if self.is_own:
+                may_fit = fits is not False or same_sizes(shape_of(mask), wanted[::-1]) is not False
+                batch_dim = self._batch_dim(mask, batch_dim, shape, norm) if may_fit else batch_dim
+        if not may_fit:
             return None
-        if turned is not None:
-            if norm is not None and not is_traced():
-                self._length_first_at[norm] = turned != bool(batch_dim)
-        elif norm is not None:
-            if norm not in self._length_first_at and not is_traced():
-                self._warn_of_square(norm, batch_dim, shape)
-            turned = self._length_first_at.get(norm, bool(batch_dim)) != bool(batch_dim)
-        return mask.transpose(0, 1) if turned else mask
+        return mask.transpose(0, 1) if batch_dim else mask
 
-    def _warn_of_square(self, norm: object, batch_dim: int, shape: torch.Size) -> None:
-        name = self.name_of(norm)
-        self.checks.warn(
-            f"square {name}",
-            f"{name} got as many positions as sequences, {shape[0]}, and has not been seen with "
-            "other numbers: its input was taken as "
-            f"{'(length, batch, …)' if batch_dim else '(batch, length, …)'} for the mask from "
-            f"{self.label}; begin with a batch of another length",
-        )
+    def _batch_dim(self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object) -> int:
+        """Return the dimension of an input in a user's model that counts the sequences."""
+        turned = _is_turned(shape_of(mask), shape)
+        if norm is None or (turned is not None and is_traced()):
+            return batch_dim if turned is None else int(turned)
+        if turned is not None:
+            self._length_first_at[norm] = turned
+        elif norm not in self._length_first_at and not is_traced():
+            self.checks.square(self.name_of(norm), self.label, batch_dim, shape[0])
+        return int(self._length_first_at.get(norm, bool(batch_dim)))
 
     def _is_length_first(self, data: Tensor, value: object) -> bool:
         """Return whether data are (length, batch, …), by lengths (batch,) or a mask of theirs."""
@@ -316,9 +301,9 @@ class MaskOwner:
             return known
         turned = _is_turned(shape_of(value), shape_of(data)[:2])
         if turned is None:
-            return self._length_first_at.get(_DATA, known)
+            return self._length_first_at.get("data", known)
         if not is_traced():
-            self._length_first_at[_DATA] = turned
+            self._length_first_at["data"] = turned
         return turned
 
     def warn_unmasked(self, norm: object) -> None:
@@ -327,13 +312,7 @@ class MaskOwner:
             raise InputError(self.undecided)
         if torch.compiler.is_compiling():
             return
-        name = self.name_of(norm)
-        self.checks.warn(
-            f"unmasked {name}",
-            f"{name} got no padding mask, although {self.label} was given: padding counts in its "
-            "statistics, unless it is given a mask by hand, by its argument padding_mask or by "
-            "`with powernorm.padding_mask(mask):`, or left out of the swap by `where=`",
-        )
+        self.checks.unmasked(self.name_of(norm), self.label)
 
     def _outer(self, unreadable: bool) -> tuple[tuple[ScopedMask, ...], MaskSource | None]:
         """Return the masks of the surrounding scope that are meant for the norms in here.
@@ -362,18 +341,15 @@ class MaskOwner:
     def _check(
         self, given: object, mask: Tensor | None, data: Tensor | None, outer: Sequence[ScopedMask]
     ) -> None:
-        # Autograd may run a checkpointed part again, without the scopes around it.
-        trains = any(norm.training for norm in batch_norms(self.reach))
-        if not (trains or self.is_observed) or (mask is None and (outer or not self.argument.name)):
-            return
         name = self.argument.name
-        key = f"{self.side} {self._class} {name}"
+        if not (self.is_observed or self._trains()) or (mask is None and (outer or not name)):
+            return
         if mask is None and given is not None:
+            what = f"{self._class} was given {name}"
             if data is not None and self.reader.is_attention(given, data):
-                self._look_for_padding(data, f"was given {name} for its attention alone")
+                self.checks.look_for_padding(f"{what} for its attention alone", data)
             elif data is not None or self.argument.meaning is not None:
-                what = f"{self._class} was given {name}"
-                self.checks.unreadable(key, what, given, self.reader.misfit)
+                self.checks.unreadable(what, given, self.reader.misfit)
         # Vectors of another length than the mask may have it in another place.
         elif data is not None and not (self.parts and data.ndim == 3):
             if mask is not None and mask.ndim == 1:
@@ -381,22 +357,10 @@ class MaskOwner:
             elif self._is_length_first(data, mask):
                 data = data.transpose(0, 1)
             if mask is not None:
-                self.checks.look_at_rows(key, data, self.side, name, mask)
+                self.checks.look_at_rows(self.label, mask, data, self.side)
             else:
                 what = f"{self._class} was called without {name}"
-                self.checks.look_for_padding(key, data, self.side, what, f"Pass {name}")
-
-    def _look_for_padding(self, data: Tensor | None, why: str) -> None:
-        """Look at a call for which the module takes no mask, for the reason that is given."""
-        if data is not None:
-            self.checks.look_for_padding(
-                f"{self._class} without a mask",
-                data,
-                None,
-                f"{self._class} {why}",
-                "Declare the argument that says what is padding (powernorm.declare_mask) before "
-                "the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
-            )
+                self.checks.look_for_padding(what, data, self.side, f"Pass {name}")
 
     def _look_for_masks(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], data: Tensor | None
@@ -420,11 +384,6 @@ def _is_turned(sizes: Sequence[int], shape: Sequence[int]) -> bool | None:
     straight = same_sizes(sizes, shape[: len(sizes)])
     crossed = same_sizes(sizes, shape[::-1][: len(sizes)])
     return None if straight is crossed else crossed is True or straight is False
-
-
-def batch_norms(module: nn.Module) -> Iterable[Norm]:
-    """Return the norms in a module that need masks."""
-    return (part for part in module.modules() if isinstance(part, Norm) and part.reads_mask)
 
 
 def _owners_on(module: nn.Module) -> list[MaskOwner]:
@@ -515,10 +474,10 @@ def attach_mask_owners(
         needs.items(), key=lambda one: one[0][1].name != ""
     ):
         module, outer = modules[name], modules[name.rpartition(".")[0]]
-        owners = [_owner(module, argument, module, checks, not takers.is_sure)]
+        owners = [_owner(module, argument, checks, module, not takers.is_sure)]
         if takers.side == "encoder" and type(outer).__name__ in LENDERS:
             lent = replace(argument, position=list(parameters_of(outer)).index(argument.name))
-            owners.insert(0, _owner(outer, lent, module, checks, False))
+            owners.insert(0, _owner(outer, lent, checks, module, False))
         for owner in owners:
             given = () if owner.takes_none else tuple(parents)
             is_evaluated = evaluated and not owner.takes_none
@@ -527,25 +486,17 @@ def attach_mask_owners(
 
 
 def _owner(
-    module: nn.Module,
-    argument: MaskArgument,
-    reach: nn.Module,
-    checks: MaskChecks,
-    only_warns: bool,
+    module: nn.Module, argument: MaskArgument, checks: MaskChecks, reach: nn.Module, warns: bool
 ) -> MaskOwner:
     """Return the owner on a module: an existing one, or a new one."""
-    for owner in _owners_on(module):
-        if owner.argument == argument and owner.reach is reach:
-            return owner
-    return MaskOwner(module, argument, checks, reach, only_warns)
+    found = (one for one in _owners_on(module) if one.argument == argument and one.reach is reach)
+    return next(found, None) or MaskOwner(module, argument, checks, reach, warns)
 
 
 def how_read(model: nn.Module, source: str) -> str:
     """Return how the argument that a `mask_sources` names is read, for people."""
     path, _, name = source.rpartition(".")
     module = model.get_submodule(path)
-    for owner in _owners_on(module):
-        if owner.argument.name == name:
-            return str(owner.reader)
+    reader = next((o.reader for o in _owners_on(module) if o.argument.name == name), None)
     argument = MaskArgument(name, None, meanings_of(module, [name])[name])
-    return str(MaskReader(module, argument, MaskChecks(None)))
+    return str(reader or MaskReader(module, argument, MaskChecks(None)))

@@ -7,7 +7,7 @@ first batches have to bear out. A name that says nothing needs a batch that show
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -19,7 +19,6 @@ from powernorm.inspection.mask_arguments import (
     Meaning,
     declared_meaning,
     mask_by_name,
-    parameters_of,
 )
 from powernorm.inspection.mask_checks import LOOKS, MaskChecks
 from powernorm.inspection.selection import Side
@@ -174,11 +173,9 @@ class MaskReader:
 
     def is_attention(self, value: object, data: Tensor | None) -> bool:
         """Return whether a value that is no mask of padding may say which positions see which."""
-        if self._by_library or self.argument.meaning == "lengths":
+        if self._by_library or self.argument.meaning == "lengths" or data is None:
             return False
-        if not isinstance(value, Tensor) or data is None:
-            return False
-        return self._shape(without_heads(value), data) != "other"
+        return isinstance(value, Tensor) and self._shape(without_heads(value), data) != "other"
 
     def _shape(self, value: Tensor, data: Tensor | None) -> _Shape:
         """Return what a value's shape shows, and remember it."""
@@ -238,7 +235,18 @@ class MaskReader:
         if found is None:
             return
         if self.meaning is not None and found != self.meaning:
-            raise InputError(self._contradiction(call.value, found))
+            meant, shown = _marked(self.meaning), _marked(found)
+            if self._said is None and self.argument.meaning is None:
+                raise InputError(
+                    f"{self.label} marked {meant} in earlier batches and {shown} in this one: "
+                    f"{self._declare}"
+                )
+            how = "as its name says" if self._said is None else "as declared"
+            raise InputError(
+                f"{self.label} is the wrong way round: 1 or True of the mask "
+                f"{tuple(call.value.shape)} marks {meant} {how}, and {shown} by what the batch "
+                f"holds. Pass it the other way round, or, if the model means it so, {self._declare}"
+            )
         self.meaning = found
         self._is_borne_out = self.argument.meaning is not None
 
@@ -255,14 +263,12 @@ class MaskReader:
             return shown
         for mask in call.around:
             if mask.shape == hidden[0].shape and bool(mask.any()):
-                for meaning, one in zip(_READINGS, hidden, strict=True):
-                    if torch.equal(mask, one):
-                        return meaning
+                same = _that_alone(torch.equal(mask, one) for one in hidden)
+                if same is not None:
+                    return same
         # The longest sequence has no padding: read the wrong way round it would be nothing else.
-        is_whole_row = [bool(one.all(dim=1).any()) for one in hidden]
-        if is_whole_row[0] != is_whole_row[1]:
-            return _READINGS[is_whole_row[0]]
-        return self._by_place(hidden) if self.argument.meaning is None else None
+        found = _that_alone(not bool(one.all(dim=1).any()) for one in hidden)
+        return self._by_place(hidden) if found is None and self.argument.meaning is None else found
 
     def _by_data(self, hidden: Sequence[Tensor], call: MaskCall) -> Meaning | None:
         """Return the reading by which padding holds padding tokens, zeros, or always the same."""
@@ -278,17 +284,14 @@ class MaskReader:
                 return _READINGS[shares[1] > shares[0]]
         if self._is_trusted:
             return None
-        is_single = [_is_single(data[one]) for one in hidden]
-        return None if is_single[0] == is_single[1] else _READINGS[is_single[1]]
+        return _that_alone(_is_single(data[one]) for one in hidden)
 
     def _by_place(self, hidden: Sequence[Tensor]) -> Meaning | None:
         """Return the reading by which all padding is on one side."""
-        fits = [_is_on_one_side(one) for one in hidden]
-        if fits[0] != fits[1]:
-            return _READINGS[fits[1]]
-        if self.meaning is not None:
-            return None
-        if all(fits):
+        found = _that_alone(map(_is_on_one_side, hidden))
+        if found is not None or self.meaning is not None:
+            return found
+        if _is_on_one_side(hidden[0]):  # both are
             raise UndecidedError(
                 f"{self.label} may mark padding or what is no padding, this batch does not show "
                 f"which: {self._declare}"
@@ -299,20 +302,6 @@ class MaskReader:
             f"if it says what is padding, {self._declare}",
         )
         return None
-
-    def _contradiction(self, value: Tensor, found: Meaning) -> str:
-        meant, shown = _marked(self.meaning), _marked(found)
-        if self._said is None and self.argument.meaning is None:
-            return (
-                f"{self.label} marked {meant} in earlier batches and {shown} in this one: "
-                f"{self._declare}"
-            )
-        return (
-            f"{self.label} is the wrong way round: 1 or True of the mask {tuple(value.shape)} "
-            f"marks {meant} {'as its name says' if self._said is None else 'as declared'}, and "
-            f"{shown} by what the batch holds. Pass it the other way round, or, if the model means "
-            f"it so, {self._declare}"
-        )
 
     def _may_look(self, value: Tensor) -> bool:
         return self._looks < LOOKS and not is_traced() and not value.is_meta
@@ -360,6 +349,12 @@ class MaskReader:
         return f'call powernorm.declare_mask("{name}", "keep" or "padding", {cls})'
 
 
+def _that_alone(holds: Iterable[bool]) -> Meaning | None:
+    """Return the one of the readings for which something holds, None if not of one alone."""
+    found = [meaning for meaning, one in zip(_READINGS, holds, strict=True) if one]
+    return found[0] if len(found) == 1 else None
+
+
 def _marked(meaning: Meaning | None) -> str:
     return "padding" if meaning == "padding" else "valid positions"
 
@@ -401,35 +396,13 @@ def like_a_mask(values: Mapping[str, object], data: Tensor | None) -> str:
             key = next(inside, None)
             if key is not None:
                 return f'{name}["{key}"]'
-        elif _is_like_a_mask(name, value, data):
+        elif is_like_a_mask(name, value, data):
             return name
     return ""
 
 
-def check_pair(model: nn.Module, batch: Sequence[Any]) -> None:
-    """Raise an InputError if a part of a batch without names may be labels and would be a mask.
-
-    Raises:
-        InputError: says how to call the model otherwise.
-    """
-    names = list(parameters_of(model))
-    for name, value in list(zip(names, batch, strict=False))[1:]:
-        if not mask_by_name(name) or not isinstance(value, Tensor) or value.dtype == torch.bool:
-            continue
-        data = batch[0] if isinstance(batch[0], Tensor) and batch[0].ndim > 1 else None
-        whole = 1 if value.ndim > 1 or value.is_floating_point() or data is None else data.shape[1]
-        if value.is_meta or bool((value == whole).all()):
-            continue  # no padding
-        if not _is_like_a_mask(name, value, data):
-            raise InputError(
-                f"batch[{names.index(name)}] of shape {tuple(value.shape)} would become {name} of "
-                f"{type(model).__name__}, and its values do not look as if they said what is "
-                "padding. If they are labels, give forward=lambda model, batch: model(batch[0]); "
-                f"if they do say it, give batches as dicts, {{..., {name!r}: ...}}"
-            )
-
-
-def _is_like_a_mask(name: str, value: object, data: Tensor | None) -> bool:
+def is_like_a_mask(name: str, value: object, data: Tensor | None) -> bool:
+    """Return whether a value of that name looks as if it said where padding is; see above."""
     if not isinstance(value, Tensor) or value.is_meta or data is None or name in _NO_MASKS:
         return False
     batch, length = data.shape[:2]

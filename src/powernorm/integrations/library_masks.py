@@ -32,7 +32,7 @@ arguments and the layout of their vectors are known."""
 
 IMAGE_LIBRARIES: Final = frozenset({"timm", "torchvision"})
 
-LENGTH_FIRST: Final = frozenset({"XLNetModel", "FSMTEncoder"})
+_LENGTH_FIRST: Final = frozenset({"XLNetModel", "FSMTEncoder"})
 """Classes that take (batch, length) and transpose it for the layers inside."""
 
 LENDERS: Final = frozenset({"WhisperModel"})
@@ -50,6 +50,17 @@ they are functions of this module, some with their first argument bound."""
 def library_of(module: nn.Module) -> str:
     """Return the top-level package that a module's class is from."""
     return type(module).__module__.partition(".")[0]
+
+
+def takes_length_first(module: nn.Module) -> bool:
+    """Return whether a module's vectors are (length, batch, features), as in torch's layers."""
+    attentions = (part for part in module.modules() if isinstance(part, nn.MultiheadAttention))
+    return any(not part.batch_first for part in attentions)
+
+
+def turns_round(module: nn.Module) -> bool:
+    """Return whether a module takes (batch, length) and its norms get (length, batch, features)."""
+    return any(type(part).__name__ in _LENGTH_FIRST for part in module.modules())
 
 
 def hands_on(owner: nn.Module, module: nn.Module) -> bool:

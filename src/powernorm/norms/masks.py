@@ -56,7 +56,7 @@ class ScopedMask(NamedTuple):
     """Source of a model's own mask, which may not be meant for each norm below; None for a user's
     mask, which is meant for all."""
     batch_dim: int = 0
-    """Dimension of the mask that counts the sequences."""
+    """Dimension of the norms' inputs that counts the sequences; that of the mask is the first."""
 
 
 class Scope(NamedTuple):
@@ -135,16 +135,13 @@ def _push(scope: Scope) -> None:
 def _remove(scope: Scope) -> None:
     """Close a user's scope, and what was left open inside it."""
     context, compiled = _scopes()
-    if any(one is scope for one in compiled):
-        _set_scopes(context, _without(compiled, scope))
-    elif any(one is scope for one in context):
-        _set_scopes(_without(context, scope), ())
-
-
-def _without(scopes: _Scopes, scope: Scope) -> _Scopes:
-    index = next(index for index, one in enumerate(scopes) if one is scope)
+    scopes = compiled if any(one is scope for one in compiled) else context
+    index = next((index for index, one in enumerate(scopes) if one is scope), None)
+    if index is None:
+        return
     # Scopes of users inside it stay: two generators may close theirs in another order.
-    return (*scopes[:index], *(one for one in scopes[index + 1 :] if one.opener is None))
+    kept = (*scopes[:index], *(one for one in scopes[index + 1 :] if one.opener is None))
+    _set_scopes(*((context, kept) if scopes is compiled else (kept, ())))
 
 
 def _is_open(scope: Scope) -> bool:
@@ -284,12 +281,13 @@ def _fitting(
 ) -> tuple[Tensor | None, bool]:
     """Return the mask for an input's tokens, and whether one fits."""
     for mask, source, batch_dim in masks:
-        sizes = shape_of(mask)
+        turned = mask.transpose(0, 1) if batch_dim else mask
+        sizes = shape_of(turned)
         if source is None or (source.is_exact and same_sizes(sizes, shape)):
-            return mask, True
+            return turned, True
         if len(shape) == 1 and mask.ndim == 2:
             if same_sizes((sizes[0] * sizes[1],), shape):
-                return mask.reshape(-1), True
+                return turned.reshape(-1), True
             if same_sizes((sizes[batch_dim],), shape):
                 return None, True  # one vector per sequence: padding has been pooled away
             if not is_traced() and int((~mask).sum()) == shape[0]:
@@ -300,19 +298,17 @@ def _fitting(
     return None, False
 
 
-_NEARER: Final = (
-    "if a module around it takes a mask that fits, name that by powernorm.declare_mask before the "
-    "swap; else "
-)
-
-
 def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:
     assert offered.source is not None
     shape = tuple(features_back(x, getattr(norm, "feature_dim", LAST)).shape)
+    nearer = (
+        "if a module around it takes a mask that fits, name that by powernorm.declare_mask before "
+        "the swap; else "
+    )
     return InputError(
         f"{offered.source.name_of(norm)} got an input of shape {shape}, to which the mask from "
         f"{offered.source.label}, of shape {tuple(offered.mask.shape)}, does not fit: "
-        f"{_NEARER if getattr(offered.source, 'is_own', False) else ''}leave this "
+        f"{nearer if getattr(offered.source, 'is_own', False) else ''}leave this "
         "norm out of the swap by `where=`, or hand the norms masks of their inputs by their "
         "argument padding_mask or by `with powernorm.padding_mask(mask):` inside the model"
     )

@@ -9,7 +9,6 @@ puts around a sequence that is alone.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, Final
@@ -21,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
-from powernorm.inspection.mask_checks import MaskWarning
+from powernorm.inspection.mask_checks import MaskChecks
 from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.selection import stacks
 from powernorm.norms.checkpointing import CallRecords, Seen
@@ -73,13 +72,13 @@ def erased_names(model: nn.Module) -> tuple[str, ...]:
     """Return the names for which `erase_padding` was called."""
     names = {module: name for name, module in model.named_modules()}
     forwards = [module.__dict__.get("forward") for module in names]
-    slots = [slot for one in forwards if isinstance(one, _Forward) for slot in one.eraser.slots]
+    slots = [slot for one in forwards if isinstance(one, PaddingEraser) for slot in one.slots]
     places = (f"{names[parent]}.{name}".lstrip(".") for parent, name in slots if parent in names)
     return tuple(dict.fromkeys(places))
 
 
 class PaddingEraser:
-    """A forward around a module's own, and hooks on the convolutions and poolings inside.
+    """The forward of a module around its own, and hooks on the convolutions and poolings inside.
 
     Hooks around the module's calls would leave the mode on where an export fails or a user
     interrupts.
@@ -93,12 +92,12 @@ class PaddingEraser:
         self.slots = slots
         self._module = module
         self._replaced = module.__dict__.get("forward")
-        module.forward = _Forward(self)
+        module.forward = self
         self._records = CallRecords()
         self._mode: _Mode | None = None  # of the call that runs
         self.running: list[nn.Module] = []
         """Convolutions and poolings that run, which a repetition can find again."""
-        self.warned = set[str]()
+        self.checks = MaskChecks(None)
         self.sides: dict[tuple[int, ...], None] = {}
         """Numbers of positions that were put around inputs."""
         self.was_called = False
@@ -110,12 +109,15 @@ class PaddingEraser:
                 self._handles.append(part.register_forward_hook(self.leave, always_call=True))
 
     @property
-    def signature(self) -> inspect.Signature:
-        """Signature of the module's own forward."""
+    def __signature__(self) -> inspect.Signature:
         module = self._module
         return inspect.signature(self._replaced or type(module).forward.__get__(module))
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @property
+    def __code__(self) -> CodeType:  # torch.export looks for it
+        return PaddingEraser.__call__.__code__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module's own forward and look at the functions that it calls."""
         # Calls in several threads have each a mode.
         self._mode = mode = _Mode(self, type(self._module).__name__)
@@ -155,28 +157,10 @@ class PaddingEraser:
         """Remove the hooks, and put the module's own forward back."""
         for handle in self._handles:
             handle.remove()
-        if getattr(self._module.__dict__.get("forward"), "eraser", None) is self:
+        if self._module.__dict__.get("forward") is self:
             del self._module.forward
             if self._replaced is not None:
                 self._module.forward = self._replaced
-
-
-class _Forward:
-    """The forward of a module in which padding is erased, with the signature of its own."""
-
-    def __init__(self, eraser: PaddingEraser) -> None:
-        self.eraser = eraser
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.eraser.run(args, kwargs)
-
-    @property
-    def __code__(self) -> CodeType:  # torch.export looks for it
-        return _Forward.__call__.__code__
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return self.eraser.signature
 
 
 class _Mode(TorchFunctionMode):
@@ -224,9 +208,7 @@ class _Mode(TorchFunctionMode):
             dims: where the positions may be.
             place: what gets the input, of which earlier calls may have shown the order.
         """
-        for dim in dims:
-            if dim >= x.ndim:
-                continue
+        for dim in (dim for dim in dims if dim < x.ndim):
             sizes = (shape_of(x)[0], shape_of(x)[dim])
             mask = current_padding_mask(_tokens(x, dim), place, strict=False)
             if mask is None or same_sizes(shape_of(mask), sizes) is False:
@@ -265,12 +247,8 @@ class _Mode(TorchFunctionMode):
             return func(x, *args, **kwargs)
         mask, dim = found
         # A repetition finds the masks of the modules' calls again, not those of functions.
-        if (
-            not self._eraser.running
-            and not is_traced()
-            and torch.is_grad_enabled()
-            and may_be_repeated()
-        ):
+        may_repeat = not is_traced() and torch.is_grad_enabled() and may_be_repeated()
+        if may_repeat and not self._eraser.running:
             raise InputError(
                 f"{func.__name__} is called as a function under activation checkpointing, whose "
                 "repetition in the backward would see padding: make it a module of torch.nn, or "
@@ -325,13 +303,12 @@ class _Mode(TorchFunctionMode):
 
     def _warn(self, func: Any, what: str) -> None:
         """Give a warning once, and none from compiled code."""
-        message = (
-            f"{func.__name__} in {self._owner} {what}: the last positions of a padded sequence "
-            "differ from those of the same sequence alone"
-        )
-        if not torch.compiler.is_compiling() and message not in self._eraser.warned:
-            self._eraser.warned.add(message)
-            warnings.warn(message, MaskWarning, stacklevel=2)
+        if not torch.compiler.is_compiling():
+            message = (
+                f"{func.__name__} in {self._owner} {what}: the last positions of a padded sequence "
+                "differ from those of the same sequence alone"
+            )
+            self._eraser.checks.warn(message, message)
 
 
 def _tokens(x: Tensor, dim: int) -> Tensor:
